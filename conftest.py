@@ -1,0 +1,7 @@
+"""Settings for every test."""
+
+from hypothesis import settings
+
+# How long an example takes depends on the machine; how long it may take is no property of the code.
+settings.register_profile("zarr-manifests", deadline=None, print_blob=True)
+settings.load_profile("zarr-manifests")

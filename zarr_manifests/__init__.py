@@ -1,0 +1,40 @@
+"""A transactional, versioned store for Zarr.
+
+`Repository` is where everything starts; `write` puts an xarray dataset into one in a single call.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zarr_manifests import errors
+from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.repository import Diff, Repository, SnapshotInfo
+from zarr_manifests.session import Fork, Session, Status
+from zarr_manifests.store import ManifestStore
+
+if TYPE_CHECKING:
+    from zarr_manifests.xarray import write
+
+__all__ = [
+    "Diff",
+    "Fork",
+    "ManifestStore",
+    "Repository",
+    "RepositoryConfig",
+    "Session",
+    "SnapshotInfo",
+    "Status",
+    "errors",
+    "write",
+]
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "write":  # xarray is imported only by those who use it
+        from zarr_manifests.xarray import write
+
+        return write
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

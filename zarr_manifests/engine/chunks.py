@@ -1,0 +1,116 @@
+"""Chunk bytes: written as objects of their own or inline, read by exactly the range they have.
+
+Invariants: a chunk that is referenced and cannot be had, whole and undamaged, is an error and
+never `None`; a whole chunk's checksum is verified on every read; objects are put-if-absent under
+a session id that no other process uses, since a forked child draws one of its own before it
+writes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+from zarr_manifests.errors import CorruptObjectError, MissingChunkError, ObjectNotFoundError
+from zarr_manifests.format.chunk_table import ChunkRef, InlineRef, NativeRef
+from zarr_manifests.ids import crc32c, new_session_id, object_key
+from zarr_manifests.runtime import Runtime
+from zarr_manifests.storage import Storage
+
+__all__ = ["ChunkReader", "SessionKeys"]
+
+_LINEAGE_BYTES = 6
+
+
+class SessionKeys:
+    """Hands out the keys of one writer's objects: `<kind>/<session>/<n>`.
+
+    The first 48 random bits of a session id are its lineage, which copies of the session share;
+    the other 48 are each copy's own.
+    """
+
+    def __init__(self, start: int, runtime: Runtime, lineage: bytes | None = None) -> None:
+        self._runtime = runtime
+        self.start = start
+        self.lineage = lineage or runtime.random_bytes(_LINEAGE_BYTES)
+        self._own = self._draw()
+
+    def _draw(self) -> tuple[int, str, itertools.count[int]]:
+        own = self._runtime.random_bytes(_LINEAGE_BYTES)
+        return os.getpid(), new_session_id(self.start, self.lineage + own), itertools.count()
+
+    def next(self, kind: str) -> str:
+        """A key that nobody has used."""
+        _, session_id, numbers = self._current()
+        return object_key(kind, session_id, next(numbers))
+
+    @property
+    def session_id(self) -> str:
+        """The session id in this process."""
+        return self._current()[1]
+
+    def _current(self) -> tuple[int, str, itertools.count[int]]:
+        if self._own[0] != os.getpid():
+            self._own = self._draw()
+        return self._own
+
+    @property
+    def lineage_prefix(self) -> str:
+        """What the chunk keys of this session and all its copies start with."""
+        return f"chunks/{self.start:012d}-{self.lineage.hex()}"
+
+
+class ChunkReader:
+    """Reads chunks of one snapshot, or of a session that grew from it."""
+
+    def __init__(self, storage: Storage, snapshot_id: str) -> None:
+        self._storage = storage
+        self._snapshot_id = snapshot_id
+
+    def read(self, ref: ChunkRef, start: int, length: int) -> bytes:
+        """`length` bytes of the chunk from `start` on; both lie within the chunk.
+
+        Raises
+        ------
+        MissingChunkError
+            If the object that holds the chunk is not there.
+        CorruptObjectError
+            If it is too short, or the whole chunk does not match its checksum.
+        """
+        if isinstance(ref, InlineRef):
+            return ref.data[start : start + length]
+        try:
+            data = self._storage.get(ref.key, ref.offset + start, length)
+        except ObjectNotFoundError as error:
+            raise self._missing(ref) from error
+        return self._checked(ref, data, start, length)
+
+    async def read_async(self, ref: ChunkRef, start: int, length: int) -> bytes:
+        """As `read`, for an event loop."""
+        if isinstance(ref, InlineRef):
+            return ref.data[start : start + length]
+        try:
+            data = await self._storage.get_async(ref.key, ref.offset + start, length)
+        except ObjectNotFoundError as error:
+            raise self._missing(ref) from error
+        return self._checked(ref, data, start, length)
+
+    def _missing(self, ref: NativeRef) -> MissingChunkError:
+        return MissingChunkError(
+            f"chunk object {ref.key} of snapshot {self._snapshot_id} is not in "
+            f"{self._storage.url}; restore it from a backup, write the chunk again, or open an "
+            "older snapshot. It is not read as fill value"
+        )
+
+    def _checked(self, ref: NativeRef, data: bytes, start: int, length: int) -> bytes:
+        if len(data) != length:
+            problem = f"ends after {start + len(data)} of {ref.length} bytes"
+        elif length == ref.length and crc32c(data) != ref.crc32c:
+            problem = "does not match its checksum"
+        else:
+            return data
+        raise CorruptObjectError(
+            f"chunk object {ref.key} (offset {ref.offset}) of snapshot {self._snapshot_id} in "
+            f"{self._storage.url} {problem}; restore it from a backup, write the chunk again, or "
+            "open an older snapshot"
+        )

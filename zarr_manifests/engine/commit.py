@@ -1,0 +1,303 @@
+"""Commits: an upload round, then one swap of the root.
+
+1. The change set becomes a delta (its larger chunk tables manifests of their own) and a snapshot.
+   Every pointer's key, length and checksum are known beforehand, so all of it is uploaded in one
+   parallel round, together with the archive of the root version that is about to be replaced and
+   the fsync of chunks written so far. All must have succeeded before the next step.
+2. One compare-and-swap of the root (`roots`). Nothing else makes the commit visible.
+3. If somebody else's swap came first and moved the branch, the commit is checked against every
+   delta between (`planning.rebase`) and only its snapshot is written anew on top of the new tip;
+   manifests and delta are never uploaded twice.
+
+The fence and the branch's epoch are checked against each root that is about to be replaced, so
+the swap itself guarantees that they held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from zarr_manifests.engine.changes import ChangeSet
+from zarr_manifests.engine.chunks import SessionKeys
+from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.objects import Upload
+from zarr_manifests.engine.roots import RootAt
+from zarr_manifests.engine.view import SnapshotView
+from zarr_manifests.errors import Conflict, ConflictError, FencedError
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.chunk_table import ChunkTable, NativeRef, RefKind
+from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
+from zarr_manifests.format.manifest import Manifest, ManifestRef
+from zarr_manifests.format.nodes import Node
+from zarr_manifests.format.root import Branch, LogEntry, Root
+from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
+from zarr_manifests.ids import session_start, snapshot_id_of
+from zarr_manifests.planning.packing import plan_embedding
+from zarr_manifests.planning.rebase import Footprint, find_conflicts
+
+__all__ = ["Committed", "commit", "deltas_between", "footprint_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A commit that has landed: the root that holds it, and its snapshot."""
+
+    at: RootAt
+    head: BlobRef
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A commit, encoded; independent of the tip it lands on but for the snapshot's place."""
+
+    delta: Delta
+    uploads: tuple[Upload, ...]
+    log: BlobRef
+    snapshot: Snapshot
+    footprint: Footprint
+
+
+def commit(
+    context: Context,
+    view: SnapshotView,
+    changes: ChangeSet,
+    keys: SessionKeys,
+    branch: str,
+    message: str,
+    metadata: Mapping[str, Any],
+) -> Committed:
+    """Commit `changes`, made on top of `view`, to the branch.
+
+    Raises
+    ------
+    ConflictError
+        If the branch has moved and the changes cannot be rebased; nothing was committed.
+    FencedError
+        If the session began before the repository's fence and holds no lease.
+    CommitOutcomeUnknownError
+        If it cannot be found out whether the swap took effect.
+    """
+    prepared = _prepare(context, view, changes, keys, message, metadata)
+    pending: list[Callable[[], object]] = [
+        partial(context.objects.create, upload.key, upload.data) for upload in prepared.uploads
+    ]
+    pending.append(partial(context.storage.sync, tuple(changes.unsynced)))
+    at, parent = context.roots.latest, view
+    for attempt in range(context.config.commit_attempts):
+        tip = _checked_tip(at.root, branch, keys.session_id)
+        if tip.head.key != parent.ref.key:
+            parent = _rebase(context, view, tip, prepared)
+        head, snapshot, data = _place(prepared, parent, keys)
+        pending.append(partial(context.objects.create, head.key, data))
+        pending.append(partial(context.roots.archive, at))
+        context.runtime.parallel(pending)
+        pending = []
+        root = _root_with(context, at.root, branch, head, snapshot, data)
+        landed = context.roots.swap(at, root, snapshot.commit_id)
+        if landed is not None:
+            context.objects.remember(head, snapshot)
+            return Committed(landed, head)
+        context.roots.backoff(attempt)
+        at = context.roots.read()
+    raise ConflictError(
+        f"commit to {branch!r}: other writers came first {context.config.commit_attempts} times; "
+        "the session keeps its changes, commit again later"
+    )
+
+
+def _checked_tip(root: Root, branch: str, session: str) -> Branch:
+    tip = root.branches.get(branch)
+    if tip is None:
+        raise ConflictError(
+            f"branch {branch!r} was deleted since the session began; nothing was committed. "
+            "Create it again at the session's snapshot, then commit"
+        )
+    if session_start(session) < root.fence and not root.holds_lease(session):
+        raise FencedError(
+            f"the session began at version {session_start(session)}, before the repository's "
+            f"fence {root.fence}: its objects may have been collected. Open a new session and "
+            "write the changes again"
+        )
+    return tip
+
+
+def _prepare(
+    context: Context,
+    view: SnapshotView,
+    changes: ChangeSet,
+    keys: SessionKeys,
+    message: str,
+    metadata: Mapping[str, Any],
+) -> _Prepared:
+    tables = {node: ChunkTable.of(refs) for node, refs in changes.chunks.items() if refs}
+    encoded = {node: Manifest.of([(node, table)]) for node, table in tables.items()}
+    sizes = {node: len(manifest.parts[0][1]) for node, manifest in encoded.items()}
+    plan = plan_embedding(sizes)
+
+    def together(nodes: Sequence[bytes]) -> Manifest:
+        return Manifest(tuple(encoded[node].parts[0] for node in nodes))
+
+    uploads, manifests = [], []
+    for group in plan.manifests:
+        manifest = together(group)
+        upload = Upload(keys.next("manifests"), manifest.encode())
+        uploads.append(upload)
+        manifests.append(ManifestRef(upload.ref, manifest.directory()))
+    commit_id = context.runtime.random_bytes(COMMIT_ID_BYTES)
+    delta = Delta(
+        commit_id,
+        tuple(node for node in changes.nodes.values() if node is not None),
+        {p: view.nodes[p].node_id for p, n in changes.nodes.items() if n is None},
+        dict(changes.truncated),
+        together(plan.embedded),
+        tuple(manifests),
+    )
+    log = Upload(keys.next("deltas"), delta.encode())
+    uploads.append(log)
+    snapshot = Snapshot(
+        view.ref.bare(),
+        commit_id,
+        _kind(view, changes, tables),
+        message,
+        metadata,
+        context.runtime.now_ms(),
+        None,
+        (),
+        log.ref,
+        _totals(changes, tables),
+    )
+    context.objects.remember(log.ref, delta)
+    footprint = Footprint(_touched_paths(view, delta), {n: (t,) for n, t in tables.items()})
+    return _Prepared(delta, tuple(uploads), log.ref, snapshot, footprint)
+
+
+def _place(
+    prepared: _Prepared, parent: SnapshotView, keys: SessionKeys
+) -> tuple[BlobRef, Snapshot, bytes]:
+    """The commit's snapshot on top of `parent`."""
+    snapshot = replace(
+        prepared.snapshot,
+        parent=parent.ref.bare(),
+        base=parent.snapshot.base,
+        deltas=(*parent.snapshot.deltas, DeltaEntry.of(prepared.log, prepared.delta)),
+        streams=parent.snapshot.streams,
+    ).with_delta_copies({upload.key: upload.data for upload in prepared.uploads})
+    data = snapshot.encode()
+    return BlobRef.to(keys.next("snapshots"), data), snapshot, data
+
+
+def _root_with(
+    context: Context, root: Root, branch: str, head: BlobRef, snapshot: Snapshot, data: bytes
+) -> Root:
+    """The next root: the branch moved to `head`, and the operation logged."""
+    entry = LogEntry(
+        root.version + 1,
+        context.runtime.now_ms(),
+        f"commit {snapshot.kind}",
+        branch,
+        snapshot_id_of(head.key),
+        snapshot.commit_id,
+    )
+    tip = root.branches[branch]
+    # A base that stays keeps the copy it has in the root.
+    same_base = tip.base and snapshot.base and tip.base.key == snapshot.base.key
+    moved = replace(tip, head=head, base=tip.base if same_base else snapshot.base)
+    new = replace(root, branches={**root.branches, branch: moved})
+    return new.with_log(entry).with_copies({head.key: data}, branch)
+
+
+def _rebase(context: Context, view: SnapshotView, tip: Branch, prepared: _Prepared) -> SnapshotView:
+    """The tip, opened, if the commit may be put on top of it."""
+    between = deltas_between(context, view.ref, tip.head)
+    if between is None:
+        raise ConflictError(
+            f"the snapshot the session began at ({view.snapshot_id}) is no longer in the "
+            "branch's history; was the branch reset? Nothing was committed",
+            [Conflict("/", "history", "the branch was reset")],
+        )
+    paths = {node.node_id: node.path for node in view.nodes.values()}
+    theirs = [footprint_of(context, view, delta) for delta in between]
+    conflicts = find_conflicts(prepared.footprint, theirs, paths)
+    if conflicts:
+        raise ConflictError(
+            "other commits came first and this one cannot be put on top of them; nothing was "
+            "committed. Open a new session on the branch and make the changes again",
+            conflicts,
+        )
+    return context.open_view(tip.head, tip.base)
+
+
+def deltas_between(context: Context, older: BlobRef, newer: BlobRef) -> list[Delta] | None:
+    """Deltas of the commits after `older` up to `newer`, newest first; None if not an ancestor."""
+    deltas = []
+    ref: BlobRef | None = newer
+    while ref is not None and ref.key != older.key:
+        snapshot = context.objects.load(ref, Snapshot)
+        deltas.append(context.objects.load(_log_of(snapshot), Delta))
+        ref = snapshot.parent
+    return None if ref is None else deltas
+
+
+def _log_of(snapshot: Snapshot) -> BlobRef:
+    """The snapshot's own log, with the copy that its read list may carry."""
+    if snapshot.deltas and snapshot.deltas[-1].log.key == snapshot.log.key:
+        return snapshot.deltas[-1].log
+    return snapshot.log
+
+
+def footprint_of(context: Context, view: SnapshotView, delta: Delta) -> Footprint:
+    """What a commit touched, from its delta."""
+    tables: dict[bytes, tuple[ChunkTable, ...]] = {}
+    manifests = [delta.embedded]
+    manifests += [context.objects.load(ref.blob, Manifest) for ref in delta.manifests]
+    for manifest in manifests:
+        for part, data in manifest.parts:
+            found = manifest.decode(part, data)
+            tables[part.node_id] = (*tables.get(part.node_id, ()), found)
+    return Footprint(_touched_paths(view, delta), tables)
+
+
+def _touched_paths(view: SnapshotView, delta: Delta) -> frozenset[str]:
+    paths = {node.node_id: node.path for node in view.nodes.values()}
+    truncated = {paths.get(node_id, "?") for node_id in delta.truncated}
+    return frozenset({node.path for node in delta.nodes} | delta.deleted.keys() | truncated)
+
+
+def _totals(changes: ChangeSet, tables: Mapping[bytes, ChunkTable]) -> dict[str, int]:
+    unset = sum(int((table.kind == RefKind.UNSET).sum()) for table in tables.values())
+    return {
+        "refs-set": sum(map(len, tables.values())) - unset,
+        "refs-unset": unset,
+        "chunk-bytes": sum(int(table.length.sum()) for table in tables.values()),
+        "chunk-objects": len(changes.unsynced),
+    }
+
+
+def _kind(view: SnapshotView, changes: ChangeSet, tables: Mapping[bytes, ChunkTable]) -> CommitKind:
+    """The commit's label: deletions first, then whether written chunks lie beyond the old grid."""
+    unset = any((table.kind == RefKind.UNSET).any() for table in tables.values())
+    if unset or changes.truncated or None in changes.nodes.values():
+        return CommitKind.DELETE
+    if not tables:
+        return CommitKind.METADATA
+    before = {node.node_id: node for node in view.nodes.values()}
+    return (
+        CommitKind.APPEND
+        if all(_beyond(before.get(node), table) for node, table in tables.items())
+        else CommitKind.OVERWRITE
+    )
+
+
+def _beyond(before: Node | None, table: ChunkTable) -> bool:
+    """Whether the rows lie outside the array's grid as it was, or in its partial edge, or are
+    those of a coordinate, which an append writes anew."""
+    if before is None or before.array is None:
+        return before is None
+    meta = before.array
+    if meta.is_coordinate(before.path):
+        return True
+    whole = tuple(n // c if c else 0 for n, c in zip(meta.shape, meta.chunk_shape, strict=True))
+    return bool((table.coords() >= whole).any(axis=1).all()) if whole else False

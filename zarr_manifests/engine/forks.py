@@ -1,0 +1,207 @@
+"""Copies of a workspace that travel to other processes, and their changes' way back.
+
+A `ForkState` is a value: what a copy needs to open the same snapshot, the changes it started
+from, and the changes it has now. Unpickling it does no I/O; `revive` opens the snapshot.
+Invariants: every copy draws object names of its own before it writes; what a copy changed reaches
+a commit only through `merge_forks`; a copy of another repository, session or base is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.engine.changes import ChangeSet, Merge
+from zarr_manifests.engine.chunks import SessionKeys
+from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.objects import Objects
+from zarr_manifests.engine.roots import Roots
+from zarr_manifests.engine.view import SnapshotView
+from zarr_manifests.engine.workspace import Workspace
+from zarr_manifests.errors import ConflictError, InvalidArgumentError, UnmergedForksError
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.ids import session_of, snapshot_id_of
+from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.storage import Storage
+
+__all__ = ["ForkState", "freeze", "merge_forks", "refuse_unmerged", "revive"]
+
+
+@dataclass(frozen=True, slots=True)
+class ForkState:
+    """A copy of a workspace, as it travels.
+
+    Parameters
+    ----------
+    repository_id : str
+        Of the repository it belongs to.
+    storage : Storage
+        Where that lies.
+    config : RepositoryConfig
+        Of the session it was made from.
+    head, base : BlobRef
+        The snapshot, and the base it reads.
+    start : int
+        The root version the session began at.
+    lineage : bytes or None
+        What the session's copies have in common; None for a read-only copy.
+    copy_id : str
+        The session id under which the copy's own changes were written.
+    before, after : ChangeSet
+        The changes it started from, and those it has now.
+    explicit : bool
+        Whether it was asked for (`session.fork()`) and not made by pickling a session's store.
+    """
+
+    repository_id: str
+    storage: Storage
+    config: RepositoryConfig
+    head: BlobRef
+    base: BlobRef | None
+    start: int
+    lineage: bytes | None
+    copy_id: str
+    before: ChangeSet
+    after: ChangeSet
+    explicit: bool
+
+
+_VIEWS: OrderedDict[tuple[str, str], SnapshotView] = OrderedDict()
+_VIEWS_KEPT: Final = 8
+_VIEWS_LOCK = threading.Lock()
+
+
+def freeze(workspace: Workspace, *, explicit: bool) -> ForkState:
+    """The workspace as a copy that can travel.
+
+    A session's workspace becomes the origin of a new copy; a copy's own workspace becomes that
+    copy with what it has changed by now, ready to be merged.
+    """
+    context, origin = workspace.context, workspace.origin
+    with workspace.lock:
+        after = workspace.changes.copy()
+    keys = workspace.keys
+    copy_id = keys.session_id if keys is not None else ""
+    if origin is not None:
+        return replace(
+            origin, after=after, copy_id=copy_id if after != origin.after else origin.copy_id
+        )
+    if keys is not None and not explicit:
+        workspace.pickled = True
+    # In a child that os.fork made, what the parent had changed is not known apart; merging all
+    # of it changes nothing where the parent has the same.
+    before = after if workspace.pid == os.getpid() else ChangeSet()
+    return ForkState(
+        context.repository_id,
+        context.storage,
+        context.config,
+        workspace.view.ref,
+        workspace.view.snapshot.base,
+        keys.start if keys is not None else 0,
+        keys.lineage if keys is not None else None,
+        copy_id,
+        before,
+        after,
+        explicit,
+    )
+
+
+def revive(state: ForkState) -> Workspace:
+    """A workspace that goes on from the copied state."""
+    context = Context(
+        state.repository_id,
+        state.storage,
+        SYSTEM,
+        Objects(state.storage, SYSTEM),
+        Roots(state.storage, SYSTEM),
+        state.config,
+    )
+    keys = None
+    if state.lineage is not None:
+        keys = SessionKeys(state.start, SYSTEM, state.lineage)
+    workspace = Workspace(context, _view(context, state), keys, state)
+    if not state.explicit:
+        # All chunks of a copy nobody asked for become objects, so that they can be noticed.
+        workspace.inline_chunk_bytes = 0
+    return workspace
+
+
+def _view(context: Context, state: ForkState) -> SnapshotView:
+    """The snapshot, opened once a process for all the copies that tasks bring along."""
+    place = (state.storage.url, state.head.key)
+    with _VIEWS_LOCK:
+        view = _VIEWS.get(place)
+        if view is not None:
+            _VIEWS.move_to_end(place)
+            return view
+    view = context.open_view(state.head, state.base)
+    with _VIEWS_LOCK:
+        _VIEWS[place] = view
+        if len(_VIEWS) > _VIEWS_KEPT:
+            _VIEWS.popitem(last=False)
+    return view
+
+
+def merge_forks(workspace: Workspace, merge: Merge, forks: Sequence[ForkState]) -> None:
+    """Bring the forks' changes into the workspace's.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a fork belongs to another repository, session or base.
+    ConflictError
+        If forks wrote different bytes to the same chunk, or changed the same metadata.
+    """
+    assert workspace.keys is not None
+    for fork in forks:
+        repository_id = workspace.context.repository_id
+        here = (repository_id, workspace.view.ref.key, workspace.keys.lineage)
+        if (fork.repository_id, fork.head.key, fork.lineage) != here:
+            if fork.repository_id != repository_id:
+                what = f"another repository ({fork.repository_id})"
+            elif fork.head.key != workspace.view.ref.key:
+                what = f"another base ({snapshot_id_of(fork.head.key)})"
+            else:
+                what = "another session"
+            raise InvalidArgumentError(
+                f"a fork of {what} cannot be merged here; merge it into the session it was made "
+                "from, before that session commits"
+            )
+    with workspace.lock:
+        trial = Merge(workspace.changes.copy(), dict(merge.owners))
+        for fork in forks:
+            conflicts = trial.apply(fork.before, fork.after, fork.copy_id)
+            if conflicts:
+                raise ConflictError(
+                    "two writers of the same session changed the same place differently; nothing "
+                    "was merged",
+                    conflicts,
+                )
+        workspace.changes = merge.mine = trial.mine
+        merge.owners = trial.owners
+
+
+def refuse_unmerged(workspace: Workspace) -> None:
+    """Raise if copies of the session's store, made by pickling, have written chunks.
+
+    Raises
+    ------
+    UnmergedForksError
+        If there are such copies' chunks in the storage: committing would leave them out.
+    """
+    assert workspace.keys is not None
+    prefix = workspace.keys.lineage_prefix
+    writers = {session_of(info.key) for info in workspace.storage.list(prefix)}
+    writers.discard(workspace.keys.session_id)
+    if writers:
+        raise UnmergedForksError(
+            f"the store was pickled, and {len(writers)} copies of it have written chunks that this "
+            "commit would leave out. Write through zarr_manifests.write, or give each worker "
+            "session.fork() and merge what comes back. If the copies' work is not wanted, call "
+            "commit(..., discard_unmerged=True)"
+        )

@@ -1,0 +1,127 @@
+"""Immutable metadata objects: fetched once, decoded once, written once.
+
+Fetches go through a byte-bounded LRU of decoded values, and are *single-flight*: while one thread
+fetches an object, others that want it wait for that fetch. Writes are put-if-absent under keys
+that only this writer uses, so "already there" can only be a lost answer to the writer's own call;
+the bytes are read back and compared before that is believed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, cast
+
+from zarr_manifests.errors import CorruptObjectError, ObjectNotFoundError, StorageError
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.runtime import Runtime
+from zarr_manifests.storage import Storage
+
+__all__ = ["Objects", "Upload"]
+
+
+class _Decodable(Protocol):
+    @classmethod
+    def from_object(cls, data: bytes, ref: BlobRef) -> Any: ...
+
+
+class Objects:
+    """Reads and writes the immutable metadata objects of one repository."""
+
+    def __init__(self, storage: Storage, runtime: Runtime, cache_bytes: int = 256 << 20) -> None:
+        self.storage = storage
+        self._runtime = runtime
+        self._cache_bytes = cache_bytes
+        self._cached_bytes = 0
+        self._cache: OrderedDict[str, tuple[Any, int]] = OrderedDict()
+        self._in_flight: dict[str, Future[Any]] = {}
+        self._lock = threading.Lock()
+
+    def load[T: _Decodable](self, ref: BlobRef, kind: type[T]) -> T:
+        """The decoded object that `ref` points to.
+
+        Raises
+        ------
+        CorruptObjectError
+            If it is missing, or is not what the pointer says.
+        """
+        with self._lock:
+            if ref.key in self._cache:
+                self._cache.move_to_end(ref.key)
+                return cast(T, self._cache[ref.key][0])
+            waiting = self._in_flight.get(ref.key)
+            if waiting is None:
+                mine = self._in_flight[ref.key] = Future()
+        if waiting is not None:
+            return cast(T, waiting.result())
+        try:
+            value = kind.from_object(self._bytes(ref), ref)
+        except BaseException as error:
+            with self._lock:
+                del self._in_flight[ref.key]
+            mine.set_exception(error)
+            raise
+        self.remember(ref, value)
+        mine.set_result(value)
+        return cast(T, value)
+
+    def prefetch(self, wanted: Sequence[tuple[BlobRef, type[_Decodable]]]) -> None:
+        """Fetch what is neither cached nor carried along, in one parallel round."""
+        with self._lock:
+            due = {r.key: (r, k) for r, k in wanted if r.copy is None and r.key not in self._cache}
+        self._runtime.parallel([partial(self.load, ref, kind) for ref, kind in due.values()])
+
+    def remember(self, ref: BlobRef, value: Any) -> None:
+        """Keep a decoded object, for as long as there is room."""
+        with self._lock:
+            self._in_flight.pop(ref.key, None)
+            if ref.key not in self._cache:
+                self._cache[ref.key] = (value, ref.length)
+                self._cached_bytes += ref.length
+            while self._cached_bytes > self._cache_bytes and len(self._cache) > 1:
+                _, (_, nbytes) = self._cache.popitem(last=False)
+                self._cached_bytes -= nbytes
+
+    def _bytes(self, ref: BlobRef) -> bytes:
+        if ref.copy is not None:
+            return ref.copy
+        self._runtime.checkpoint("objects.get")
+        try:
+            return self.storage.get(ref.key, 0, ref.length + 1)
+        except ObjectNotFoundError as error:
+            raise CorruptObjectError(
+                f"{ref.key} is referenced and not there ({self.storage.url}); restore it from a "
+                "backup, or open another snapshot"
+            ) from error
+
+    def create(self, key: str, data: bytes) -> None:
+        """Write one of this writer's own objects, durably.
+
+        Raises
+        ------
+        StorageError
+            If it could not be written, or something else lies there.
+        """
+        self._runtime.checkpoint("objects.create")
+        if not self.storage.create(key, data) and self.storage.get(key) != data:
+            raise StorageError(
+                f"{key} exists with other bytes in {self.storage.url}; two writers share a "
+                "session id, which only a broken source of randomness explains"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """An encoded object and where it goes."""
+
+    key: str
+    data: bytes
+
+    @property
+    def ref(self) -> BlobRef:
+        """The pointer to it."""
+        return BlobRef.to(self.key, self.data)

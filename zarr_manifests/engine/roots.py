@@ -1,0 +1,243 @@
+"""The root state in the storage: read, archive, swap.
+
+The swap is the only linearisation point of the repository. The protocol around it:
+
+1. Before a version is replaced, its canonical form is archived (put-if-absent), so whoever finds
+   version v+2 also finds the archive of v+1.
+2. One compare-and-swap with a fresh random write id.
+3. A swap that failed, or whose answer was lost, is looked up: the root carries our write id, or
+   its log our operation's id, or the archive of the version we tried to make our write id: it
+   was a success. The root has not moved: the same bytes are sent again. Otherwise somebody else
+   won. If none of this can be found out: `CommitOutcomeUnknownError`, and nothing is tried again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from zarr_manifests.errors import (
+    CommitOutcomeUnknownError,
+    ConflictError,
+    ManifestsError,
+    NotARepositoryError,
+    ObjectNotFoundError,
+    StorageError,
+    StorageFullError,
+)
+from zarr_manifests.format.root import (
+    ROOT_KEY,
+    WRITE_ID_BYTES,
+    LogEntry,
+    Root,
+    archive_key,
+)
+from zarr_manifests.runtime import Runtime
+from zarr_manifests.storage import Storage, Token
+
+__all__ = ["RootAt", "Roots"]
+
+_RESENDS: Final = 5
+_BACKOFF_S: Final = 0.02
+_MAX_BACKOFF_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RootAt:
+    """A version of the root, and the token that swaps it."""
+
+    root: Root
+    token: Token
+
+
+class Roots:
+    """Reads and swaps the root of one repository."""
+
+    def __init__(self, storage: Storage, runtime: Runtime) -> None:
+        self._storage = storage
+        self._runtime = runtime
+        self._archived = 0  # the newest version known to be archived
+        self._latest: RootAt | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def latest(self) -> RootAt:
+        """The newest root seen by this process; read if there is none."""
+        return self._latest or self.read()
+
+    def read(self) -> RootAt:
+        """The root as it is now.
+
+        Raises
+        ------
+        NotARepositoryError
+            If there is none.
+        """
+        self._runtime.checkpoint("root.read")
+        try:
+            tagged = self._storage.get_tagged(ROOT_KEY)
+        except ObjectNotFoundError as error:
+            raise NotARepositoryError(
+                f"no repository at {self._storage.url}: it has no object {ROOT_KEY!r}; "
+                "make one with Repository.create, or check the path"
+            ) from error
+        return self._seen(RootAt(Root.from_object(tagged.data), tagged.token))
+
+    def _seen(self, at: RootAt) -> RootAt:
+        with self._lock:
+            if self._latest is None or self._latest.root.version <= at.root.version:
+                self._latest = at
+        return at
+
+    def is_latest(self, at: RootAt) -> bool:
+        """Whether this process has seen no newer root."""
+        return self._latest is not None and self._latest.token == at.token
+
+    def archive(self, at: RootAt) -> None:
+        """Make sure that the version is archived; part of the round before it is replaced."""
+        if at.root.version > self._archived:
+            self._runtime.checkpoint("root.archive")
+            self._storage.create(archive_key(at.root.version), at.root.bare().encode())
+            self._archived = max(self._archived, at.root.version)
+
+    def backoff(self, attempt: int) -> None:
+        """Wait a jittered while before the next attempt."""
+        limit_s = min(_MAX_BACKOFF_S, _BACKOFF_S * 2 ** min(attempt, 10))
+        self._runtime.sleep(self._runtime.jitter(limit_s))
+
+    def create(self, root: Root) -> RootAt | None:
+        """Write the first root of a repository; None if there is one already."""
+        data = root.encode()
+        token = self._storage.cas(
+            ROOT_KEY, data, None, then_create=(archive_key(root.version), root.bare().encode())
+        )
+        if token is not None:
+            return self._seen(RootAt(root, token))
+        found = self.read()
+        return found if found.root.write_id == root.write_id else None
+
+    def swap(self, at: RootAt, new: Root, operation: bytes) -> RootAt | None:
+        """Replace the root `at` by `new`, to which version, write id and time are given.
+
+        Parameters
+        ----------
+        at : RootAt
+            What is to be replaced; it must be archived already.
+        new : Root
+            The next root.
+        operation : bytes
+            The random id that `new`'s last log entry carries.
+
+        Returns
+        -------
+        RootAt or None
+            The root that holds the change; None if somebody else's swap came first.
+
+        Raises
+        ------
+        CommitOutcomeUnknownError
+            If it cannot be found out whether the swap took effect.
+        StorageError
+            If the storage refused it and the root is unchanged.
+        """
+        new = replace(
+            new,
+            version=at.root.version + 1,
+            write_id=self._runtime.random_bytes(WRITE_ID_BYTES),
+            written_ms=self._runtime.now_ms(),
+        )
+        data, archived = new.encode(), new.bare().encode()
+        failure: StorageError | None = None
+        for attempt in range(_RESENDS):
+            self._runtime.checkpoint("root.swap")
+            try:
+                token = self._storage.cas(
+                    ROOT_KEY, data, at.token, then_create=(archive_key(new.version), archived)
+                )
+            except StorageError as error:
+                failure, token = error, None
+            if token is not None:
+                return self._seen(RootAt(new, token))
+            found = self._find_out(new, operation, failure)
+            if found.token != at.token:
+                return self._outcome(found, new, operation)
+            if isinstance(failure, StorageFullError):
+                break
+            self.backoff(attempt)
+        if failure is not None and (
+            isinstance(failure, StorageFullError) or self._storage.capabilities.inline
+        ):
+            # The calls of a local disk have ended when they fail: nothing can still land.
+            raise failure
+        raise self._unknown(operation, "it was sent several times and never answered") from failure
+
+    def _find_out(self, new: Root, operation: bytes, failure: StorageError | None) -> RootAt:
+        for attempt in range(_RESENDS):
+            try:
+                return self.read()
+            except (StorageError, NotARepositoryError) as error:
+                unreadable = error
+                self.backoff(attempt)
+        reason = f"version {new.version} was sent and the root cannot be read: {unreadable}"
+        raise self._unknown(operation, reason) from failure or unreadable
+
+    def _outcome(self, found: RootAt, new: Root, operation: bytes) -> RootAt | None:
+        """Whether the root that was found, which is not the one replaced, holds our swap."""
+        ours = found.root.write_id == new.write_id or any(
+            entry.commit_id == operation for entry in found.root.log
+        )
+        oldest = found.root.log[0].version if found.root.log else found.root.version
+        if not ours and found.root.version > new.version and oldest > new.version:
+            # The tail of the log has rolled past the version we tried to make.
+            try:
+                data = self._storage.get(archive_key(new.version))
+                ours = Root.from_object(data).write_id == new.write_id
+            except ManifestsError as error:
+                reason = f"version {new.version} was overtaken and its archive is unreadable"
+                raise self._unknown(operation, reason) from error
+        if not ours:
+            return None
+        try:
+            # An answer was lost; what it would have promised is durability.
+            self._storage.sync([ROOT_KEY])
+        except StorageError as error:
+            raise self._unknown(operation, "it is visible but may not be durable") from error
+        return found
+
+    def _unknown(self, operation: bytes, reason: str) -> CommitOutcomeUnknownError:
+        return CommitOutcomeUnknownError(
+            f"whether the swap of {self._storage.url} took effect is not known: {reason}. Open "
+            f"the repository again and look for {operation.hex()} in its log before retrying",
+            operation.hex(),
+        )
+
+    def update(
+        self, change: Callable[[Root], Root], operation: str, ref: str, snapshot: str, attempts: int
+    ) -> RootAt:
+        """Apply `change` to the newest root and swap it in, as often as others come first.
+
+        Raises whatever `change` raises, which is called anew on every attempt.
+        """
+        operation_id = self._runtime.random_bytes(16)
+        at = self.read()
+        for attempt in range(attempts):
+            entry = LogEntry(
+                at.root.version + 1,
+                self._runtime.now_ms(),
+                operation,
+                ref,
+                snapshot,
+                operation_id,
+            )
+            new = change(at.root).with_log(entry).with_copies({}, "main")
+            self.archive(at)
+            swapped = self.swap(at, new, operation_id)
+            if swapped is not None:
+                return swapped
+            self.backoff(attempt)
+            at = self.read()
+        raise ConflictError(
+            f"{operation} of {ref!r}: other writers came first {attempts} times; try again later"
+        )

@@ -1,0 +1,178 @@
+"""One snapshot, ready to be asked: which nodes there are, and where each chunk is.
+
+A lookup consults the overlay (all live deltas' words about that node, brought together once, from
+one parallel round of fetches), then the leaf whose box holds the coordinate. Invariant: a view
+never changes, and what it has fetched and merged stays valid for as long as it lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from zarr_manifests.engine.objects import Objects
+from zarr_manifests.errors import CorruptObjectError
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.chunk_table import ChunkRef, ChunkTable, Unset
+from zarr_manifests.format.delta import Delta
+from zarr_manifests.format.manifest import Manifest, ManifestRef
+from zarr_manifests.format.nodes import Base, Node
+from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.grid import Box, Coords
+from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.planning.merge import Layer, Overlay, fold, merge_layers
+from zarr_manifests.runtime import Runtime
+
+__all__ = ["SnapshotView"]
+
+
+class SnapshotView:
+    """What a snapshot says. Thread-safe; made by `open`.
+
+    Attributes
+    ----------
+    ref : BlobRef
+        Where the snapshot is.
+    snapshot : Snapshot
+        The snapshot itself.
+    nodes : mapping of str to Node
+        All nodes by path.
+    manifests : tuple of ManifestRef
+        The base's leaf directory.
+    """
+
+    def __init__(
+        self,
+        objects: Objects,
+        ref: BlobRef,
+        snapshot: Snapshot,
+        base: Base,
+        deltas: Mapping[int, Delta],
+    ) -> None:
+        self.ref = ref
+        self.snapshot = snapshot
+        self.manifests = base.manifests
+        self._objects = objects
+        self._deltas = deltas  # by position in the read list: those that change nodes
+        nodes = {node.path: node for node in base.nodes}
+        for position in sorted(deltas):
+            for path in deltas[position].deleted:
+                nodes.pop(path, None)
+            nodes.update((node.path, node) for node in deltas[position].nodes)
+        self.nodes: Mapping[str, Node] = nodes
+        leaves: dict[bytes, list[tuple[Box, ManifestRef]]] = {}
+        for manifest in base.manifests:
+            for part in manifest.parts:
+                leaves.setdefault(part.node_id, []).append((part.box, manifest))
+        self._leaves = leaves
+        self._overlays: dict[bytes, Overlay] = {}
+        self._tables: dict[tuple[bytes, Box], ChunkTable] = {}
+
+    @classmethod
+    def open(
+        cls, objects: Objects, runtime: Runtime, ref: BlobRef, base: BlobRef | None = None
+    ) -> SnapshotView:
+        """Open the snapshot at `ref`; `base` is the base it is expected to read, if known."""
+        calls: list[Any] = [partial(objects.load, ref, Snapshot)]
+        if base is not None:
+            calls.append(partial(objects.load, base, Base))
+        snapshot: Snapshot = runtime.parallel(calls)[0]
+        due = base if base and snapshot.base and base.key == snapshot.base.key else snapshot.base
+        positions = [i for i, entry in enumerate(snapshot.deltas) if entry.changes_nodes]
+        loads: list[Any] = [partial(objects.load, snapshot.deltas[i].log, Delta) for i in positions]
+        if due is not None:
+            loads.append(partial(objects.load, due, Base))
+        loaded = runtime.parallel(loads)
+        found = loaded.pop() if due is not None else Base((), ())
+        return cls(objects, ref, snapshot, found, dict(zip(positions, loaded, strict=True)))
+
+    @property
+    def snapshot_id(self) -> str:
+        """The snapshot's id."""
+        return snapshot_id_of(self.ref.key)
+
+    def lookup(self, node_id: bytes, coords: Coords) -> ChunkRef | None:
+        """Where the chunk is; None if it is absent."""
+        overlay = self.overlay(node_id)
+        if overlay.table is not None:
+            ref = overlay.table.get(coords)
+            if ref is not None:
+                return None if isinstance(ref, Unset) else ref
+        if overlay.truncated is not None and any(
+            c >= n for c, n in zip(coords, overlay.truncated, strict=True)
+        ):
+            return None
+        for box, manifest in self._leaves.get(node_id, ()):
+            if coords in box:
+                ref = self._leaf(node_id, box, manifest).get(coords)
+                return None if isinstance(ref, Unset) else ref
+        return None
+
+    def overlay(self, node_id: bytes) -> Overlay:
+        """All live deltas' words about the node."""
+        found = self._overlays.get(node_id)
+        if found is None:
+            found = merge_layers(self._layers(node_id))
+            self._overlays[node_id] = found  # another thread's is equal: the view is immutable
+        return found
+
+    def leaves(self, node_id: bytes) -> list[ChunkTable]:
+        """The node's tables in the base."""
+        due = self._leaves.get(node_id, [])
+        self._objects.prefetch([(manifest.blob, Manifest) for _, manifest in due])
+        return [self._leaf(node_id, box, manifest) for box, manifest in due]
+
+    def chunks(self, node_id: bytes) -> ChunkTable | None:
+        """All chunks of the node that are there; None if there is none."""
+        return fold(self.leaves(node_id), self.overlay(node_id))
+
+    def touched(self) -> set[bytes]:
+        """Ids of all nodes that live deltas have chunk tables or truncations for."""
+        ids: set[bytes] = set()
+        for position, entry in enumerate(self.snapshot.deltas):
+            ids.update(part.node_id for part in entry.embedded)
+            ids.update(part.node_id for ref in entry.manifests for part in ref.parts)
+            if position in self._deltas:
+                ids.update(self._deltas[position].truncated)
+        return ids
+
+    def _leaf(self, node_id: bytes, box: Box, manifest: ManifestRef) -> ChunkTable:
+        table = self._tables.get((node_id, box))
+        if table is None:
+            loaded = self._objects.load(manifest.blob, Manifest)
+            for found in loaded.tables(node_id):
+                self._tables[node_id, found.box] = found
+            table = self._tables.get((node_id, box))
+            if table is None:
+                raise CorruptObjectError(
+                    f"{manifest.blob.key} has no chunk table that the snapshot says it has"
+                )
+        return table
+
+    def _layers(self, node_id: bytes) -> list[Layer]:
+        """One layer for each live delta that speaks of the node, fetched in one round."""
+        deltas: dict[int, BlobRef] = {}
+        manifests: dict[int, list[BlobRef]] = {}
+        for position, entry in enumerate(self.snapshot.deltas):
+            if any(part.node_id == node_id for part in entry.embedded):
+                deltas[position] = entry.log
+            for ref in entry.manifests:
+                if any(part.node_id == node_id for part in ref.parts):
+                    manifests.setdefault(position, []).append(ref.blob)
+        wanted: list[tuple[BlobRef, Any]] = [(ref, Delta) for ref in deltas.values()]
+        wanted += [(ref, Manifest) for refs in manifests.values() for ref in refs]
+        self._objects.prefetch(wanted)
+        layers = []
+        for position in range(len(self.snapshot.deltas)):
+            known = self._deltas.get(position)
+            cut = known.truncated.get(node_id) if known is not None else None
+            tables: list[ChunkTable] = []
+            if position in deltas:
+                delta = self._objects.load(deltas[position], Delta)
+                tables += delta.embedded.tables(node_id)
+            for blob in manifests.get(position, ()):
+                tables += self._objects.load(blob, Manifest).tables(node_id)
+            if cut is not None or tables:
+                layers.append(Layer(cut, tuple(tables)))
+        return layers

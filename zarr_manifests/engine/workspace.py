@@ -1,0 +1,403 @@
+"""Zarr keys over a snapshot and the changes on top of it.
+
+Every key of a Zarr store is one of: a metadata document (a node), a chunk of an array (a ref of
+that node), or an opaque entry (a node of its own with one chunk, whose path is the key behind a
+slash, so that it can never be taken for a node's path).
+
+Invariants:
+
+- A key reads what was last written to it, whatever it is classified as. When a document arrives,
+  goes, or changes how chunks are keyed, entries below it change their class and keep their value.
+- A byte-identical document and the unset of an absent chunk change nothing.
+- A shrink cuts off whole chunks for good: a later growth does not bring them back.
+- A node that is deleted and made again has a new id, and none of its old chunks.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from zarr_manifests.engine.changes import ChangeSet
+from zarr_manifests.engine.chunks import ChunkReader, SessionKeys
+from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.view import SnapshotView
+from zarr_manifests.errors import StorageError
+from zarr_manifests.format.chunk_table import (
+    UNSET,
+    ChunkRef,
+    ChunkTable,
+    InlineRef,
+    NativeRef,
+    RefKind,
+    Unset,
+)
+from zarr_manifests.format.nodes import Node, NodeKind
+from zarr_manifests.grid import Coords
+from zarr_manifests.ids import NODE_ID_BYTES, crc32c
+from zarr_manifests.keys import (
+    V3_DOCUMENT,
+    ArrayMeta,
+    GroupMeta,
+    document_path,
+    join,
+    parse_document,
+)
+from zarr_manifests.planning.merge import (
+    Layer,
+    Overlay,
+    fold,
+    inside,
+    merge_layers,
+    narrower,
+    select,
+)
+
+if TYPE_CHECKING:
+    from zarr_manifests.engine.forks import ForkState
+
+__all__ = ["Entry", "Workspace"]
+
+type Entry = InlineRef | NativeRef
+"""What is at a key: a document is given as inline bytes."""
+
+_OPAQUE: Final = "/"
+
+
+class Workspace:
+    """A snapshot, a change set, and the rules of Zarr's keys. Thread-safe.
+
+    Parameters
+    ----------
+    context : Context
+        The repository.
+    view : SnapshotView
+        The snapshot.
+    keys : SessionKeys, optional
+        Names for new objects; without them the workspace is read-only.
+    origin : ForkState, optional
+        What this workspace was revived from, if it is a copy; it goes on from the changes there.
+
+    Attributes
+    ----------
+    pickled : bool
+        Whether copies of it were made by pickling a store, and not asked for by `fork`.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        view: SnapshotView,
+        keys: SessionKeys | None = None,
+        origin: ForkState | None = None,
+    ) -> None:
+        self.context = context
+        self.storage = context.storage
+        self.runtime = context.runtime
+        self.inline_chunk_bytes = context.config.inline_chunk_bytes
+        self.lock = threading.RLock()
+        self.origin = origin
+        self.pid = os.getpid()
+        self.start_at(view, keys)
+        if origin is not None:
+            self.changes = origin.after.copy()
+
+    def start_at(self, view: SnapshotView, keys: SessionKeys | None) -> None:
+        """Go on from this snapshot, without changes."""
+        self.view = view
+        self.keys = keys
+        self.changes = ChangeSet()
+        self.pickled = False
+        self.reader = ChunkReader(self.storage, view.snapshot_id)
+
+    # --- what is there -----------------------------------------------------------------------
+
+    def node(self, path: str) -> Node | None:
+        """The node at that path."""
+        if path in self.changes.nodes:
+            return self.changes.nodes[path]
+        return self.view.nodes.get(path)
+
+    def nodes(self) -> dict[str, Node]:
+        """All nodes by path."""
+        merged: dict[str, Node | None] = {**self.view.nodes, **self.changes.nodes}
+        return {path: node for path, node in merged.items() if node is not None}
+
+    def find(self, key: str) -> Entry | None:
+        """What is at the key; None if nothing is."""
+        path = document_path(key)
+        if path is not None:
+            node = self.node(path)
+            if node is not None:
+                return InlineRef(node.documents[V3_DOCUMENT])
+        chunk = self._chunk(key)
+        if chunk is not None:
+            return self.ref(*chunk)
+        opaque = self.node(_OPAQUE + key)
+        return None if opaque is None else self.ref(opaque, ())
+
+    def ref(self, node: Node, coords: Coords) -> ChunkRef | None:
+        """Where a chunk of the node is; None if it is absent."""
+        ref = self.changes.chunks.get(node.node_id, {}).get(coords)
+        if ref is not None:
+            return None if isinstance(ref, Unset) else ref
+        cut = self.changes.truncated.get(node.node_id)
+        if cut is not None and any(c >= n for c, n in zip(coords, cut, strict=True)):
+            return None
+        return self.view.lookup(node.node_id, coords)
+
+    def chunks(self, node: Node) -> ChunkTable | None:
+        """All chunks of the node that are there; None if there is none."""
+        stored = self.view.chunks(node.node_id)
+        with self.lock:
+            cut = self.changes.truncated.get(node.node_id)
+            changed = dict(self.changes.chunks.get(node.node_id, ()))
+        tables = (ChunkTable.of(changed),) if changed else ()
+        if cut is None and not tables:
+            return stored
+        return fold([stored] if stored is not None else [], merge_layers([Layer(cut, tables)]))
+
+    def _chunk(self, key: str) -> tuple[Node, Coords] | None:
+        """The array and coordinate the key means; the array with the longest path is asked first."""
+        end = len(key)
+        while end > 0:
+            end = max(key.rfind("/", 0, end), 0)
+            node = self.node(key[:end])
+            if node is not None and node.kind is NodeKind.ARRAY:
+                meta = node.array
+                rest = key[end + 1 :] if end else key
+                coords = meta.chunk_keys.decode(rest, len(meta.shape)) if meta else None
+                if meta and coords is not None and coords in meta.grid:
+                    return node, coords
+        return None
+
+    def keys_below(self, prefix: str) -> Iterator[str]:
+        """All keys that start with `prefix`, in no particular order."""
+        for path, node in self.nodes().items():
+            if node.kind is NodeKind.OPAQUE:
+                if path[1:].startswith(prefix):
+                    yield path[1:]
+                continue
+            document = join(path, V3_DOCUMENT)
+            if document.startswith(prefix):
+                yield document
+            below = path + "/" if path else ""
+            if node.array and (below.startswith(prefix) or prefix.startswith(below)):
+                for key in self._chunk_keys(node, node.array):
+                    if key.startswith(prefix):
+                        yield key
+
+    def _chunk_keys(self, node: Node, meta: ArrayMeta) -> Iterator[str]:
+        table = self.chunks(node)
+        for coords in table.coords().tolist() if table is not None else ():
+            yield join(node.path, meta.chunk_keys.encode(tuple(coords)))
+
+    def children(self, prefix: str) -> set[str]:
+        """The next segments of all keys below the directory `prefix` (ends with / or is empty)."""
+        found = set()
+        skip = len(prefix)
+        for path, node in self.nodes().items():
+            name = path[1:] if node.kind is NodeKind.OPAQUE else join(path, V3_DOCUMENT)
+            if name.startswith(prefix):
+                found.add(name[skip:].partition("/")[0])
+            below = path + "/" if path else ""
+            if node.array is not None and prefix.startswith(below):
+                for key in self._chunk_keys(node, node.array):
+                    if key.startswith(prefix):
+                        found.add(key[skip:].partition("/")[0])
+        return found
+
+    # --- changing it -------------------------------------------------------------------------
+
+    def set(self, key: str, data: bytes) -> None:
+        """Write `data` at the key."""
+        if not self._set_document(key, data):
+            self._record(key, self.write(data))
+
+    async def set_async(self, key: str, data: bytes) -> None:
+        """As `set`, for an event loop: only the chunk's upload is awaited."""
+        if not self._set_document(key, data):
+            self._record(key, await self.write_async(data))
+
+    def write(self, data: bytes) -> ChunkRef:
+        """Store a chunk's bytes, inline or as an object, and say where they are."""
+        ref = self._place(data)
+        if isinstance(ref, NativeRef):
+            self.runtime.checkpoint("chunks.create")
+            self._check_created(ref, data, self.storage.create(ref.key, data, durable=False))
+        return ref
+
+    async def write_async(self, data: bytes) -> ChunkRef:
+        """As `write`, for an event loop."""
+        ref = self._place(data)
+        if isinstance(ref, NativeRef):
+            created = await self.storage.create_async(ref.key, data, durable=False)
+            self._check_created(ref, data, created)
+        return ref
+
+    def _place(self, data: bytes) -> ChunkRef:
+        if len(data) <= self.inline_chunk_bytes:
+            return InlineRef(data)
+        assert self.keys is not None  # the store refuses writes before they come here
+        _, session, number = self.keys.next("chunks").split("/")
+        return NativeRef(session, int(number), 0, len(data), crc32c(data))
+
+    def _check_created(self, ref: NativeRef, data: bytes, created: bool) -> None:
+        if not created and self.storage.get(ref.key) != data:
+            raise StorageError(
+                f"{ref.key} exists with other bytes in {self.storage.url}; two writers share a "
+                "session id, which only a broken source of randomness explains"
+            )
+
+    def _record(self, key: str, ref: ChunkRef) -> None:
+        with self.lock:
+            if isinstance(ref, NativeRef):
+                self.changes.unsynced.append(ref.key)
+            self._put(key, ref)
+
+    def _put(self, key: str, ref: ChunkRef) -> None:
+        chunk = self._chunk(key)
+        if chunk is None:
+            opaque = self.node(_OPAQUE + key) or self._new_node(_OPAQUE + key, NodeKind.OPAQUE)
+            chunk = opaque, ()
+        node, coords = chunk
+        self.changes.chunks.setdefault(node.node_id, {})[coords] = ref
+
+    def delete(self, key: str) -> None:
+        """Remove what is at the key, if anything."""
+        with self.lock:
+            path = document_path(key)
+            if path is not None and self.node(path) is not None:
+                self._replace_node(path, None)
+                return
+            chunk = self._chunk(key)
+            if chunk is not None:
+                self._unset(*chunk)
+            elif self.node(_OPAQUE + key) is not None:
+                self._drop(_OPAQUE + key)
+
+    def delete_below(self, prefix: str) -> None:
+        """Remove every key below the directory `prefix` (ends with / or is empty)."""
+        with self.lock:
+            for path, node in self.nodes().items():
+                name = path[1:] if node.kind is NodeKind.OPAQUE else join(path, V3_DOCUMENT)
+                below = path + "/" if path else ""
+                if node.kind is NodeKind.OPAQUE or below.startswith(prefix):
+                    if name.startswith(prefix):
+                        self._drop(path)
+                elif node.array is not None and prefix.startswith(below):
+                    for key in list(self._chunk_keys(node, node.array)):
+                        if key.startswith(prefix):
+                            self.delete(key)
+                    if name.startswith(prefix):
+                        self._drop(path)
+
+    def _unset(self, node: Node, coords: Coords) -> None:
+        if self.ref(node, coords) is None:
+            return
+        refs = self.changes.chunks.setdefault(node.node_id, {})
+        refs.pop(coords, None)
+        if self.ref(node, coords) is not None:
+            refs[coords] = UNSET
+        elif not refs:
+            del self.changes.chunks[node.node_id]
+
+    def _drop(self, path: str) -> None:
+        """Delete a node and all its chunks."""
+        node = self.node(path)
+        if node is None:
+            return
+        self.changes.chunks.pop(node.node_id, None)
+        self.changes.truncated.pop(node.node_id, None)
+        if path in self.view.nodes:
+            self.changes.nodes[path] = None
+        else:
+            self.changes.nodes.pop(path, None)
+
+    def _new_node(
+        self, path: str, kind: NodeKind, documents: Mapping[str, bytes] | None = None
+    ) -> Node:
+        node = Node(path, self.runtime.random_bytes(NODE_ID_BYTES), kind, documents or {})
+        self.changes.nodes[path] = node
+        return node
+
+    # --- documents ---------------------------------------------------------------------------
+
+    def _set_document(self, key: str, data: bytes) -> bool:
+        """Take `data` as the metadata document of a node; False if it cannot be one."""
+        path = document_path(key)
+        if path is None:
+            return False
+        meta = parse_document(data)
+        with self.lock:
+            node = self.node(path)
+            if meta is None:
+                if node is not None:
+                    self._replace_node(path, None)
+                return False
+            self._drop(_OPAQUE + key)
+            if node is None:
+                self._replace_node(path, data)
+            elif node.documents[V3_DOCUMENT] != data:
+                self._update_document(node, data, meta)
+            return True
+
+    def _update_document(self, node: Node, data: bytes, meta: ArrayMeta | GroupMeta) -> None:
+        was = node.meta
+        stays = isinstance(was, GroupMeta) and isinstance(meta, GroupMeta)
+        if isinstance(was, ArrayMeta) and isinstance(meta, ArrayMeta):
+            stays = was.same_chunking(meta)
+            if stays:
+                self._truncate(node, was.grid.hi, meta.grid.hi)
+        if not stays:
+            self._replace_node(node.path, data)
+            return
+        self.changes.nodes[node.path] = replace(node, documents={V3_DOCUMENT: data})
+        if isinstance(was, ArrayMeta) and isinstance(meta, ArrayMeta):
+            self._adopt(node.path)
+
+    def _truncate(self, node: Node, before: Coords, after: Coords) -> None:
+        if all(b <= a for b, a in zip(before, after, strict=True)):
+            return
+        refs = self.changes.chunks.get(node.node_id, {})
+        for coords in [c for c in refs if any(x >= n for x, n in zip(c, after, strict=True))]:
+            del refs[coords]
+        if node.path in self.view.nodes and self.view.nodes[node.path].node_id == node.node_id:
+            cut = narrower(self.changes.truncated.get(node.node_id), after)
+            self.changes.truncated[node.node_id] = cut or after
+
+    def _replace_node(self, path: str, document: bytes | None) -> None:
+        """Put a new node at the path (or none); chunks of the old one keep their keys' values."""
+        old = self.node(path)
+        kept: dict[str, ChunkRef] = {}
+        if old is not None and old.array is not None:
+            table = self.chunks(old)
+            for coords, ref in table.refs() if table is not None else ():
+                if not isinstance(ref, Unset):
+                    kept[join(path, old.array.chunk_keys.encode(coords))] = ref
+        if old is not None:
+            self._drop(path)
+        if document is not None:
+            is_array = isinstance(parse_document(document), ArrayMeta)
+            kind = NodeKind.ARRAY if is_array else NodeKind.GROUP
+            self._new_node(path, kind, {V3_DOCUMENT: document})
+        for key, ref in kept.items():
+            self._put(key, ref)
+        if document is not None:
+            self._adopt(path)
+
+    def _adopt(self, path: str) -> None:
+        """Opaque entries below a new or grown array that are its chunks become its chunks."""
+        below = _OPAQUE + (path + "/" if path else "")
+        for slot, node in self.nodes().items():
+            if node.kind is NodeKind.OPAQUE and slot.startswith(below):
+                chunk = self._chunk(slot[1:])
+                ref = self.ref(node, ()) if chunk is not None else None
+                if chunk is not None and ref is not None:
+                    self._drop(slot)
+                    self.changes.chunks.setdefault(chunk[0].node_id, {})[chunk[1]] = ref

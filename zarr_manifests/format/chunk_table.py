@@ -1,0 +1,308 @@
+"""Chunk refs of one node inside one box, as columns.
+
+A `ChunkTable` holds, sorted by linear index in its *own* box (so that a resize of the array never
+changes what a stored table means), one row a chunk: what kind of ref it is and where the bytes
+are. The index column is absent when every coordinate of the box has a row. Native refs point to
+`chunks/<source>/<number>`; `offset` is stored as its distance from the previous row's end, which
+is constant where chunks lie one after another. Inline chunks lie in a blob beside the columns, in
+row order.
+
+Invariants, checked when a table is built and so for every table read from disk: indexes strictly
+increase inside the box, kinds are known, sources exist, inline lengths add up to the blob.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final
+
+import numpy as np
+
+from zarr_manifests.errors import CorruptObjectError, UnsupportedFormatError
+from zarr_manifests.format.columns import MAX_ROWS, Column, decode_column, encode_column
+from zarr_manifests.format.envelope import Fields
+from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.ids import is_session_id, object_key
+
+__all__ = [
+    "UNSET",
+    "ChunkRef",
+    "ChunkTable",
+    "InlineRef",
+    "NativeRef",
+    "RefKind",
+    "StoredRef",
+    "Unset",
+]
+
+
+class RefKind(IntEnum):
+    """What a row of a chunk table says."""
+
+    UNSET = 0
+    INLINE = 1
+    NATIVE = 2
+    VIRTUAL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class InlineRef:
+    """A chunk whose bytes are in the manifest."""
+
+    data: bytes
+
+    @property
+    def length(self) -> int:
+        """Bytes of the chunk."""
+        return len(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class NativeRef:
+    """A chunk that is a byte range of an object of the repository.
+
+    Parameters
+    ----------
+    source : str
+        The session that wrote the object.
+    number : int
+        The object's number in that session.
+    offset, length : int
+        Where the chunk is in the object, in bytes.
+    crc32c : int
+        Of the chunk's bytes.
+    """
+
+    source: str
+    number: int
+    offset: int
+    length: int
+    crc32c: int
+
+    @property
+    def key(self) -> str:
+        """The object's key in the storage."""
+        return object_key("chunks", self.source, self.number)
+
+
+class Unset:
+    """The type of `UNSET`: the chunk is absent, whatever older tables say."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> str:
+        return "UNSET"
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+
+UNSET: Final = Unset()
+type ChunkRef = InlineRef | NativeRef
+type StoredRef = InlineRef | NativeRef | Unset
+
+_COLUMNS: Final = ("kind", "source", "number", "offset", "length", "crc32c")
+_MOST: Final = {"crc32c": 2**32 - 1, "kind": 3, "number": 10**9 - 1, "length": 2**48}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChunkTable:
+    """Sorted chunk refs of one node inside one box.
+
+    Parameters
+    ----------
+    box : Box
+        The chunk coordinates the table may speak of.
+    index : int64[n] or None
+        Linear index of each row in `box`; None when row i is coordinate i.
+    kind, source, number, offset, length, crc32c : int64[n]
+        One value a row; `source` is a position in `sources`. Unused values are 0.
+    sources : tuple of str
+        Session ids.
+    inline : bytes
+        The inline chunks' bytes, in row order.
+
+    Raises
+    ------
+    CorruptObjectError
+        If the columns contradict each other.
+    """
+
+    box: Box
+    index: Column | None
+    kind: Column
+    source: Column
+    number: Column
+    offset: Column
+    length: Column
+    crc32c: Column
+    sources: tuple[str, ...]
+    inline: bytes
+
+    def __post_init__(self) -> None:
+        n = len(self.kind)
+        native, inline = self.kind == RefKind.NATIVE, self.kind == RefKind.INLINE
+        if self.index is None:
+            sound = n == self.box.size
+        else:
+            sound = len(self.index) == n and (
+                n == 0
+                or (
+                    0 <= int(self.index[0])
+                    and int(self.index[-1]) < self.box.size
+                    and bool((np.diff(self.index) > 0).all())
+                )
+            )
+        sound = sound and all(map(is_session_id, self.sources))
+        if sound and native.any():
+            sound = int(self.source[native].max()) < len(self.sources)
+        if not sound or int(self.length[inline].sum()) != len(self.inline):
+            raise CorruptObjectError("the columns of a chunk table contradict each other")
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def linear_index(self) -> Column:
+        """Linear index of each row in the table's box (int64[n])."""
+        return np.arange(len(self), dtype=np.int64) if self.index is None else self.index
+
+    def coords(self) -> IndexArray:
+        """Chunk coordinates of the rows (int64[n, ndim])."""
+        return self.box.unravel(self.linear_index())
+
+    def row_of(self, coords: Coords) -> int | None:
+        """The row of a coordinate, None if the table has none."""
+        if coords not in self.box:
+            return None
+        linear = self.box.ravel_one(coords)
+        if self.index is None:
+            return linear
+        row = int(self.index.searchsorted(linear))
+        return row if row < len(self.index) and int(self.index[row]) == linear else None
+
+    def ref(self, row: int) -> StoredRef:
+        """The ref in that row."""
+        kind = int(self.kind[row])
+        length = int(self.length[row])
+        if kind == RefKind.NATIVE:
+            source, number = self.sources[int(self.source[row])], int(self.number[row])
+            return NativeRef(source, number, int(self.offset[row]), length, int(self.crc32c[row]))
+        if kind == RefKind.INLINE:
+            start = int(self.offset[row])
+            return InlineRef(self.inline[start : start + length])
+        return UNSET
+
+    def get(self, coords: Coords) -> StoredRef | None:
+        """The ref of a coordinate; None if the table says nothing about it."""
+        row = self.row_of(coords)
+        return None if row is None else self.ref(row)
+
+    def pack(self) -> dict[str, Any]:
+        """As a map for msgpack."""
+        packed: dict[str, Any] = {
+            "n": len(self),
+            "lo": self.box.lo,
+            "hi": self.box.hi,
+            "src": self.sources,
+        }
+        if self.inline:
+            packed["inl"] = self.inline
+        if len(self):
+            columns = {name: getattr(self, name) for name in _COLUMNS}
+            gap = self.offset - np.concatenate([[0], (self.offset + self.length)[:-1]])
+            # Zigzag, since an offset may lie before the previous row's end.
+            columns["offset"] = (gap << 1) ^ (gap >> 63)
+            if self.index is not None:
+                columns["index"] = self.index
+            packed["col"] = {name: encode_column(column) for name, column in columns.items()}
+        return packed
+
+    @classmethod
+    def parse(cls, fields: Fields) -> ChunkTable:
+        """From a map that `pack` made, distrusting it."""
+        n = fields.number("n", MAX_ROWS)
+        box = Box(fields.numbers("lo"), fields.numbers("hi"))
+        stored = fields.table("col")
+        sources = fields.items("src")
+        if not all(isinstance(source, str) for source in sources):
+            raise CorruptObjectError(f"{fields.where}.src: session ids are due")
+        if not n:
+            empty = np.zeros(0, np.int64)
+            return cls.build(box, empty, [])
+        if not stored.keys() >= set(_COLUMNS):
+            raise CorruptObjectError(f"{fields.where}.col: a column is missing")
+        columns = {
+            name: decode_column(stored[name], n, _MOST.get(name, 2**62)) for name in _COLUMNS
+        }
+        if int(columns["kind"].max()) > RefKind.NATIVE:
+            raise UnsupportedFormatError(
+                f"{fields.where}: virtual chunk refs are unknown here; upgrade the package"
+            )
+        zigzag = columns["offset"]
+        ends = np.cumsum((zigzag >> 1) ^ -(zigzag & 1)) + np.concatenate(
+            [[0], np.cumsum(columns["length"])[:-1]]
+        )
+        if int(ends.min()) < 0:
+            raise CorruptObjectError(f"{fields.where}: an offset is negative")
+        columns["offset"] = ends
+        index = decode_column(stored["index"], n) if "index" in stored else None
+        inline = fields.binary("inl") if fields.has("inl") else b""
+        is_inline = columns["kind"] == RefKind.INLINE
+        if (ends[is_inline] + columns["length"][is_inline] > len(inline)).any():
+            raise CorruptObjectError(f"{fields.where}: an inline chunk lies beyond its blob")
+        return cls(box, index, **columns, sources=tuple(sources), inline=inline)
+
+    @classmethod
+    def of(cls, refs: Mapping[Coords, StoredRef]) -> ChunkTable:
+        """The table of these refs (at least one), in the smallest box that holds them.
+
+        Examples
+        --------
+        >>> from zarr_manifests.format.chunk_table import ChunkTable, InlineRef
+        >>> table = ChunkTable.of({(0, 4): InlineRef(b"a"), (0, 6): InlineRef(b"bc")})
+        >>> table.box.shape, table.get((0, 6)), table.get((0, 5))
+        ((1, 3), InlineRef(data=b'bc'), None)
+        """
+        coords = np.array(list(refs), np.int64).reshape(len(refs), -1)
+        box = Box.around_coords(coords) if coords.shape[1] else Box((), ())
+        index = box.ravel(coords)
+        order = np.argsort(index)
+        values = list(refs.values())
+        return cls.build(box, index[order], [values[i] for i in order])
+
+    @classmethod
+    def build(cls, box: Box, index: Column, refs: Sequence[StoredRef]) -> ChunkTable:
+        """The table of refs that are sorted by their linear index in `box`."""
+        columns = {name: np.zeros(len(refs), np.int64) for name in _COLUMNS}
+        numbers: dict[str, int] = {}
+        inline: list[bytes] = []
+        filled = 0
+        for row, ref in enumerate(refs):
+            match ref:
+                case InlineRef(data):
+                    columns["kind"][row] = RefKind.INLINE
+                    columns["offset"][row], columns["length"][row] = filled, len(data)
+                    inline.append(data)
+                    filled += len(data)
+                case NativeRef(source, number, offset, length, crc):
+                    columns["kind"][row] = RefKind.NATIVE
+                    columns["source"][row] = numbers.setdefault(source, len(numbers))
+                    columns["number"][row], columns["crc32c"][row] = number, crc
+                    columns["offset"][row], columns["length"][row] = offset, length
+                case Unset():
+                    columns["kind"][row] = RefKind.UNSET
+        dense = len(refs) == box.size
+        return cls(
+            box,
+            None if dense else index,
+            **columns,
+            sources=tuple(numbers),
+            inline=b"".join(inline),
+        )
+
+    def refs(self) -> Iterable[tuple[Coords, StoredRef]]:
+        """Coordinate and ref of every row."""
+        for row, coords in enumerate(self.coords().tolist()):
+            yield tuple(coords), self.ref(row)

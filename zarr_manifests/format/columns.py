@@ -1,0 +1,103 @@
+"""Columns of unsigned integers as bytes.
+
+A column of n values is written as the first of these that holds:
+
+- *constant*: all values are equal; written once, and decoded without allocating n values;
+- *differences*: the values never decrease; first value and steps;
+- *plain*.
+
+The numbers that are left are stored in the narrowest of 1, 2, 4, 8 bytes that holds the largest,
+little-endian, bit-shuffled and compressed by Blosc (zstd) where that makes them smaller. Written
+as `[mode, first, width, packed, bytes]`. Invariant: the decoded size is known and bounded before
+anything is allocated.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from numcodecs import blosc
+
+from zarr_manifests.errors import CorruptObjectError
+
+__all__ = ["MAX_ROWS", "Column", "decode_column", "encode_column"]
+
+type Column = npt.NDArray[np.int64]
+
+MAX_ROWS: Final = 1 << 24
+_CONSTANT, _DIFFERENCES, _PLAIN = 0, 1, 2
+_BLOSC_HEADER_BYTES: Final = 16
+_WIDTHS: Final = (1, 2, 4, 8)
+
+
+def encode_column(values: Column) -> list[Any]:
+    """The column as a list for msgpack; values are at least 0 and there is at least one."""
+    first = int(values[0])
+    if (values == first).all():
+        return [_CONSTANT, first]
+    steps = np.diff(values)
+    if steps.min() >= 0:
+        return [_DIFFERENCES, first, *_pack(steps)]
+    return [_PLAIN, 0, *_pack(values)]
+
+
+def _pack(values: Column) -> tuple[int, int, bytes]:
+    most = int(values.max())
+    width = next(w for w in _WIDTHS if most < 1 << (8 * w))
+    raw = values.astype(f"<u{width}").tobytes()
+    if len(raw) > _BLOSC_HEADER_BYTES:
+        packed = blosc.compress(raw, b"zstd", 5, blosc.BITSHUFFLE, typesize=width)
+        if len(packed) < len(raw):
+            return width, 1, bytes(packed)
+    return width, 0, raw
+
+
+def decode_column(column: object, rows: int, most: int = 2**63 - 1) -> Column:
+    """The column's `rows` values (int64), each from 0 to `most`.
+
+    Raises
+    ------
+    CorruptObjectError
+        If the bytes are no such column.
+    """
+    match column:
+        case [0, int(first)] if 0 <= first <= most:
+            return np.broadcast_to(np.int64(first), (rows,))
+        case [1, int(first), int(width), int(packed), bytes(data)] if 0 <= first <= most and rows:
+            values = np.empty(rows, np.int64)
+            values[0] = first
+            steps = _unpack(data, width, packed, rows - 1)
+            # A sum that wraps around shows as a value below the one before it.
+            np.add.accumulate(np.concatenate([values[:1], steps]), out=values)
+            valid = steps.size == 0 or (steps.min() >= 0 and bool((np.diff(values) >= 0).all()))
+        case [2, 0, int(width), int(packed), bytes(data)]:
+            values = _unpack(data, width, packed, rows)
+            valid = values.size == 0 or int(values.min()) >= 0
+        case _:
+            raise CorruptObjectError("a column of a chunk table is malformed")
+    if not valid or (values.size and int(values.max()) > most):
+        raise CorruptObjectError("a column of a chunk table holds a value out of range")
+    return values
+
+
+def _unpack(data: bytes, width: int, packed: int, rows: int) -> Column:
+    nbytes = rows * width
+    if width not in _WIDTHS or packed not in (0, 1) or rows > MAX_ROWS:
+        raise CorruptObjectError("a column of a chunk table is malformed")
+    if packed:
+        # Blosc trusts the sizes in its header, so they are compared before it is called.
+        if len(data) < _BLOSC_HEADER_BYTES or struct.unpack_from("<I4xI", data, 4) != (
+            nbytes,
+            len(data),
+        ):
+            raise CorruptObjectError("a column of a chunk table lies about its size")
+        try:
+            data = bytes(blosc.decompress(data))
+        except RuntimeError as error:
+            raise CorruptObjectError("a column of a chunk table does not decompress") from error
+    if len(data) != nbytes:
+        raise CorruptObjectError(f"a column of {len(data)} bytes where {nbytes} are due")
+    return np.frombuffer(data, f"<u{width}").astype(np.int64)

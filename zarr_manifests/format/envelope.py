@@ -1,0 +1,236 @@
+"""The envelope around every metadata object, and the reader that distrusts what is inside.
+
+Layout (little-endian, 24 bytes of header)::
+
+    0   8   magic 89 5A 4D 46 0D 0A 1A 0A  ("\\x89ZMF\\r\\n\\x1a\\n")
+    8   4   crc32c of every byte from offset 12 to the end
+    12  1   format version (1)
+    13  1   kind of object
+    14  1   codec of the payload: 0 stored, 1 zstd
+    15  1   flags: 0; an unknown bit refuses to open
+    16  8   length of the payload when decoded
+    24      payload: a msgpack map
+
+Invariant: nothing of the payload is looked at before length, crc, version, kind and flags are
+right, and no allocation follows a size from disk that was not bounded before. The crc lies in the
+header and not behind the bytes it covers: the crc of a message with its own crc appended is the
+same constant for every message, and a pointer that repeats it would tell no two objects apart.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final
+
+import msgpack
+import zstandard
+
+from zarr_manifests.errors import CorruptObjectError, ManifestsError, UnsupportedFormatError
+from zarr_manifests.ids import crc32c
+
+__all__ = ["FORMAT_VERSION", "Fields", "Kind", "crc_of", "decode", "encode", "pack", "unpack"]
+
+FORMAT_VERSION: Final = 1
+MAGIC: Final = b"\x89ZMF\r\n\x1a\n"
+MAX_PAYLOAD_BYTES: Final = 1 << 30
+_HEADER = struct.Struct("<8sIBBBBQ")
+_CRC_FROM: Final = 12
+_STORED, _ZSTD = 0, 1
+_ZSTD_LEVEL: Final = 3
+
+
+class Kind(IntEnum):
+    """What an object is."""
+
+    ROOT = 1
+    SNAPSHOT = 2
+    BASE = 3
+    DELTA = 4
+    MANIFEST = 5
+    INDEX = 6
+    PAGE = 7
+
+
+def pack(payload: Any) -> bytes:
+    """Msgpack of `payload`."""
+    return bytes(msgpack.packb(payload, use_bin_type=True))
+
+
+def unpack(data: bytes) -> Any:
+    """The value of untrusted msgpack bytes; `CorruptObjectError` if they are none."""
+    try:
+        return msgpack.unpackb(data, raw=False, strict_map_key=False, use_list=True)
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise CorruptObjectError(f"the payload is not msgpack: {error}") from error
+
+
+def encode(kind: Kind, payload: Mapping[str, Any]) -> bytes:
+    """The object's bytes: header and payload, compressed where that makes it smaller."""
+    raw = pack(payload)
+    packed = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(raw)
+    codec, body = (_ZSTD, packed) if len(packed) < len(raw) else (_STORED, raw)
+    header = _HEADER.pack(MAGIC, 0, FORMAT_VERSION, kind, codec, 0, len(raw))
+    covered = header[_CRC_FROM:] + body
+    return header[:8] + struct.pack("<I", crc32c(covered)) + covered
+
+
+def crc_of(data: bytes) -> int:
+    """The crc32c that an encoded object carries, for a pointer to repeat."""
+    return int.from_bytes(data[8:12], "little")
+
+
+def decode[T](
+    data: bytes,
+    kind: Kind,
+    parse: Callable[[Fields], T],
+    where: str,
+    *,
+    crc: int | None = None,
+    length: int | None = None,
+) -> T:
+    """Check the envelope of `data` and parse its payload.
+
+    Parameters
+    ----------
+    data : bytes
+        The whole object.
+    kind : Kind
+        What it must be.
+    parse : callable
+        Makes the value from the payload's fields.
+    where : str
+        The object's key, for messages.
+    crc, length : int, optional
+        What the pointer to the object says.
+
+    Raises
+    ------
+    CorruptObjectError
+        If anything is not as it must be.
+    UnsupportedFormatError
+        If the object was written in a newer format or needs an unknown feature.
+    """
+    try:
+        return parse(Fields(_open(data, kind, crc, length), kind.name.lower()))
+    except (CorruptObjectError, UnsupportedFormatError) as error:
+        raise type(error)(f"{where}: {error}") from error
+    except ManifestsError as error:  # a value that refuses to be built from what is on disk
+        raise CorruptObjectError(f"{where}: {error}") from error
+
+
+def _open(data: bytes, kind: Kind, crc: int | None, length: int | None) -> Any:
+    if length is not None and len(data) != length:
+        raise CorruptObjectError(f"{len(data)} bytes where its pointer says {length}; {_MEND}")
+    if len(data) < _HEADER.size or data[:8] != MAGIC:
+        raise CorruptObjectError(f"not an object of a repository, or its start is damaged; {_MEND}")
+    _, stored_crc, version, found, codec, flags, nbytes = _HEADER.unpack_from(data)
+    if version > FORMAT_VERSION:
+        raise UnsupportedFormatError(
+            f"written in format {version}, this version of zarr-manifests reads up to "
+            f"{FORMAT_VERSION}; upgrade the package"
+        )
+    if crc32c(memoryview(data)[_CRC_FROM:]) != stored_crc:
+        raise CorruptObjectError(f"its checksum does not match its bytes; {_MEND}")
+    if crc is not None and crc != stored_crc:
+        raise CorruptObjectError(f"it is not the object its pointer names; {_MEND}")
+    if version != FORMAT_VERSION or flags:
+        raise UnsupportedFormatError(
+            f"format {version} with flags {flags:#x} is unknown here; upgrade the package"
+        )
+    if found != kind:
+        raise CorruptObjectError(f"an object of kind {found} where {kind.name} is due")
+    return unpack(_payload(data[_HEADER.size :], codec, nbytes))
+
+
+def _payload(body: bytes, codec: int, nbytes: int) -> bytes:
+    if nbytes > MAX_PAYLOAD_BYTES:
+        raise CorruptObjectError(f"a payload of {nbytes} bytes is beyond {MAX_PAYLOAD_BYTES}")
+    if codec == _ZSTD:
+        try:
+            # The frame's own size is compared before a byte of it is decompressed.
+            if zstandard.frame_content_size(body) != nbytes:
+                raise CorruptObjectError("header and zstd frame disagree about the size")
+            body = zstandard.ZstdDecompressor().decompress(body, max_output_size=nbytes)
+        except zstandard.ZstdError as error:
+            raise CorruptObjectError(f"the payload does not decompress: {error}") from error
+    elif codec != _STORED:
+        raise UnsupportedFormatError(f"payload codec {codec} is unknown here; upgrade the package")
+    if len(body) != nbytes:
+        raise CorruptObjectError(f"a payload of {len(body)} bytes where {nbytes} are due")
+    return body
+
+
+_MEND = "restore it from a backup, or open an older snapshot that does not use it"
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """A map read from disk: every access names the field, its type and its bounds."""
+
+    value: Any
+    where: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.value, dict):
+            raise CorruptObjectError(f"{self.where}: a {type(self.value).__name__}, not a map")
+
+    def _fault(self, name: str, due: str) -> CorruptObjectError:
+        found = type(self.value[name]).__name__ if name in self.value else "nothing"
+        return CorruptObjectError(f"{self.where}.{name}: {due} is due, {found} was found")
+
+    def has(self, name: str) -> bool:
+        """Whether the field is there and not nil."""
+        return self.value.get(name) is not None
+
+    def number(self, name: str, most: int = 2**63 - 1) -> int:
+        """A whole number from 0 to `most`."""
+        value = self.value.get(name)
+        if type(value) is int and 0 <= value <= most:
+            return value
+        raise self._fault(name, f"a number from 0 to {most}")
+
+    def text(self, name: str) -> str:
+        """A string."""
+        value = self.value.get(name)
+        if isinstance(value, str):
+            return value
+        raise self._fault(name, "a string")
+
+    def binary(self, name: str, length: int | None = None) -> bytes:
+        """A byte string, of that length if one is given."""
+        value = self.value.get(name)
+        if isinstance(value, bytes) and length in (None, len(value)):
+            return value
+        raise self._fault(name, "bytes" if length is None else f"{length} bytes")
+
+    def items(self, name: str) -> list[Any]:
+        """A list; empty if the field is absent."""
+        value = self.value.get(name, [])
+        if isinstance(value, list):
+            return value
+        raise self._fault(name, "a list")
+
+    def maps(self, name: str) -> list[Fields]:
+        """A list of maps; empty if the field is absent."""
+        return [Fields(v, f"{self.where}.{name}[{i}]") for i, v in enumerate(self.items(name))]
+
+    def named(self, name: str) -> dict[str, Fields]:
+        """A map from strings to maps; empty if the field is absent."""
+        return {k: Fields(v, f"{self.where}.{name}[{k!r}]") for k, v in self.table(name).items()}
+
+    def table(self, name: str) -> dict[str, Any]:
+        """A map from strings to anything; empty if the field is absent."""
+        value = self.value.get(name, {})
+        if isinstance(value, dict) and all(isinstance(k, str) for k in value):
+            return value
+        raise self._fault(name, "a map from strings")
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        """A list of whole numbers of at least 0."""
+        value = self.items(name)
+        if all(type(v) is int and 0 <= v < 2**63 for v in value):
+            return tuple(value)
+        raise self._fault(name, "a list of numbers")

@@ -1,0 +1,137 @@
+"""Manifests: chunk tables of one or more nodes in one object, and the directory of them.
+
+Invariant: a table is decoded when it is asked for, so that one node's lookup never pays for the
+other nodes in the same manifest. A `ManifestRef` says which (node, box) tables the object holds,
+so a reader knows what to fetch without fetching.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from zarr_manifests.errors import CorruptObjectError
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.envelope import Fields, Kind, decode, encode, pack, unpack
+from zarr_manifests.grid import Box
+from zarr_manifests.ids import NODE_ID_BYTES
+
+__all__ = ["Manifest", "ManifestRef", "Part"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One (node, box) table of a manifest, and how many rows it has."""
+
+    node_id: bytes
+    box: Box
+    count: int
+
+    def pack(self) -> list[Any]:
+        """As a list for msgpack."""
+        return [self.node_id, self.box.lo, self.box.hi, self.count]
+
+    @classmethod
+    def parse(cls, value: Any, where: str) -> Part:
+        """From a list that `pack` made."""
+        match value:
+            case [bytes(node_id), list(lo), list(hi), int(count)] if (
+                len(node_id) == NODE_ID_BYTES
+                and 0 <= count
+                and all(type(x) is int for x in (*lo, *hi))
+            ):
+                return cls(node_id, Box(tuple(lo), tuple(hi)), count)
+        raise CorruptObjectError(f"{where}: node, box and count are due")
+
+    @classmethod
+    def parse_all(cls, fields: Fields, name: str) -> tuple[Part, ...]:
+        """The parts in the field of that name."""
+        where = f"{fields.where}.{name}"
+        return tuple(cls.parse(value, where) for value in fields.items(name))
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestRef:
+    """A manifest and what is in it."""
+
+    blob: BlobRef
+    parts: tuple[Part, ...]
+
+    def pack(self) -> dict[str, Any]:
+        """As a map for msgpack."""
+        return {"blob": self.blob.pack(), "parts": [part.pack() for part in self.parts]}
+
+    @classmethod
+    def parse(cls, fields: Fields) -> ManifestRef:
+        """From a map that `pack` made."""
+        return cls(BlobRef.parse_due(fields, "blob"), Part.parse_all(fields, "parts"))
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Chunk tables of one or more nodes, each still encoded.
+
+    Parameters
+    ----------
+    parts : tuple of (Part, bytes)
+        What each table is about, and its bytes.
+    """
+
+    parts: tuple[tuple[Part, bytes], ...]
+
+    @classmethod
+    def of(cls, tables: Iterable[tuple[bytes, ChunkTable]]) -> Manifest:
+        """The manifest of these (node id, table) pairs."""
+        return cls(
+            tuple((Part(node, table.box, len(table)), pack(table.pack())) for node, table in tables)
+        )
+
+    def directory(self) -> tuple[Part, ...]:
+        """What the manifest holds."""
+        return tuple(part for part, _ in self.parts)
+
+    def tables(self, node_id: bytes) -> list[ChunkTable]:
+        """The tables of one node, decoded."""
+        return [self.decode(part, data) for part, data in self.parts if part.node_id == node_id]
+
+    @staticmethod
+    def decode(part: Part, data: bytes) -> ChunkTable:
+        """Decode one of the tables."""
+        table = ChunkTable.parse(Fields(unpack(data), "table"))
+        if (table.box, len(table)) != (part.box, part.count):
+            raise CorruptObjectError("a chunk table is not the one its manifest names")
+        return table
+
+    def pack(self) -> list[Any]:
+        """As a list for msgpack."""
+        return [[part.pack(), data] for part, data in self.parts]
+
+    @classmethod
+    def parse(cls, fields: Fields, name: str) -> Manifest:
+        """The manifest in the field of that name."""
+        parts = []
+        for value in fields.items(name):
+            match value:
+                case [list(part), bytes(data)]:
+                    parts.append((Part.parse(part, f"{fields.where}.{name}"), data))
+                case _:
+                    raise CorruptObjectError(f"{fields.where}.{name}: part and table are due")
+        return cls(tuple(parts))
+
+    def encode(self) -> bytes:
+        """The object's bytes."""
+        return encode(Kind.MANIFEST, {"tables": self.pack()})
+
+    @classmethod
+    def from_object(cls, data: bytes, ref: BlobRef) -> Manifest:
+        """The manifest that the object's bytes hold."""
+        return decode(
+            data,
+            Kind.MANIFEST,
+            lambda fields: cls.parse(fields, "tables"),
+            ref.key,
+            crc=ref.crc32c,
+            length=ref.length,
+        )

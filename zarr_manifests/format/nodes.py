@@ -1,0 +1,127 @@
+"""Nodes of the hierarchy, and the base of a snapshot.
+
+A node is a group, an array or an opaque entry (a key that is neither metadata nor chunk; it
+behaves as an array of one chunk). Its random id survives everything but a delete. The *base* is
+the node table and the directory of leaf manifests as of the last rewrite; it changes only then,
+and carries copies of the small manifests that hold coordinates, so that a dataset and its
+coordinates are open after one object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from zarr_manifests.errors import CorruptObjectError
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.envelope import Fields, Kind, decode, encode
+from zarr_manifests.format.manifest import ManifestRef
+from zarr_manifests.ids import NODE_ID_BYTES
+from zarr_manifests.keys import V3_DOCUMENT, ArrayMeta, GroupMeta, parse_document
+
+__all__ = ["Base", "Node", "NodeKind"]
+
+
+class NodeKind(IntEnum):
+    """What a node is."""
+
+    GROUP = 0
+    ARRAY = 1
+    OPAQUE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of the hierarchy.
+
+    Parameters
+    ----------
+    path : str
+        Its path without leading slash; empty for the root. For an opaque entry, its whole key.
+    node_id : bytes
+        12 random bytes.
+    kind : NodeKind
+        Group, array or opaque entry.
+    documents : mapping of str to bytes
+        Its metadata documents, byte for byte, by file name (`zarr.json`). Empty for opaque ones.
+
+    Raises
+    ------
+    CorruptObjectError
+        If the id has another length, or the documents do not make a node of that kind.
+    """
+
+    path: str
+    node_id: bytes
+    kind: NodeKind
+    documents: Mapping[str, bytes]
+
+    def __post_init__(self) -> None:
+        meta = self.meta
+        sound = len(self.node_id) == NODE_ID_BYTES and (
+            (self.kind is NodeKind.GROUP and isinstance(meta, GroupMeta))
+            or (self.kind is NodeKind.ARRAY and isinstance(meta, ArrayMeta))
+            or (self.kind is NodeKind.OPAQUE and not self.documents)
+        )
+        if not sound:
+            raise CorruptObjectError(f"/{self.path}: not a node of kind {self.kind.name}")
+
+    @property
+    def meta(self) -> ArrayMeta | GroupMeta | None:
+        """What the document says; None for an opaque entry."""
+        document = self.documents.get(V3_DOCUMENT)
+        return None if document is None else parse_document(document)
+
+    @property
+    def array(self) -> ArrayMeta | None:
+        """What the document of an array says; None for other nodes."""
+        meta = self.meta
+        return meta if isinstance(meta, ArrayMeta) else None
+
+    def pack(self) -> list[Any]:
+        """As a list for msgpack."""
+        return [self.path, self.node_id, int(self.kind), dict(self.documents)]
+
+    @classmethod
+    def parse(cls, value: Any, where: str) -> Node:
+        """From a list that `pack` made."""
+        match value:
+            case [str(path), bytes(node_id), int(kind), dict(documents)] if (
+                kind in set(NodeKind)
+                and documents.keys() <= {V3_DOCUMENT}
+                and all(isinstance(document, bytes) for document in documents.values())
+            ):
+                return cls(path, node_id, NodeKind(kind), documents)
+        raise CorruptObjectError(f"{where}: path, id, kind and documents are due")
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """Node table and leaf directory, free of deltas."""
+
+    nodes: tuple[Node, ...]
+    manifests: tuple[ManifestRef, ...]
+
+    def encode(self) -> bytes:
+        """The object's bytes."""
+        return encode(
+            Kind.BASE,
+            {
+                "nodes": [node.pack() for node in self.nodes],
+                "manifests": [manifest.pack() for manifest in self.manifests],
+            },
+        )
+
+    @classmethod
+    def from_object(cls, data: bytes, ref: BlobRef) -> Base:
+        """The base that the object's bytes hold."""
+
+        def parse(fields: Fields) -> Base:
+            nodes = tuple(Node.parse(v, "base.nodes") for v in fields.items("nodes"))
+            if len({node.path for node in nodes}) != len(nodes):
+                raise CorruptObjectError("base.nodes: a path occurs twice")
+            return cls(nodes, tuple(ManifestRef.parse(f) for f in fields.maps("manifests")))
+
+        return decode(data, Kind.BASE, parse, ref.key, crc=ref.crc32c, length=ref.length)

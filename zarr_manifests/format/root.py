@@ -1,0 +1,292 @@
+"""The root state: the only object ever overwritten, always by compare-and-swap.
+
+It holds what must change together and at once: refs, configuration, the fence, leases and the
+tail of the operations log. Its version rises by one with every swap. Every swap carries a random
+write id, so a writer whose answer was lost can tell its own swap from another's.
+
+The canonical form (without copies of other objects) of each version is archived under
+`root/<version>`; two writers that archive the same version write the same bytes.
+
+Invariant: a version that needs a feature this code does not know is refused, and what this code
+does not use (`extra`) is carried over unchanged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.errors import (
+    ConfigError,
+    CorruptObjectError,
+    InvalidArgumentError,
+    UnsupportedFormatError,
+)
+from zarr_manifests.format.blobs import ROOT_COPY_BYTES, BlobRef, with_copies
+from zarr_manifests.format.envelope import Fields, Kind, decode, encode
+from zarr_manifests.ids import is_session_id
+
+__all__ = [
+    "LOG_TAIL",
+    "ROOT_KEY",
+    "Branch",
+    "Lease",
+    "LogEntry",
+    "Root",
+    "archive_key",
+    "check_ref_name",
+]
+
+ROOT_KEY: Final = "current"
+LOG_TAIL: Final = 32
+WRITE_ID_BYTES: Final = 16
+_EXTRA: Final = ("pending", "pages", "indexes", "streams", "counters")
+_REF_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,254}", re.ASCII)
+
+
+def archive_key(version: int) -> str:
+    """Where the canonical root of that version is archived."""
+    return f"root/{version:020d}"
+
+
+def check_ref_name(name: str) -> str:
+    """Return `name` if a branch or tag may have it.
+
+    Raises
+    ------
+    InvalidArgumentError
+        For anything but letters, digits and `_ . / -`, starting with a letter, digit or `_`.
+    """
+    if isinstance(name, str) and _REF_NAME.fullmatch(name):
+        return name
+    raise InvalidArgumentError(
+        f"{str(name)[:80]!r} cannot name a branch or tag: use letters, digits and _ . / - and "
+        "start with a letter, a digit or _"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A branch: its head snapshot, and the base that snapshot reads."""
+
+    head: BlobRef
+    base: BlobRef | None
+    epoch: int = 0
+
+    def pack(self) -> dict[str, Any]:
+        """As a map for msgpack."""
+        base = None if self.base is None else self.base.pack()
+        return {"head": self.head.pack(), "base": base, "epoch": self.epoch}
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Branch:
+        """From a map that `pack` made."""
+        head, base = BlobRef.parse_due(fields, "head"), BlobRef.parse_optional(fields, "base")
+        return cls(head, base, fields.number("epoch"))
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A claim that keeps a snapshot, or a writer's objects, from expiring."""
+
+    lease_id: bytes
+    session: str
+    snapshot: str
+    expires_ms: int
+    owner: str
+
+    def pack(self) -> list[Any]:
+        """As a list for msgpack."""
+        return [self.lease_id, self.session, self.snapshot, self.expires_ms, self.owner]
+
+    @classmethod
+    def parse(cls, value: Any) -> Lease:
+        """From a list that `pack` made."""
+        match value:
+            case [bytes(lease), str(session), str(snapshot), int(expires), str(owner)] if len(
+                lease
+            ) == 16 and is_session_id(session):
+                return cls(lease, session, snapshot, expires, owner)
+        raise CorruptObjectError("root.leases: id, session, snapshot, expiry, owner are due")
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """One operation on the root: what was done to which ref, when, and by which commit."""
+
+    version: int
+    at_ms: int
+    operation: str
+    ref: str
+    snapshot: str
+    commit_id: bytes = b""
+
+    def pack(self) -> list[Any]:
+        """As a list for msgpack."""
+        return [
+            self.version,
+            self.at_ms,
+            self.operation,
+            self.ref,
+            self.snapshot,
+            self.commit_id,
+        ]
+
+    @classmethod
+    def parse(cls, value: Any) -> LogEntry:
+        """From a list that `pack` made."""
+        match value:
+            case [int(version), int(at), str(operation), str(ref), str(snapshot), bytes(commit)]:
+                return cls(version, at, operation, ref, snapshot, commit)
+        raise CorruptObjectError("root.log: version, time, operation, ref, snapshot, id are due")
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """One version of the root state.
+
+    Parameters
+    ----------
+    repository_id : str
+        32 hexadecimal digits, drawn at creation.
+    version : int
+        Rises by one with every swap; the first is 1.
+    write_id : bytes
+        16 random bytes, drawn for every swap.
+    written_ms : int
+        When, by the writer's clock.
+    config : RepositoryConfig
+        The saved configuration.
+    branches, tags : mapping
+        Refs by name. A tag points to its snapshot.
+    deleted_tags : tuple of str
+        Names that are never used again.
+    log : tuple of LogEntry
+        The newest operations, oldest first, at most 32.
+    leases : tuple of Lease
+        Valid while present.
+    fence : int
+        Sessions that began before this version and hold no lease may no longer commit.
+    swept : int
+        Below this version no unreachable objects are left.
+    epochs : mapping of str to int
+        Epochs of the compactor and the collector.
+    extra : mapping
+        The other fields of the format, carried over as they are.
+    """
+
+    repository_id: str
+    version: int
+    write_id: bytes
+    written_ms: int
+    config: RepositoryConfig
+    branches: Mapping[str, Branch] = field(default_factory=dict)
+    tags: Mapping[str, BlobRef] = field(default_factory=dict)
+    deleted_tags: tuple[str, ...] = ()
+    log: tuple[LogEntry, ...] = ()
+    leases: tuple[Lease, ...] = ()
+    fence: int = 0
+    swept: int = 0
+    epochs: Mapping[str, int] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.write_id) != WRITE_ID_BYTES or self.version < 1:
+            raise CorruptObjectError("root: a write id or version that cannot be")
+
+    def holds_lease(self, session: str) -> bool:
+        """Whether the session holds a lease: it is valid while it is present."""
+        return any(lease.session == session for lease in self.leases)
+
+    def with_log(self, entry: LogEntry) -> Root:
+        """The same with one more operation in the log's tail."""
+        return replace(self, log=(*self.log, entry)[-LOG_TAIL:])
+
+    def with_copies(self, known: Mapping[str, bytes], first: str) -> Root:
+        """The same, carrying copies of heads and bases while they fit, branch `first` first."""
+        names = sorted(self.branches, key=lambda name: (name != first, name != "main", name))
+        refs: list[BlobRef] = []
+        for name in names:
+            branch = self.branches[name]
+            refs += [branch.head] if branch.base is None else [branch.head, branch.base]
+        copied = iter(with_copies(refs, known, ROOT_COPY_BYTES))
+        branches = {}
+        for name in names:
+            branch = self.branches[name]
+            head = next(copied)
+            base = None if branch.base is None else next(copied)
+            branches[name] = replace(branch, head=head, base=base)
+        return replace(self, branches=branches)
+
+    def bare(self) -> Root:
+        """The canonical form: without copies."""
+        branches = {
+            name: replace(b, head=b.head.bare(), base=None if b.base is None else b.base.bare())
+            for name, b in self.branches.items()
+        }
+        return replace(self, branches=branches)
+
+    def encode(self) -> bytes:
+        """The object's bytes."""
+        payload: dict[str, Any] = {
+            "features": [],
+            "repository": self.repository_id,
+            "version": self.version,
+            "write": self.write_id,
+            "at_ms": self.written_ms,
+            "config": self.config.to_dict(),
+            "branches": {name: self.branches[name].pack() for name in sorted(self.branches)},
+            "tags": {name: self.tags[name].bare().pack() for name in sorted(self.tags)},
+            "deleted_tags": list(self.deleted_tags),
+            "log": [entry.pack() for entry in self.log],
+            "leases": [lease.pack() for lease in self.leases],
+            "fence": self.fence,
+            "swept": self.swept,
+            "epochs": dict(self.epochs),
+        }
+        return encode(Kind.ROOT, payload | {name: self.extra.get(name) for name in _EXTRA})
+
+    @classmethod
+    def from_object(cls, data: bytes, where: str = ROOT_KEY) -> Root:
+        """The root that the object's bytes hold."""
+        return decode(data, Kind.ROOT, cls._parse, where)
+
+    @classmethod
+    def _parse(cls, fields: Fields) -> Root:
+        features = fields.items("features")
+        if features:
+            raise UnsupportedFormatError(
+                f"the repository needs {features!r}, unknown to this version of zarr-manifests; "
+                "upgrade the package"
+            )
+        deleted = fields.items("deleted_tags")
+        epochs = fields.table("epochs")
+        if not all(isinstance(name, str) for name in deleted):
+            raise CorruptObjectError("root.deleted_tags: names are due")
+        if not all(type(epoch) is int for epoch in epochs.values()):
+            raise CorruptObjectError("root.epochs: numbers are due")
+        try:
+            config = RepositoryConfig.from_dict(fields.table("config"))
+        except ConfigError as error:
+            raise UnsupportedFormatError(
+                f"the saved configuration is not understood ({error}); upgrade the package"
+            ) from error
+        return cls(
+            fields.text("repository"),
+            fields.number("version"),
+            fields.binary("write", WRITE_ID_BYTES),
+            fields.number("at_ms"),
+            config,
+            {name: Branch.parse(f) for name, f in fields.named("branches").items()},
+            {name: BlobRef.parse(f) for name, f in fields.named("tags").items()},
+            tuple(deleted),
+            tuple(LogEntry.parse(value) for value in fields.items("log")),
+            tuple(Lease.parse(value) for value in fields.items("leases")),
+            fields.number("fence"),
+            fields.number("swept"),
+            epochs,
+            {name: fields.value.get(name) for name in _EXTRA},
+        )

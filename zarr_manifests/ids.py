@@ -1,0 +1,96 @@
+"""Names and checksums: session ids, snapshot ids, node ids, crc32c.
+
+A session id is `<start:012d>-<24 hex>`, where `start` is the root version the session began at
+and the rest are 96 random bits. Every object a session writes lies at `<kind>/<session>/<n>`, so
+who wrote an object, and when in the repository's own logical time, can be read off its key. A
+snapshot's id is its session and number joined by a hyphen, so its key follows from its id.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import google_crc32c
+
+from zarr_manifests.errors import InvalidArgumentError
+
+__all__ = [
+    "NODE_ID_BYTES",
+    "crc32c",
+    "is_session_id",
+    "new_session_id",
+    "object_key",
+    "session_of",
+    "session_start",
+    "snapshot_id_of",
+    "snapshot_key",
+]
+
+NODE_ID_BYTES: Final = 12
+_RANDOM_BYTES: Final = 12
+_SESSION = re.compile(r"[0-9]{12}-[0-9a-f]{24}", re.ASCII)
+_SNAPSHOT = re.compile(r"([0-9]{12}-[0-9a-f]{24})-([0-9]{1,9})", re.ASCII)
+
+
+def crc32c(data: bytes | memoryview) -> int:
+    """CRC-32C (Castagnoli) of `data`, as an unsigned 32-bit integer."""
+    return int(google_crc32c.value(bytes(data)))
+
+
+def new_session_id(start: int, random: bytes) -> str:
+    """The id of a session that began at root version `start`; `random` is 12 bytes."""
+    if not 0 <= start < 10**12 or len(random) != _RANDOM_BYTES:
+        raise InvalidArgumentError(f"no session id from start {start} and {len(random)} bytes")
+    return f"{start:012d}-{random.hex()}"
+
+
+def is_session_id(text: str) -> bool:
+    """Whether `text` has the form of a session id."""
+    return _SESSION.fullmatch(text) is not None
+
+
+def session_start(session_id: str) -> int:
+    """The root version at which the session began."""
+    return int(session_id[:12])
+
+
+def object_key(kind: str, session_id: str, number: int) -> str:
+    """The key of the session's object `number` of that kind (`"chunks"`, `"deltas"`, ...)."""
+    return f"{kind}/{session_id}/{number}"
+
+
+def session_of(key: str) -> str:
+    """The session that wrote the object at `key`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the key is not of the form `<kind>/<session>/<n>`.
+    """
+    parts = key.split("/")
+    if len(parts) == 3 and is_session_id(parts[1]) and parts[2].isdecimal():
+        return parts[1]
+    raise InvalidArgumentError(f"{key[:80]!r} is not the key of an object of a session")
+
+
+def snapshot_key(snapshot_id: str) -> str:
+    """The key of the snapshot with that id.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the text cannot be a snapshot id.
+    """
+    found = _SNAPSHOT.fullmatch(snapshot_id)
+    if found is None:
+        raise InvalidArgumentError(
+            f"{snapshot_id[:80]!r} is not a snapshot id; `repo.ancestry()` and "
+            "`zarr-manifests log` list the ids"
+        )
+    return object_key("snapshots", found[1], int(found[2]))
+
+
+def snapshot_id_of(key: str) -> str:
+    """The id of the snapshot that lies at `key`."""
+    return f"{session_of(key)}-{key.rsplit('/', 1)[1]}"

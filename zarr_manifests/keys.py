@@ -1,0 +1,188 @@
+"""What a Zarr key and a Zarr metadata document mean.
+
+A key is one of three things: the metadata document of a node (`<path>/zarr.json`), a chunk of an
+array (`<path>/c/0/12/3`, by that array's chunk key encoding), or anything else, which is kept as
+an *opaque* entry. Invariant: only a canonical chunk key inside the array's grid is a chunk, so
+that key and coordinate determine each other; `c/01`, `c/+1` or a key off the grid are opaque.
+
+Source: Zarr v3 core specification, sections "Array metadata", "Chunk key encoding".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Final, Literal
+
+from zarr_manifests.grid import MAX_BOX_CHUNKS, Box, Coords, grid_shape
+
+__all__ = [
+    "V3_DOCUMENT",
+    "ArrayMeta",
+    "ChunkKeys",
+    "GroupMeta",
+    "document_path",
+    "join",
+    "parse_document",
+    "split",
+]
+
+V3_DOCUMENT: Final = "zarr.json"
+_MAX_NDIM: Final = 64
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
+
+
+def join(path: str, name: str) -> str:
+    """The key of `name` in the node at `path` (the root's path is empty)."""
+    return f"{path}/{name}" if path else name
+
+
+def split(key: str) -> tuple[str, str]:
+    """The key's directory (empty for the root) and its last segment."""
+    path, _, name = key.rpartition("/")
+    return path, name
+
+
+def document_path(key: str) -> str | None:
+    """Path of the node whose metadata document lies at the key; None if none can lie there.
+
+    Examples
+    --------
+    >>> from zarr_manifests.keys import document_path
+    >>> document_path("air/t/zarr.json"), document_path("zarr.json"), document_path("air/c/0")
+    ('air/t', '', None)
+    """
+    path, name = split(key)
+    return path if name == V3_DOCUMENT and not key.startswith("/") else None
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkKeys:
+    """A chunk key encoding of Zarr: `default` (`c/0/1`) or `v2` (`0.1`), with its separator."""
+
+    kind: Literal["default", "v2"]
+    separator: Literal["/", "."]
+
+    def encode(self, coords: Coords) -> str:
+        """The key of a chunk, below its array's path.
+
+        Examples
+        --------
+        >>> from zarr_manifests.keys import ChunkKeys
+        >>> ChunkKeys("default", "/").encode((0, 12, 3))
+        'c/0/12/3'
+        """
+        numbers = self.separator.join(map(str, coords))
+        if self.kind == "v2":
+            return numbers or "0"
+        return f"c{self.separator}{numbers}" if numbers else "c"
+
+    def decode(self, rest: str, ndim: int) -> Coords | None:
+        """The coordinate a key below the array's path means, None if it is no chunk key."""
+        if self.kind == "default":
+            if not ndim:
+                return () if rest == "c" else None
+            if not rest.startswith("c" + self.separator):
+                return None
+            rest = rest[2:]
+        elif not ndim:
+            return () if rest == "0" else None
+        numbers = rest.split(self.separator)
+        if len(numbers) != ndim or not all(map(_NUMBER.fullmatch, numbers)):
+            return None
+        return tuple(map(int, numbers))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMeta:
+    """A group's document."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayMeta:
+    """What of an array's document decides where its chunks are.
+
+    Parameters
+    ----------
+    shape, chunk_shape : tuple of int
+        In elements.
+    chunk_keys : ChunkKeys
+        How chunk coordinates become keys.
+    dimension_names : tuple of (str or None), optional
+        As in the document.
+    """
+
+    shape: Coords
+    chunk_shape: Coords
+    chunk_keys: ChunkKeys
+    dimension_names: tuple[str | None, ...] | None = None
+    grid: Box = field(init=False, repr=False, compare=False)
+    """All chunk coordinates of the array."""
+
+    def __post_init__(self) -> None:
+        grid = Box((0,) * len(self.shape), grid_shape(self.shape, self.chunk_shape))
+        object.__setattr__(self, "grid", grid)
+
+    def same_chunking(self, other: object) -> bool:
+        """Whether a chunk coordinate means the same key and the same cells in both."""
+        return isinstance(other, ArrayMeta) and (self.chunk_shape, self.chunk_keys) == (
+            other.chunk_shape,
+            other.chunk_keys,
+        )
+
+    def is_coordinate(self, path: str) -> bool:
+        """Whether this is a CF coordinate variable: one axis, named as the array itself."""
+        return self.dimension_names == (split(path)[1],)
+
+
+@lru_cache(maxsize=4096)
+def parse_document(document: bytes) -> ArrayMeta | GroupMeta | None:
+    """What a Zarr v3 metadata document says; None if it is malformed or cannot be gridded.
+
+    Examples
+    --------
+    >>> from zarr_manifests.keys import parse_document
+    >>> parse_document(b'{"zarr_format": 3, "node_type": "group"}')
+    GroupMeta()
+    >>> parse_document(b"not json") is None
+    True
+    """
+    try:
+        fields = json.loads(document)
+        if fields["zarr_format"] != 3:
+            return None
+        if fields["node_type"] == "group":
+            return GroupMeta()
+        return _parse_array(fields) if fields["node_type"] == "array" else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _parse_array(fields: Any) -> ArrayMeta | None:
+    grid, encoding = fields["chunk_grid"], fields["chunk_key_encoding"]
+    if grid["name"] != "regular":
+        return None
+    shape, chunks = tuple(fields["shape"]), tuple(grid["configuration"]["chunk_shape"])
+    names = fields.get("dimension_names")
+    if isinstance(encoding, str):
+        encoding = {"name": encoding}
+    kind = encoding["name"]
+    separator = encoding.get("configuration", {}).get("separator", "." if kind == "v2" else "/")
+    if (
+        kind not in ("default", "v2")
+        or separator not in ("/", ".")
+        or len(shape) != len(chunks)
+        or len(shape) > _MAX_NDIM
+        or not all(type(n) is int and 0 <= n < 2**63 for n in (*shape, *chunks))
+        or any(c == 0 and n for n, c in zip(shape, chunks, strict=True))
+        or math.prod(grid_shape(shape, chunks)) >= MAX_BOX_CHUNKS
+    ):
+        return None
+    if names is not None:
+        names = tuple(names)
+        if len(names) != len(shape) or not all(n is None or isinstance(n, str) for n in names):
+            return None
+    return ArrayMeta(shape, chunks, ChunkKeys(kind, separator), names)

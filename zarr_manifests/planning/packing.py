@@ -1,0 +1,82 @@
+"""Which chunk tables go into which manifest.
+
+A commit's small tables are embedded in its delta, up to a budget; the others get manifests of
+their own, small ones sharing one. At a fold the tables of small arrays (coordinates, mostly) are
+packed together into few manifests, first-fit decreasing by rows, and every other array gets its
+own, so that reading coordinates never touches the manifests of the big arrays.
+
+Invariant: every table is placed exactly once, and the result does not depend on the input's
+order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["EMBED_BYTES", "EmbedPlan", "pack_leaves", "plan_embedding"]
+
+EMBED_BYTES: Final = 32 * 1024
+_EMBED_TABLE_BYTES: Final = 8 * 1024
+_SHARED_MANIFEST_BYTES: Final = 1024 * 1024
+_SMALL_ROWS: Final = 5_000
+_SMALL_MANIFEST_ROWS: Final = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedPlan:
+    """Node ids whose tables are embedded, and those of each manifest."""
+
+    embedded: tuple[bytes, ...]
+    manifests: tuple[tuple[bytes, ...], ...]
+
+
+def plan_embedding(encoded_bytes: Mapping[bytes, int]) -> EmbedPlan:
+    """Place the tables of one commit, given the encoded size of each node's table.
+
+    Examples
+    --------
+    >>> from zarr_manifests.planning.packing import plan_embedding
+    >>> plan_embedding({b"a": 100, b"b": 1_000_000})
+    EmbedPlan(embedded=(b'a',), manifests=((b'b',),))
+    """
+    embedded, rest, room = [], [], EMBED_BYTES
+    for size, node_id in sorted((size, node_id) for node_id, size in encoded_bytes.items()):
+        if size <= min(room, _EMBED_TABLE_BYTES):
+            embedded.append(node_id)
+            room -= size
+        else:
+            rest.append((size, node_id))
+    return EmbedPlan(tuple(embedded), _first_fit_decreasing(rest, _SHARED_MANIFEST_BYTES))
+
+
+def pack_leaves(rows: Mapping[bytes, int]) -> tuple[tuple[bytes, ...], ...]:
+    """Group nodes into manifests at a fold, given how many rows each has.
+
+    Examples
+    --------
+    >>> from zarr_manifests.planning.packing import pack_leaves
+    >>> pack_leaves({b"lat": 1, b"air": 40_000, b"lon": 1})
+    ((b'lon', b'lat'), (b'air',))
+    """
+    small = [(n, node) for node, n in rows.items() if n <= _SMALL_ROWS]
+    big = sorted(((n, node) for node, n in rows.items() if n > _SMALL_ROWS), reverse=True)
+    return _first_fit_decreasing(small, _SMALL_MANIFEST_ROWS) + tuple((node,) for _, node in big)
+
+
+def _first_fit_decreasing(
+    items: Sequence[tuple[int, bytes]], capacity: int
+) -> tuple[tuple[bytes, ...], ...]:
+    bins: list[list[bytes]] = []
+    room: list[int] = []
+    for size, item in sorted(items, reverse=True):
+        for i, left in enumerate(room):
+            if size <= left:
+                bins[i].append(item)
+                room[i] -= size
+                break
+        else:
+            bins.append([item])
+            room.append(capacity - size)
+    return tuple(map(tuple, bins))

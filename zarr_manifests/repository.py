@@ -1,0 +1,687 @@
+"""`Repository`: a versioned store of Zarr hierarchies, its branches, tags and history."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import numpy as np
+
+from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.engine.commit import deltas_between, footprint_of
+from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.objects import Objects, Upload
+from zarr_manifests.engine.roots import RootAt, Roots
+from zarr_manifests.engine.view import SnapshotView
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    InvalidArgumentError,
+    NotFoundError,
+    ObjectNotFoundError,
+    SnapshotExpiredError,
+    UnsupportedStorageError,
+)
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
+from zarr_manifests.format.root import (
+    WRITE_ID_BYTES,
+    Branch,
+    LogEntry,
+    Root,
+    check_ref_name,
+)
+from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.grid import IndexArray
+from zarr_manifests.ids import new_session_id, object_key, snapshot_id_of, snapshot_key
+from zarr_manifests.runtime import SYSTEM, Runtime
+from zarr_manifests.session import Session
+from zarr_manifests.storage import Storage, from_url
+from zarr_manifests.store import ManifestStore
+
+__all__ = ["Diff", "Repository", "SnapshotInfo"]
+
+_DEFAULT_BRANCH: Final = "main"
+_FRESH_S: Final = 0.1
+_REF_ATTEMPTS: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotInfo:
+    """One entry of the history.
+
+    Parameters
+    ----------
+    snapshot_id : str
+        The snapshot's id.
+    parent_id : str or None
+        Its parent's; None for the first of a repository.
+    written_at : datetime
+        When, in UTC, by the committer's clock.
+    kind : str
+        `append`, `overwrite`, `delete`, `metadata`, or `rewrite` (changes no data).
+    message : str
+        Why.
+    metadata : mapping
+        What the committer wanted kept.
+    totals : mapping of str to int
+        What the commit did: `refs-set`, `refs-unset`, `chunk-bytes`, `chunk-objects`.
+    """
+
+    snapshot_id: str
+    parent_id: str | None
+    written_at: datetime
+    kind: str
+    message: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    totals: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def _of(cls, ref: BlobRef, snapshot: Snapshot) -> SnapshotInfo:
+        return cls(
+            snapshot_id_of(ref.key),
+            snapshot.parent_id,
+            datetime.fromtimestamp(snapshot.written_ms / 1000, UTC),
+            str(snapshot.kind),
+            snapshot.message,
+            snapshot.metadata,
+            snapshot.totals,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """What changed from one snapshot to a later one.
+
+    Parameters
+    ----------
+    created, updated, deleted : tuple of str
+        Absolute paths; a node that was deleted and made again is in both lists.
+    chunks : mapping of str to int64[n, ndim]
+        Coordinates of the chunks written or removed, by absolute path, sorted.
+    """
+
+    created: tuple[str, ...]
+    updated: tuple[str, ...]
+    deleted: tuple[str, ...]
+    chunks: Mapping[str, IndexArray]
+
+
+class Repository:
+    """A transactional, versioned store of Zarr hierarchies.
+
+    Made by `create`, `open` or `open_or_create`. Thread-safe.
+
+    Examples
+    --------
+    >>> import numpy as np, xarray as xr, zarr_manifests as zm
+    >>> repo = zm.Repository.create("memory://repository-example")
+    >>> ds = xr.Dataset({"t": ("x", np.arange(3.0))})
+    >>> with repo.transaction("main", message="first values") as store:
+    ...     _ = ds.to_zarr(store, consolidated=False)
+    >>> xr.open_zarr(repo.readonly_session("main").store).t.values
+    array([0., 1., 2.])
+    >>> [info.message for info in repo.ancestry(branch="main")]
+    ['first values', 'create repository']
+    """
+
+    def __init__(self, context: Context, opened: RootAt) -> None:
+        self._context = context
+        self._opened: tuple[float, RootAt] | None = (context.runtime.monotonic_s(), opened)
+
+    # --- create and open ---------------------------------------------------------------------
+
+    @classmethod
+    def create(
+        cls,
+        location: str | os.PathLike[str] | Storage,
+        config: RepositoryConfig | Mapping[str, Any] | None = None,
+        *,
+        runtime: Runtime = SYSTEM,
+    ) -> Repository:
+        """Make a repository at an empty place, with a branch `main`.
+
+        Parameters
+        ----------
+        location : str, path or Storage
+            A path, a URL (`file://`, `memory://name`) or a storage.
+        config : RepositoryConfig or mapping, optional
+            Saved with the repository.
+        runtime : Runtime
+            Clock, randomness and threads; for tests.
+
+        Raises
+        ------
+        AlreadyExistsError
+            If there is a repository, or anything else.
+        ConfigError
+            If the configuration has faults.
+        UnsupportedStorageError
+            If the storage cannot put-if-absent and compare-and-swap.
+        """
+        storage, checked = _storage(location), _config(config)
+        if not (storage.capabilities.cas and storage.capabilities.create):
+            raise UnsupportedStorageError(
+                f"{storage.url} cannot put-if-absent and compare-and-swap, so a repository there "
+                "could lose commits; choose a local disk or a storage that can"
+            )
+        _check_empty(storage)
+        objects, roots = Objects(storage, runtime), Roots(storage, runtime)
+        head = _first_snapshot(objects, runtime)
+        root = Root(
+            runtime.random_bytes(16).hex(),
+            1,
+            runtime.random_bytes(WRITE_ID_BYTES),
+            runtime.now_ms(),
+            checked,
+            {_DEFAULT_BRANCH: Branch(head, None)},
+        )
+        entry = LogEntry(1, root.written_ms, "create", _DEFAULT_BRANCH, snapshot_id_of(head.key))
+        at = roots.create(root.with_log(entry))
+        if at is None:
+            raise AlreadyExistsError(
+                f"a repository was made at {storage.url} at the same moment; open it instead"
+            )
+        return cls(_context(storage, runtime, objects, roots, at.root, None), at)
+
+    @classmethod
+    def open(
+        cls,
+        location: str | os.PathLike[str] | Storage,
+        config: RepositoryConfig | Mapping[str, Any] | None = None,
+        *,
+        runtime: Runtime = SYSTEM,
+    ) -> Repository:
+        """Open the repository at that place.
+
+        Parameters
+        ----------
+        location : str, path or Storage
+            A path, a URL (`file://`, `memory://name`) or a storage.
+        config : RepositoryConfig or mapping, optional
+            Used instead of the saved configuration by this object; a mapping changes only the
+            options it names. Nothing is saved.
+        runtime : Runtime
+            Clock, randomness and threads; for tests.
+
+        Raises
+        ------
+        NotARepositoryError
+            If there is none.
+        UnsupportedFormatError
+            If it was written in a newer format.
+        CorruptObjectError
+            If its root is damaged.
+        """
+        storage = _storage(location)
+        roots = Roots(storage, runtime)
+        at = roots.read()
+        objects = Objects(storage, runtime)
+        return cls(_context(storage, runtime, objects, roots, at.root, config), at)
+
+    @classmethod
+    def open_or_create(
+        cls,
+        location: str | os.PathLike[str] | Storage,
+        config: RepositoryConfig | Mapping[str, Any] | None = None,
+        *,
+        runtime: Runtime = SYSTEM,
+    ) -> Repository:
+        """Open the repository at that place, or make it if the place is empty.
+
+        Of any number of processes that do this at once, one makes it and all open it.
+        """
+        storage = _storage(location)
+        if not cls.exists(storage):
+            try:
+                return cls.create(storage, config, runtime=runtime)
+            except AlreadyExistsError:
+                if not cls.exists(storage):
+                    raise
+        return cls.open(storage, config, runtime=runtime)
+
+    @staticmethod
+    def exists(location: str | os.PathLike[str] | Storage) -> bool:
+        """Whether there is a repository at that place."""
+        try:
+            _storage(location).head("current")
+        except ObjectNotFoundError:
+            return False
+        return True
+
+    def __repr__(self) -> str:
+        return f"<Repository {self.url}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self.storage, self.config)
+
+    @property
+    def storage(self) -> Storage:
+        """Where it lies."""
+        return self._context.storage
+
+    @property
+    def url(self) -> str:
+        """The URL it can be opened with."""
+        return self._context.storage.url
+
+    @property
+    def repository_id(self) -> str:
+        """32 hexadecimal digits, drawn when it was made."""
+        return self._context.repository_id
+
+    @property
+    def config(self) -> RepositoryConfig:
+        """The configuration in use."""
+        return self._context.config
+
+    # --- sessions ----------------------------------------------------------------------------
+
+    def readonly_session(
+        self,
+        branch: str | None = None,
+        *,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+        as_of: datetime | None = None,
+    ) -> Session:
+        """A session that reads one snapshot.
+
+        Parameters
+        ----------
+        branch : str, optional
+            Read its head; `main` if nothing else is given.
+        tag : str, optional
+            Read what it points to.
+        snapshot_id : str, optional
+            Read that snapshot.
+        as_of : datetime, optional
+            Read the newest snapshot of the branch written at or before that time. Without a time
+            zone it is taken as UTC.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such branch or tag, or nothing as old as `as_of`.
+        SnapshotExpiredError
+            If the snapshot is not, or no longer, there.
+        InvalidArgumentError
+            If more than one of branch, tag and snapshot is given, or `as_of` with one of the
+            latter two.
+        """
+        given = [x for x in (branch, tag, snapshot_id) if x is not None]
+        if len(given) > 1 or (as_of is not None and (tag or snapshot_id)):
+            raise InvalidArgumentError(
+                "give one of branch, tag and snapshot_id; as_of goes with a branch only"
+            )
+        if snapshot_id is not None:
+            return Session(self._context, self._open_snapshot(snapshot_id), None, None)
+        root = self._fresh_root()
+        if tag is not None:
+            ref = _known(root.tags, tag, "tag")
+            return Session(self._context, self._context.open_view(ref), None, None)
+        head = _known(root.branches, branch or _DEFAULT_BRANCH, "branch")
+        if as_of is None:
+            view = self._context.open_view(head.head, head.base)
+        else:
+            view = self._context.open_view(self._as_of(head.head, as_of))
+        return Session(self._context, view, None, None)
+
+    def writable_session(self, branch: str = _DEFAULT_BRANCH) -> Session:
+        """A session whose changes can be committed to the branch.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such branch.
+        UnsupportedStorageError
+            If the storage cannot compare-and-swap.
+        """
+        if not self.storage.capabilities.cas:
+            raise UnsupportedStorageError(
+                f"{self.url} cannot compare-and-swap; the repository is read-only there"
+            )
+        at = self._context.roots.read()
+        head = _known(at.root.branches, branch, "branch")
+        view = self._context.open_view(head.head, head.base)
+        return Session(self._context, view, branch, at.root.version)
+
+    @contextmanager
+    def transaction(
+        self,
+        branch: str = _DEFAULT_BRANCH,
+        *,
+        message: str,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Iterator[ManifestStore]:
+        """A store whose changes are committed at the end of the block, or not at all.
+
+        If the block raises, nothing is committed; if it changes nothing, no commit is made.
+        """
+        session = self.writable_session(branch)
+        yield session.store
+        if session.has_changes:
+            session.commit(message, metadata)
+
+    def _fresh_root(self) -> Root:
+        """The root as it is now.
+
+        Right after `open` that is the one `open` has read: the first session needs no second
+        request, unless this process has swapped or read a newer root since.
+        """
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            read_s, at = opened
+            recent = 0 <= self._context.runtime.monotonic_s() - read_s <= _FRESH_S
+            if recent and self._context.roots.is_latest(at):
+                return at.root
+        return self._context.roots.read().root
+
+    def _open_snapshot(self, snapshot_id: str) -> SnapshotView:
+        return self._context.open_view(self._snapshot_ref(snapshot_id))
+
+    def _snapshot_ref(self, snapshot_id: str) -> BlobRef:
+        key = snapshot_key(snapshot_id)
+        try:
+            data = self.storage.get(key)
+        except ObjectNotFoundError as error:
+            raise SnapshotExpiredError(
+                f"snapshot {snapshot_id} is not in {self.url}: it never was, or has expired; "
+                "`repo.ancestry()` and `zarr-manifests log` list what there is"
+            ) from error
+        ref = BlobRef.to(key, data)
+        self._context.objects.remember(ref, Snapshot.from_object(data, ref))
+        return ref
+
+    def _as_of(self, head: BlobRef, as_of: datetime) -> BlobRef:
+        moment = as_of if as_of.tzinfo is not None else as_of.replace(tzinfo=UTC)
+        for ref, snapshot in self._walk(head):
+            if snapshot.written_ms <= moment.timestamp() * 1000:
+                return ref
+        raise NotFoundError(f"the branch has no snapshot as old as {moment.isoformat()}")
+
+    # --- history -----------------------------------------------------------------------------
+
+    def ancestry(
+        self,
+        branch: str | None = None,
+        *,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+    ) -> Iterator[SnapshotInfo]:
+        """The history of a branch, tag or snapshot, newest first; of `main` if none is given."""
+        if sum(x is not None for x in (branch, tag, snapshot_id)) > 1:
+            raise InvalidArgumentError("give one of branch, tag and snapshot_id")
+        if snapshot_id is not None:
+            start = self._snapshot_ref(snapshot_id)
+        else:
+            root = self._context.roots.read().root
+            if tag is not None:
+                start = _known(root.tags, tag, "tag")
+            else:
+                start = _known(root.branches, branch or _DEFAULT_BRANCH, "branch").head
+        return (SnapshotInfo._of(ref, snapshot) for ref, snapshot in self._walk(start))
+
+    def _walk(self, start: BlobRef) -> Iterator[tuple[BlobRef, Snapshot]]:
+        ref: BlobRef | None = start
+        while ref is not None:
+            snapshot = self._context.objects.load(ref, Snapshot)
+            yield ref, snapshot
+            ref = snapshot.parent
+
+    def diff(self, start: str, end: str) -> Diff:
+        """What changed after snapshot `start` up to snapshot `end`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If `start` is not an ancestor of `end`.
+        SnapshotExpiredError
+            If one of them is not there.
+        """
+        before, after = self._open_snapshot(start), self._open_snapshot(end)
+        deltas = deltas_between(self._context, before.ref, after.ref)
+        if deltas is None:
+            raise InvalidArgumentError(
+                f"{start} is not an ancestor of {end}; give the older snapshot first"
+            )
+        old, new = before.nodes, after.nodes
+        same = {p for p in old.keys() & new.keys() if old[p].node_id == new[p].node_id}
+        return Diff(
+            _absolute(new.keys() - same),
+            _absolute(p for p in same if old[p] != new[p]),
+            _absolute(old.keys() - same),
+            self._changed_chunks(after, deltas),
+        )
+
+    def _changed_chunks(
+        self, after: SnapshotView, deltas: Sequence[Delta]
+    ) -> dict[str, IndexArray]:
+        paths = {node.node_id: path for path, node in after.nodes.items()}
+        found: dict[str, list[IndexArray]] = {}
+        for delta in deltas:
+            for node_id, tables in footprint_of(self._context, after, delta).tables.items():
+                if node_id in paths:
+                    coords = [table.coords() for table in tables]
+                    found.setdefault(paths[node_id], []).extend(coords)
+        return {
+            path if path.startswith("/") else f"/{path}": np.unique(np.concatenate(coords), axis=0)
+            for path, coords in sorted(found.items())
+        }
+
+    # --- branches and tags -------------------------------------------------------------------
+
+    def list_branches(self) -> dict[str, str]:
+        """Snapshot id of every branch's head, by name."""
+        branches = self._context.roots.read().root.branches
+        return {name: snapshot_id_of(b.head.key) for name, b in sorted(branches.items())}
+
+    def list_tags(self) -> dict[str, str]:
+        """Snapshot id of every tag, by name."""
+        tags = self._context.roots.read().root.tags
+        return {name: snapshot_id_of(ref.key) for name, ref in sorted(tags.items())}
+
+    def create_branch(self, name: str, snapshot_id: str | None = None) -> None:
+        """Make a branch at a snapshot of the history; at `main`'s head if none is given.
+
+        Raises
+        ------
+        AlreadyExistsError
+            If there is a branch of that name.
+        SnapshotExpiredError
+            If the snapshot is not in the history of any branch or tag.
+        """
+        check_ref_name(name)
+
+        def change(root: Root) -> Root:
+            if name in root.branches:
+                raise AlreadyExistsError(
+                    f"branch {name!r} exists; reset_branch moves it, or choose another name"
+                )
+            return replace(root, branches={**root.branches, name: self._at(root, snapshot_id)})
+
+        self._update(change, "create branch", name, snapshot_id)
+
+    def reset_branch(self, name: str, snapshot_id: str) -> None:
+        """Move a branch to a snapshot of the history; what it leaves behind stays readable.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such branch.
+        SnapshotExpiredError
+            If the snapshot is not in the history of any branch or tag.
+        """
+
+        def change(root: Root) -> Root:
+            old = _known(root.branches, name, "branch")
+            moved = replace(self._at(root, snapshot_id), epoch=old.epoch)
+            return replace(root, branches={**root.branches, name: moved})
+
+        self._update(change, "reset branch", name, snapshot_id)
+
+    def delete_branch(self, name: str) -> None:
+        """Delete a branch; `main` cannot be.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such branch.
+        """
+        if name == _DEFAULT_BRANCH:
+            raise InvalidArgumentError("branch 'main' cannot be deleted; reset_branch moves it")
+
+        def change(root: Root) -> Root:
+            _known(root.branches, name, "branch")
+            left = {other: branch for other, branch in root.branches.items() if other != name}
+            return replace(root, branches=left)
+
+        self._update(change, "delete branch", name, None)
+
+    def create_tag(self, name: str, snapshot_id: str | None = None) -> None:
+        """Name a snapshot of the history for good; `main`'s head if none is given.
+
+        Raises
+        ------
+        AlreadyExistsError
+            If there is, or ever was, a tag of that name.
+        SnapshotExpiredError
+            If the snapshot is not in the history of any branch or tag.
+        """
+        check_ref_name(name)
+
+        def change(root: Root) -> Root:
+            if name in root.tags:
+                raise AlreadyExistsError(f"tag {name!r} exists; tags do not move")
+            if name in root.deleted_tags:
+                raise AlreadyExistsError(
+                    f"a tag {name!r} was deleted; its name is never used again, so that it cannot "
+                    "come to mean something else"
+                )
+            head = self._at(root, snapshot_id).head.bare()
+            return replace(root, tags={**root.tags, name: head})
+
+        self._update(change, "create tag", name, snapshot_id)
+
+    def delete_tag(self, name: str) -> None:
+        """Delete a tag; its name is never used again.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such tag.
+        """
+
+        def change(root: Root) -> Root:
+            _known(root.tags, name, "tag")
+            left = {other: ref for other, ref in root.tags.items() if other != name}
+            return replace(root, tags=left, deleted_tags=(*root.deleted_tags, name))
+
+        self._update(change, "delete tag", name, None)
+
+    def _update(self, change: Any, operation: str, name: str, snapshot_id: str | None) -> None:
+        self._context.roots.update(change, operation, name, snapshot_id or "", _REF_ATTEMPTS)
+
+    def _at(self, root: Root, snapshot_id: str | None) -> Branch:
+        """A branch at that snapshot, which must be in history as of this root."""
+        if snapshot_id is None:
+            return replace(root.branches[_DEFAULT_BRANCH], epoch=0)
+        key = snapshot_key(snapshot_id)
+        seen: set[str] = set()
+        starts = [branch.head for branch in root.branches.values()]
+        for start in (*starts, *root.tags.values()):
+            for ref, snapshot in self._walk(start):
+                if ref.key == key:
+                    return Branch(ref.bare(), snapshot.base)
+                if ref.key in seen:
+                    break
+                seen.add(ref.key)
+        raise SnapshotExpiredError(
+            f"snapshot {snapshot_id} is not in the history of any branch or tag of {self.url}; "
+            "`repo.ancestry()` and `zarr-manifests log` list what is"
+        )
+
+
+def _storage(location: str | os.PathLike[str] | Storage) -> Storage:
+    return location if isinstance(location, Storage) else from_url(location)
+
+
+def _config(config: RepositoryConfig | Mapping[str, Any] | None) -> RepositoryConfig:
+    if isinstance(config, RepositoryConfig):
+        return config
+    return RepositoryConfig.from_dict(config or {})
+
+
+def _context(
+    storage: Storage,
+    runtime: Runtime,
+    objects: Objects,
+    roots: Roots,
+    root: Root,
+    overlay: RepositoryConfig | Mapping[str, Any] | None,
+) -> Context:
+    if isinstance(overlay, RepositoryConfig):
+        config = overlay
+    else:
+        hyphened = {str(k).replace("_", "-"): v for k, v in (overlay or {}).items()}
+        config = RepositoryConfig.from_dict(root.config.to_dict() | hyphened)
+    return Context(root.repository_id, storage, runtime, objects, roots, config)
+
+
+def _reopen(storage: Storage, config: RepositoryConfig) -> Repository:
+    return Repository.open(storage, config)
+
+
+def _check_empty(storage: Storage) -> None:
+    """Refuse a place that holds anything but what an abandoned `create` leaves."""
+    abandoned = (f"deltas/{0:012d}-", f"snapshots/{0:012d}-")
+    for info in storage.list():
+        if info.key == "current":
+            raise AlreadyExistsError(
+                f"there is a repository at {storage.url}; open it, or use open_or_create"
+            )
+        if not info.key.startswith(abandoned):
+            raise AlreadyExistsError(
+                f"{storage.url} is not empty (it holds {info.key!r}) and has no repository; "
+                "choose an empty place. If there was a repository here, its object 'current' is "
+                "lost: the newest archive under 'root/' holds its last known state"
+            )
+
+
+def _first_snapshot(objects: Objects, runtime: Runtime) -> BlobRef:
+    session = new_session_id(0, runtime.random_bytes(12))
+    commit_id = runtime.random_bytes(COMMIT_ID_BYTES)
+    log = Upload(object_key("deltas", session, 0), Delta(commit_id).encode())
+    snapshot = Snapshot(
+        None,
+        commit_id,
+        CommitKind.METADATA,
+        "create repository",
+        {},
+        runtime.now_ms(),
+        None,
+        (),
+        log.ref,
+    )
+    head = Upload(object_key("snapshots", session, 1), snapshot.encode())
+    runtime.parallel(
+        [
+            lambda: objects.create(log.key, log.data),
+            lambda: objects.create(head.key, head.data),
+        ]
+    )
+    return replace(head.ref, copy=head.data)
+
+
+def _known[T](refs: Mapping[str, T], name: str, what: str) -> T:
+    if name not in refs:
+        listed = ", ".join(sorted(refs)[:10]) or "none"
+        raise NotFoundError(f"there is no {what} {name!r}; there are: {listed}")
+    return refs[name]
+
+
+def _absolute(paths: Any) -> tuple[str, ...]:
+    return tuple(sorted(path if path.startswith("/") else f"/{path}" for path in paths))

@@ -1,0 +1,117 @@
+"""What the package takes from the outside world besides storage: time, chance, threads.
+
+Invariant: no other module of the package reads a clock, draws a random number, sleeps or starts
+a thread on its own account. All of it goes through one `Runtime`, so a test can replace the
+world by a deterministic one: a fake clock, seeded bytes, no sleeping, and `parallel` run in a
+fixed order with `checkpoint` as the place where a scheduler may switch to another actor.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+__all__ = ["SYSTEM", "Runtime"]
+
+_POOL_THREADS = 16
+
+
+class _Parallel(Protocol):
+    def __call__[R](self, calls: Sequence[Callable[[], R]]) -> list[R]: ...
+
+
+class _Pool:
+    """A thread pool made at first use, and made again in a forked child."""
+
+    def __init__(self) -> None:
+        self._executor: ThreadPoolExecutor | None = None
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        self._executor = None  # the parent's threads do not exist in the child
+
+    def submit(self, call: Callable[[], Any]) -> Future[Any]:
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(_POOL_THREADS, "zarr-manifests")
+        return self._executor.submit(call)
+
+
+_POOL = _Pool()
+
+
+def _run_parallel[R](calls: Sequence[Callable[[], R]]) -> list[R]:
+    if len(calls) <= 1:
+        return [call() for call in calls]
+    # One of them runs on the calling thread. All are awaited before the first error is raised:
+    # what a caller does next must not race with an upload of its own.
+    futures = [_POOL.submit(call) for call in calls[1:]]
+    try:
+        first = calls[0]()
+    finally:
+        wait(futures)
+    return [first, *(future.result() for future in futures)]
+
+
+def _run_in_background(call: Callable[[], None]) -> None:
+    _POOL.submit(call)
+
+
+def _no_checkpoint(name: str) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """Clock, randomness, jitter, threads and yield points, passed in.
+
+    Parameters
+    ----------
+    now_ms : callable
+        Wall clock in milliseconds since 1970 UTC; recorded, never relied on for safety.
+    monotonic_s : callable
+        A clock in seconds that never goes back.
+    random_bytes : callable
+        `random_bytes(n)` gives n unpredictable bytes.
+    jitter : callable
+        `jitter(limit_s)` gives a random wait between 0 and `limit_s` seconds.
+    sleep : callable
+        Waits that many seconds.
+    parallel : callable
+        Runs argument-free calls, side by side where it can, and returns their results in order;
+        raises the first error only after all have ended. Calls must not call `parallel`.
+    background : callable
+        Runs one argument-free call some time soon; nobody waits for it.
+    checkpoint : callable
+        Called with a name at each place where a scheduler may switch actors.
+
+    Examples
+    --------
+    >>> from zarr_manifests.runtime import SYSTEM
+    >>> SYSTEM.parallel([lambda: 1, lambda: 2])
+    [1, 2]
+    """
+
+    now_ms: Callable[[], int]
+    monotonic_s: Callable[[], float]
+    random_bytes: Callable[[int], bytes]
+    jitter: Callable[[float], float]
+    sleep: Callable[[float], None]
+    parallel: _Parallel
+    background: Callable[[Callable[[], None]], None]
+    checkpoint: Callable[[str], None] = _no_checkpoint
+
+
+SYSTEM = Runtime(
+    now_ms=lambda: time.time_ns() // 1_000_000,
+    monotonic_s=time.monotonic,
+    random_bytes=os.urandom,
+    jitter=lambda limit_s: random.uniform(0.0, limit_s),
+    sleep=time.sleep,
+    parallel=_run_parallel,
+    background=_run_in_background,
+)

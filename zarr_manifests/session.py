@@ -1,0 +1,332 @@
+"""Sessions: one snapshot to read, or one set of changes to commit.
+
+A session is pinned to a snapshot. A read-only one never sees anything else. A writable one lays
+its changes over the snapshot; `commit` makes them a new snapshot on the branch and goes on from
+there, all or nothing. Forks carry a copy of the session to other processes, and `merge` brings
+their changes back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zarr_manifests.engine.changes import Merge
+from zarr_manifests.engine.chunks import SessionKeys
+from zarr_manifests.engine.commit import commit
+from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.fold import fold_branch
+from zarr_manifests.engine.forks import ForkState, freeze, merge_forks, refuse_unmerged, revive
+from zarr_manifests.engine.view import SnapshotView
+from zarr_manifests.engine.workspace import Workspace
+from zarr_manifests.errors import (
+    CommitOutcomeUnknownError,
+    InvalidArgumentError,
+    ManifestsError,
+    ReadOnlyError,
+    SessionClosedError,
+)
+from zarr_manifests.format.envelope import pack
+from zarr_manifests.format.nodes import NodeKind
+from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.store import ManifestStore
+
+__all__ = ["Fork", "Session", "Status"]
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What a session has changed and not committed.
+
+    Parameters
+    ----------
+    created, updated, deleted : tuple of str
+        Absolute paths of nodes.
+    chunks : mapping of str to int
+        Number of chunks written or removed, by absolute path.
+    """
+
+    created: tuple[str, ...]
+    updated: tuple[str, ...]
+    deleted: tuple[str, ...]
+    chunks: Mapping[str, int]
+
+    def __bool__(self) -> bool:
+        return bool(self.created or self.updated or self.deleted or self.chunks)
+
+    def __str__(self) -> str:
+        if not self:
+            return "no changes"
+        lines = [f"{sign} {path}" for sign, path in self._signed()]
+        lines += [f"  {path}: {n} chunks" for path, n in self.chunks.items()]
+        return "\n".join(lines)
+
+    def _signed(self) -> list[tuple[str, str]]:
+        groups = (("+", self.created), ("~", self.updated), ("-", self.deleted))
+        return [(sign, path) for sign, paths in groups for path in paths]
+
+
+class Fork:
+    """A copy of a session for another process: pickle it, write to its `store`, send it back.
+
+    Made by `Session.fork`; its changes reach a commit only through `Session.merge`.
+    """
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+
+    @property
+    def store(self) -> ManifestStore:
+        """The Zarr store to write to."""
+        return ManifestStore(self._workspace, read_only=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _revive_fork, (freeze(self._workspace, explicit=True),)
+
+
+def _revive_fork(state: ForkState) -> Fork:
+    return Fork(revive(state))
+
+
+class Session:
+    """A view of one snapshot, and of the changes made on top of it.
+
+    Made by `Repository.readonly_session`, `Repository.writable_session` or
+    `Repository.transaction`.
+
+    Examples
+    --------
+    >>> import zarr, zarr_manifests as zm
+    >>> repo = zm.Repository.create("memory://session-example")
+    >>> session = repo.writable_session("main")
+    >>> _ = zarr.create_group(session.store, path="air")
+    >>> print(session.status())
+    + /
+    + /air
+    >>> snapshot_id = session.commit("make a group for air temperature")
+    >>> session.status()
+    Status(created=(), updated=(), deleted=(), chunks={})
+    """
+
+    def __init__(
+        self, context: Context, view: SnapshotView, branch: str | None, start: int | None
+    ) -> None:
+        self._context = context
+        self._branch = branch
+        keys = SessionKeys(start, context.runtime) if start is not None else None
+        self._workspace = Workspace(context, view, keys)
+        self._merge = Merge(self._workspace.changes)
+        self._closed: str | None = None
+
+    def __repr__(self) -> str:
+        mode = "read-only" if self.read_only else f"writable on {self._branch!r}"
+        return f"<Session {self._context.storage.url} at {self.snapshot_id}, {mode}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError(
+            "a session cannot be pickled: pickle session.fork(), or session.store for reading"
+        )
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the session can only read."""
+        return self._workspace.keys is None
+
+    @property
+    def branch(self) -> str | None:
+        """The branch a writable session commits to."""
+        return self._branch
+
+    @property
+    def snapshot_id(self) -> str:
+        """Id of the snapshot the session reads, or that its changes are made on."""
+        return self._workspace.view.snapshot_id
+
+    @property
+    def store(self) -> ManifestStore:
+        """The session's contents as a Zarr store."""
+        return ManifestStore(self._workspace, read_only=self.read_only)
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether there is anything to commit."""
+        return bool(self._workspace.changes)
+
+    def status(self) -> Status:
+        """What has been changed and not committed."""
+        workspace = self._workspace
+        with workspace.lock:
+            before, changes = workspace.view.nodes, workspace.changes.copy()
+        nodes = workspace.nodes()
+        paths = {node.node_id: node.path for node in nodes.values()}
+        opaque = {n.node_id for n in nodes.values() if n.kind is NodeKind.OPAQUE}
+        made = {p: p in before for p, node in changes.nodes.items() if node is not None}
+        gone = [p for p, node in changes.nodes.items() if node is None]
+        return Status(
+            tuple(sorted(_absolute(path) for path, known in made.items() if not known)),
+            tuple(sorted(_absolute(path) for path, known in made.items() if known)),
+            tuple(sorted(map(_absolute, gone))),
+            {
+                _absolute(paths[node]): len(refs)
+                for node, refs in changes.chunks.items()
+                if refs and node in paths and node not in opaque
+            },
+        )
+
+    def discard_changes(self) -> None:
+        """Forget everything that was not committed."""
+        self._check_open()
+        with self._workspace.lock:
+            self._workspace.start_at(self._workspace.view, self._workspace.keys)
+            self._merge = Merge(self._workspace.changes)
+
+    def commit(
+        self,
+        message: str,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        discard_unmerged: bool = False,
+    ) -> str:
+        """Make the changes a new snapshot on the branch, all or nothing.
+
+        If other commits came first, this one is put on top of them where that is safe: when both
+        sides changed chunks only, and no chunk twice.
+
+        Parameters
+        ----------
+        message : str
+            Why; shown by `ancestry` and `zarr-manifests log`.
+        metadata : mapping, optional
+            Anything msgpack can hold, kept with the snapshot.
+        discard_unmerged : bool, default False
+            Commit although pickled copies of the store have written chunks that were not merged.
+
+        Returns
+        -------
+        str
+            The new snapshot's id.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If there is nothing to commit, or the message or metadata cannot be stored.
+        ConflictError
+            If the changes cannot be put on top of what came first. The session keeps them.
+        UnmergedForksError
+            If copies of the store wrote chunks in other processes and none was merged.
+        FencedError
+            If the session is older than the repository's fence.
+        CommitOutcomeUnknownError
+            If it cannot be found out whether the commit took effect. The session is closed.
+        StorageError
+            If an upload failed; nothing was committed and the session keeps its changes.
+        """
+        self._check_open()
+        message, metadata = _checked_message(message), _checked_metadata(metadata)
+        workspace = self._workspace
+        assert workspace.keys is not None and self._branch is not None
+        with workspace.lock:
+            if workspace.pickled and not self._merge.owners and not discard_unmerged:
+                refuse_unmerged(workspace)
+            if not workspace.changes:
+                raise InvalidArgumentError("nothing to commit: the session has no changes")
+            try:
+                done = commit(
+                    self._context,
+                    workspace.view,
+                    workspace.changes,
+                    workspace.keys,
+                    self._branch,
+                    message,
+                    metadata,
+                )
+            except BaseException as error:
+                if isinstance(error, CommitOutcomeUnknownError) or not isinstance(
+                    error, ManifestsError
+                ):  # an interrupt may have come after the swap
+                    self._closed = "whether its last commit took effect is not known"
+                raise
+            view = self._context.open_view(done.head)
+            if len(view.snapshot.deltas) >= self._context.config.max_delta_count:
+                view = self._fold(view)
+            keys = SessionKeys(done.at.root.version, self._context.runtime)
+            workspace.start_at(view, keys)
+            self._merge = Merge(workspace.changes)
+        return snapshot_id_of(done.head.key)
+
+    def _fold(self, committed: SnapshotView) -> SnapshotView:
+        """Fold the branch's deltas; the commit stands whatever becomes of it."""
+        assert self._branch is not None
+        try:
+            head = fold_branch(self._context, self._branch)
+        except ManifestsError:
+            # The next commit is due to fold again, and raises what is wrong if it touches it.
+            _LOG.warning("folding the deltas of %r failed", self._branch, exc_info=True)
+            return committed
+        return committed if head is None else self._context.open_view(head)
+
+    def fork(self) -> Fork:
+        """A copy of the session for another process.
+
+        Raises
+        ------
+        ReadOnlyError
+            If the session is read-only: pickle its store instead.
+        """
+        self._check_open()
+        return Fork(revive(freeze(self._workspace, explicit=True)))
+
+    def merge(self, *forks: Fork | ManifestStore) -> None:
+        """Bring the changes of forks, or of their stores, into this session.
+
+        Merging the same copy twice counts once. Forks that wrote the same bytes to the same
+        chunk (as retried tasks do) agree.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If a fork belongs to another repository, session or base.
+        ConflictError
+            If two writers changed the same chunk or document differently. Nothing was merged.
+        """
+        self._check_open()
+        states = []
+        for fork in forks:
+            workspace = fork.workspace if isinstance(fork, ManifestStore) else fork._workspace
+            states.append(freeze(workspace, explicit=True))
+        merge_forks(self._workspace, self._merge, states)
+
+    def _check_open(self) -> None:
+        if self.read_only:
+            raise ReadOnlyError(
+                "the session is read-only; open one with repo.writable_session(branch)"
+            )
+        if self._closed is not None:
+            raise SessionClosedError(f"the session is closed: {self._closed}")
+
+
+def _absolute(path: str) -> str:
+    return path if path.startswith("/") else f"/{path}"
+
+
+def _checked_message(message: str) -> str:
+    if not isinstance(message, str) or not message.strip():
+        raise InvalidArgumentError("a commit needs a message: say in a line what it does")
+    return message
+
+
+def _checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    checked = dict(metadata or {})
+    try:
+        pack(checked)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidArgumentError(
+            f"commit metadata must be made of strings, numbers, lists and maps: {error}"
+        ) from error
+    if not all(isinstance(name, str) for name in checked):
+        raise InvalidArgumentError("the names in commit metadata must be strings")
+    return checked

@@ -1,0 +1,17 @@
+"""Spark over the same repositories: a session that needs no setting up, and what runs on it."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+for _package in ("pyspark", "pandas", "pyarrow"):
+    if find_spec(_package) is None:
+        raise ImportError(
+            f"zarr_manifests.spark needs {_package}, which is not installed here; "
+            'get all it needs with: pip install "zarr-manifests[spark]"',
+            name=_package,
+        )
+
+from zarr_manifests.spark.session import session  # noqa: E402 - after the check above
+
+__all__ = ["session"]

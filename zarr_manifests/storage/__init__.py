@@ -1,0 +1,33 @@
+"""Bytes under keys: the storage contract and the backends that keep it.
+
+A backend knows nothing of Zarr. `from_url` opens one by its URL; `zarr_manifests.testing` has
+wrappers that count, delay and break the calls of any of them.
+"""
+
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.storage.protocol import (
+    Capabilities,
+    ObjectInfo,
+    Storage,
+    Tagged,
+    Token,
+    check_key,
+    check_prefix,
+    check_range,
+)
+from zarr_manifests.storage.url import from_url
+
+__all__ = [
+    "Capabilities",
+    "LocalStorage",
+    "MemoryStorage",
+    "ObjectInfo",
+    "Storage",
+    "Tagged",
+    "Token",
+    "check_key",
+    "check_prefix",
+    "check_range",
+    "from_url",
+]

@@ -1,0 +1,165 @@
+"""The system calls by which a local storage changes a disk, in one place.
+
+A new object is written to a temporary file and gets its name only when it is whole, by `link`
+(fails if the name is taken) or `rename` (replaces). Where the system can, the temporary file has
+no name (`O_TMPFILE`), so a killed process leaves nothing behind; elsewhere, and for the moment
+before a rename, its name starts with `.tmp-`, which no key can.
+
+Nothing here says when to fsync; that is `LocalStorage`'s business. A subclass can record, drop
+or fail what passes through (see `zarr_manifests.testing.CrashDisk`).
+"""
+# Paths are plain strings here, since pathlib costs as much as the system calls:
+# ruff: noqa: PTH102, PTH104, PTH108, PTH112, PTH123
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import re
+import sys
+from dataclasses import dataclass
+
+__all__ = ["PosixDisk", "Temp", "filesystem_type", "is_remote_filesystem"]
+
+_COUNTER = itertools.count()
+_NO_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
+_REMOTE = re.compile(
+    r"nfs\d?|cifs|smb\d?|smbfs|fuse|fuse\..*|fuseblk|9p|virtiofs|ceph|lustre|afs|glusterfs"
+    r"|beegfs|gpfs|orangefs|pvfs2|vboxsf|prl_fs|ncpfs|coda|davfs|acfs|pohmelfs"
+)
+
+
+@dataclass(slots=True)
+class Temp:
+    """A temporary file being written: its descriptor, folder, and path if it has a name."""
+
+    fd: int
+    directory: str
+    path: str | None
+
+
+class PosixDisk:
+    """Calls that change the disk.
+
+    Parameters
+    ----------
+    anonymous : bool
+        Use temporary files without a name where the system has them.
+    """
+
+    def __init__(self, *, anonymous: bool = True) -> None:
+        self._anonymous = anonymous and hasattr(os, "O_TMPFILE") and os.path.isdir("/proc/self/fd")
+
+    def open_temp(self, directory: str) -> Temp:
+        """Open a new temporary file for writing, on the filesystem of `directory`."""
+        if self._anonymous:
+            try:
+                flags = os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC
+                return Temp(os.open(directory, flags, 0o666), directory, None)
+            except OSError as error:
+                if error.errno not in _NO_TMPFILE:
+                    raise
+        while True:
+            path = _temp_path(directory)
+            try:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                return Temp(os.open(path, flags, 0o666), directory, path)
+            except FileExistsError:  # left behind by a killed process of the same number
+                continue
+
+    def write(self, temp: Temp, data: bytes) -> None:
+        """Write all of `data`."""
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(temp.fd, rest) :]
+
+    def fsync_file(self, fd: int) -> None:
+        """Bring the bytes of an open file to the disk."""
+        os.fsync(fd)
+
+    def fsync_dir(self, directory: str) -> None:
+        """Bring the names in a folder to the disk."""
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # a filesystem that has no fsync for folders
+                raise
+        finally:
+            os.close(fd)
+
+    def mkdir(self, directory: str) -> None:
+        """Make a folder; its parent exists."""
+        os.mkdir(directory)
+
+    def link(self, temp: Temp, path: str) -> None:
+        """Name the temporary file `path`; `FileExistsError` if that is taken."""
+        if temp.path is None:
+            # With a folder's descriptor given Python calls linkat, which follows the link in
+            # /proc; without it would call link, which does not.
+            os.link(f"/proc/self/fd/{temp.fd}", path, src_dir_fd=temp.fd, follow_symlinks=True)
+        else:
+            os.link(temp.path, path)
+
+    def rename(self, temp: Temp, path: str) -> None:
+        """Name the temporary file `path`, replacing what has that name."""
+        while temp.path is None:  # only what has a name can replace
+            name = _temp_path(temp.directory)
+            try:
+                PosixDisk.link(self, temp, name)
+            except FileExistsError:
+                continue
+            temp.path = name
+        os.rename(temp.path, path)
+        temp.path = None
+
+    def unlink(self, path: str) -> None:
+        """Remove the name `path`."""
+        os.unlink(path)
+
+
+def _temp_path(directory: str) -> str:
+    return f"{directory}/.tmp-{os.getpid()}-{next(_COUNTER)}"
+
+
+def filesystem_type(path: str, mountinfo: str) -> str:
+    """The type of the filesystem that `path` lies on, or would lie on.
+
+    Parameters
+    ----------
+    path : str
+        An absolute path; symbolic links are followed.
+    mountinfo : str
+        Text in the form of Linux' `/proc/self/mountinfo`.
+
+    Returns
+    -------
+    str
+        Such as `ext4` or `nfs4`; empty if no mount holds the path.
+    """
+    place = os.path.realpath(path) + "/"
+    found, length = "", 0
+    for line in mountinfo.splitlines():
+        fields = line.split(" ")
+        mount = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4])
+        mount = mount.rstrip("/") + "/"
+        # A later mount on the same place hides the earlier one.
+        if place.startswith(mount) and len(mount) >= length:
+            found, length = fields[fields.index("-") + 1], len(mount)
+    return found
+
+
+def is_remote_filesystem(path: str) -> str | None:
+    """The type of the filesystem at `path` if it is a network or FUSE one, as far as is known.
+
+    Only Linux says; elsewhere the answer is None.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            found = filesystem_type(path, file.read())
+    except FileNotFoundError:  # no /proc here
+        return None
+    return found if _REMOTE.fullmatch(found) else None

@@ -1,0 +1,519 @@
+"""Objects as files below one folder, safe against races and crashes.
+
+How each promise is kept:
+
+- *Whole or absent*: bytes go to a temporary file first, which gets its name when it is written.
+- *One winner of `create`*: the name is given by `link`, which fails if it is taken.
+- *One winner of `cas`*: the swap compares and renames while it holds `flock` on `.lock`, a file
+  that is never unlinked. `put` and `delete_many` take the same lock for their one call, so no
+  swap can miss them. The lock ends with the process that holds it.
+- *Durable*: the file is fsynced before it gets its name, and after that its folder, and each
+  folder above whose own name is not known to be on the disk yet, before the call returns. A
+  `create` that finds the object there makes it durable too, since its caller may rely on it.
+- The token of a version is a digest of its bytes. Bytes that return are the same version again,
+  so whoever swaps puts something unique into what it writes.
+
+Files that no key can name, such as the lock and temporary files, do not exist for a reader.
+"""
+# Paths are plain strings here, since pathlib costs as much as the system calls:
+# ruff: noqa: PTH100, PTH111, PTH112, PTH116, PTH120
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import stat
+import threading
+import urllib.parse
+from collections.abc import Iterable, Iterator, Sequence
+
+from zarr_manifests.errors import (
+    InvalidArgumentError,
+    ObjectNotFoundError,
+    StorageError,
+    StorageFullError,
+    UnsupportedStorageError,
+)
+from zarr_manifests.storage.disk import PosixDisk, Temp, is_remote_filesystem
+from zarr_manifests.storage.protocol import (
+    Capabilities,
+    ObjectInfo,
+    Tagged,
+    Token,
+    check_key,
+    check_prefix,
+    check_range,
+)
+
+__all__ = ["LocalStorage"]
+
+_CAPABILITIES = Capabilities(inline=True, durable=True, shared=True)
+_LOCK_NAME = ".lock"
+_READ = os.O_RDONLY | os.O_CLOEXEC
+# Up to here a read allocates what it was asked for, beyond it looks at the size first.
+_UNCHECKED_READ_BYTES = 256 * 1024
+
+
+class LocalStorage:
+    """Storage in a folder of a local disk.
+
+    Nothing is made on the disk before the first write.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        The folder; `~` is expanded, and a relative path is taken from where the process is now.
+    force : bool
+        Write to network and FUSE filesystems too. Their locks and renames are often not safe
+        between machines: only with one writer at a time.
+    disk : PosixDisk, optional
+        Makes the system calls that change the disk.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the path is empty or has a null character.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from zarr_manifests.storage import LocalStorage
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     storage = LocalStorage(folder)
+    ...     storage.create("a/b", b"hello"), storage.create("a/b", b"again"), storage.get("a/b")
+    (True, False, b'hello')
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, force: bool = False, disk: PosixDisk | None = None
+    ) -> None:
+        text = os.fsdecode(path)
+        if not text or "\0" in text:
+            raise InvalidArgumentError(f"{text!r} is not the path of a folder")
+        self._path = os.path.abspath(os.path.expanduser(text))
+        self._prefix = self._path.rstrip("/") + "/"
+        self._force = force
+        self._disk = disk or PosixDisk()
+        self._writable = False
+        self._settled = {"/"}  # folders whose own name is known to be on the disk
+        self._made: set[str] = set()  # folders made here whose name may not be
+
+    def __repr__(self) -> str:
+        return f"LocalStorage({self._path!r})"
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return _reopen, (type(self), self._path, self._force, self._disk)
+
+    @property
+    def path(self) -> str:
+        """The absolute path of the folder."""
+        return self._path
+
+    @property
+    def url(self) -> str:
+        return "file://" + urllib.parse.quote(os.fsencode(self._path))
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return _CAPABILITIES
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        check_range(start, length)
+        path = self._prefix + check_key(key)
+        try:
+            fd = os.open(path, _READ)
+            try:
+                return _read(fd, start, length)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise self._read_error(error, key) from error
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        for start, length in ranges:
+            check_range(start, length)
+        path = self._prefix + check_key(key)
+        try:
+            fd = os.open(path, _READ)
+            try:
+                # An empty list of ranges must find a folder out as well.
+                _read(fd, 0, 0)
+                return [_read(fd, start, length) for start, length in ranges]
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise self._read_error(error, key) from error
+
+    def get_tagged(self, key: str) -> Tagged:
+        data = self.get(key)
+        return Tagged(data, _token(data))
+
+    def head(self, key: str) -> ObjectInfo:
+        path = self._prefix + check_key(key)
+        try:
+            found = os.stat(path)
+            if not stat.S_ISREG(found.st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        except OSError as error:
+            raise self._read_error(error, key) from error
+        return ObjectInfo(key, found.st_size, found.st_mtime_ns // 1_000_000)
+
+    def list(self, prefix: str = "", after: str = "") -> Iterator[ObjectInfo]:
+        folder, _, _ = check_prefix(prefix).rpartition("/")
+        return self._walk(folder + "/" if folder else "", prefix, after)
+
+    async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        return self.get(key, start, length)
+
+    # --- writing -----------------------------------------------------------------------------
+
+    def put(self, key: str, data: bytes, *, durable: bool = True) -> None:
+        path = self._prefix + check_key(key)
+        with self._writing(key), self._temp(path, data, durable) as temp:
+            with _exclusive(self._prefix + _LOCK_NAME):
+                self._disk.rename(temp, path)
+            if durable:
+                self._sync_folders([os.path.dirname(path)])
+
+    def create(self, key: str, data: bytes, *, durable: bool = True) -> bool:
+        path = self._prefix + check_key(key)
+        with self._writing(key):
+            created = self._create(path, data, durable)
+            if durable:
+                if not created:
+                    self._sync_file(path)
+                self._sync_folders([os.path.dirname(path)])
+            return created
+
+    def cas(
+        self,
+        key: str,
+        data: bytes,
+        token: Token | None,
+        *,
+        then_create: tuple[str, bytes] | None = None,
+    ) -> Token | None:
+        path = self._prefix + check_key(key)
+        if then_create is not None:
+            check_key(then_create[0])
+        with self._writing(key):
+            if self._token_at(path) != token:
+                return None  # lost before anything was written
+            with (
+                self._temp(path, data, durable=True) as temp,
+                _exclusive(self._prefix + _LOCK_NAME),
+            ):
+                if not self._swap(temp, path, token):
+                    return None
+                # What follows a swap must not reach the disk before it.
+                self._sync_folders([os.path.dirname(path)])
+                if then_create is not None:
+                    self._create_after(*then_create)
+        return _token(data)
+
+    def delete_many(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            path = self._prefix + check_key(key)
+            with self._writing(key):
+                if not os.path.lexists(path):
+                    continue
+                with (
+                    _exclusive(self._prefix + _LOCK_NAME),
+                    contextlib.suppress(FileNotFoundError),
+                ):
+                    self._disk.unlink(path)
+
+    def sync(self, keys: Iterable[str]) -> None:
+        folders: dict[str, None] = {}
+        for key in keys:
+            path = self._prefix + check_key(key)
+            try:
+                self._sync_file(path)
+            except OSError as error:
+                raise self._read_error(error, key) from error
+            folders[os.path.dirname(path)] = None
+        with self._translated(self._path):
+            self._sync_folders(folders)
+
+    async def create_async(self, key: str, data: bytes, *, durable: bool = True) -> bool:
+        return self.create(key, data, durable=durable)
+
+    # --- how ---------------------------------------------------------------------------------
+
+    def _create(self, path: str, data: bytes, durable: bool) -> bool:
+        """Write and link; the name itself is not brought to the disk."""
+        if _is_file(path):
+            return False
+        with self._temp(path, data, durable) as temp:
+            try:
+                self._disk.link(temp, path)
+            except FileExistsError:
+                return not _is_file(path)  # raises if it is a folder
+        return True
+
+    def _create_after(self, key: str, data: bytes) -> None:
+        # fsynced before it has a name, so whole or absent whatever happens. The swap it follows
+        # has succeeded, and a failure here is not the swap's.
+        with contextlib.suppress(StorageError), self._writing(key):
+            self._create(self._prefix + key, data, durable=True)
+
+    def _swap(self, temp: Temp, path: str, token: Token | None) -> bool:
+        if self._token_at(path) != token:
+            return False
+        if token is not None:
+            self._disk.rename(temp, path)
+            return True
+        try:
+            self._disk.link(temp, path)  # `create` does not take the lock
+        except FileExistsError:
+            return False
+        return True
+
+    def _token_at(self, path: str) -> Token | None:
+        try:
+            fd = os.open(path, _READ)
+        except FileNotFoundError:
+            return None
+        try:
+            return _token(_read(fd, 0, None))
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def _temp(self, path: str, data: bytes, durable: bool) -> Iterator[Temp]:
+        """A written temporary file beside `path`, gone in the end if it was not renamed."""
+        folder = os.path.dirname(path)
+        try:
+            temp = self._disk.open_temp(folder)
+        except FileNotFoundError:
+            self._make_folders(folder)
+            temp = self._disk.open_temp(folder)
+        try:
+            self._disk.write(temp, data)
+            if durable:
+                self._disk.fsync_file(temp.fd)
+            yield temp
+        finally:
+            os.close(temp.fd)
+            if temp.path is not None:
+                self._disk.unlink(temp.path)
+
+    def _make_folders(self, folder: str) -> None:
+        missing = []
+        while not os.path.isdir(folder):
+            missing.append(folder)
+            folder = os.path.dirname(folder)
+        for folder in reversed(missing):
+            self._settled.discard(folder)
+            try:
+                self._disk.mkdir(folder)
+            except FileExistsError:
+                if not os.path.isdir(folder):
+                    raise
+            self._made.add(folder)
+
+    def _sync_file(self, path: str) -> None:
+        fd = os.open(path, _READ)
+        try:
+            self._disk.fsync_file(fd)
+        finally:
+            os.close(fd)
+
+    def _sync_folders(self, folders: Iterable[str]) -> None:
+        """Bring the names in these folders to the disk, and the folders' own, each once."""
+        to_sync = dict.fromkeys(folders)
+        unsettled: dict[str, None] = {}
+        for folder in tuple(to_sync):
+            # A folder that was there may have been made by another process a moment ago, so
+            # what lies at or below the root is settled only once this storage has seen to it.
+            while (folder not in self._settled and folder not in unsettled) and (
+                len(folder) >= len(self._path) or folder in self._made
+            ):
+                unsettled[folder] = None
+                folder = os.path.dirname(folder)
+                to_sync[folder] = None
+        for folder in sorted(to_sync, reverse=True):  # what is deeper first
+            try:
+                self._disk.fsync_dir(folder)
+            except PermissionError:
+                # The folder above the root need not be readable; then the root was not made here.
+                if len(folder) >= len(self._path) or self._path in self._made:
+                    raise
+        self._settled.update(unsettled)
+        self._made.difference_update(unsettled)
+
+    def _walk(self, folder: str, prefix: str, after: str) -> Iterator[ObjectInfo]:
+        """Objects in `folder` (empty, or ending in a slash) and below it, in key order."""
+        try:
+            # In key order a folder stands where its name with the slash does.
+            with os.scandir(self._prefix + folder) as entries:
+                names = sorted(
+                    (entry.name + "/" if entry.is_dir() else entry.name, entry)
+                    for entry in entries
+                    if not entry.name.startswith(".")
+                )
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            raise self._read_error(error, folder) from error
+        for name, entry in names:
+            key = folder + name
+            if name.endswith("/"):
+                if (key.startswith(prefix) or prefix.startswith(key)) and (
+                    key > after or after.startswith(key)
+                ):
+                    yield from self._walk(key, prefix, after)
+            elif key.startswith(prefix) and key > after and _is_key(key):
+                try:
+                    found = entry.stat()
+                except FileNotFoundError:  # deleted since
+                    continue
+                except OSError as error:
+                    raise self._read_error(error, key) from error
+                if stat.S_ISREG(found.st_mode):
+                    yield ObjectInfo(key, found.st_size, found.st_mtime_ns // 1_000_000)
+
+    # --- errors ------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _writing(self, key: str) -> Iterator[None]:
+        with self._translated(self._prefix + key):
+            if not self._writable:
+                self._check_filesystem()
+            yield
+
+    def _check_filesystem(self) -> None:
+        remote = None if self._force else is_remote_filesystem(self._path)
+        if remote is not None:
+            raise UnsupportedStorageError(
+                f"{self._path} lies on a {remote} filesystem, where locks and renames are often "
+                "not safe: write to a local disk, or pass force=True if there is only ever one "
+                "writer; reading is fine"
+            )
+        self._writable = True
+
+    @contextlib.contextmanager
+    def _translated(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except StorageError:
+            raise
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StorageFullError(
+                    f"no room is left to write {path} ({error.strerror}): free space on that "
+                    "disk or raise the quota, then try again"
+                ) from error
+            raise StorageError(_message(error, "write", path)) from error
+
+    def _read_error(self, error: OSError, key: str) -> StorageError:
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            return ObjectNotFoundError(f"there is no object {key!r} in {self._path}")
+        return StorageError(_message(error, "read", self._prefix + key))
+
+
+_HINTS = {
+    errno.EACCES: "check its owner and permissions",
+    errno.EPERM: "check its owner and permissions",
+    errno.EROFS: "the filesystem is mounted read-only",
+    errno.EISDIR: "a folder stands where an object should be; move it away",
+    errno.ENOTDIR: "a file stands where a folder should be; move it away",
+    errno.EMFILE: "too many files are open; raise `ulimit -n`",
+    errno.ENFILE: "too many files are open on this machine",
+    errno.EIO: "the disk reports a fault; see the system's log",
+    errno.ENOENT: "its folder vanished meanwhile; is something else deleting there?",
+}
+
+
+def _message(error: OSError, action: str, path: str) -> str:
+    hint = _HINTS.get(error.errno or 0, "see the error of the system above")
+    return f"cannot {action} {path} ({error.strerror or error}): {hint}"
+
+
+def _reopen(kind: type[LocalStorage], path: str, force: bool, disk: PosixDisk) -> LocalStorage:
+    return kind(path, force=force, disk=disk)
+
+
+def _is_file(path: str) -> bool:
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return False
+    if not stat.S_ISREG(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    return True
+
+
+def _is_key(name: str) -> bool:
+    try:
+        check_key(name)
+    except InvalidArgumentError:
+        return False
+    return True
+
+
+def _token(data: bytes) -> Token:
+    return hashlib.blake2b(data, digest_size=20).hexdigest()
+
+
+def _read(fd: int, start: int, length: int | None) -> bytes:
+    """At most `length` bytes from `start` on; fewer only where the file ends."""
+    if length is None or length > _UNCHECKED_READ_BYTES:
+        rest = max(os.fstat(fd).st_size - start, 0)
+        length = rest if length is None else min(rest, length)
+    data = os.pread(fd, length, start)
+    if len(data) == length or not data:
+        return data
+    parts = [data]
+    while data and (length := length - len(data)):
+        start += len(data)
+        data = os.pread(fd, length, start)
+        parts.append(data)
+    return b"".join(parts)
+
+
+# --- the lock --------------------------------------------------------------------------------
+
+# A forked child shares its parent's open files, and a lock lasts until the last of them is
+# closed: a child that outlives a killed parent would keep it. So a child closes them (and does
+# not unlock, which would unlock the parent's). No fork may come between the opening of a file
+# and its entry here.
+_held: set[int] = set()
+_fork_guard = threading.RLock()
+
+
+def _close_inherited() -> None:
+    for fd in _held:
+        os.close(fd)
+    _held.clear()
+    _fork_guard.release()
+
+
+os.register_at_fork(
+    before=_fork_guard.acquire,
+    after_in_parent=_fork_guard.release,
+    after_in_child=_close_inherited,
+)
+
+
+@contextlib.contextmanager
+def _exclusive(path: str) -> Iterator[None]:
+    """Hold the lock file at `path`, against other threads and other processes."""
+    with _fork_guard:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        _held.add(fd)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(fd, fcntl.LOCK_UN)
+    finally:
+        with _fork_guard:
+            _held.discard(fd)
+            os.close(fd)

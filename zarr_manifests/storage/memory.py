@@ -1,0 +1,208 @@
+"""Objects in a dict of this process.
+
+Invariants:
+
+- All stores of one name share one dict, for as long as the process lives.
+- Every change is made under one lock of the module, held only for dictionary operations and
+  across a fork, so that a forked child finds it free and its copy of the objects whole.
+- Tokens come from one counter, so an object that is deleted and made again gets a new one.
+- A pickle carries the name and the process it was made in. It opens there and nowhere else:
+  another process has other objects, or none, under that name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from zarr_manifests.errors import InvalidArgumentError, ObjectNotFoundError, StorageError
+from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.storage.protocol import (
+    Capabilities,
+    ObjectInfo,
+    Tagged,
+    Token,
+    check_key,
+    check_prefix,
+    check_range,
+)
+
+__all__ = ["MemoryStorage"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    data: bytes
+    token: Token
+    modified_ms: int
+
+
+# Reentrant: a fork made while this thread holds it must not wait for itself.
+_LOCK = threading.RLock()
+os.register_at_fork(
+    before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release
+)
+_NAMED: dict[str, dict[str, _Object]] = {}
+_VERSIONS = itertools.count(1)
+_CAPABILITIES = Capabilities(inline=True, durable=False, shared=False)
+
+
+class MemoryStorage:
+    """Storage in the memory of this process.
+
+    A forked child works on a copy of its own: what it writes is not seen by its parent.
+
+    Parameters
+    ----------
+    name : str, optional
+        Stores of the same name share their objects. Without one the store is on its own and
+        cannot be pickled.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the name is not one that `check_key` accepts.
+
+    Examples
+    --------
+    >>> from zarr_manifests.storage import MemoryStorage
+    >>> MemoryStorage("doc-memory").create("greeting", b"hello")
+    True
+    >>> MemoryStorage("doc-memory").get("greeting", 1, 3)
+    b'ell'
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        if name is not None:
+            try:
+                check_key(name)
+            except InvalidArgumentError as error:
+                raise InvalidArgumentError(
+                    "the name of a memory storage is refused: names are [A-Za-z0-9._-] segments "
+                    "that do not start with a dot, as in memory://my-data"
+                ) from error
+        self._name = name
+        with _LOCK:
+            self._objects = {} if name is None else _NAMED.setdefault(name, {})
+
+    def __repr__(self) -> str:
+        return f"MemoryStorage({'' if self._name is None else repr(self._name)})"
+
+    def __reduce__(self) -> tuple[object, tuple[str, int]]:
+        if self._name is None:
+            raise StorageError(
+                "a memory storage without a name cannot be pickled: give it one "
+                "(memory://my-data) for use within this process, or use a local path"
+            )
+        return _open_in_process, (self._name, os.getpid())
+
+    @property
+    def url(self) -> str:
+        return f"memory://{self._name or ''}"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return _CAPABILITIES
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        check_range(start, length)
+        data = self._find(key).data
+        return data[start:] if length is None else data[start : start + length]
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        for start, length in ranges:
+            check_range(start, length)
+        data = self._find(key).data
+        return [data[start : start + length] for start, length in ranges]
+
+    def get_tagged(self, key: str) -> Tagged:
+        found = self._find(key)
+        return Tagged(found.data, found.token)
+
+    def put(self, key: str, data: bytes, *, durable: bool = True) -> None:
+        check_key(key)
+        with _LOCK:
+            self._write(key, data)
+
+    def create(self, key: str, data: bytes, *, durable: bool = True) -> bool:
+        check_key(key)
+        with _LOCK:
+            if key in self._objects:
+                return False
+            self._write(key, data)
+            return True
+
+    def cas(
+        self,
+        key: str,
+        data: bytes,
+        token: Token | None,
+        *,
+        then_create: tuple[str, bytes] | None = None,
+    ) -> Token | None:
+        check_key(key)
+        if then_create is not None:
+            check_key(then_create[0])
+        with _LOCK:
+            found = self._objects.get(key)
+            if (None if found is None else found.token) != token:
+                return None
+            new = self._write(key, data)
+            if then_create is not None:
+                self.create(*then_create)
+            return new
+
+    def head(self, key: str) -> ObjectInfo:
+        found = self._find(key)
+        return ObjectInfo(key, len(found.data), found.modified_ms)
+
+    def list(self, prefix: str = "", after: str = "") -> Iterator[ObjectInfo]:
+        check_prefix(prefix)
+        with _LOCK:
+            keys = tuple(self._objects)
+        return self._infos(sorted(key for key in keys if key.startswith(prefix) and key > after))
+
+    def delete_many(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            check_key(key)
+            with _LOCK:
+                self._objects.pop(key, None)
+
+    def sync(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._find(key)
+
+    async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        return self.get(key, start, length)
+
+    async def create_async(self, key: str, data: bytes, *, durable: bool = True) -> bool:
+        return self.create(key, data, durable=durable)
+
+    def _find(self, key: str) -> _Object:
+        found = self._objects.get(check_key(key))
+        if found is None:
+            raise ObjectNotFoundError(f"there is no object {key!r} in {self.url}")
+        return found
+
+    def _write(self, key: str, data: bytes) -> Token:
+        token = str(next(_VERSIONS))
+        self._objects[key] = _Object(bytes(data), token, SYSTEM.now_ms())
+        return token
+
+    def _infos(self, keys: Iterable[str]) -> Iterator[ObjectInfo]:
+        for key in keys:
+            found = self._objects.get(key)
+            if found is not None:  # else deleted since
+                yield ObjectInfo(key, len(found.data), found.modified_ms)
+
+
+def _open_in_process(name: str, process: int) -> MemoryStorage:
+    if process != os.getpid() or name not in _NAMED:
+        raise StorageError(
+            f"memory://{name} exists only in the process that made it and cannot be opened in "
+            "another one: use a local path or a shared storage for work across processes"
+        )
+    return MemoryStorage(name)

@@ -1,0 +1,279 @@
+"""`ManifestStore`: a session's contents as an ordinary Zarr store.
+
+It is a full Zarr store (every key can be set, read, listed, deleted), asynchronous on every
+storage and, where the storage is local or in memory, synchronous too: no event loop, no thread
+hop, callable from any thread and inside a running loop. Consolidated metadata is not offered: it
+would go stale and make every two writers conflict, and the hierarchy is read from one object
+anyway.
+
+Pickling a writable store gives the store of a fork: equal to the original, with names of its own
+for what it writes, whose changes reach a commit only through `Session.merge`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+from zarr.abc.store import (
+    ByteRequest,
+    OffsetByteRequest,
+    RangeByteRequest,
+    Store,
+    SuffixByteRequest,
+)
+from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
+
+from zarr_manifests.engine.forks import ForkState, freeze, revive
+from zarr_manifests.engine.workspace import Entry, Workspace
+from zarr_manifests.errors import InvalidArgumentError, ReadOnlyError
+
+__all__ = ["ManifestStore"]
+
+
+class ManifestStore(Store):
+    """The Zarr store of a session; made by `Session.store`, not by hand.
+
+    Reading a chunk that is referenced and cannot be had whole and undamaged raises
+    `MissingChunkError` or `CorruptObjectError`; only an absent chunk reads as None.
+
+    Examples
+    --------
+    >>> import zarr, zarr_manifests as zm
+    >>> repo = zm.Repository.create("memory://store-example")
+    >>> session = repo.writable_session("main")
+    >>> a = zarr.create_array(session.store, name="a", shape=(4,), chunks=(2,), dtype="i4")
+    >>> a[:2] = 7
+    >>> zarr.open_group(session.store, mode="r")["a"][:]
+    array([7, 7, 0, 0], dtype=int32)
+    """
+
+    def __init__(self, workspace: Workspace, *, read_only: bool) -> None:
+        super().__init__(read_only=read_only)
+        self.workspace = workspace
+        self._is_open = True
+
+    # --- what it is --------------------------------------------------------------------------
+
+    @property
+    def supports_writes(self) -> bool:
+        """Whether the session it belongs to can be written."""
+        return self.workspace.keys is not None
+
+    @property
+    def supports_deletes(self) -> bool:
+        """As `supports_writes`."""
+        return self.supports_writes
+
+    @property
+    def supports_listing(self) -> bool:
+        """Always true."""
+        return True
+
+    @property
+    def supports_consolidated_metadata(self) -> bool:
+        """Always false: see the module's docstring."""
+        return False
+
+    @property
+    def _supports_sync_io(self) -> bool:
+        """Zarr asks this before it uses `get_sync`, `set_sync` and `delete_sync`."""
+        return self.workspace.storage.capabilities.inline
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ManifestStore) and self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash(self._identity()[:2])
+
+    def __dask_tokenize__(self) -> object:
+        # Told to dask so that it does not pickle the store to name a graph.
+        return (*self._identity(), id(self.workspace) if self.supports_writes else 0)
+
+    def _identity(self) -> tuple[Any, ...]:
+        workspace = self.workspace
+        lineage = workspace.keys.lineage if workspace.keys is not None else None
+        repository = workspace.context.repository_id
+        return repository, workspace.storage.url, workspace.view.ref.key, lineage, self.read_only
+
+    def __repr__(self) -> str:
+        mode = "read-only" if self.read_only else "writable"
+        return (
+            f"<ManifestStore {self.workspace.storage.url} at {self.workspace.view.snapshot_id}, "
+            f"{mode}>"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _revive, (freeze(self.workspace, explicit=False), self.read_only)
+
+    def with_read_only(self, read_only: bool = False) -> ManifestStore:
+        """The same contents as a store that refuses, or takes, writes.
+
+        Raises
+        ------
+        ReadOnlyError
+            If writes are asked of a read-only session's store.
+        """
+        if not read_only and not self.supports_writes:
+            raise ReadOnlyError(
+                "the session is read-only; open one with repo.writable_session(branch)"
+            )
+        return ManifestStore(self.workspace, read_only=read_only)
+
+    def _check_writable(self) -> None:
+        if self.read_only:
+            # Zarr's own wording first: callers match on it.
+            raise ReadOnlyError(
+                "store was opened in read-only mode and does not support writing; write through "
+                "a session of repo.writable_session(branch)"
+            )
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def get_sync(
+        self,
+        key: str,
+        *,
+        prototype: BufferPrototype | None = None,
+        byte_range: ByteRequest | None = None,
+    ) -> Buffer | None:
+        """The value at the key, or the part of it; None if there is none."""
+        prototype = prototype or default_buffer_prototype()
+        entry = self.workspace.find(key)
+        if entry is None:
+            return None
+        data = self.workspace.reader.read(entry, *_span(entry, byte_range))
+        return prototype.buffer.from_bytes(data)
+
+    async def get(
+        self,
+        key: str,
+        prototype: BufferPrototype | None = None,
+        byte_range: ByteRequest | None = None,
+    ) -> Buffer | None:
+        """The value at the key, or the part of it; None if there is none."""
+        if self._supports_sync_io:
+            return self.get_sync(key, prototype=prototype, byte_range=byte_range)
+        prototype = prototype or default_buffer_prototype()
+        entry = await asyncio.to_thread(self.workspace.find, key)
+        if entry is None:
+            return None
+        data = await self.workspace.reader.read_async(entry, *_span(entry, byte_range))
+        return prototype.buffer.from_bytes(data)
+
+    async def get_partial_values(
+        self,
+        prototype: BufferPrototype,
+        key_ranges: Iterable[tuple[str, ByteRequest | None]],
+    ) -> list[Buffer | None]:
+        """The values, or parts of them, in the order asked for."""
+        return list(
+            await asyncio.gather(*(self.get(key, prototype, part) for key, part in key_ranges))
+        )
+
+    async def exists(self, key: str) -> bool:
+        """Whether there is a value at the key."""
+        return await self._run(self.workspace.find, key) is not None
+
+    async def getsize(self, key: str) -> int:
+        """Bytes of the value at the key, known without reading it."""
+        entry: Entry | None = await self._run(self.workspace.find, key)
+        if entry is None:
+            raise FileNotFoundError(key)
+        return entry.length
+
+    # --- writing -----------------------------------------------------------------------------
+
+    def set_sync(self, key: str, value: Buffer) -> None:
+        """Write the value at the key."""
+        self._check_writable()
+        self.workspace.set(key, _bytes(value))
+
+    async def set(self, key: str, value: Buffer) -> None:
+        """Write the value at the key."""
+        self._check_writable()
+        if self._supports_sync_io:
+            self.workspace.set(key, _bytes(value))
+        else:
+            await self.workspace.set_async(key, _bytes(value))
+
+    async def set_if_not_exists(self, key: str, value: Buffer) -> None:
+        """Write the value at the key if there is none."""
+        self._check_writable()
+        if not await self.exists(key):
+            await self.set(key, value)
+
+    def delete_sync(self, key: str) -> None:
+        """Remove the value at the key, if there is one."""
+        self._check_writable()
+        self.workspace.delete(key)
+
+    async def delete(self, key: str) -> None:
+        """Remove the value at the key, if there is one."""
+        self._check_writable()
+        await self._run(self.workspace.delete, key)
+
+    async def delete_dir(self, prefix: str) -> None:
+        """Remove all values below the directory."""
+        self._check_writable()
+        await self._run(self.workspace.delete_below, _directory(prefix))
+
+    # --- listing -----------------------------------------------------------------------------
+
+    async def list(self) -> AsyncIterator[str]:
+        """All keys."""
+        async for key in self.list_prefix(""):
+            yield key
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        """All keys that start with the prefix."""
+        for key in await self._run(lambda: [*self.workspace.keys_below(prefix)]):
+            yield key
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        """The names right below the directory."""
+        for name in sorted(await self._run(self.workspace.children, _directory(prefix))):
+            yield name
+
+    async def _run(self, call: Any, *args: Any) -> Any:
+        """Run a call that may need metadata: here if that is cheap, else off the event loop."""
+        if self._supports_sync_io:
+            return call(*args)
+        return await asyncio.to_thread(call, *args)
+
+
+def _revive(state: ForkState, read_only: bool) -> ManifestStore:
+    return ManifestStore(revive(state), read_only=read_only)
+
+
+def _directory(prefix: str) -> str:
+    prefix = prefix.strip("/")
+    return prefix + "/" if prefix else ""
+
+
+def _bytes(value: Buffer) -> bytes:
+    if not isinstance(value, Buffer):
+        raise TypeError(
+            f"ManifestStore.set(): `value` must be a Buffer instance. Got an instance of "
+            f"{type(value)} instead."
+        )
+    return value.to_bytes()
+
+
+def _span(entry: Entry, part: ByteRequest | None) -> tuple[int, int]:
+    """Start and length, within the value, of what is asked for."""
+    total = entry.length
+    match part:
+        case None:
+            return 0, total
+        case RangeByteRequest(start, end):
+            start = min(start, total)
+            return start, max(min(end, total) - start, 0)
+        case OffsetByteRequest(offset):
+            start = min(offset, total)
+            return start, total - start
+        case SuffixByteRequest(suffix):
+            start = max(total - suffix, 0)
+            return start, total - start
+    raise InvalidArgumentError(f"a byte range cannot be {part!r}")

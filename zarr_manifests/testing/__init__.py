@@ -1,0 +1,26 @@
+"""For tests: storages that count, delay, fail and crash.
+
+Each wraps any storage, and they wrap one another:
+`CountingStorage(LatencyStorage(MemoryStorage()))` counts sequential rounds as they would be on
+an object store.
+"""
+
+from zarr_manifests.testing.counting import CountingStorage, Record
+from zarr_manifests.testing.crash import CrashableLocalStorage, CrashDisk
+from zarr_manifests.testing.faulty import Fault, FaultKind, FaultyStorage, SimulatedCrash
+from zarr_manifests.testing.latency import LatencyStorage
+from zarr_manifests.testing.wrapped import Call, WrappedStorage
+
+__all__ = [
+    "Call",
+    "CountingStorage",
+    "CrashDisk",
+    "CrashableLocalStorage",
+    "Fault",
+    "FaultKind",
+    "FaultyStorage",
+    "LatencyStorage",
+    "Record",
+    "SimulatedCrash",
+    "WrappedStorage",
+]

@@ -1,0 +1,147 @@
+"""Counts what a piece of code asks of its storage: requests, bytes and sequential rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.storage import Storage, Token
+from zarr_manifests.testing.wrapped import Call, WrappedStorage, received_nbytes
+
+__all__ = ["CountingStorage", "Record"]
+
+_READS = frozenset({"get", "get_ranges", "get_tagged"})
+_WRITES = frozenset({"put", "create", "cas", "create_after"})
+_NO_REQUESTS = frozenset({"sync"})
+_NO_ROUNDS = frozenset({"sync", "create_after"})
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One call that was made.
+
+    Parameters
+    ----------
+    op : str
+        The name of the method, without `_async`. `create_after` is the `then_create` of a swap
+        that took effect.
+    key : str
+        The key, the prefix of a `list`, the first of the keys of `delete_many` and `sync`.
+    nbytes : int
+        Bytes of the object that were sent or received.
+    start, end : float
+        When the call was made and when it returned, in seconds of a clock that never goes back.
+    """
+
+    op: str
+    key: str
+    nbytes: int
+    start: float
+    end: float
+
+
+class CountingStorage(WrappedStorage):
+    """Keeps a log of the calls made to a storage.
+
+    A call that fails is a request too. A call that takes several ranges or keys is one, and so
+    is a `list`, however far it is read. `sync` is in the log and is neither a request nor a
+    round: it has no counterpart where objects are durable once written. A pickled copy starts
+    with an empty log.
+
+    Parameters
+    ----------
+    storage : Storage
+        The storage the calls are passed on to. Around a `LatencyStorage`, `rounds` tells calls
+        side by side from calls in turn; around a fast one, even calls made side by side may
+        happen to come in turn.
+
+    Examples
+    --------
+    >>> from zarr_manifests.storage import MemoryStorage
+    >>> from zarr_manifests.testing import CountingStorage
+    >>> storage = CountingStorage(MemoryStorage())
+    >>> storage.put("a", b"four")
+    >>> storage.get("a", 0, 2)
+    b'fo'
+    >>> storage.requests, storage.bytes_written, storage.bytes_read, storage.rounds()
+    (2, 4, 2, 2)
+    >>> [(record.op, record.key) for record in storage.log]
+    [('put', 'a'), ('get', 'a')]
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        super().__init__(storage)
+        # Appending to a list is atomic, so the log needs no lock.
+        self._log: list[Record] = []
+
+    def __reduce__(self) -> tuple[object, tuple[Storage]]:
+        return type(self), (self._storage,)
+
+    @property
+    def log(self) -> list[Record]:
+        """The calls since the beginning or the last `reset`, in the order in which they ended."""
+        return self._log
+
+    def reset(self) -> None:
+        """Start with an empty log."""
+        self._log = []
+
+    @property
+    def requests(self) -> int:
+        """How many calls were made, without `sync`."""
+        return sum(record.op not in _NO_REQUESTS for record in self._log)
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of objects received."""
+        return sum(record.nbytes for record in self._log if record.op in _READS)
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes of objects sent, whether or not they took effect."""
+        return sum(record.nbytes for record in self._log if record.op in _WRITES)
+
+    def rounds(self) -> int:
+        """The length of the longest chain of calls each of which began after the one before.
+
+        What follows a swap (`create_after`) is not waited for and does not count.
+        """
+        rounds, free_at = 0, float("-inf")
+        for record in sorted(self._log, key=lambda record: record.end):
+            if record.op not in _NO_ROUNDS and record.start >= free_at:
+                rounds, free_at = rounds + 1, record.end
+        return rounds
+
+    def cas(
+        self,
+        key: str,
+        data: bytes,
+        token: Token | None,
+        *,
+        then_create: tuple[str, bytes] | None = None,
+    ) -> Token | None:
+        new = super().cas(key, data, token, then_create=then_create)
+        if new is not None and then_create is not None:
+            now = SYSTEM.monotonic_s()
+            after_key, after_data = then_create
+            self._log.append(Record("create_after", after_key, len(after_data), now, now))
+        return new
+
+    def _around[R](self, call: Call[R]) -> R:
+        start, nbytes = SYSTEM.monotonic_s(), call.sent_nbytes
+        try:
+            result = call.run()
+            nbytes += received_nbytes(result)
+            return result
+        finally:
+            self._log.append(Record(call.op, call.key, nbytes, start, SYSTEM.monotonic_s()))
+
+    async def _around_async[R](self, call: Call[R], run: Callable[[], Awaitable[R]]) -> R:
+        start, nbytes = SYSTEM.monotonic_s(), call.sent_nbytes
+        try:
+            result = await run()
+            nbytes += received_nbytes(result)
+            return result
+        finally:
+            self._log.append(Record(call.op, call.key, nbytes, start, SYSTEM.monotonic_s()))

@@ -1,0 +1,215 @@
+"""A local disk that loses, at a crash, whatever was not fsynced.
+
+The model is as unkind as POSIX allows:
+
+- The bytes of a file are on the disk once the file has been fsynced. Before that a crash leaves
+  the file empty or cut short.
+- A name (made by `link`, `rename`, `mkdir`, or removed by `unlink`) is on the disk once its
+  folder has been fsynced, whether or not the file was. Before that a crash undoes it: the name
+  is gone, the replaced or removed file is back, the folder is gone with all that was in it.
+- With a random generator each of these is lost or kept by chance. Of the changes to one name,
+  those that are kept come before those that are lost.
+
+Only what this process does through the disk is tracked.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from zarr_manifests.errors import StorageError
+from zarr_manifests.storage.disk import PosixDisk, Temp
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.testing.faulty import SimulatedCrash
+
+__all__ = ["CrashDisk", "CrashableLocalStorage"]
+
+type _File = tuple[int, int]  # device and inode
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A change to a name that is not on the disk yet, and what was there before."""
+
+    path: str
+    before: bytes | None
+    before_synced: bool = True
+
+
+class CrashDisk(PosixDisk):
+    """Records the calls that change a disk, and can crash.
+
+    Parameters
+    ----------
+    anonymous : bool
+        Use temporary files without a name where the system has them.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from zarr_manifests.testing import CrashableLocalStorage
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     storage = CrashableLocalStorage(folder)
+    ...     storage.put("a", b"1")
+    ...     storage.disk.calls
+    ['open_temp', 'write', 'fsync_file', 'rename a', 'fsync_dir .', 'fsync_dir ..']
+    """
+
+    def __init__(self, *, anonymous: bool = True) -> None:
+        super().__init__(anonymous=anonymous)
+        self.calls: list[str] = []
+        """The calls since the beginning or the last crash, with paths below the root."""
+        self.crash_at: int | None = None
+        """The number, counted from 1 in `calls`, of the call that is never made: it and all
+        after it raise `SimulatedCrash`, until `crash` has been called."""
+        self.root = "/"
+        """The folder the paths in `calls` are shown from."""
+        self._lock = threading.RLock()
+        self._unsynced: set[_File] = set()
+        self._changes: list[_Change] = []
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        raise StorageError("a disk that can crash keeps its state in this process: not picklable")
+
+    def crash(self, rng: random.Random | None = None) -> None:
+        """Lose what is not on the disk, and be ready for use again.
+
+        Parameters
+        ----------
+        rng : random.Random, optional
+            Decides what is lost; without one all of it is.
+        """
+        with self._lock:
+            by_path: dict[str, list[int]] = {}
+            for i, change in enumerate(self._changes):
+                by_path.setdefault(change.path, []).append(i)
+            kept: set[int] = set()
+            for numbers in by_path.values():
+                kept.update(numbers[: rng.randint(0, len(numbers)) if rng else 0])
+            for i in reversed(range(len(self._changes))):
+                if i not in kept:
+                    _undo(self._changes[i], rng)
+            for path in sorted(Path(self.root).rglob("*")):
+                if path.is_file() and _file(path.stat()) in self._unsynced:
+                    path.write_bytes(_torn(path.read_bytes(), rng))
+            self._unsynced, self._changes, self.calls, self.crash_at = set(), [], [], None
+
+    def open_temp(self, directory: str) -> Temp:
+        with self._lock:
+            self._note("open_temp")
+            temp = super().open_temp(directory)
+            if temp.path is not None:
+                self._changes.append(_Change(temp.path, None))
+            self._unsynced.discard(_file(os.fstat(temp.fd)))  # the number may have been used
+            return temp
+
+    def write(self, temp: Temp, data: bytes) -> None:
+        with self._lock:
+            self._note("write")
+            self._unsynced.add(_file(os.fstat(temp.fd)))
+            super().write(temp, data)
+
+    def fsync_file(self, fd: int) -> None:
+        with self._lock:
+            self._note("fsync_file")
+            self._unsynced.discard(_file(os.fstat(fd)))
+
+    def fsync_dir(self, directory: str) -> None:
+        with self._lock:
+            self._note("fsync_dir", directory)
+            folder = Path(directory)
+            self._changes = [c for c in self._changes if Path(c.path).parent != folder]
+
+    def mkdir(self, directory: str) -> None:
+        self._change("mkdir", directory, lambda: super(CrashDisk, self).mkdir(directory))
+
+    def link(self, temp: Temp, path: str) -> None:
+        self._change("link", path, lambda: super(CrashDisk, self).link(temp, path))
+
+    def rename(self, temp: Temp, path: str) -> None:
+        self._change("rename", path, lambda: super(CrashDisk, self).rename(temp, path))
+
+    def unlink(self, path: str) -> None:
+        self._change("unlink", path, lambda: super(CrashDisk, self).unlink(path))
+
+    def _note(self, op: str, path: str | None = None) -> None:
+        if self.crash_at is not None and len(self.calls) + 1 >= self.crash_at:
+            raise SimulatedCrash(f"before {op} {path or ''}")
+        self.calls.append(op if path is None else f"{op} {os.path.relpath(path, self.root)}")
+
+    def _change(self, op: str, path: str, make: Callable[[], None]) -> None:
+        with self._lock:
+            self._note(op, path)
+            before, synced = None, True
+            if Path(path).is_file():
+                before = Path(path).read_bytes()
+                synced = _file(Path(path).stat()) not in self._unsynced
+            make()
+            self._changes.append(_Change(path, before, synced))
+
+
+class CrashableLocalStorage(LocalStorage):
+    """Local storage whose machine can crash. Not picklable.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        The folder.
+    anonymous : bool
+        As for `CrashDisk`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from zarr_manifests.testing import CrashableLocalStorage
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     storage = CrashableLocalStorage(folder)
+    ...     _ = storage.create("kept", b"1"), storage.create("lost", b"2", durable=False)
+    ...     storage.crash()
+    ...     [info.key for info in storage.list()]
+    ['kept']
+    """
+
+    disk: CrashDisk
+
+    def __init__(self, path: str | os.PathLike[str], *, anonymous: bool = True) -> None:
+        self.disk = CrashDisk(anonymous=anonymous)
+        super().__init__(path, disk=self.disk)
+        self.disk.root = self.path
+
+    def crash(self, rng: random.Random | None = None) -> None:
+        """Lose what is not on the disk; the storage can then be used as after a restart.
+
+        Parameters
+        ----------
+        rng : random.Random, optional
+            Decides what is lost; without one all of it is.
+        """
+        self.disk.crash(rng)
+        super().__init__(self.path, disk=self.disk)
+
+
+def _file(status: os.stat_result) -> _File:
+    return status.st_dev, status.st_ino
+
+
+def _undo(change: _Change, rng: random.Random | None) -> None:
+    path = Path(change.path)
+    if not path.parent.is_dir():
+        return  # lost with its folder
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    if change.before is not None:
+        path.write_bytes(change.before if change.before_synced else _torn(change.before, rng))
+
+
+def _torn(content: bytes, rng: random.Random | None) -> bytes:
+    return content[: rng.randint(0, len(content))] if rng else b""

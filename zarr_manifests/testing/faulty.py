@@ -1,0 +1,297 @@
+"""Makes the calls of a storage go wrong, one by one and on purpose.
+
+Invariants: a call at which no fault fires is passed on unchanged; at most one fault fires at a
+call (the first of those that are due); after a simulated crash nothing reaches the storage, as
+nothing does from a process that is dead.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, cast, get_args
+
+from zarr_manifests.errors import InvalidArgumentError, StorageError
+from zarr_manifests.storage import Storage, Tagged, Token, check_key
+from zarr_manifests.testing.wrapped import Call, WrappedStorage
+
+__all__ = ["Fault", "FaultKind", "FaultyStorage", "SimulatedCrash"]
+
+type FaultKind = Literal[
+    "fail_before",
+    "fail_after",
+    "lose_answer",
+    "duplicate_late",
+    "truncate",
+    "flip_bits",
+    "crash_before",
+    "crash_after",
+]
+
+_KINDS: Final[tuple[str, ...]] = get_args(FaultKind.__value__)
+_READS = frozenset({"get", "get_ranges", "get_tagged"})
+_WRITES = frozenset({"put", "create", "create_after", "cas", "delete_many"})
+_OPS = _READS | _WRITES | {"head", "list", "sync"}
+# Other faults can befall any call.
+_ONLY = {"truncate": _READS, "flip_bits": _READS, "duplicate_late": _WRITES}
+
+
+class SimulatedCrash(BaseException):
+    """The process is dead. Not an `Exception`, so that no handler survives it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What goes wrong, and at which calls.
+
+    Parameters
+    ----------
+    kind : str
+        - `fail_before`: an error, and no effect.
+        - `fail_after`: the effect, and an error, as when a request times out.
+        - `lose_answer`: the effect, and its answer is lost underneath: the client library tries
+          again by itself and hands out the answer to that. So `create` says False and `cas` None
+          of the caller's own write.
+        - `duplicate_late`: a write is made once more, `after_calls` calls later, under the same
+          conditions; nobody sees the answer to that.
+        - `truncate`: a read gives only the first half of its bytes.
+        - `flip_bits`: a read gives its bytes with one bit in their middle flipped.
+        - `crash_before`, `crash_after`: `SimulatedCrash`, without or with the effect.
+    op : str, optional
+        Only calls of this name (`get`, `create`, ...; `create_after` is the `then_create` of a
+        swap); the async twins count as what they are twins of.
+    key : str
+        Only calls one of whose keys matches this pattern (`fnmatch`: `*` goes across slashes).
+    skip : int
+        How many matching calls to spare first.
+    count : int, optional
+        At how many matching calls the fault fires after that; None for ever.
+    after_calls : int
+        For `duplicate_late`.
+    error : type
+        What the failing kinds raise.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the kind or the op is unknown, the two do not go together, or a count makes no sense.
+
+    Examples
+    --------
+    >>> from zarr_manifests.testing import Fault
+    >>> Fault("lose_answer", op="cas", key="current").count
+    1
+    """
+
+    kind: FaultKind
+    op: str | None = None
+    key: str = "*"
+    skip: int = 0
+    count: int | None = 1
+    after_calls: int = 1
+    error: type[StorageError] = StorageError
+
+    def __post_init__(self) -> None:
+        ops = _ONLY.get(self.kind, _OPS)
+        if self.kind not in _KINDS:
+            raise InvalidArgumentError(f"{self.kind!r} is no kind of fault; there are {_KINDS}")
+        if self.op is not None and self.op not in ops:
+            raise InvalidArgumentError(
+                f"no fault {self.kind!r} can befall {self.op!r}; it can {sorted(ops)}"
+            )
+        if self.skip < 0 or self.after_calls < 0 or (self.count is not None and self.count < 1):
+            raise InvalidArgumentError(f"skip, count and after_calls make no sense in {self}")
+
+    def matches(self, op: str, keys: Sequence[str]) -> bool:
+        """Whether a call of `op` with these keys is one this fault is meant for."""
+        if op not in _ONLY.get(self.kind, _OPS) or self.op not in (None, op):
+            return False
+        return any(fnmatch.fnmatchcase(key, self.key) for key in keys or ("",))
+
+
+class FaultyStorage(WrappedStorage):
+    """Passes calls on to a storage, with faults.
+
+    The `then_create` of a swap is a call of its own here, `create_after`, so that a crash can
+    come between the two.
+
+    Parameters
+    ----------
+    storage : Storage
+        What is wrapped.
+    faults : sequence of Fault
+        What goes wrong; each counts the calls that match it by itself.
+
+    Examples
+    --------
+    >>> from zarr_manifests.storage import MemoryStorage
+    >>> from zarr_manifests.testing import Fault, FaultyStorage
+    >>> storage = FaultyStorage(MemoryStorage(), [Fault("lose_answer", op="create")])
+    >>> storage.create("a", b"mine"), storage.get("a")
+    (False, b'mine')
+    >>> storage.calls
+    [('create', 'a'), ('get', 'a')]
+    """
+
+    def __init__(self, storage: Storage, faults: Sequence[Fault] = ()) -> None:
+        super().__init__(storage)
+        self.calls: list[tuple[str, str]] = []
+        """Name and (first) key of every call since the beginning or the last `reset`."""
+        self._faults = tuple(faults)
+        self._lock = threading.Lock()
+        self.reset()
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return type(self), (self._storage, self._faults)
+
+    def reset(self) -> None:
+        """Begin anew: no calls counted, no `fail_at`, no repeats due, not crashed."""
+        with self._lock:
+            self.calls = []
+            self._seen = [0] * len(self._faults)
+            self._at: dict[int, Fault] = {}
+            self._late: list[tuple[int, Call[Any]]] = []
+            self._dead = False
+
+    def fail_at(self, number: int, kind: FaultKind = "fail_before") -> None:
+        """Let call `number` go wrong, counted from 1 in `calls`.
+
+        A kind that cannot befall that call does nothing.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the call has been made already, or the kind is unknown.
+        """
+        with self._lock:
+            if number <= len(self.calls):
+                raise InvalidArgumentError(
+                    f"call {number} is past: {len(self.calls)} calls have been made"
+                )
+            self._at[number] = Fault(kind)
+
+    def cas(
+        self,
+        key: str,
+        data: bytes,
+        token: Token | None,
+        *,
+        then_create: tuple[str, bytes] | None = None,
+    ) -> Token | None:
+        if then_create is not None:
+            check_key(then_create[0])
+        applied = False
+
+        def run() -> Token | None:
+            nonlocal applied
+            new = self._storage.cas(key, data, token)
+            applied = applied or new is not None
+            return new
+
+        try:
+            return self._around(Call("cas", (key,), run, len(data)))
+        finally:
+            # Whatever the caller has been told of it, the swap is what the create follows.
+            if applied and then_create is not None and not self._dead:
+                self._create_after(*then_create)
+
+    def _create_after(self, key: str, data: bytes) -> None:
+        try:
+            self._around(self._create_call("create_after", key, data, durable=True))
+        except StorageError:
+            return  # never an error of the swap
+
+    def _around[R](self, call: Call[R]) -> R:
+        number, fault = self._begin(call)
+        try:
+            result = call.run()
+            if fault is not None and fault.kind == "lose_answer":
+                result = call.run()
+            return self._end(call, fault, result)
+        finally:
+            self._repeat(number)
+
+    async def _around_async[R](self, call: Call[R], run: Callable[[], Awaitable[R]]) -> R:
+        number, fault = self._begin(call)
+        try:
+            result = await run()
+            if fault is not None and fault.kind == "lose_answer":
+                result = await run()
+            return self._end(call, fault, result)
+        finally:
+            self._repeat(number)
+
+    def _begin(self, call: Call[Any]) -> tuple[int, Fault | None]:
+        """Count the call and find the fault that fires at it; raises if that is at once."""
+        with self._lock:
+            if self._dead:
+                raise SimulatedCrash(f"{call.op} {call.key} after the crash")
+            self.calls.append((call.op, call.key))
+            number = len(self.calls)
+            fault = self._due(call, number)
+            if fault is None:
+                return number, None
+            if fault.kind == "duplicate_late":
+                self._late.append((number + fault.after_calls, call))
+            self._dead = fault.kind == "crash_before"
+        if fault.kind == "crash_before":
+            raise SimulatedCrash(f"before {call.op} {call.key}")
+        if fault.kind == "fail_before":
+            raise fault.error(f"injected fault: {call.op} {call.key} failed and had no effect")
+        return number, fault
+
+    def _due(self, call: Call[Any], number: int) -> Fault | None:
+        planned = self._at.get(number)
+        due = planned if planned is not None and planned.matches(call.op, call.keys) else None
+        for i, fault in enumerate(self._faults):
+            if fault.matches(call.op, call.keys):
+                turn = self._seen[i] - fault.skip
+                self._seen[i] += 1
+                if due is None and turn >= 0 and (fault.count is None or turn < fault.count):
+                    due = fault
+        return due
+
+    def _end[R](self, call: Call[R], fault: Fault | None, result: R) -> R:
+        if fault is None:
+            return result
+        if fault.kind == "crash_after":
+            self._dead = True
+            raise SimulatedCrash(f"after {call.op} {call.key}")
+        if fault.kind == "fail_after":
+            raise fault.error(f"injected fault: {call.op} {call.key} took effect and then failed")
+        if fault.kind == "truncate":
+            return _damaged(result, lambda data: data[: len(data) // 2])
+        if fault.kind == "flip_bits":
+            return _damaged(result, _with_flipped_bit)
+        return result
+
+    def _repeat(self, number: int) -> None:
+        """Make the late repeats that are due once call `number` is over."""
+        with self._lock:
+            due = [] if self._dead else [call for at, call in self._late if at <= number]
+            self._late = [(at, call) for at, call in self._late if at > number]
+        for call in due:
+            try:
+                call.run()
+            except StorageError:
+                continue  # there is nobody to tell
+
+
+def _damaged[R](result: R, damage: Callable[[bytes], bytes]) -> R:
+    damaged: object = result
+    if isinstance(result, bytes):
+        damaged = damage(result)
+    elif isinstance(result, Tagged):
+        damaged = Tagged(damage(result.data), result.token)
+    elif isinstance(result, list):
+        damaged = [damage(part) for part in result]
+    return cast(R, damaged)
+
+
+def _with_flipped_bit(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return (
+        data[:middle] + bytes(byte ^ 1 for byte in data[middle : middle + 1]) + data[middle + 1 :]
+    )

@@ -1,0 +1,98 @@
+"""Makes a storage as far away as an object store."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable
+
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.runtime import SYSTEM, Runtime
+from zarr_manifests.storage import Capabilities, Storage, Token, check_key
+from zarr_manifests.testing.wrapped import Call, WrappedStorage
+
+__all__ = ["LatencyStorage"]
+
+
+class LatencyStorage(WrappedStorage):
+    """Waits before every call but `sync`, and says it is not `inline`.
+
+    The `then_create` of a swap is made in the background after the swap has been answered, as
+    it is where the storage is remote.
+
+    Parameters
+    ----------
+    storage : Storage
+        The storage the calls are passed on to.
+    latency_s : float
+        Seconds to wait.
+    runtime : Runtime
+        Waits, and runs what is done in the background. Only with the default one can the
+        storage be pickled.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the latency is negative.
+
+    Examples
+    --------
+    >>> from zarr_manifests.storage import MemoryStorage
+    >>> from zarr_manifests.testing import LatencyStorage
+    >>> storage = LatencyStorage(MemoryStorage(), latency_s=0.001)
+    >>> storage.create("a", b"1"), storage.capabilities.inline
+    (True, False)
+    """
+
+    def __init__(
+        self, storage: Storage, *, latency_s: float = 0.02, runtime: Runtime = SYSTEM
+    ) -> None:
+        if not latency_s >= 0:
+            raise InvalidArgumentError(f"a latency of {latency_s} s is negative")
+        super().__init__(storage)
+        self._latency_s = latency_s
+        self._runtime = runtime
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        runtime = None if self._runtime is SYSTEM else self._runtime
+        return _reopen, (type(self), self._storage, self._latency_s, runtime)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return dataclasses.replace(self._storage.capabilities, inline=False)
+
+    def cas(
+        self,
+        key: str,
+        data: bytes,
+        token: Token | None,
+        *,
+        then_create: tuple[str, bytes] | None = None,
+    ) -> Token | None:
+        if then_create is None:
+            return super().cas(key, data, token)
+        after_key, after_data = then_create
+        check_key(after_key)
+        new = super().cas(key, data, token)
+        if new is not None:
+            call = self._create_call("create", after_key, after_data, durable=True)
+            self._runtime.background(lambda: self._finish(call))
+        return new
+
+    def _finish(self, call: Call[bool]) -> None:
+        self._around(call)
+
+    def _around[R](self, call: Call[R]) -> R:
+        if call.op != "sync":
+            self._runtime.sleep(self._latency_s)
+        return call.run()
+
+    async def _around_async[R](self, call: Call[R], run: Callable[[], Awaitable[R]]) -> R:
+        await asyncio.sleep(self._latency_s)
+        return await run()
+
+
+def _reopen(
+    kind: type[LatencyStorage], storage: Storage, latency_s: float, runtime: Runtime | None
+) -> LatencyStorage:
+    return kind(storage, latency_s=latency_s, runtime=runtime or SYSTEM)

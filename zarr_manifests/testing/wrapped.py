@@ -1,0 +1,150 @@
+"""A storage around a storage: every call goes through one place.
+
+Invariant: a wrapper that overrides nothing behaves in every respect as what it wraps. The async
+twins pass through the same hook, under the names of the calls they are twins of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zarr_manifests.storage import Capabilities, ObjectInfo, Storage, Tagged, Token
+
+__all__ = ["Call", "WrappedStorage"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call[R]:
+    """One call of a storage.
+
+    Parameters
+    ----------
+    op : str
+        The name of the method, without `_async`.
+    keys : tuple of str
+        The key, the prefix of a `list`, or all keys of a call that takes many.
+    run : callable
+        Makes the call, synchronously, and can do so again.
+    sent_nbytes : int
+        Bytes that are written.
+    """
+
+    op: str
+    keys: tuple[str, ...]
+    run: Callable[[], R]
+    sent_nbytes: int = 0
+
+    @property
+    def key(self) -> str:
+        """The key, or the first of many; empty if there is none."""
+        return self.keys[0] if self.keys else ""
+
+
+class WrappedStorage:
+    """A storage that passes every call on; base of those that do something on the way.
+
+    A subclass overrides `_around` and `_around_async`. Picklable if what it wraps is.
+
+    Parameters
+    ----------
+    storage : Storage
+        What is wrapped.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._storage!r})"
+
+    def _around[R](self, call: Call[R]) -> R:
+        return call.run()
+
+    async def _around_async[R](self, call: Call[R], run: Callable[[], Awaitable[R]]) -> R:
+        return await run()
+
+    @property
+    def storage(self) -> Storage:
+        """The storage that is wrapped."""
+        return self._storage
+
+    @property
+    def url(self) -> str:
+        return self._storage.url
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._storage.capabilities
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        return self._around(Call("get", (key,), lambda: self._storage.get(key, start, length)))
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return self._around(
+            Call("get_ranges", (key,), lambda: self._storage.get_ranges(key, ranges))
+        )
+
+    def get_tagged(self, key: str) -> Tagged:
+        return self._around(Call("get_tagged", (key,), lambda: self._storage.get_tagged(key)))
+
+    def put(self, key: str, data: bytes, *, durable: bool = True) -> None:
+        def run() -> None:
+            self._storage.put(key, data, durable=durable)
+
+        self._around(Call("put", (key,), run, len(data)))
+
+    def create(self, key: str, data: bytes, *, durable: bool = True) -> bool:
+        return self._around(self._create_call("create", key, data, durable))
+
+    def cas(
+        self,
+        key: str,
+        data: bytes,
+        token: Token | None,
+        *,
+        then_create: tuple[str, bytes] | None = None,
+    ) -> Token | None:
+        def run() -> Token | None:
+            return self._storage.cas(key, data, token, then_create=then_create)
+
+        return self._around(Call("cas", (key,), run, len(data)))
+
+    def head(self, key: str) -> ObjectInfo:
+        return self._around(Call("head", (key,), lambda: self._storage.head(key)))
+
+    def list(self, prefix: str = "", after: str = "") -> Iterator[ObjectInfo]:
+        return self._around(Call("list", (prefix,), lambda: self._storage.list(prefix, after)))
+
+    def delete_many(self, keys: Iterable[str]) -> None:
+        many = tuple(keys)
+        self._around(Call("delete_many", many, lambda: self._storage.delete_many(many)))
+
+    def sync(self, keys: Iterable[str]) -> None:
+        many = tuple(keys)
+        self._around(Call("sync", many, lambda: self._storage.sync(many)))
+
+    async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        return await self._around_async(
+            Call("get", (key,), lambda: self._storage.get(key, start, length)),
+            lambda: self._storage.get_async(key, start, length),
+        )
+
+    async def create_async(self, key: str, data: bytes, *, durable: bool = True) -> bool:
+        return await self._around_async(
+            self._create_call("create", key, data, durable),
+            lambda: self._storage.create_async(key, data, durable=durable),
+        )
+
+    def _create_call(self, op: str, key: str, data: bytes, durable: bool) -> Call[bool]:
+        return Call(op, (key,), lambda: self._storage.create(key, data, durable=durable), len(data))
+
+
+def received_nbytes(result: Any) -> int:
+    """How many bytes of objects are in the result of a reading call."""
+    if isinstance(result, bytes):
+        return len(result)
+    if isinstance(result, Tagged):
+        return len(result.data)
+    return sum(map(len, result)) if isinstance(result, list) else 0
