@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from zarr_manifests import errors
 from zarr_manifests.config import RepositoryConfig
-from zarr_manifests.repository import Diff, Repository, SnapshotInfo
+from zarr_manifests.history import Diff, SnapshotInfo
+from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork, Session, Status
 from zarr_manifests.store import ManifestStore
 

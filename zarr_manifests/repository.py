@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -14,7 +14,8 @@ import numpy as np
 from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.engine.commit import deltas_between, footprint_of
 from zarr_manifests.engine.context import Context
-from zarr_manifests.engine.objects import Objects, Upload
+from zarr_manifests.engine.create import create_repository
+from zarr_manifests.engine.objects import Objects
 from zarr_manifests.engine.roots import RootAt, Roots
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import (
@@ -26,17 +27,16 @@ from zarr_manifests.errors import (
     UnsupportedStorageError,
 )
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
+from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.root import (
-    WRITE_ID_BYTES,
     Branch,
-    LogEntry,
     Root,
     check_ref_name,
 )
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import IndexArray
-from zarr_manifests.ids import new_session_id, object_key, snapshot_id_of, snapshot_key
+from zarr_manifests.history import Diff, SnapshotInfo
+from zarr_manifests.ids import snapshot_id_of, snapshot_key
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.session import Session
 from zarr_manifests.storage import Storage, from_url
@@ -47,67 +47,6 @@ __all__ = ["Diff", "Repository", "SnapshotInfo"]
 _DEFAULT_BRANCH: Final = "main"
 _FRESH_S: Final = 0.1
 _REF_ATTEMPTS: Final = 100
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotInfo:
-    """One entry of the history.
-
-    Parameters
-    ----------
-    snapshot_id : str
-        The snapshot's id.
-    parent_id : str or None
-        Its parent's; None for the first of a repository.
-    written_at : datetime
-        When, in UTC, by the committer's clock.
-    kind : str
-        `append`, `overwrite`, `delete`, `metadata`, or `rewrite` (changes no data).
-    message : str
-        Why.
-    metadata : mapping
-        What the committer wanted kept.
-    totals : mapping of str to int
-        What the commit did: `refs-set`, `refs-unset`, `chunk-bytes`, `chunk-objects`.
-    """
-
-    snapshot_id: str
-    parent_id: str | None
-    written_at: datetime
-    kind: str
-    message: str
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    totals: Mapping[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def _of(cls, ref: BlobRef, snapshot: Snapshot) -> SnapshotInfo:
-        return cls(
-            snapshot_id_of(ref.key),
-            snapshot.parent_id,
-            datetime.fromtimestamp(snapshot.written_ms / 1000, UTC),
-            str(snapshot.kind),
-            snapshot.message,
-            snapshot.metadata,
-            snapshot.totals,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Diff:
-    """What changed from one snapshot to a later one.
-
-    Parameters
-    ----------
-    created, updated, deleted : tuple of str
-        Absolute paths; a node that was deleted and made again is in both lists.
-    chunks : mapping of str to int64[n, ndim]
-        Coordinates of the chunks written or removed, by absolute path, sorted.
-    """
-
-    created: tuple[str, ...]
-    updated: tuple[str, ...]
-    deleted: tuple[str, ...]
-    chunks: Mapping[str, IndexArray]
 
 
 class Repository:
@@ -162,29 +101,9 @@ class Repository:
         UnsupportedStorageError
             If the storage cannot put-if-absent and compare-and-swap.
         """
-        storage, checked = _storage(location), _config(config)
-        if not (storage.capabilities.cas and storage.capabilities.create):
-            raise UnsupportedStorageError(
-                f"{storage.url} cannot put-if-absent and compare-and-swap, so a repository there "
-                "could lose commits; choose a local disk or a storage that can"
-            )
-        _check_empty(storage)
+        storage = _storage(location)
         objects, roots = Objects(storage, runtime), Roots(storage, runtime)
-        head = _first_snapshot(objects, runtime)
-        root = Root(
-            runtime.random_bytes(16).hex(),
-            1,
-            runtime.random_bytes(WRITE_ID_BYTES),
-            runtime.now_ms(),
-            checked,
-            {_DEFAULT_BRANCH: Branch(head, None)},
-        )
-        entry = LogEntry(1, root.written_ms, "create", _DEFAULT_BRANCH, snapshot_id_of(head.key))
-        at = roots.create(root.with_log(entry))
-        if at is None:
-            raise AlreadyExistsError(
-                f"a repository was made at {storage.url} at the same moment; open it instead"
-            )
+        at = create_repository(storage, runtime, objects, _config(config), _DEFAULT_BRANCH)
         return cls(_context(storage, runtime, objects, roots, at.root, None), at)
 
     @classmethod
@@ -376,7 +295,7 @@ class Repository:
         if opened is not None:
             read_s, at = opened
             recent = 0 <= self._context.runtime.monotonic_s() - read_s <= _FRESH_S
-            if recent and self._context.roots.is_latest(at):
+            if recent and self._context.roots.undisturbed(at):
                 return at.root
         return self._context.roots.read().root
 
@@ -423,7 +342,7 @@ class Repository:
                 start = _known(root.tags, tag, "tag")
             else:
                 start = _known(root.branches, branch or _DEFAULT_BRANCH, "branch").head
-        return (SnapshotInfo._of(ref, snapshot) for ref, snapshot in self._walk(start))
+        return (SnapshotInfo.of(ref, snapshot) for ref, snapshot in self._walk(start))
 
     def _walk(self, start: BlobRef) -> Iterator[tuple[BlobRef, Snapshot]]:
         ref: BlobRef | None = start
@@ -633,47 +552,6 @@ def _context(
 
 def _reopen(storage: Storage, config: RepositoryConfig) -> Repository:
     return Repository.open(storage, config)
-
-
-def _check_empty(storage: Storage) -> None:
-    """Refuse a place that holds anything but what an abandoned `create` leaves."""
-    abandoned = (f"deltas/{0:012d}-", f"snapshots/{0:012d}-")
-    for info in storage.list():
-        if info.key == "current":
-            raise AlreadyExistsError(
-                f"there is a repository at {storage.url}; open it, or use open_or_create"
-            )
-        if not info.key.startswith(abandoned):
-            raise AlreadyExistsError(
-                f"{storage.url} is not empty (it holds {info.key!r}) and has no repository; "
-                "choose an empty place. If there was a repository here, its object 'current' is "
-                "lost: the newest archive under 'root/' holds its last known state"
-            )
-
-
-def _first_snapshot(objects: Objects, runtime: Runtime) -> BlobRef:
-    session = new_session_id(0, runtime.random_bytes(12))
-    commit_id = runtime.random_bytes(COMMIT_ID_BYTES)
-    log = Upload(object_key("deltas", session, 0), Delta(commit_id).encode())
-    snapshot = Snapshot(
-        None,
-        commit_id,
-        CommitKind.METADATA,
-        "create repository",
-        {},
-        runtime.now_ms(),
-        None,
-        (),
-        log.ref,
-    )
-    head = Upload(object_key("snapshots", session, 1), snapshot.encode())
-    runtime.parallel(
-        [
-            lambda: objects.create(log.key, log.data),
-            lambda: objects.create(head.key, head.data),
-        ]
-    )
-    return replace(head.ref, copy=head.data)
 
 
 def _known[T](refs: Mapping[str, T], name: str, what: str) -> T:

@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zarr_manifests.engine.changes import Merge
 from zarr_manifests.engine.chunks import SessionKeys
-from zarr_manifests.engine.commit import commit
+from zarr_manifests.engine.commit import Committed, commit
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.fold import fold_branch
 from zarr_manifests.engine.forks import ForkState, freeze, merge_forks, refuse_unmerged, revive
@@ -30,6 +29,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.envelope import pack
 from zarr_manifests.format.nodes import NodeKind
+from zarr_manifests.grid import Coords
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.store import ManifestStore
 
@@ -119,7 +119,8 @@ class Session:
         self._branch = branch
         keys = SessionKeys(start, context.runtime) if start is not None else None
         self._workspace = Workspace(context, view, keys)
-        self._merge = Merge(self._workspace.changes)
+        self._owners: dict[tuple[bytes, Coords], str] = {}
+        self._merged = False
         self._closed: str | None = None
 
     def __repr__(self) -> str:
@@ -181,8 +182,12 @@ class Session:
         """Forget everything that was not committed."""
         self._check_open()
         with self._workspace.lock:
-            self._workspace.start_at(self._workspace.view, self._workspace.keys)
-            self._merge = Merge(self._workspace.changes)
+            self._start_at(self._workspace.view, self._workspace.keys)
+
+    def _start_at(self, view: SnapshotView, keys: SessionKeys | None) -> None:
+        self._workspace.start_at(view, keys)
+        self._owners = {}
+        self._merged = False
 
     def commit(
         self,
@@ -228,9 +233,10 @@ class Session:
         self._check_open()
         message, metadata = _checked_message(message), _checked_metadata(metadata)
         workspace = self._workspace
-        assert workspace.keys is not None and self._branch is not None
+        assert workspace.keys is not None
+        assert self._branch is not None
         with workspace.lock:
-            if workspace.pickled and not self._merge.owners and not discard_unmerged:
+            if workspace.pickled and not self._merged and not discard_unmerged:
                 refuse_unmerged(workspace)
             if not workspace.changes:
                 raise InvalidArgumentError("nothing to commit: the session has no changes")
@@ -250,24 +256,23 @@ class Session:
                 ):  # an interrupt may have come after the swap
                     self._closed = "whether its last commit took effect is not known"
                 raise
-            view = self._context.open_view(done.head)
-            if len(view.snapshot.deltas) >= self._context.config.max_delta_count:
-                view = self._fold(view)
-            keys = SessionKeys(done.at.root.version, self._context.runtime)
-            workspace.start_at(view, keys)
-            self._merge = Merge(workspace.changes)
+            self._go_on(done)
         return snapshot_id_of(done.head.key)
 
-    def _fold(self, committed: SnapshotView) -> SnapshotView:
-        """Fold the branch's deltas; the commit stands whatever becomes of it."""
+    def _go_on(self, done: Committed) -> None:
+        """Continue from what was committed; the commit stands whatever becomes of this."""
         assert self._branch is not None
+        context, workspace = self._context, self._workspace
         try:
-            head = fold_branch(self._context, self._branch)
+            view = context.open_view(done.head)
+            if len(view.snapshot.deltas) >= context.config.max_delta_count:
+                folded = fold_branch(context, self._branch)
+                view = view if folded is None else context.open_view(folded)
         except ManifestsError:
-            # The next commit is due to fold again, and raises what is wrong if it touches it.
-            _LOG.warning("folding the deltas of %r failed", self._branch, exc_info=True)
-            return committed
-        return committed if head is None else self._context.open_view(head)
+            _LOG.warning("going on after a commit to %r failed", self._branch, exc_info=True)
+            self._closed = "its last commit landed, but the session could not go on from it"
+            view = workspace.view
+        self._start_at(view, SessionKeys(done.at.root.version, context.runtime))
 
     def fork(self) -> Fork:
         """A copy of the session for another process.
@@ -298,7 +303,8 @@ class Session:
         for fork in forks:
             workspace = fork.workspace if isinstance(fork, ManifestStore) else fork._workspace
             states.append(freeze(workspace, explicit=True))
-        merge_forks(self._workspace, self._merge, states)
+        merge_forks(self._workspace, self._owners, states)
+        self._merged = True
 
     def _check_open(self) -> None:
         if self.read_only:
@@ -313,9 +319,13 @@ def _absolute(path: str) -> str:
     return path if path.startswith("/") else f"/{path}"
 
 
-def _checked_message(message: str) -> str:
+def _checked_message(message: object) -> str:
     if not isinstance(message, str) or not message.strip():
         raise InvalidArgumentError("a commit needs a message: say in a line what it does")
+    try:
+        message.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(f"the message is no valid Unicode text: {error}") from error
     return message
 
 

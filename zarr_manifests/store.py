@@ -52,7 +52,6 @@ class ManifestStore(Store):
     def __init__(self, workspace: Workspace, *, read_only: bool) -> None:
         super().__init__(read_only=read_only)
         self.workspace = workspace
-        self._is_open = True
 
     # --- what it is --------------------------------------------------------------------------
 

@@ -10,8 +10,9 @@ only recorded for nodes that exist.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from zarr_manifests.errors import Conflict
 from zarr_manifests.format.chunk_table import InlineRef, NativeRef, StoredRef, Unset
@@ -21,6 +22,8 @@ from zarr_manifests.ids import crc32c
 from zarr_manifests.planning.merge import narrower
 
 __all__ = ["ChangeSet", "Merge", "same_bytes"]
+
+_ABSENT: Final = object()
 
 
 def same_bytes(a: StoredRef | None, b: StoredRef | None) -> bool:
@@ -93,37 +96,68 @@ class ChangeSet:
         return ChangeSet(nodes, chunks, truncated, unsynced)
 
 
-@dataclass(slots=True)
 class Merge:
-    """Brings forks' changes into a session's, and remembers which fork wrote what.
+    """Brings forks' changes into a session's, and remembers which copy wrote what.
 
     A fork's change applies where the session is as it was when the fork was made, or where the
-    very same fork has changed it before, or where both did the same; anything else is a conflict.
+    very same copy has changed it before, or where both did the same; anything else is a conflict.
+
+    Parameters
+    ----------
+    mine : ChangeSet
+        The session's changes; modified in place.
+    stored : mapping of str to Node
+        The nodes of the snapshot that session and forks began with.
+    owners : dict of (bytes, coords) to str
+        The copy that each merged chunk came from.
     """
 
-    mine: ChangeSet
-    owners: dict[tuple[bytes, Coords], str] = field(default_factory=dict)
+    def __init__(
+        self,
+        mine: ChangeSet,
+        stored: Mapping[str, Node],
+        owners: Mapping[tuple[bytes, Coords], str],
+    ) -> None:
+        self.mine = mine
+        self.owners = dict(owners)
+        self._stored = stored
 
     def apply(self, before: ChangeSet, after: ChangeSet, copy_id: str) -> list[Conflict]:
-        """Apply what the fork `copy_id` changed between `before` and `after`, or nothing.
+        """Apply what the copy `copy_id` changed between `before` and `after`, or nothing.
 
         Returns the conflicts; where there are any, nothing was applied.
         """
         theirs = after.since(before)
-        paths = {
-            node.node_id: path
-            for nodes in (after.nodes, self.mine.nodes)
-            for path, node in nodes.items()
-            if node is not None
+        replaced = {
+            old.node_id: path
+            for path, new in theirs.nodes.items()
+            if (old := self._node(before, path)) is not None
+            and (new is None or new.node_id != old.node_id)
         }
         conflicts = [
             Conflict(f"/{path}", "metadata", "changed in the session and in a fork, differently")
             for path, node in theirs.nodes.items()
-            if self.mine.nodes.get(path) not in (before.nodes.get(path), node)
+            if self.mine.nodes.get(path, _ABSENT) not in (before.nodes.get(path, _ABSENT), node)
         ]
-        conflicts += self._chunk_conflicts(before, theirs, copy_id, paths)
-        if conflicts:
-            return conflicts
+        conflicts += [
+            Conflict(f"/{path}", "chunks", "written in the session and deleted in a fork")
+            for node_id, path in replaced.items()
+            if self.mine.chunks.get(node_id, {}) != before.chunks.get(node_id, {})
+        ]
+        conflicts += self._chunk_conflicts(before, theirs, copy_id)
+        if not conflicts:
+            self._take(theirs, after, replaced, copy_id)
+        return conflicts
+
+    def _node(self, changes: ChangeSet, path: str) -> Node | None:
+        return changes.nodes[path] if path in changes.nodes else self._stored.get(path)
+
+    def _take(
+        self, theirs: ChangeSet, after: ChangeSet, replaced: Iterable[bytes], copy_id: str
+    ) -> None:
+        for node_id in replaced:
+            self.mine.chunks.pop(node_id, None)
+            self.mine.truncated.pop(node_id, None)
         for path, node in theirs.nodes.items():
             if node is None and path not in after.nodes:
                 self.mine.nodes.pop(path, None)
@@ -136,25 +170,28 @@ class Merge:
             cut = narrower(self.mine.truncated.get(node_id), shape)
             self.mine.truncated[node_id] = cut or shape
         self.mine.unsynced += theirs.unsynced
-        return []
 
     def _chunk_conflicts(
-        self, before: ChangeSet, theirs: ChangeSet, copy_id: str, paths: dict[bytes, str]
+        self, before: ChangeSet, theirs: ChangeSet, copy_id: str
     ) -> list[Conflict]:
-        overlapping: dict[bytes, list[Coords]] = {}
-        for node_id, coords, ref in theirs.refs():
-            ours = self.mine.chunks.get(node_id, {}).get(coords)
-            was = before.chunks.get(node_id, {}).get(coords)
-            if ours in (None, was) or self.owners.get((node_id, coords)) == copy_id:
+        nodes = {**self._stored, **self.mine.nodes, **theirs.nodes}
+        paths = {node.node_id: path for path, node in nodes.items() if node is not None}
+        conflicts: list[Conflict] = []
+        for node_id, refs in theirs.chunks.items():
+            if node_id not in paths:
+                reason = "written in a fork, to an array that the session has deleted"
+                conflicts.append(Conflict("/?", "chunks", reason, tuple(sorted(refs)[:20])))
                 continue
-            if not same_bytes(ours, ref):
-                overlapping.setdefault(node_id, []).append(coords)
-        return [
-            Conflict(
-                f"/{paths.get(node_id, '?')}",
-                "chunks",
-                "written with different bytes by two writers of the same session",
-                tuple(sorted(chunks)[:20]),
-            )
-            for node_id, chunks in overlapping.items()
-        ]
+            ours, was = self.mine.chunks.get(node_id, {}), before.chunks.get(node_id, {})
+            twice = [
+                coords
+                for coords, ref in refs.items()
+                if ours.get(coords) not in (None, was.get(coords))
+                and self.owners.get((node_id, coords)) != copy_id
+                and not same_bytes(ours.get(coords), ref)
+            ]
+            if twice:
+                reason = "written with different bytes by two writers of the same session"
+                where = tuple(sorted(twice)[:20])
+                conflicts.append(Conflict(f"/{paths[node_id]}", "chunks", reason, where))
+        return conflicts

@@ -28,7 +28,7 @@ from zarr_manifests.engine.roots import RootAt
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import Conflict, ConflictError, FencedError
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.chunk_table import ChunkTable, NativeRef, RefKind
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import Node
@@ -292,8 +292,11 @@ def _kind(view: SnapshotView, changes: ChangeSet, tables: Mapping[bytes, ChunkTa
 
 
 def _beyond(before: Node | None, table: ChunkTable) -> bool:
-    """Whether the rows lie outside the array's grid as it was, or in its partial edge, or are
-    those of a coordinate, which an append writes anew."""
+    """Whether all rows are what an append writes.
+
+    They are if they lie outside the array's grid as it was or in its partial edge, or belong to
+    a coordinate, which an append writes anew.
+    """
     if before is None or before.array is None:
         return before is None
     meta = before.array

@@ -25,6 +25,7 @@ from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.engine.workspace import Workspace
 from zarr_manifests.errors import ConflictError, InvalidArgumentError, UnmergedForksError
 from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.grid import Coords
 from zarr_manifests.ids import session_of, snapshot_id_of
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import Storage
@@ -147,8 +148,12 @@ def _view(context: Context, state: ForkState) -> SnapshotView:
     return view
 
 
-def merge_forks(workspace: Workspace, merge: Merge, forks: Sequence[ForkState]) -> None:
-    """Bring the forks' changes into the workspace's.
+def merge_forks(
+    workspace: Workspace, owners: dict[tuple[bytes, Coords], str], forks: Sequence[ForkState]
+) -> None:
+    """Bring the forks' changes into the workspace's, all or none.
+
+    `owners` says which copy each chunk that was merged before came from; it is brought up to date.
 
     Raises
     ------
@@ -173,7 +178,7 @@ def merge_forks(workspace: Workspace, merge: Merge, forks: Sequence[ForkState]) 
                 "from, before that session commits"
             )
     with workspace.lock:
-        trial = Merge(workspace.changes.copy(), dict(merge.owners))
+        trial = Merge(workspace.changes.copy(), workspace.view.nodes, owners)
         for fork in forks:
             conflicts = trial.apply(fork.before, fork.after, fork.copy_id)
             if conflicts:
@@ -182,8 +187,8 @@ def merge_forks(workspace: Workspace, merge: Merge, forks: Sequence[ForkState]) 
                     "was merged",
                     conflicts,
                 )
-        workspace.changes = merge.mine = trial.mine
-        merge.owners = trial.owners
+        workspace.changes = trial.mine
+        owners.update(trial.owners)
 
 
 def refuse_unmerged(workspace: Workspace) -> None:

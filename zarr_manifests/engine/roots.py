@@ -52,6 +52,12 @@ class RootAt:
     token: Token
 
 
+class _Swaps:
+    """How many swaps this process has tried, over all repositories."""
+
+    done = 0
+
+
 class Roots:
     """Reads and swaps the root of one repository."""
 
@@ -60,6 +66,7 @@ class Roots:
         self._runtime = runtime
         self._archived = 0  # the newest version known to be archived
         self._latest: RootAt | None = None
+        self._read_at = -1
         self._lock = threading.Lock()
 
     @property
@@ -76,6 +83,7 @@ class Roots:
             If there is none.
         """
         self._runtime.checkpoint("root.read")
+        self._read_at = _Swaps.done
         try:
             tagged = self._storage.get_tagged(ROOT_KEY)
         except ObjectNotFoundError as error:
@@ -91,9 +99,10 @@ class Roots:
                 self._latest = at
         return at
 
-    def is_latest(self, at: RootAt) -> bool:
-        """Whether this process has seen no newer root."""
-        return self._latest is not None and self._latest.token == at.token
+    def undisturbed(self, at: RootAt) -> bool:
+        """Whether `at` is the last root read, and this process has swapped none since."""
+        latest = self._latest
+        return latest is not None and latest.token == at.token and self._read_at == _Swaps.done
 
     def archive(self, at: RootAt) -> None:
         """Make sure that the version is archived; part of the round before it is replaced."""
@@ -158,6 +167,8 @@ class Roots:
                 )
             except StorageError as error:
                 failure, token = error, None
+            finally:
+                _Swaps.done += 1
             if token is not None:
                 return self._seen(RootAt(new, token))
             found = self._find_out(new, operation, failure)

@@ -8,7 +8,8 @@ Invariants:
 
 - A key reads what was last written to it, whatever it is classified as. When a document arrives,
   goes, or changes how chunks are keyed, entries below it change their class and keep their value.
-- A byte-identical document and the unset of an absent chunk change nothing.
+- A byte-identical document, a byte-identical inline chunk of a coordinate (an append in xarray
+  writes all coordinates anew) and the unset of an absent chunk change nothing.
 - A shrink cuts off whole chunks for good: a later growth does not bring them back.
 - A node that is deleted and made again has a new id, and none of its old chunks.
 """
@@ -21,20 +22,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from zarr_manifests.engine.changes import ChangeSet
 from zarr_manifests.engine.chunks import ChunkReader, SessionKeys
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.view import SnapshotView
-from zarr_manifests.errors import StorageError
+from zarr_manifests.errors import InvalidArgumentError, StorageError
 from zarr_manifests.format.chunk_table import (
     UNSET,
     ChunkRef,
     ChunkTable,
     InlineRef,
     NativeRef,
-    RefKind,
     Unset,
 )
 from zarr_manifests.format.nodes import Node, NodeKind
@@ -50,12 +48,9 @@ from zarr_manifests.keys import (
 )
 from zarr_manifests.planning.merge import (
     Layer,
-    Overlay,
     fold,
-    inside,
     merge_layers,
     narrower,
-    select,
 )
 
 if TYPE_CHECKING:
@@ -130,6 +125,7 @@ class Workspace:
 
     def find(self, key: str) -> Entry | None:
         """What is at the key; None if nothing is."""
+        _check(key)
         path = document_path(key)
         if path is not None:
             node = self.node(path)
@@ -163,7 +159,7 @@ class Workspace:
         return fold([stored] if stored is not None else [], merge_layers([Layer(cut, tables)]))
 
     def _chunk(self, key: str) -> tuple[Node, Coords] | None:
-        """The array and coordinate the key means; the array with the longest path is asked first."""
+        """The array and coordinate the key means; the longest path is asked first."""
         end = len(key)
         while end > 0:
             end = max(key.rfind("/", 0, end), 0)
@@ -216,11 +212,13 @@ class Workspace:
 
     def set(self, key: str, data: bytes) -> None:
         """Write `data` at the key."""
+        _check(key)
         if not self._set_document(key, data):
             self._record(key, self.write(data))
 
     async def set_async(self, key: str, data: bytes) -> None:
         """As `set`, for an event loop: only the chunk's upload is awaited."""
+        _check(key)
         if not self._set_document(key, data):
             self._record(key, await self.write_async(data))
 
@@ -266,10 +264,18 @@ class Workspace:
             opaque = self.node(_OPAQUE + key) or self._new_node(_OPAQUE + key, NodeKind.OPAQUE)
             chunk = opaque, ()
         node, coords = chunk
+        if (
+            isinstance(ref, InlineRef)
+            and node.array is not None
+            and node.array.is_coordinate(node.path)
+            and self.ref(node, coords) == ref
+        ):
+            return
         self.changes.chunks.setdefault(node.node_id, {})[coords] = ref
 
     def delete(self, key: str) -> None:
         """Remove what is at the key, if anything."""
+        _check(key)
         with self.lock:
             path = document_path(key)
             if path is not None and self.node(path) is not None:
@@ -401,3 +407,9 @@ class Workspace:
                 if chunk is not None and ref is not None:
                     self._drop(slot)
                     self.changes.chunks.setdefault(chunk[0].node_id, {})[chunk[1]] = ref
+
+
+def _check(key: str) -> None:
+    """Refuse a key that would climb: no Zarr hierarchy has one, so it is a caller's mistake."""
+    if (".." in key or "./" in key) and not {".", ".."}.isdisjoint(key.split("/")):
+        raise InvalidArgumentError(f"key {key[:80]!r} is refused: it has a '.' or '..' segment")

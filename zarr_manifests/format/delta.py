@@ -61,7 +61,7 @@ class Delta:
     nodes: tuple[Node, ...] = ()
     deleted: Mapping[str, bytes] = field(default_factory=dict)
     truncated: Mapping[bytes, Coords] = field(default_factory=dict)
-    embedded: Manifest = Manifest(())
+    embedded: Manifest = field(default_factory=lambda: Manifest(()))
     manifests: tuple[ManifestRef, ...] = ()
 
     def __post_init__(self) -> None:

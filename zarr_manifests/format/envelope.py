@@ -1,8 +1,8 @@
-"""The envelope around every metadata object, and the reader that distrusts what is inside.
+r"""The envelope around every metadata object, and the reader that distrusts what is inside.
 
 Layout (little-endian, 24 bytes of header)::
 
-    0   8   magic 89 5A 4D 46 0D 0A 1A 0A  ("\\x89ZMF\\r\\n\\x1a\\n")
+    0   8   magic 89 5A 4D 46 0D 0A 1A 0A  ("\x89ZMF\r\n\x1a\n")
     8   4   crc32c of every byte from offset 12 to the end
     12  1   format version (1)
     13  1   kind of object

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from zarr_manifests.errors import CorruptObjectError
+from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.envelope import Fields, Kind, decode, encode
 from zarr_manifests.format.manifest import ManifestRef
@@ -49,6 +49,8 @@ class Node:
 
     Raises
     ------
+    InvalidArgumentError
+        If the path is no valid Unicode text.
     CorruptObjectError
         If the id has another length, or the documents do not make a node of that kind.
     """
@@ -59,6 +61,10 @@ class Node:
     documents: Mapping[str, bytes]
 
     def __post_init__(self) -> None:
+        try:
+            self.path.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgumentError(f"a key is no valid Unicode text: {error}") from error
         meta = self.meta
         sound = len(self.node_id) == NODE_ID_BYTES and (
             (self.kind is NodeKind.GROUP and isinstance(meta, GroupMeta))

@@ -60,7 +60,7 @@ def check_ref_name(name: str) -> str:
     InvalidArgumentError
         For anything but letters, digits and `_ . / -`, starting with a letter, digit or `_`.
     """
-    if isinstance(name, str) and _REF_NAME.fullmatch(name):
+    if _REF_NAME.fullmatch(name):
         return name
     raise InvalidArgumentError(
         f"{str(name)[:80]!r} cannot name a branch or tag: use letters, digits and _ . / - and "
@@ -70,22 +70,41 @@ def check_ref_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A branch: its head snapshot, and the base that snapshot reads."""
+    """A branch.
+
+    Parameters
+    ----------
+    head : BlobRef
+        Its newest snapshot.
+    base : BlobRef or None
+        The base that snapshot reads, so that both can be fetched in one round.
+    epoch : int
+        The root version at which an exclusive writer claimed the branch; 0 for none.
+    floor : str or None
+        Id of the oldest snapshot that is still in the branch's history; None for all.
+    """
 
     head: BlobRef
     base: BlobRef | None
     epoch: int = 0
+    floor: str | None = None
 
     def pack(self) -> dict[str, Any]:
         """As a map for msgpack."""
         base = None if self.base is None else self.base.pack()
-        return {"head": self.head.pack(), "base": base, "epoch": self.epoch}
+        return {
+            "head": self.head.pack(),
+            "base": base,
+            "epoch": self.epoch,
+            "floor": self.floor,
+        }
 
     @classmethod
     def parse(cls, fields: Fields) -> Branch:
         """From a map that `pack` made."""
         head, base = BlobRef.parse_due(fields, "head"), BlobRef.parse_optional(fields, "base")
-        return cls(head, base, fields.number("epoch"))
+        floor = fields.text("floor") if fields.has("floor") else None
+        return cls(head, base, fields.number("epoch"), floor)
 
 
 @dataclass(frozen=True, slots=True)
