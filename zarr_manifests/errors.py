@@ -71,8 +71,8 @@ class InvalidArgumentError(ManifestsError, ValueError):
     """An argument, option or combination of them has no meaning here."""
 
 
-class ReadOnlyError(ManifestsError, PermissionError):
-    """A write was asked of something that was opened for reading only."""
+class ReadOnlyError(ManifestsError, PermissionError, ValueError):
+    """A write was asked of something that was opened for reading only (Zarr: a `ValueError`)."""
 
 
 class ConfigError(InvalidArgumentError):

@@ -275,4 +275,5 @@ def _span(entry: Entry, part: ByteRequest | None) -> tuple[int, int]:
         case SuffixByteRequest(suffix):
             start = max(total - suffix, 0)
             return start, total - start
-    raise InvalidArgumentError(f"a byte range cannot be {part!r}")
+    # Zarr's own wording, as its callers match on it.
+    raise InvalidArgumentError(f"Unexpected byte_range, got {part!r}; it is none of Zarr's")

@@ -1,17 +1,18 @@
 """The local disk: order of fsyncs, crashes, full disks, locks, places that are not safe."""
 
+import contextlib
 import errno
 import fcntl
 import itertools
-import json
 import os
 import pickle
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,15 @@ def test_folders_made_by_another_process_are_synced_once(tmp_path: Path) -> None
         "fsync_dir .",
         "fsync_dir ..",
     ]
+
+
+def test_folders_that_were_deleted_are_made_and_synced_again(tmp_path: Path) -> None:
+    storage = CrashableLocalStorage(tmp_path / "repository")
+    storage.create("d/a", b"1")
+    shutil.rmtree(tmp_path / "repository")
+    assert storage.create("d/a", b"2")
+    storage.crash()
+    assert storage.get("d/a") == b"2"
 
 
 def test_without_durable_nothing_is_synced_until_sync(tmp_path: Path) -> None:
@@ -418,16 +428,35 @@ class Disk(PosixDisk):
 storage = LocalStorage(sys.argv[1], disk=Disk())
 threading.Thread(target=storage.put, args=("a", b"1"), daemon=True).start()
 locked.wait()
-child = os.fork() if sys.argv[2] == "fork" else 0
-if child or sys.argv[2] != "fork":
-    print(child, flush=True)
-if not child and sys.argv[2] == "fork" and sys.argv[3] == "exit":
-    os._exit(0)
-if child and sys.argv[3] == "exit":
+how, child = sys.argv[2], 0
+if how != "alone":
+    heard, say = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(say, b".")
+        time.sleep(0 if how == "child ends" else 60)
+        os._exit(0)
+    os.read(heard, 1)  # it has closed what it must not keep
+if how == "child ends":
     os.waitpid(child, 0)
-print("done", flush=True)
+print(child, flush=True)
 time.sleep(60)
 """
+
+
+@contextlib.contextmanager
+def _holder(root: Path, how: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process that holds the lock, and the number of its child or 0."""
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", HOLDER, str(root), how],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        try:
+            assert holder.stdout is not None
+            yield holder, int(holder.stdout.readline())
+        finally:
+            holder.kill()
 
 
 def _is_locked(root: Path) -> bool:
@@ -441,41 +470,24 @@ def _is_locked(root: Path) -> bool:
     return False
 
 
-def _holder(root: Path, *how: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", HOLDER, str(root), *how],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-@pytest.mark.parametrize("how", ["alone", "fork"])
+@pytest.mark.parametrize("how", ["alone", "child stays"])
 def test_a_killed_holder_frees_the_lock(tmp_path: Path, how: str) -> None:
-    holder = _holder(tmp_path, how, "stay")
-    assert holder.stdout is not None
-    child = int(holder.stdout.readline())
-    lines = [holder.stdout.readline() for _ in range(2 if child else 1)]
-    assert set(lines) == {"done\n"}  # the child, if any, has closed what it must not keep
-    assert _is_locked(tmp_path)
-    holder.kill()
-    holder.wait()
-    try:
-        assert not _is_locked(tmp_path)
-        assert LocalStorage(tmp_path).cas("a", b"2", None) is not None
-    finally:
-        if child:
-            os.kill(child, signal.SIGKILL)
-        holder.stdout.close()
+    with _holder(tmp_path, how) as (holder, child):
+        try:
+            assert _is_locked(tmp_path)
+            holder.kill()
+            holder.wait()
+            assert not _is_locked(tmp_path)
+            assert LocalStorage(tmp_path).cas("a", b"2", None) is not None
+        finally:
+            if child:
+                os.kill(child, signal.SIGKILL)
 
 
 def test_a_child_that_ends_does_not_free_its_parents_lock(tmp_path: Path) -> None:
-    holder = _holder(tmp_path, "fork", "exit")
-    assert holder.stdout is not None
-    assert int(holder.stdout.readline()) > 0
-    assert holder.stdout.readline() == "done\n"
-    assert _is_locked(tmp_path)
-    holder.kill()
-    holder.communicate()
+    with _holder(tmp_path, "child ends") as (_, child):
+        assert child
+        assert _is_locked(tmp_path)
 
 
 def test_the_lock_is_free_after_success_and_failure(tmp_path: Path) -> None:
@@ -587,7 +599,6 @@ def test_remote_filesystems_are_for_reading_unless_forced(
         pickle.loads(pickle.dumps(storage)).create("d", b"4")
 
 
-def test_json_of_the_layout(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path)
-    storage.create("chunks/s/1", json.dumps({"a": 1}).encode())
-    assert json.loads((tmp_path / "chunks" / "s" / "1").read_bytes()) == {"a": 1}
+def test_an_object_is_a_plain_file_of_its_bytes(tmp_path: Path) -> None:
+    LocalStorage(tmp_path).create("chunks/s/1", b"12")
+    assert (tmp_path / "chunks" / "s" / "1").read_bytes() == b"12"

@@ -387,6 +387,15 @@ def test_an_undone_rename_brings_the_old_file_back(tmp_path: Path) -> None:
     assert storage.get("a") == b"old"
 
 
+def test_a_file_that_comes_back_is_as_torn_as_it_was(tmp_path: Path) -> None:
+    storage = CrashableLocalStorage(tmp_path)
+    storage.create("a", b"1", durable=False)
+    storage.create("b", b"2")  # brings the name of the other to the disk, not its bytes
+    storage.put("a", b"3", durable=False)
+    storage.crash()
+    assert storage.get("a") == b""
+
+
 def test_the_whole_root_goes_if_its_name_was_not_synced(tmp_path: Path) -> None:
     storage = CrashableLocalStorage(tmp_path / "repository")
     storage.create("a", b"1", durable=False)

@@ -253,7 +253,7 @@ class LocalStorage:
             try:
                 self._disk.link(temp, path)
             except FileExistsError:
-                return not _is_file(path)  # raises if it is a folder
+                return False
         return True
 
     def _create_after(self, key: str, data: bytes) -> None:

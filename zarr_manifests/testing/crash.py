@@ -92,12 +92,13 @@ class CrashDisk(PosixDisk):
             kept: set[int] = set()
             for numbers in by_path.values():
                 kept.update(numbers[: rng.randint(0, len(numbers)) if rng else 0])
-            for i in reversed(range(len(self._changes))):
-                if i not in kept:
-                    _undo(self._changes[i], rng)
+            # Files first: what comes back may get the number of a file that goes.
             for path in sorted(Path(self.root).rglob("*")):
                 if path.is_file() and _file(path.stat()) in self._unsynced:
                     path.write_bytes(_torn(path.read_bytes(), rng))
+            for i in reversed(range(len(self._changes))):
+                if i not in kept:
+                    _undo(self._changes[i], rng)
             self._unsynced, self._changes, self.calls, self.crash_at = set(), [], [], None
 
     def open_temp(self, directory: str) -> Temp:

@@ -194,7 +194,7 @@ class FaultyStorage(WrappedStorage):
             return self._around(Call("cas", (key,), run, len(data)))
         finally:
             # Whatever the caller has been told of it, the swap is what the create follows.
-            if applied and then_create is not None and not self._dead:
+            if applied and then_create is not None:
                 self._create_after(*then_create)
 
     def _create_after(self, key: str, data: bytes) -> None:
