@@ -163,8 +163,8 @@ class SessionClosedError(ManifestsError, ValueError):
 class CommitOutcomeUnknownError(ManifestsError, OSError):
     """The swap was sent, and whether it took effect could not be found out.
 
-    Never retried by the package. Open the repository again and look for `commit_id` in the
-    log before writing the same data once more.
+    Never retried by the package. Open the repository again and look for `commit_id` in
+    `Repository.ancestry` before writing the same data once more.
     """
 
     def __init__(self, message: str, commit_id: str = "") -> None:

@@ -35,6 +35,8 @@ class SnapshotInfo:
         What the committer wanted kept.
     totals : mapping of str to int
         What the commit did: `refs-set`, `refs-unset`, `chunk-bytes`, `chunk-objects`.
+    commit_id : str
+        32 hexadecimal digits, as in `CommitOutcomeUnknownError.commit_id`.
     """
 
     snapshot_id: str
@@ -44,6 +46,7 @@ class SnapshotInfo:
     message: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
     totals: Mapping[str, int] = field(default_factory=dict)
+    commit_id: str = ""
 
     @classmethod
     def of(cls, ref: BlobRef, snapshot: Snapshot) -> SnapshotInfo:
@@ -56,6 +59,7 @@ class SnapshotInfo:
             snapshot.message,
             snapshot.metadata,
             snapshot.totals,
+            snapshot.commit_id.hex(),
         )
 
 

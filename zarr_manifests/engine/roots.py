@@ -118,13 +118,22 @@ class Roots:
 
     def create(self, root: Root) -> RootAt | None:
         """Write the first root of a repository; None if there is one already."""
-        data = root.encode()
-        token = self._storage.cas(
-            ROOT_KEY, data, None, then_create=(archive_key(root.version), root.bare().encode())
-        )
+        data, archived = root.encode(), root.bare().encode()
+        failure: StorageError | None = None
+        try:
+            then_create = (archive_key(root.version), archived)
+            token = self._storage.cas(ROOT_KEY, data, None, then_create=then_create)
+        except StorageError as error:
+            failure, token = error, None
         if token is not None:
             return self._seen(RootAt(root, token))
-        found = self.read()
+        try:  # the answer may have been lost
+            found = self.read()
+            self._storage.sync([ROOT_KEY])
+        except ManifestsError as error:
+            if failure is None:
+                raise
+            raise failure from error
         return found if found.root.write_id == root.write_id else None
 
     def swap(self, at: RootAt, new: Root, operation: bytes) -> RootAt | None:
@@ -188,7 +197,7 @@ class Roots:
         for attempt in range(_RESENDS):
             try:
                 return self.read()
-            except (StorageError, NotARepositoryError) as error:
+            except ManifestsError as error:  # damaged or unknown is as good as unreadable
                 unreadable = error
                 self.backoff(attempt)
         reason = f"version {new.version} was sent and the root cannot be read: {unreadable}"
@@ -220,7 +229,7 @@ class Roots:
     def _unknown(self, operation: bytes, reason: str) -> CommitOutcomeUnknownError:
         return CommitOutcomeUnknownError(
             f"whether the swap of {self._storage.url} took effect is not known: {reason}. Open "
-            f"the repository again and look for {operation.hex()} in its log before retrying",
+            f"the repository again and look for {operation.hex()} in its history before retrying",
             operation.hex(),
         )
 

@@ -5,7 +5,7 @@ tail of the operations log. Its version rises by one with every swap. Every swap
 write id, so a writer whose answer was lost can tell its own swap from another's.
 
 The canonical form (without copies of other objects) of each version is archived under
-`root/<version>`; two writers that archive the same version write the same bytes.
+`root/<version>`; whoever archives a version writes the same value.
 
 Invariant: a version that needs a feature this code does not know is refused, and what this code
 does not use (`extra`) is carried over unchanged.

@@ -159,7 +159,9 @@ class Storage(Protocol):
         ...
 
     @property
-    def capabilities(self) -> Capabilities: ...
+    def capabilities(self) -> Capabilities:
+        """What the storage can do."""
+        ...
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         """Bytes of the object from `start` on, at most `length` of them.

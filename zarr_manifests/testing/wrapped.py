@@ -12,7 +12,7 @@ from typing import Any
 
 from zarr_manifests.storage import Capabilities, ObjectInfo, Storage, Tagged, Token
 
-__all__ = ["Call", "WrappedStorage"]
+__all__ = ["Call", "WrappedStorage", "received_nbytes"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,264 @@
+"""A reader of repositories, written from docs/spec/v1.md alone.
+
+It shares no code with the package: whatever it needs and the specification does not say is a
+fault of the specification.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Callable, Iterator
+from itertools import accumulate, pairwise
+from math import prod
+from typing import Any
+
+import google_crc32c
+import msgpack
+import numpy as np
+import zstandard
+from numcodecs import blosc
+
+ROOT, SNAPSHOT, BASE, DELTA, MANIFEST = 1, 2, 3, 4, 5
+UNSET, INLINE, NATIVE = 0, 1, 2
+GROUP, ARRAY, OPAQUE = 0, 1, 2
+SESSION = re.compile(r"[0-9]{12}-[0-9a-f]{24}", re.ASCII)
+
+type Get = Callable[[str], bytes]
+type Coords = tuple[int, ...]
+
+
+class FormatError(Exception):
+    """What was read is not what the specification says."""
+
+
+def demand(condition: object, what: str) -> None:
+    if not condition:
+        raise FormatError(what)
+
+
+def open_object(data: bytes, kind: int) -> dict[str, Any]:
+    """The payload of an object, its envelope checked."""
+    demand(len(data) >= 24 and data[:8] == bytes.fromhex("895A4D460D0A1A0A"), "magic")
+    crc, version, found, codec, flags, length = struct.unpack_from("<IBBBBQ", data, 8)
+    demand(version == 1, "version")
+    demand(google_crc32c.value(data[12:]) == crc, "crc")
+    demand(flags == 0, "flags")
+    demand(found == kind, "kind")
+    demand(codec in (0, 1) and length <= 2**30, "codec or length")
+    body = data[24:]
+    if codec == 1:
+        demand(zstandard.frame_content_size(body) == length, "size of the frame")
+        body = zstandard.ZstdDecompressor().decompress(body, max_output_size=length)
+    demand(len(body) == length, "length")
+    return unpack(body)
+
+
+def unpack(data: bytes) -> dict[str, Any]:
+    value = msgpack.unpackb(data, raw=False, strict_map_key=False)
+    demand(isinstance(value, dict), "a map")
+    return value
+
+
+def column(packed: list[Any], n: int) -> list[int]:
+    """The n values of a column."""
+    match packed:
+        case [0, first]:
+            return [first] * n
+        case [1, first, width, blosced, data]:
+            return list(accumulate(numbers(data, width, blosced, n - 1), initial=first))
+        case [2, 0, width, blosced, data]:
+            return numbers(data, width, blosced, n)
+    raise FormatError("column")
+
+
+def numbers(data: bytes, width: int, packed: int, n: int) -> list[int]:
+    demand(width in (1, 2, 4, 8) and packed in (0, 1), "column")
+    if packed:
+        (length,) = struct.unpack_from("<I", data, 4)
+        (size,) = struct.unpack_from("<I", data, 12)
+        demand(length == n * width and size == len(data), "size of a Blosc chunk")
+        data = blosc.decompress(data)
+    demand(len(data) == n * width, "length of a column")
+    return np.frombuffer(data, f"<u{width}").tolist()
+
+
+type Place = bytes | tuple[str, int, int, int] | None
+"""Inline bytes; or key, offset, length, crc32c; or None: unset."""
+
+
+def table_rows(packed: dict[str, Any]) -> dict[Coords, Place]:
+    """The rows of a chunk table."""
+    n, lo, hi = packed["n"], packed["lo"], packed["hi"]
+    demand(n <= 2**24 and len(lo) == len(hi), "size of a chunk table")
+    if not n:
+        return {}
+    sources, inline = packed["src"], packed.get("inl") or b""
+    demand(all(SESSION.fullmatch(source) for source in sources), "sources")
+    shape = [b - a for a, b in zip(lo, hi, strict=True)]
+    columns = {name: column(packed["col"][name], n) for name in packed["col"]}
+    demand("index" in columns or n == prod(shape), "a row for every coordinate")
+    index = columns.get("index", range(n))
+    demand(all(a < b for a, b in pairwise(index)), "index")
+    rows: dict[Coords, Place] = {}
+    end = 0
+    for i in range(n):
+        stored, length = columns["offset"][i], columns["length"][i]
+        offset = end + (-(stored >> 1) - 1 if stored % 2 else stored >> 1)
+        end = offset + length
+        demand(offset >= 0, "offset")
+        kind = columns["kind"][i]
+        coords = place_of(index[i], lo, shape)
+        if kind == UNSET:
+            rows[coords] = None
+        elif kind == INLINE:
+            demand(end <= len(inline), "inline chunk")
+            rows[coords] = inline[offset:end]
+        elif kind == NATIVE:
+            key = f"chunks/{sources[columns['source'][i]]}/{columns['number'][i]}"
+            rows[coords] = (key, offset, length, columns["crc32c"][i])
+        else:
+            raise FormatError("kind of a row")
+    return rows
+
+
+def place_of(index: int, lo: list[int], shape: list[int]) -> Coords:
+    demand(index < prod(shape), "index")
+    coords: list[int] = []
+    for low, size in zip(reversed(lo), reversed(shape), strict=True):
+        index, rest = divmod(index, size)
+        coords.insert(0, low + rest)
+    return tuple(coords)
+
+
+def chunk_key(document: dict[str, Any], coords: Coords) -> str:
+    """The key of a chunk, below its array."""
+    encoding = document["chunk_key_encoding"]
+    if isinstance(encoding, str):
+        encoding = {"name": encoding}
+    default = {"default": "/", "v2": "."}[encoding["name"]]
+    separator = encoding.get("configuration", {}).get("separator", default)
+    if encoding["name"] == "v2":
+        return separator.join(map(str, coords)) or "0"
+    return separator.join(["c", *map(str, coords)])
+
+
+class Reader:
+    """A repository, given a function that gets an object's bytes by its key.
+
+    With `copies=False` the copies that travel with pointers are not used.
+    """
+
+    def __init__(self, get: Get, *, copies: bool = True) -> None:
+        self.get = get
+        self.copies = copies
+        self.root = open_object(get("current"), ROOT)
+        demand(not self.root.get("features"), "features")
+
+    def follow(self, pointer: dict[str, Any], kind: int) -> dict[str, Any]:
+        demand(SESSION.fullmatch(pointer["k"].split("/")[1]), "key")
+        copy = pointer.get("b") if self.copies else None
+        data = self.get(pointer["k"]) if copy is None else copy
+        demand(len(data) == pointer["n"], "length of the object")
+        demand(struct.unpack_from("<I", data, 8)[0] == pointer["c"], "crc of the object")
+        return open_object(data, kind)
+
+    def heads(self) -> dict[str, dict[str, Any]]:
+        """The pointer of every branch's head and of every tag."""
+        heads = {name: branch["head"] for name, branch in self.root["branches"].items()}
+        return heads | self.root["tags"]
+
+    def history(self, head: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Id and fields of the snapshot and its ancestors, newest first."""
+        pointer = head
+        while pointer is not None:
+            snapshot = self.follow(pointer, SNAPSHOT)
+            yield pointer["k"].removeprefix("snapshots/").replace("/", "-"), snapshot
+            pointer = snapshot.get("parent")
+
+    def read(self, snapshot_id: str) -> dict[str, bytes]:
+        """All keys and values of a snapshot."""
+        session, _, number = snapshot_id.rpartition("-")
+        snapshot = open_object(self.get(f"snapshots/{session}/{number}"), SNAPSHOT)
+        return self.contents(snapshot)
+
+    def contents(self, snapshot: dict[str, Any]) -> dict[str, bytes]:
+        base: dict[str, Any] = {"nodes": [], "manifests": []}
+        if snapshot.get("base") is not None:
+            base = self.follow(snapshot["base"], BASE)
+        nodes = {record[0]: record for record in base["nodes"]}
+        cuts: list[dict[bytes, list[int]]] = []
+        for entry in snapshot["deltas"]:
+            delta = self.follow(entry["log"], DELTA) if entry["nodes"] else {}
+            for path in delta.get("deleted", ()):
+                nodes.pop(path, None)
+            nodes.update((record[0], record) for record in delta.get("nodes", ()))
+            cuts.append(dict(map(tuple, delta.get("truncated", ()))))
+        found: dict[str, bytes] = {}
+        for path, node_id, kind, documents in nodes.values():
+            if kind == OPAQUE:
+                places = self.chunks(snapshot, base, cuts, node_id)
+                found.update((path[1:], self.bytes_at(place)) for place in places.values())
+                continue
+            below = f"{path}/" if path else ""
+            found[f"{below}zarr.json"] = documents["zarr.json"]
+            if kind == ARRAY:
+                document = json.loads(documents["zarr.json"])
+                for coords, place in self.chunks(snapshot, base, cuts, node_id).items():
+                    found[below + chunk_key(document, coords)] = self.bytes_at(place)
+        return found
+
+    def chunks(
+        self,
+        snapshot: dict[str, Any],
+        base: dict[str, Any],
+        cuts: list[dict[bytes, list[int]]],
+        node_id: bytes,
+    ) -> dict[Coords, Place]:
+        """Where the chunks of a node are that are present."""
+        decided: dict[Coords, Place] = {}
+        shapes: list[list[int]] = []  # of all truncations newer than what is looked at
+
+        def take(rows: dict[Coords, Place]) -> None:
+            for coords, place in rows.items():
+                cut = any(c >= n for s in shapes for c, n in zip(coords, s, strict=True))
+                if not cut:
+                    decided.setdefault(coords, place)
+
+        for entry, truncated in reversed(list(zip(snapshot["deltas"], cuts, strict=True))):
+            if any(part[0] == node_id for part in entry["embedded"]):
+                take(self.rows(self.follow(entry["log"], DELTA), entry["embedded"], node_id))
+            for ref in entry["manifests"]:
+                take(self.manifest_rows(ref, node_id))
+            if node_id in truncated:
+                shapes.append(truncated[node_id])
+        for ref in base["manifests"]:
+            take(self.manifest_rows(ref, node_id))
+        return {coords: place for coords, place in decided.items() if place is not None}
+
+    def manifest_rows(self, ref: dict[str, Any], node_id: bytes) -> dict[Coords, Place]:
+        if not any(part[0] == node_id for part in ref["parts"]):
+            return {}
+        return self.rows(self.follow(ref["blob"], MANIFEST), ref["parts"], node_id)
+
+    def rows(self, holder: dict[str, Any], parts: list[Any], node_id: bytes) -> dict[Coords, Place]:
+        demand([part for part, _ in holder["tables"]] == parts, "parts")
+        rows: dict[Coords, Place] = {}
+        for (node, lo, hi, count), data in holder["tables"]:
+            if node == node_id:
+                packed = unpack(data)
+                demand([packed["lo"], packed["hi"], packed["n"]] == [lo, hi, count], "part")
+                added = table_rows(packed)
+                demand(len(added) == count and not added.keys() & rows.keys(), "rows of a table")
+                rows |= added
+        return rows
+
+    def bytes_at(self, place: Place) -> bytes:
+        if isinstance(place, bytes):
+            return place
+        assert place is not None
+        key, offset, length, crc = place
+        data = self.get(key)[offset : offset + length]
+        demand(len(data) == length and google_crc32c.value(data) == crc, f"chunk in {key}")
+        return data

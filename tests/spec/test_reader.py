@@ -1,0 +1,300 @@
+"""The specification is enough to read a repository: `reader.py` does, and gives what Zarr gets."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+import zarr
+from zarr.core.buffer import default_buffer_prototype
+
+import zarr_manifests as zm
+from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.columns import decode_column
+from zarr_manifests.format.delta import Delta
+from zarr_manifests.format.envelope import Fields
+from zarr_manifests.storage import MemoryStorage
+
+HERE = Path(__file__).parent
+SPEC = (HERE.parents[1] / "docs" / "spec" / "v1.md").read_text(encoding="utf-8")
+
+
+def load_reader() -> Any:
+    spec = importlib.util.spec_from_file_location("spec_reader", HERE / "reader.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+reader = load_reader()
+
+
+def contents(store: zm.ManifestStore) -> dict[str, bytes]:
+    """All keys and values, as Zarr sees them."""
+
+    async def read() -> dict[str, bytes]:
+        prototype = default_buffer_prototype()
+        keys = [key async for key in store.list()]
+        assert len(keys) == len(set(keys))
+        values = [await store.get(key, prototype) for key in keys]
+        return {key: value.to_bytes() for key, value in zip(keys, values, strict=True)}
+
+    return asyncio.run(read())
+
+
+def put(store: zm.ManifestStore, key: str, value: bytes) -> None:
+    store.set_sync(key, default_buffer_prototype().buffer.from_bytes(value))
+
+
+def commit(repo: zm.Repository, message: str, branch: str = "main") -> Any:
+    return repo.transaction(branch, message=message)
+
+
+def noise(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 2**31, shape, dtype=np.int64)
+
+
+def make(location: object) -> zm.Repository:
+    """A repository with something of everything the format can say."""
+    repo = zm.Repository.create(location, {"inline-chunk-bytes": 200, "max-delta-count": 3})
+    with commit(repo, "arrays of every kind of chunk key") as store:
+        root = zarr.create_group(store, attributes={"title": "spec"})
+        air = root.create_array("air/t", shape=(20, 20), chunks=(5, 9), dtype="i8")
+        air[:] = noise(20, 20)
+        root.create_array("air/x", data=np.arange(20.0), chunks=(7,), dimension_names=["x"])
+        root.create_array("scalar", data=np.float64(3.5))
+        dots = {"name": "default", "separator": "."}
+        root.create_array("dots", data=noise(4, 4), chunks=(2, 2), chunk_key_encoding=dots)
+        v2 = {"name": "v2", "separator": "/"}
+        root.create_array("v2", data=noise(4, 4), chunks=(2, 3), chunk_key_encoding=v2)
+        v2["separator"] = "."
+        root.create_array("v2-scalar", data=np.int32(7), chunk_key_encoding=v2)
+        root.create_array("none", shape=(0, 3), chunks=(2, 3), dtype="f4")
+    with commit(repo, "append") as store:
+        grown = zarr.open_array(store, path="air/t")
+        grown.append(noise(7, 20, seed=1))
+    with commit(repo, "opaque entries") as store:
+        put(store, "notes.txt", b"short")
+        put(store, "air/t/c/99/0", b"off the grid" * 50)
+        put(store, "bad/zarr.json", b"{")
+        put(store, "air/empty", b"")
+    repo.create_tag("v1")
+    with commit(repo, "absent chunks and a shrink") as store:
+        zarr.open_array(store, path="air/t")[:5] = 0
+        zarr.open_array(store, path="dots").resize((2, 4))
+        asyncio.run(store.delete("notes.txt"))
+    repo.create_branch("other", repo.list_tags()["v1"])
+    with commit(repo, "grown again, with new chunks", "other") as store:
+        dots_array = zarr.open_array(store, path="dots")
+        dots_array.resize((2, 2))
+        dots_array.resize((6, 4))
+        dots_array[4:] = noise(2, 4, seed=2)
+    with commit(repo, "deleted and made again") as store:
+        group = zarr.open_group(store)
+        del group["v2"]
+        del group["air/x"]
+        group.create_array("v2", data=noise(3, seed=3), chunks=(2,))
+    with commit(repo, "tables too large to embed") as store:
+        group = zarr.open_group(store)
+        group.create_array("long", shape=(12_000,), chunks=(1,), dtype="i8")
+        for i in [*range(3_000), *range(3_500, 9_000, 7)]:
+            put(store, f"long/c/{i}", bytes([i % 251]) * (201 if i % 3 else 9))
+    with commit(repo, "overwritten and removed") as store:
+        for i in range(0, 3_000, 2):
+            put(store, f"long/c/{i}", b"again" * (i % 97))
+        for i in range(1, 3_000, 4):
+            asyncio.run(store.delete(f"long/c/{i}"))
+    for seed in (4, 5, 6):  # more than one of them live at once
+        with commit(repo, "overwritten") as store:
+            zarr.open_array(store, path="air/t")[7:12] = noise(5, 20, seed=seed)
+    return repo
+
+
+@pytest.fixture(scope="module")
+def repository() -> zm.Repository:
+    return make(MemoryStorage())
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_every_snapshot_reads_as_zarr_reads_it(repository: zm.Repository, copies: bool) -> None:
+    found = reader.Reader(repository.storage.get, copies=copies)
+    heads = found.heads()
+    assert heads.keys() == {"main", "other", "v1"}
+    seen = {}
+    for name, head in heads.items():
+        ref = {"tag": name} if name == "v1" else {"branch": name}
+        infos = [*repository.ancestry(**ref)]
+        history = [*found.history(head)]
+        assert [(i.snapshot_id, i.message, i.kind) for i in infos] == [
+            (snapshot_id, s["message"], s["kind"]) for snapshot_id, s in history
+        ]
+        seen |= dict(history)
+    assert len(seen) >= 10
+    for snapshot_id in seen:
+        store = repository.readonly_session(snapshot_id=snapshot_id).store
+        assert found.read(snapshot_id) == contents(store)
+    values = found.read(repository.list_branches()["main"])
+    assert values["long/c/0"] == b""
+    assert values["long/c/2"] == b"again" * 2
+    assert "long/c/1" not in values
+    assert values["bad/zarr.json"] == b"{"
+    assert not [key for key in values if key.startswith(("air/x", "air/t/c/0", "notes"))]
+
+
+def test_the_repository_has_something_of_everything(repository: zm.Repository) -> None:
+    """Else the comparison above would say less than it seems to."""
+    found = reader.Reader(repository.storage.get)
+    seen = set()
+    for info in repository.storage.list():
+        kind = info.key.partition("/")[0]
+        if kind in ("manifests", "deltas"):
+            number = reader.MANIFEST if kind == "manifests" else reader.DELTA
+            fields = reader.open_object(repository.storage.get(info.key), number)
+            seen |= {name for name in fields if fields[name] and name != "commit"}
+            for _, data in fields["tables"]:
+                seen |= set(shapes_of(reader.unpack(data)))
+    head = found.follow(found.root["branches"]["main"]["head"], reader.SNAPSHOT)
+    assert head["base"] is not None
+    assert head["deltas"]
+    kinds = {snapshot["kind"] for _, snapshot in found.history(found.heads()["main"])}
+    assert kinds == {"append", "overwrite", "delete", "metadata", "rewrite"}
+    assert seen == {
+        *("nodes", "deleted", "truncated", "tables", "manifests"),
+        *("constant", "differences", "plain", "blosc", "width 1", "width 2", "width 4"),
+        *("dense", "sparse", "no axes", "unset", "inline", "native", "several sources"),
+    }
+
+
+def shapes_of(table: dict[str, Any]) -> list[str]:
+    """Which of the format's ways of saying something a chunk table uses."""
+    columns = table["col"].values()
+    kinds = set(reader.column(table["col"]["kind"], table["n"]))
+    return [
+        *(("constant", "differences", "plain")[column[0]] for column in columns),
+        *(f"width {column[2]}" for column in columns if column[0]),
+        *("blosc" for column in columns if column[0] and column[3]),
+        *(("unset", "inline", "native")[kind] for kind in kinds),
+        *(["several sources"] if len(table["src"]) > 1 else []),
+        "sparse" if "index" in table["col"] else "dense",
+        *([] if table["lo"] else ["no axes"]),
+    ]
+
+
+def test_a_repository_is_a_folder_of_files(tmp_path: Path) -> None:
+    repo = zm.Repository.create(tmp_path / "repo")
+    with commit(repo, "values") as store:
+        zarr.create_array(store, name="a", data=noise(30, 30), chunks=(10, 30))
+    found = reader.Reader(lambda key: (tmp_path / "repo" / key).read_bytes())
+    values = found.read(repo.list_branches()["main"])
+    assert values.keys() == {*("zarr.json", "a/zarr.json", "a/c/0/0", "a/c/1/0", "a/c/2/0")}
+    assert values == contents(repo.readonly_session("main").store)
+
+
+def test_archives_are_the_root_without_copies(repository: zm.Repository) -> None:
+    storage = repository.storage
+    current = reader.open_object(storage.get("current"), reader.ROOT)
+    versions = range(1, current["version"] + 1)
+    archives = [reader.open_object(storage.get(f"root/{v:020d}"), reader.ROOT) for v in versions]
+    assert [archive["version"] for archive in archives] == [*versions]
+    for branch in current["branches"].values():
+        branch["head"].pop("b", None)
+        if branch["base"] is not None:
+            branch["base"].pop("b", None)
+    assert archives[-1] == current
+    assert len(current["log"]) == min(32, len(archives))
+
+
+def copies_in(value: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every pointer with a copy in an object, and the fields that lead to it."""
+    if isinstance(value, dict):
+        if "b" in value and "k" in value:
+            yield place, value
+        for name, item in value.items():
+            yield from copies_in(item, (*place, str(name)))
+    elif isinstance(value, list):
+        for item in value:
+            yield from copies_in(item, place)
+
+
+def test_copies_lie_where_the_specification_says(repository: zm.Repository) -> None:
+    kinds = {"current": 1, "root": 1, "snapshots": 2, "nodes": 3, "deltas": 4, "manifests": 5}
+    limits = {"current": 16_384, "snapshots": 8_192, "nodes": 262_144}
+    found: dict[str, set[str]] = {}
+    for info in repository.storage.list():
+        top = info.key.partition("/")[0]
+        if top == "chunks":
+            continue
+        fields = reader.open_object(repository.storage.get(info.key), kinds[top])
+        nbytes = 0
+        for place, pointer in copies_in(fields):
+            assert repository.storage.get(pointer["k"]) == pointer["b"]
+            found.setdefault(top, set()).add(place[-1])
+            nbytes += pointer["n"]
+        assert nbytes <= limits.get(top, 0)
+    assert found == {"current": {"head", "base"}, "snapshots": {"log"}, "nodes": {"blob"}}
+
+
+@pytest.mark.parametrize(
+    ("at", "bit", "fault"),
+    [(0, 1, "magic"), (8, 1, "crc"), (12, 2, "version"), (30, 4, "crc"), (-1, 1, "crc")],
+)
+def test_a_flipped_bit_is_noticed(repository: zm.Repository, at: int, bit: int, fault: str) -> None:
+    data = bytearray(repository.storage.get("current"))
+    data[at] ^= bit
+    with pytest.raises(reader.FormatError, match=fault):
+        reader.Reader(lambda _: bytes(data))
+
+
+def test_the_reader_knows_nothing_of_the_package() -> None:
+    tree = ast.parse((HERE / "reader.py").read_text(encoding="utf-8"))
+    names = [
+        alias.name if isinstance(node, ast.Import) else node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    ]
+    foreign = {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names)
+    assert foreign == {"google_crc32c", "msgpack", "numcodecs", "numpy", "zstandard"}
+
+
+def vectors(name: str) -> Any:
+    return json.loads(re.search(rf"```json {name}\n(.*?)```", SPEC, re.DOTALL)[1])
+
+
+@pytest.mark.parametrize(("packed", "n", "values"), vectors("vectors"))
+def test_columns_of_the_specification(packed: str, n: int, values: list[int]) -> None:
+    column = msgpack.unpackb(bytes.fromhex(packed))
+    assert reader.column(column, n) == values
+    assert decode_column(column, n).tolist() == values
+
+
+def test_the_chunk_table_of_the_specification() -> None:
+    table = vectors("table")
+    packed = reader.unpack(bytes.fromhex(table["hex"]))
+
+    def plain(place: Any) -> Any:
+        return place.hex() if isinstance(place, bytes) else place and list(place)
+
+    rows = {c: plain(place) for c, place in reader.table_rows(packed).items()}
+    assert rows == {tuple(coords): value for coords, _, value in table["rows"]}
+    own = ChunkTable.parse(Fields(packed, "table"))
+    assert [list(coords) for coords, _ in own.refs()] == [row[0] for row in table["rows"]]
+    kinds = [("unset", "inline", "native")[kind] for kind in own.kind]
+    assert kinds == [row[1] for row in table["rows"]]
+
+
+def test_the_object_of_the_specification() -> None:
+    data = bytes.fromhex(vectors("object")["hex"])
+    assert reader.open_object(data, reader.DELTA)["commit"] == bytes(range(16))
+    assert Delta(bytes(range(16))).encode() == data

@@ -1,0 +1,142 @@
+"""The documentation is true: its code runs, its links lead somewhere, its pages are listed."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+import matplotlib.pyplot
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+_BLOCK = re.compile(
+    r"^(?:<!-- skip:(?P<reason>[^\n]*?)-->\n+)?```python\n(?P<code>.*?)^```$",
+    re.DOTALL | re.MULTILINE,
+)
+_LINK = re.compile(r"!?\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+
+
+@dataclass(frozen=True)
+class Block:
+    code: str
+    line: int
+    skipped: str | None
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    text = page.read_text(encoding="utf-8")
+    for found in _BLOCK.finditer(text):
+        line = text.count("\n", 0, found.start("code"))
+        yield Block(found["code"], line, found["reason"])
+
+
+def script(page: Path) -> str:
+    """A page's blocks one after another, each line where it stands in the page."""
+    lines: list[str] = []
+    for block in blocks(page):
+        if block.skipped is None:
+            lines += [""] * (block.line - len(lines)) + block.code.splitlines()
+    return "\n".join(lines) + "\n"
+
+
+def uses_spark(page: Path) -> bool:
+    return "zarr_manifests.spark" in script(page)
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if any(blocks(p)) and not uses_spark(p)], ids=name_of
+)
+def test_the_code_of_a_page_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile(script(page), str(page), "exec"), {"__name__": page.stem})  # noqa: S102
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("page", [p for p in PAGES if uses_spark(p)], ids=name_of)
+def test_the_code_of_a_page_runs_with_spark(page: Path, tmp_path: Path) -> None:
+    """In a process of its own: a page stops the session it starts."""
+    file = tmp_path / f"{page.stem}.py"
+    file.write_text(script(page), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, file.name], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_block_that_is_not_run_says_why() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    skipped = [block for page in PAGES for block in blocks(page) if block.skipped is not None]
+    assert all(len(str(block.skipped).split()) >= 3 for block in skipped)
+    assert text.count("<!-- skip:") == len(skipped), "a skip stands right before its block"
+    assert text.count("```python") == sum(1 for page in PAGES for _ in blocks(page))
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=name_of)
+def test_the_cells_of_a_notebook_run(
+    notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matplotlib.use("Agg")
+    monkeypatch.chdir(tmp_path)
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert code
+    assert not any(cell.get("outputs") for cell in cells), "outputs are not kept: clear them"
+    namespace: dict[str, object] = {"__name__": "notebook"}
+    for number, source in enumerate(code):
+        exec(compile(source, f"{notebook.name}[{number}]", "exec"), namespace)  # noqa: S102
+    matplotlib.pyplot.close("all")
+
+
+def prose(page: Path) -> str:
+    """The page without its code."""
+    text = page.read_text(encoding="utf-8")
+    return re.sub(
+        r"`[^`\n]*`", "``", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    )
+
+
+def anchors(page: Path) -> set[str]:
+    """What its headings are called in a link, as GitHub makes it."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    lost = []
+    for found in _LINK.finditer(prose(page)):
+        target, _, anchor = found["target"].partition("#")
+        if "://" in target:
+            continue
+        file = (page.parent / target).resolve() if target else page
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            lost.append(found["target"])
+    assert lost == []
+
+
+def test_every_page_can_be_reached_from_the_map() -> None:
+    reached: set[Path] = set()
+    due = [ROOT / "docs" / "index.md"]
+    while due:
+        page = due.pop()
+        if page in reached or page.suffix != ".md":
+            continue
+        reached.add(page)
+        targets = (m["target"].partition("#")[0] for m in _LINK.finditer(prose(page)))
+        due += [(page.parent / t).resolve() for t in targets if t and "://" not in t]
+    assert set(PAGES[1:]) <= reached

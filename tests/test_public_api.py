@@ -1,0 +1,159 @@
+"""What is public is listed, documented, and as documented."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeAliasType
+
+import pytest
+
+import zarr_manifests
+from zarr_manifests.storage import Storage
+
+API = (Path(__file__).parents[1] / "docs" / "api.md").read_text(encoding="utf-8")
+PUBLIC = [
+    "zarr_manifests",
+    "zarr_manifests.xarray",
+    "zarr_manifests.spark",
+    "zarr_manifests.config",
+    "zarr_manifests.errors",
+    "zarr_manifests.storage",
+    "zarr_manifests.testing",
+    "zarr_manifests.runtime",
+]
+MODULES = [
+    module.name
+    for module in pkgutil.walk_packages(zarr_manifests.__path__, "zarr_manifests.")
+    if not module.name.endswith("__main__")
+]
+
+
+def public_objects() -> Iterator[tuple[str, Any]]:
+    """Every public object by its name, such as `zarr_manifests.Session`."""
+    for name in PUBLIC:
+        module = importlib.import_module(name)
+        for member in module.__all__:
+            yield f"{name}.{member}", getattr(module, member)
+
+
+def own_members(kind: type) -> Iterator[tuple[str, Any]]:
+    """The public methods and properties that a class defines itself."""
+    for name, value in vars(kind).items():
+        if isinstance(value, staticmethod | classmethod):
+            value = value.__func__
+        if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, property)):
+            yield name, value
+
+
+@pytest.mark.parametrize("name", ["zarr_manifests", *MODULES])
+def test_all_lists_what_a_module_defines(name: str) -> None:
+    module = importlib.import_module(name)
+    listed = getattr(module, "__all__", [])
+    assert len(listed) == len(set(listed))
+    assert [member for member in listed if not hasattr(module, member)] == []
+    defined = {
+        member
+        for member, value in vars(module).items()
+        if not member.startswith("_")
+        and (inspect.isfunction(value) or inspect.isclass(value))
+        and value.__module__ == name
+    }
+    if ".cli." not in name:  # there a verb is called `run` and is for the application only
+        assert defined - set(listed) == set()
+
+
+def sections(pattern: str, text: str) -> dict[str, str]:
+    """The text below each heading that matches."""
+    parts = re.split(rf"^{pattern}$", text, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def code_spans(text: str) -> list[str]:
+    return re.findall(r"`([^`\n]+)`", text)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_is_in_the_reference(name: str) -> None:
+    section = sections(r"## (zarr_manifests[.\w]*)", API)[name]
+    named = {re.match(r"[\w.]*", span)[0] for span in code_spans(section)}
+    assert set(importlib.import_module(name).__all__) <= named
+
+
+@pytest.mark.parametrize("name", ["Repository", "Session", "Fork", "RepositoryConfig"])
+def test_every_method_is_in_the_reference(name: str) -> None:
+    named = {re.match(r"[\w.]*", span)[0].rpartition(".")[2] for span in code_spans(API)}
+    members = {member for member, _ in own_members(getattr(zarr_manifests, name))}
+    assert members <= named
+
+
+def documented_signatures() -> Iterator[tuple[str, Any, str]]:
+    """Every `name(parameters)` of the reference with the object it is about."""
+    for module_name, section in sections(r"## (zarr_manifests[.\w]*)", API).items():
+        module = importlib.import_module(module_name)
+        head, *_ = re.split(r"^### ", section, flags=re.MULTILINE)
+        owners: dict[str, tuple[ModuleType | type, str]] = {"": (module, head)}
+        for title, text in sections(r"### `(\w+)`", section).items():
+            owners[title] = (getattr(module, title), text)
+        for title, (owner, text) in owners.items():
+            for span in code_spans(text):
+                found = re.fullmatch(r"([\w.]+)\((.*)\)", span)
+                if found is None:
+                    continue
+                path = found[1].removeprefix(f"{title}.") if title else found[1]
+                target: Any = owner
+                for part in path.split("."):
+                    target = getattr(target, part, None)
+                if not callable(target):  # a method, named in the line of its class
+                    continue
+                yield f"{module_name}: {span}", target, f"def f({found[2]}): ..."
+
+
+SIGNATURES = [pytest.param(t, text, id=name) for name, t, text in documented_signatures()]
+
+
+def shape(signature: inspect.Signature) -> list[tuple[str, Any, Any]]:
+    return [
+        (p.name, p.kind, p.default)
+        for p in signature.parameters.values()
+        if p.name not in ("self", "cls")
+    ]
+
+
+@pytest.mark.parametrize(("target", "text"), SIGNATURES)
+def test_signatures_are_as_documented(target: Any, text: str) -> None:
+    namespace: dict[str, Any] = {}
+    defaults = {**vars(importlib.import_module("zarr_manifests.errors"))}
+    defaults["SYSTEM"] = importlib.import_module("zarr_manifests.runtime").SYSTEM
+    assert isinstance(ast.parse(text).body[0], ast.FunctionDef)
+    exec(text, defaults, namespace)  # noqa: S102 - the project's own page
+    assert shape(inspect.signature(target)) == shape(inspect.signature(namespace["f"]))
+
+
+def test_signatures_are_found() -> None:
+    assert len(SIGNATURES) >= 30
+
+
+def has_docstring(kind: type | None, name: str, value: Any) -> bool:
+    doc = inspect.getdoc(value) or (kind and inspect.getdoc(getattr(kind, name)))
+    # What keeps the storage's protocol is documented there.
+    return bool((doc or inspect.getdoc(getattr(Storage, name, None)) or "").strip())
+
+
+def test_everything_public_has_a_docstring() -> None:
+    missing = []
+    for name, value in public_objects():
+        if isinstance(value, TypeAliasType) or not callable(value):
+            continue
+        if not (value.__doc__ or "").strip():
+            missing.append(name)
+        if inspect.isclass(value):
+            members = own_members(value)
+            missing += [f"{name}.{m}" for m, v in members if not has_docstring(value, m, v)]
+    assert missing == []
