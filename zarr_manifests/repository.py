@@ -242,7 +242,7 @@ class Repository:
         if tag is not None:
             ref = _known(root.tags, tag, "tag")
             return Session(self._context, self._context.open_view(ref), None, None)
-        head = _known(root.branches, branch or _DEFAULT_BRANCH, "branch")
+        head = _known(root.branches, _DEFAULT_BRANCH if branch is None else branch, "branch")
         if as_of is None:
             view = self._context.open_view(head.head, head.base)
         else:
@@ -284,6 +284,8 @@ class Repository:
         yield session.store
         if session.has_changes:
             session.commit(message, metadata)
+        else:
+            session.check_forks()
 
     def _fresh_root(self) -> Root:
         """The root as it is now.
@@ -341,7 +343,8 @@ class Repository:
             if tag is not None:
                 start = _known(root.tags, tag, "tag")
             else:
-                start = _known(root.branches, branch or _DEFAULT_BRANCH, "branch").head
+                name = _DEFAULT_BRANCH if branch is None else branch
+                start = _known(root.branches, name, "branch").head
         return (SnapshotInfo.of(ref, snapshot) for ref, snapshot in self._walk(start))
 
     def _walk(self, start: BlobRef) -> Iterator[tuple[BlobRef, Snapshot]]:

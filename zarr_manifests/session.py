@@ -22,12 +22,13 @@ from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.engine.workspace import Workspace
 from zarr_manifests.errors import (
     CommitOutcomeUnknownError,
+    CorruptObjectError,
     InvalidArgumentError,
     ManifestsError,
     ReadOnlyError,
     SessionClosedError,
 )
-from zarr_manifests.format.envelope import pack
+from zarr_manifests.format.envelope import pack, unpack
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.grid import Coords
 from zarr_manifests.ids import snapshot_id_of
@@ -189,6 +190,17 @@ class Session:
         self._owners = {}
         self._merged = False
 
+    def check_forks(self) -> None:
+        """Refuse to leave out what pickled copies of the store have written.
+
+        Raises
+        ------
+        UnmergedForksError
+            If there are copies that wrote chunks, and none was merged.
+        """
+        if self._workspace.pickled and not self._merged:
+            refuse_unmerged(self._workspace)
+
     def commit(
         self,
         message: str,
@@ -236,8 +248,8 @@ class Session:
         assert workspace.keys is not None
         assert self._branch is not None
         with workspace.lock:
-            if workspace.pickled and not self._merged and not discard_unmerged:
-                refuse_unmerged(workspace)
+            if not discard_unmerged:
+                self.check_forks()
             if not workspace.changes:
                 raise InvalidArgumentError("nothing to commit: the session has no changes")
             try:
@@ -332,8 +344,8 @@ def _checked_message(message: object) -> str:
 def _checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
     checked = dict(metadata or {})
     try:
-        pack(checked)
-    except (TypeError, ValueError, OverflowError) as error:
+        unpack(pack([[checked]]))  # as deep as it will lie; not all that packs can be unpacked
+    except (TypeError, ValueError, OverflowError, CorruptObjectError) as error:
         raise InvalidArgumentError(
             f"commit metadata must be made of strings, numbers, lists and maps: {error}"
         ) from error

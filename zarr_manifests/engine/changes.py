@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from zarr_manifests.errors import Conflict
-from zarr_manifests.format.chunk_table import InlineRef, NativeRef, StoredRef, Unset
+from zarr_manifests.format.chunk_table import UNSET, InlineRef, NativeRef, StoredRef, Unset
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Coords
 from zarr_manifests.ids import crc32c
@@ -86,6 +86,9 @@ class ChangeSet:
         for node_id, coords, ref in self.refs():
             if before.chunks.get(node_id, {}).get(coords) != ref:
                 chunks.setdefault(node_id, {})[coords] = ref
+        for node_id, coords, _ in before.refs():
+            if coords not in self.chunks.get(node_id, {}):
+                chunks.setdefault(node_id, {})[coords] = UNSET
         truncated = {
             node: shape
             for node, shape in self.truncated.items()
@@ -134,6 +137,8 @@ class Merge:
             if (old := self._node(before, path)) is not None
             and (new is None or new.node_id != old.node_id)
         }
+        for node_id in replaced:
+            theirs.chunks.pop(node_id, None)
         conflicts = [
             Conflict(f"/{path}", "metadata", "changed in the session and in a fork, differently")
             for path, node in theirs.nodes.items()
@@ -145,6 +150,7 @@ class Merge:
             if self.mine.chunks.get(node_id, {}) != before.chunks.get(node_id, {})
         ]
         conflicts += self._chunk_conflicts(before, theirs, copy_id)
+        conflicts += self._cut_conflicts(before, theirs)
         if not conflicts:
             self._take(theirs, after, replaced, copy_id)
         return conflicts
@@ -194,4 +200,23 @@ class Merge:
                 reason = "written with different bytes by two writers of the same session"
                 where = tuple(sorted(twice)[:20])
                 conflicts.append(Conflict(f"/{paths[node_id]}", "chunks", reason, where))
+        return conflicts
+
+    def _cut_conflicts(self, before: ChangeSet, theirs: ChangeSet) -> list[Conflict]:
+        """Chunks that one side wrote where the other has shrunk the array."""
+        conflicts = []
+        for path in self.mine.nodes.keys() | theirs.nodes.keys():
+            ours = self.mine.nodes.get(path)
+            node = theirs.nodes.get(path, ours)
+            if (
+                node is None
+                or node.array is None
+                or ours == theirs.nodes.get(path, before.nodes.get(path))
+            ):
+                continue
+            refs = {**self.mine.chunks.get(node.node_id, {}), **theirs.chunks.get(node.node_id, {})}
+            cut = [c for c, ref in refs.items() if c not in node.array.grid and ref is not UNSET]
+            if cut:
+                reason = "written by one writer and cut off by another of the same session"
+                conflicts.append(Conflict(f"/{path}", "chunks", reason, tuple(sorted(cut)[:20])))
         return conflicts

@@ -58,8 +58,8 @@ def fold_branch(context: Context, branch: str) -> BlobRef | None:
     uploads = rewrite.uploads
     for attempt in range(_ATTEMPTS):
         tip = at.root.branches.get(branch)
-        if tip is None:
-            return None
+        if tip is None or keys.start < at.root.fence:
+            return None  # behind the fence, what was uploaded may be collected
         current = context.objects.load(tip.head, Snapshot)
         same_base = (current.base and current.base.key) == (
             view.snapshot.base and view.snapshot.base.key

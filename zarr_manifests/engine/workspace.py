@@ -407,6 +407,22 @@ class Workspace:
                 if chunk is not None and ref is not None:
                     self._drop(slot)
                     self.changes.chunks.setdefault(chunk[0].node_id, {})[chunk[1]] = ref
+        end = len(path)
+        while end > 0:
+            end = max(path.rfind("/", 0, end), 0)
+            above = self.node(path[:end])
+            if above is not None and above.array is not None:
+                self._take_from(above, above.array, path + "/")
+
+    def _take_from(self, above: Node, meta: ArrayMeta, below: str) -> None:
+        """Chunks of an array further up that now belong to one nested in its key space."""
+        table = self.chunks(above)
+        for coords, ref in table.refs() if table is not None else ():
+            key = join(above.path, meta.chunk_keys.encode(coords))
+            chunk = self._chunk(key) if key.startswith(below) else None
+            if chunk is not None and chunk[0].node_id != above.node_id:
+                self._unset(above, coords)
+                self.changes.chunks.setdefault(chunk[0].node_id, {})[chunk[1]] = ref
 
 
 def _check(key: str) -> None:

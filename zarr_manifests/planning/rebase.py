@@ -43,6 +43,8 @@ def find_conflicts(
     """Everything that keeps `mine` from being put on top of `theirs`; empty if nothing does."""
     conflicts: list[Conflict] = []
     for other in theirs:
+        if not other.nodes and not other.tables:  # a rewrite
+            continue
         if mine.nodes or other.nodes:
             conflicts += _metadata_conflicts(mine, other, paths)
             continue

@@ -1,0 +1,474 @@
+"""Whatever fails or crashes, at whatever call: the old state or the new one, and never a lie.
+
+Every storage call of a scenario is made to fail, to lose its answer, or to be the process's last.
+Afterwards a fresh open must find exactly the state before or exactly the state after, agree with
+what the caller was told, and let the same thing be done again.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zarr
+from zarr.core.buffer import cpu
+
+from zarr_manifests import Repository, Session
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    CommitOutcomeUnknownError,
+    ManifestsError,
+    NotARepositoryError,
+    NotFoundError,
+    StorageError,
+    StorageFullError,
+)
+from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.storage import Capabilities, LocalStorage, MemoryStorage, Storage
+from zarr_manifests.testing import (
+    Call,
+    CrashableLocalStorage,
+    Fault,
+    FaultKind,
+    FaultyStorage,
+    SimulatedCrash,
+    WrappedStorage,
+)
+
+# One call after the other, always in the same order, and no waiting.
+RUNTIME = replace(
+    SYSTEM,
+    jitter=lambda limit_s: 0.0,
+    sleep=lambda seconds: None,
+    parallel=lambda calls: [call() for call in calls],
+)
+KINDS: tuple[FaultKind, ...] = (
+    "fail_before",
+    "fail_after",
+    "lose_answer",
+    "duplicate_late",
+    "crash_before",
+    "crash_after",
+    "truncate",
+    "flip_bits",
+)
+BIG = bytes(range(256)) * 8
+
+
+class RemoteStorage(WrappedStorage):
+    """Calls that fail may still land, for all a caller knows."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(self.storage.capabilities, inline=False)
+
+
+def put(session: Session, key: str, value: bytes) -> None:
+    session.store.set_sync(key, cpu.Buffer.from_bytes(value))
+
+
+def contents(session: Session) -> dict[str, bytes]:
+    found = {}
+    for key in session.store.workspace.keys_below(""):
+        value = session.store.get_sync(key)
+        assert value is not None
+        found[key] = value.to_bytes()
+    return found
+
+
+def seed(storage: Storage, max_delta_count: int = 50) -> None:
+    """A repository with an array and two chunks."""
+    config = {"max-delta-count": max_delta_count}
+    session = Repository.create(storage, config, runtime=RUNTIME).writable_session("main")
+    zarr.create_array(session.store, name="a", shape=(9,), chunks=(1,), dtype="u1")
+    put(session, "a/c/0", b"old")
+    put(session, "a/c/1", b"old" + BIG)
+    session.commit("old")
+
+
+def copy_of(storage: Storage) -> MemoryStorage:
+    copy = MemoryStorage()
+    for info in storage.list():
+        copy.put(info.key, storage.get(info.key))
+    return copy
+
+
+def change(storage: Storage) -> str:
+    """Open, write three chunks, of which two are objects, delete one, commit."""
+    session = Repository.open(storage, runtime=RUNTIME).writable_session("main")
+    put(session, "a/c/1", b"new")
+    put(session, "a/c/2", b"new" + BIG)
+    put(session, "a/c/3", b"newer" + BIG)
+    session.store.delete_sync("a/c/0")
+    return session.commit("new")
+
+
+@dataclass(frozen=True)
+class State:
+    """All that a reader can see."""
+
+    heads: Mapping[str, Mapping[str, bytes]]
+    tags: Mapping[str, Mapping[str, bytes]]
+    messages: tuple[str, ...]
+
+    @classmethod
+    def of(cls, storage: Storage) -> State | None:
+        try:
+            repository = Repository.open(storage)
+        except NotARepositoryError:
+            return None
+        return cls(
+            {b: contents(repository.readonly_session(b)) for b in repository.list_branches()},
+            {t: contents(repository.readonly_session(tag=t)) for t in repository.list_tags()},
+            tuple(info.message for info in repository.ancestry()),
+        )
+
+
+def faults(
+    base: Storage, scenario: Callable[[Storage], object], wrap: Callable[[Storage], Storage]
+) -> Iterator[tuple[str, MemoryStorage, object]]:
+    """Every call of the scenario, with every fault: what it was, the storage, how it ended."""
+    probe = FaultyStorage(copy_of(base))
+    scenario(wrap(probe))
+    assert len(probe.calls) > 3
+    for number, call in enumerate(probe.calls, 1):
+        for kind in KINDS:
+            storage = copy_of(base)
+            faulty = FaultyStorage(storage)
+            faulty.fail_at(number, kind)
+            try:
+                outcome: object = scenario(wrap(faulty))
+            except (ManifestsError, SimulatedCrash) as error:
+                outcome = error
+            assert (kind in ("crash_before", "crash_after")) == isinstance(outcome, SimulatedCrash)
+            yield f"{kind} at {number} {call}", storage, outcome
+
+
+def check_outcome(where: str, outcome: object, found: object, old: object, new: object) -> None:
+    """What the caller was told is what a reader finds."""
+    if isinstance(outcome, SimulatedCrash | CommitOutcomeUnknownError):
+        assert found in (old, new), where
+    elif isinstance(outcome, ManifestsError):
+        assert found == old, where
+    else:
+        assert found == new, where
+
+
+@pytest.mark.parametrize("wrap", [lambda storage: storage, RemoteStorage], ids=["inline", "remote"])
+@pytest.mark.parametrize("max_delta_count", [50, 2], ids=["plain", "folding"])
+def test_commit(max_delta_count: int, wrap: Callable[[Storage], Storage]) -> None:
+    base = MemoryStorage()
+    seed(base, max_delta_count)
+    old = State.of(base)
+    done = copy_of(base)
+    change(done)
+    new = State.of(done)
+    assert old is not None
+    assert new is not None
+    assert new.heads["main"].keys() == {"zarr.json", "a/zarr.json", "a/c/1", "a/c/2", "a/c/3"}
+    assert any("fold" in message for message in new.messages) == (max_delta_count == 2)
+    ends = set()
+    for where, storage, outcome in faults(base, change, wrap):
+        found = State.of(storage)
+        assert found is not None, where
+        # A fold is a commit of its own, and may be missing.
+        found = replace(found, messages=tuple(m for m in found.messages if "fold" not in m))
+        due = replace(new, messages=tuple(m for m in new.messages if "fold" not in m))
+        check_outcome(where, outcome, found, old, due)
+        ends.add(type(outcome))
+        history = {info.snapshot_id for info in Repository.open(storage).ancestry()}
+        if isinstance(outcome, str):
+            assert outcome in history, where
+        again = change(storage)
+        assert State.of(storage).heads == new.heads, where  # type: ignore[union-attr]
+        assert again in {info.snapshot_id for info in Repository.open(storage).ancestry()}
+    assert {str, SimulatedCrash, StorageError} <= ends
+
+
+def test_create() -> None:
+    base = MemoryStorage()
+    done = MemoryStorage()
+    Repository.create(done)
+    new = State.of(done)
+    for where, storage, outcome in faults(
+        base, lambda s: Repository.create(s, runtime=RUNTIME), lambda s: s
+    ):
+        check_outcome(where, outcome, State.of(storage), None, new)
+        # Another attempt makes it, or says that it is there.
+        if State.of(storage) is None:
+            Repository.create(storage)
+        else:
+            with pytest.raises(AlreadyExistsError, match="there is a repository"):
+                Repository.create(storage)
+        Repository.open_or_create(storage)
+        assert State.of(storage) == new, where
+        change_nothing_else = [info.key for info in storage.list("manifests/")]
+        assert change_nothing_else == []
+
+
+def _first_id(repository: Repository) -> str:
+    return [info.snapshot_id for info in repository.ancestry()][-1]
+
+
+REF_OPERATIONS: dict[str, Callable[[Repository], object]] = {
+    "create branch": lambda r: r.create_branch("new"),
+    "reset branch": lambda r: r.reset_branch("main", _first_id(r)),
+    "delete branch": lambda r: r.delete_branch("side"),
+    "create tag": lambda r: r.create_tag("new"),
+    "delete tag": lambda r: r.delete_tag("tagged"),
+}
+
+
+@pytest.mark.parametrize("name", REF_OPERATIONS)
+def test_ref_operations(name: str) -> None:
+    operation = REF_OPERATIONS[name]
+    base = MemoryStorage()
+    seed(base)
+    repository = Repository.open(base)
+    repository.create_branch("side", _first_id(repository))
+    repository.create_tag("tagged")
+    old = State.of(base)
+    done = copy_of(base)
+    operation(Repository.open(done))
+    new = State.of(done)
+    assert old != new
+    for where, storage, outcome in faults(
+        base, lambda s: operation(Repository.open(s, runtime=RUNTIME)), lambda s: s
+    ):
+        check_outcome(where, outcome, State.of(storage), old, new)
+        try:
+            operation(Repository.open(storage))
+        except (AlreadyExistsError, NotFoundError):
+            pass  # it had been done
+        assert State.of(storage) == new, where
+
+
+# --- faults that last ------------------------------------------------------------------------
+
+
+def _commit_with(storage: Storage, *faults: Fault) -> tuple[Session, object]:
+    faulty = FaultyStorage(storage, faults)
+    session = Repository.open(faulty, runtime=RUNTIME).writable_session("main")
+    put(session, "a/c/5", b"new" + BIG)
+    try:
+        return session, session.commit("new")
+    except ManifestsError as error:
+        return session, error
+
+
+def test_swap_that_always_fails_is_no_commit_and_can_be_tried_again() -> None:
+    storage = MemoryStorage()
+    seed(storage)
+    old = State.of(storage)
+    session, outcome = _commit_with(storage, Fault("fail_before", op="cas", count=5))
+    assert type(outcome) is StorageError
+    assert State.of(storage) == old
+    snapshot_id = session.commit("again")
+    assert [i.snapshot_id for i in Repository.open(storage).ancestry()][0] == snapshot_id
+
+
+def test_swap_that_always_fails_far_away_is_in_doubt() -> None:
+    storage = MemoryStorage()
+    seed(storage)
+    faulty = FaultyStorage(storage, [Fault("fail_before", op="cas", count=None)])
+    session = Repository.open(RemoteStorage(faulty), runtime=RUNTIME).writable_session("main")
+    put(session, "a/c/5", b"new")
+    with pytest.raises(CommitOutcomeUnknownError, match="never answered") as caught:
+        session.commit("new")
+    assert len(bytes.fromhex(caught.value.commit_id)) == 16
+    with pytest.raises(ManifestsError, match="closed"):
+        session.commit("again")
+
+
+@pytest.mark.parametrize("kind", ["fail_before", "truncate", "flip_bits"])
+def test_lost_answer_and_then_an_unreadable_root_is_in_doubt(kind: FaultKind) -> None:
+    """It took effect, and nobody may say that it did not."""
+    storage = MemoryStorage()
+    seed(storage)
+    new = copy_of(storage)
+    _commit_with(new)
+    # The open and the session read the root once each.
+    unreadable = Fault(kind, op="get_tagged", skip=2, count=None)
+    _, outcome = _commit_with(storage, Fault("fail_after", op="cas"), unreadable)
+    assert isinstance(outcome, CommitOutcomeUnknownError)
+    found = State.of(storage)
+    expected = State.of(new)
+    assert found == expected
+
+
+def test_lost_answer_and_a_root_that_is_unreadable_for_a_while() -> None:
+    storage = MemoryStorage()
+    seed(storage)
+    unreadable = Fault("flip_bits", op="get_tagged", skip=2, count=2)
+    _, outcome = _commit_with(storage, Fault("fail_after", op="cas"), unreadable)
+    assert isinstance(outcome, str)
+    assert [i.snapshot_id for i in Repository.open(storage).ancestry()][0] == outcome
+
+
+class _Overtaking(WrappedStorage):
+    """Loses the answer to the first swap, and lets others commit before it is looked for."""
+
+    def __init__(self, storage: Storage, others: Callable[[], None]) -> None:
+        super().__init__(storage)
+        self._others: Callable[[], None] | None = others
+
+    def cas(self, key: str, data: bytes, token: str | None, **kwargs: Any) -> str | None:
+        new = super().cas(key, data, token, **kwargs)
+        if self._others is None:
+            return new
+        others, self._others = self._others, None
+        others()
+        raise StorageError("the answer was lost")
+
+
+@pytest.mark.parametrize("commits", [1, 5, 40])
+def test_lost_answer_is_found_in_the_log_or_the_archive(commits: int) -> None:
+    """The tail of the log holds 32 operations; after that the archive tells."""
+    storage = MemoryStorage()
+    seed(storage)
+
+    def others() -> None:
+        session = Repository.open(storage).writable_session("main")
+        for i in range(commits):
+            put(session, "a/c/8", bytes([i]))
+            session.commit(f"other {i}")
+
+    repository = Repository.open(_Overtaking(storage, others), runtime=RUNTIME)
+    session = repository.writable_session("main")
+    put(session, "a/c/5", b"mine")
+    snapshot_id = session.commit("mine")
+    infos = [*Repository.open(storage).ancestry()]
+    assert [info.message for info in infos].count("mine") == 1
+    assert snapshot_id in {info.snapshot_id for info in infos}
+    put(session, "a/c/6", b"mine too")
+    session.commit("goes on")
+    assert contents(Repository.open(storage).readonly_session())["a/c/8"] == bytes([commits - 1])
+
+
+def test_lost_answer_without_an_archive_is_in_doubt() -> None:
+    storage = MemoryStorage()
+    seed(storage)
+
+    def others() -> None:
+        mine = Repository.open(storage)._context.roots.read().root.version
+        session = Repository.open(storage).writable_session("main")
+        for i in range(40):
+            put(session, "a/c/8", bytes([i]))
+            session.commit(f"other {i}")
+        storage.delete_many([f"root/{mine:020d}"])
+
+    repository = Repository.open(_Overtaking(storage, others), runtime=RUNTIME)
+    session = repository.writable_session("main")
+    put(session, "a/c/5", b"mine")
+    with pytest.raises(CommitOutcomeUnknownError, match="archive is unreadable"):
+        session.commit("mine")
+
+
+# --- no room ---------------------------------------------------------------------------------
+
+
+class FullDisk(WrappedStorage):
+    """Takes so many more writes, and then none until somebody makes room."""
+
+    def __init__(self, storage: Storage, room: int) -> None:
+        super().__init__(storage)
+        self.room: int | None = room
+
+    def _around[R](self, call: Call[R]) -> R:
+        if call.op in ("create", "cas") and self.room is not None:
+            if not self.room:
+                raise StorageFullError("no room is left")
+            self.room -= 1
+        return call.run()
+
+
+def test_disk_full_at_every_write_of_a_commit() -> None:
+    base = MemoryStorage()
+    seed(base)
+    old = State.of(base)
+
+    def write(session: Session) -> str:
+        put(session, "a/c/2", b"new" + BIG)
+        put(session, "a/c/3", b"newer" + BIG)
+        return session.commit("new")
+
+    for room in range(6):  # two chunks, delta, snapshot, archive, swap
+        disk = FullDisk(copy_of(base), room)
+        session = Repository.open(disk, runtime=RUNTIME).writable_session("main")
+        with pytest.raises(StorageFullError):
+            write(session)
+        assert State.of(disk.storage) == old
+        disk.room = None
+        snapshot_id = write(session)
+        found = State.of(disk.storage)
+        assert found is not None
+        assert found.heads["main"]["a/c/3"] == b"newer" + BIG
+        assert found.messages == ("new", "old", "create repository")
+        assert Repository.open(disk.storage).list_branches()["main"] == snapshot_id
+    assert isinstance(write(Repository.open(FullDisk(copy_of(base), 6)).writable_session()), str)
+
+
+# --- a disk that crashes ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("template") / "repository"
+    seed(CrashableLocalStorage(folder), max_delta_count=2)
+    return folder
+
+
+def _crashed(
+    template: Path, folder: Path, crash_at: int | None, rng: random.Random | None
+) -> tuple[LocalStorage, object, int]:
+    shutil.copytree(template, folder)
+    storage = CrashableLocalStorage(folder)
+    storage.disk.crash_at = crash_at
+    try:
+        outcome: object = change(storage)
+    except SimulatedCrash as error:
+        outcome = error
+    calls = len(storage.disk.calls)
+    storage.crash(rng)
+    return LocalStorage(folder), outcome, calls
+
+
+def test_what_was_committed_survives_a_crash(template: Path, tmp_path: Path) -> None:
+    for attempt in range(4):
+        rng = random.Random(attempt) if attempt else None
+        storage, outcome, _ = _crashed(template, tmp_path / f"{attempt}", None, rng)
+        found = State.of(storage)
+        assert found is not None
+        assert found.heads["main"]["a/c/3"] == b"newer" + BIG
+        assert outcome in {info.snapshot_id for info in Repository.open(storage).ancestry()}
+
+
+def test_crash_at_every_call_to_the_disk(template: Path, tmp_path: Path) -> None:
+    old = State.of(LocalStorage(template))
+    storage, _, calls = _crashed(template, tmp_path / "whole", None, None)
+    new = State.of(storage)
+    assert old is not None
+    assert new is not None
+    assert calls > 30
+    seen = set()
+    for number in range(1, calls + 1):
+        for attempt in range(2):
+            folder = tmp_path / f"{number}-{attempt}"
+            rng = random.Random(number * 10 + attempt) if attempt else None
+            storage, outcome, _ = _crashed(template, folder, number, rng)
+            found = State.of(storage)
+            assert found is not None
+            assert found.heads in (old.heads, new.heads), (number, attempt)
+            if isinstance(outcome, str):
+                assert found.heads == new.heads, (number, attempt)
+            seen.add(found.heads == new.heads)
+            change(CrashableLocalStorage(folder))
+            again = State.of(storage)
+            assert again is not None
+            assert again.heads == new.heads
+    assert seen == {False, True}

@@ -1,0 +1,134 @@
+"""Real processes on a local disk: no acknowledged commit is lost, and a kill leaves no mess."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from multiprocessing.queues import Queue
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zarr
+from zarr.core.buffer import cpu
+
+from zarr_manifests import Repository
+from zarr_manifests.ids import session_of
+from zarr_manifests.storage import LocalStorage
+
+_WORKERS, _COMMITS = 4, 25
+
+
+def _put(repository: Repository, key: str, value: bytes) -> str:
+    session = repository.writable_session("main")
+    session.store.set_sync(key, cpu.Buffer.from_bytes(value))
+    return session.commit(key)
+
+
+def _value(worker: int, i: int) -> bytes:
+    return bytes([worker, i]) * (1 + 600 * (i % 2))  # inline, and objects of their own
+
+
+def _commit_many(path: str, worker: int, acknowledged: Queue[str]) -> None:
+    repository = Repository.open(path)
+    for i in range(_COMMITS):
+        key = f"a/c/{worker * _COMMITS + i}"
+        acknowledged.put(_put(repository, key, _value(worker, i)))
+
+
+def _make(path: Path, n: int, **config: Any) -> Repository:
+    repository = Repository.create(path, config)
+    session = repository.writable_session("main")
+    zarr.create_array(session.store, name="a", shape=(n,), chunks=(1,), dtype="u1")
+    session.commit("array")
+    return repository
+
+
+def test_no_acknowledged_commit_of_racing_processes_is_lost(tmp_path: Path) -> None:
+    total = _WORKERS * _COMMITS
+    repository = _make(tmp_path / "r", total, max_delta_count=30)
+    spawn = multiprocessing.get_context("spawn")
+    acknowledged: Queue[str] = spawn.Queue()
+    workers = [
+        spawn.Process(target=_commit_many, args=(str(tmp_path / "r"), worker, acknowledged))
+        for worker in range(_WORKERS)
+    ]
+    for worker in workers:
+        worker.start()
+    ids = [acknowledged.get(timeout=60) for _ in range(total)]
+    for worker in workers:
+        worker.join(60)
+        assert worker.exitcode == 0
+    assert len(set(ids)) == total
+    infos = [*repository.ancestry()]
+    assert set(ids) <= {info.snapshot_id for info in infos}
+    assert sum(info.kind != "rewrite" for info in infos) == total + 2
+    assert sum(info.kind == "rewrite" for info in infos) >= 2
+    read = Repository.open(tmp_path / "r").readonly_session("main").store
+    for worker_number in range(_WORKERS):
+        for i in range(_COMMITS):
+            found = read.get_sync(f"a/c/{worker_number * _COMMITS + i}")
+            assert found is not None
+            assert found.to_bytes() == _value(worker_number, i)
+
+
+def _commit_for_ever(path: str, acknowledged: Queue[str]) -> None:
+    repository = Repository.open(path)
+    for i in range(10_000):
+        acknowledged.put(_put(repository, f"a/c/{i}", bytes([i % 256]) * 2000))
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 5, 8])
+def test_a_killed_process_leaves_the_repository_readable_and_unlocked(
+    tmp_path: Path, after: int
+) -> None:
+    repository = _make(tmp_path / "r", 10_000, max_delta_count=4)
+    fork = multiprocessing.get_context("spawn")
+    acknowledged: Queue[str] = fork.Queue()
+    victim = fork.Process(target=_commit_for_ever, args=(str(tmp_path / "r"), acknowledged))
+    victim.start()
+    ids = [acknowledged.get(timeout=60) for _ in range(after)]
+    assert victim.pid is not None
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.join(60)
+    assert victim.exitcode == -signal.SIGKILL
+    history = {info.snapshot_id for info in repository.ancestry()}
+    assert set(ids) <= history
+    read = Repository.open(tmp_path / "r").readonly_session("main").store
+    for i in range(after):
+        found = read.get_sync(f"a/c/{i}")
+        assert found is not None
+        assert found.to_bytes() == bytes([i % 256]) * 2000
+    _put(repository, "a/c/9999", b"unlocked")
+    assert Repository.open(tmp_path / "r").readonly_session("main").store.get_sync("a/c/9999")
+
+
+def _write_and_exit(repository: Repository, store: Any, worker: int) -> None:
+    store.set_sync(f"a/c/{worker}", cpu.Buffer.from_bytes(bytes([worker]) * 2000))
+    _put(repository, f"a/c/{50 + worker}", bytes([worker]) * 2000)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_forked_children_that_share_everything_use_names_of_their_own(tmp_path: Path) -> None:
+    """A child of `os.fork` has the parent's session, open files and random state."""
+    repository = _make(tmp_path / "r", 100)
+    session = repository.writable_session("main")
+    session.store.set_sync("a/c/99", cpu.Buffer.from_bytes(b"p" * 2000))
+    fork = multiprocessing.get_context("fork")
+    children = [
+        fork.Process(target=_write_and_exit, args=(repository, session.store, worker))
+        for worker in range(3)
+    ]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(60)
+        assert child.exitcode == 0
+    session.store.set_sync("a/c/98", cpu.Buffer.from_bytes(b"q" * 2000))
+    chunks = [info.key for info in LocalStorage(tmp_path / "r").list("chunks/")]
+    assert len(chunks) == 8
+    assert len({session_of(key) for key in chunks}) == 7
+    session.commit("the parent's own")
+    read = Repository.open(tmp_path / "r").readonly_session("main").store
+    assert sorted(read.workspace.keys_below("a/c/")) == [f"a/c/{i}" for i in (50, 51, 52, 98, 99)]

@@ -1,0 +1,229 @@
+"""Any sequence of store operations, commits and folds does what a dict does."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from zarr_manifests import ManifestStore, Repository, Session
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.keys import ArrayMeta, parse_document
+from zarr_manifests.storage import MemoryStorage
+
+
+def array_document(
+    shape: tuple[int, ...], kind: str = "default", separator: str = "/", note: int = 0
+) -> bytes:
+    encoding = {"name": kind, "configuration": {"separator": separator}}
+    return json.dumps(
+        {
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": shape,
+            "data_type": "uint8",
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1] * len(shape)}},
+            "chunk_key_encoding": encoding,
+            "fill_value": 0,
+            "codecs": [{"name": "bytes"}],
+            "attributes": {"note": note},
+        }
+    ).encode()
+
+
+def group_document(note: int = 0) -> bytes:
+    document = {"zarr_format": 3, "node_type": "group", "attributes": {"note": note}}
+    return json.dumps(document).encode()
+
+
+# --- the model -------------------------------------------------------------------------------
+
+
+def _array(model: dict[str, bytes], path: str) -> ArrayMeta | None:
+    meta = parse_document(model.get(f"{path}/zarr.json" if path else "zarr.json", b""))
+    return meta if isinstance(meta, ArrayMeta) else None
+
+
+def _owner(model: dict[str, bytes], key: str) -> tuple[str, tuple[int, ...]] | None:
+    """The array (the one with the longest path first) whose chunk the key is."""
+    segments = key.split("/")
+    for n in range(len(segments) - 1, -1, -1):
+        path, rest = "/".join(segments[:n]), "/".join(segments[n:])
+        meta = _array(model, path)
+        if meta is not None:
+            coords = meta.chunk_keys.decode(rest, len(meta.shape))
+            if coords is not None and coords in meta.grid:
+                return path, coords
+    return None
+
+
+def model_set(model: dict[str, bytes], key: str, data: bytes) -> None:
+    """A dict's `set`, but that a shrunken array loses the chunks that are cut off."""
+    path, _, name = key.rpartition("/")
+    was, new = _array(model, path), parse_document(data)
+    if (
+        name == "zarr.json"
+        and isinstance(was, ArrayMeta)
+        and isinstance(new, ArrayMeta)
+        and was.same_chunking(new)
+    ):
+        for other in list(model):
+            owner = _owner(model, other)
+            if owner is not None and owner[0] == path and owner[1] not in new.grid:
+                del model[other]
+    model[key] = data
+
+
+# --- the machine -----------------------------------------------------------------------------
+
+_PATHS = ["", "a", "a/b", "a/c", "g"]
+_RESTS = ["c/0", "c/1", "c/2", "c/3", "c/0/1", "c/1/1", "c", "0", "1", "0.1", "1.1", "c/01", "c/+1"]
+_OTHER_KEYS = ["a/.zarray", "a//c/0", "x/y/z", "c/9999999999999999999", "a/zarr.json/c/0", "ab/c/0"]
+_CHUNK_KEYS = [f"{path}/{rest}".lstrip("/") for path in _PATHS for rest in _RESTS] + _OTHER_KEYS
+_DOCUMENT_KEYS = [f"{path}/zarr.json".lstrip("/") for path in _PATHS]
+_PREFIXES = ["", "a", "a/b", "a/c", "a/c/", "g", "c", "a/c/1", "x/y", "nothing"]
+
+_shapes = st.one_of(
+    st.just(()),
+    st.tuples(st.integers(0, 4)),
+    st.tuples(st.integers(1, 3), st.integers(1, 3)),
+)
+_documents = st.one_of(
+    st.builds(
+        array_document,
+        _shapes,
+        st.sampled_from(["default", "v2"]),
+        st.sampled_from(["/", "."]),
+        st.integers(0, 1),
+    ),
+    st.builds(array_document, _shapes),
+    st.builds(group_document, st.integers(0, 1)),
+    st.sampled_from([b"", b"{", b"{}", b'{"zarr_format": 3, "node_type": "array"}']),
+)
+# Some fit in a manifest (4 bytes), some do not.
+_values = st.binary(max_size=8)
+
+
+class Machine(RuleBasedStateMachine):
+    @initialize(deltas=st.integers(1, 4))
+    def start(self, deltas: int) -> None:
+        config = {"inline-chunk-bytes": 4, "max-delta-count": deltas}
+        self.storage = MemoryStorage()
+        self.repository = Repository.create(self.storage, config)
+        self.session = self.repository.writable_session("main")
+        self.model: dict[str, bytes] = {}
+        self.committed: dict[str, bytes] = {}
+        self.history = [(self.session.snapshot_id, self.committed)]
+
+    @property
+    def store(self) -> ManifestStore:
+        return self.session.store
+
+    @rule(key=st.sampled_from(_DOCUMENT_KEYS), data=_documents)
+    def set_document(self, key: str, data: bytes) -> None:
+        self.store.workspace.set(key, data)
+        model_set(self.model, key, data)
+
+    @rule(path=st.sampled_from(_PATHS[:3]), n=st.integers(0, 4))
+    def resize(self, path: str, n: int) -> None:
+        key = f"{path}/zarr.json".lstrip("/")
+        self.set_document(key, array_document((n,)))
+
+    @rule(keys=st.lists(st.sampled_from(_CHUNK_KEYS), min_size=1, max_size=6), data=_values)
+    def set_values(self, keys: list[str], data: bytes) -> None:
+        for i, key in enumerate(keys):
+            self.store.workspace.set(key, data + bytes([i]))
+            model_set(self.model, key, data + bytes([i]))
+
+    @rule(key=st.sampled_from(_CHUNK_KEYS + _DOCUMENT_KEYS))
+    def delete(self, key: str) -> None:
+        self.store.workspace.delete(key)
+        self.model.pop(key, None)
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def delete_existing(self, data: Any) -> None:
+        self.delete(data.draw(st.sampled_from(sorted(self.model))))
+
+    @rule(prefix=st.sampled_from(_PREFIXES))
+    def delete_directory(self, prefix: str) -> None:
+        directory = prefix.strip("/") + "/" if prefix else ""
+        self.store.workspace.delete_below(directory)
+        for key in [key for key in self.model if key.startswith(directory)]:
+            del self.model[key]
+
+    @precondition(lambda self: self.session.has_changes)
+    @rule()
+    def commit(self) -> None:
+        snapshot_id = self.session.commit("so far")
+        self.committed = dict(self.model)
+        self.history.append((snapshot_id, self.committed))
+        _check(self.repository.readonly_session("main").store, self.committed)
+
+    @rule()
+    def discard(self) -> None:
+        self.session.discard_changes()
+        self.model = dict(self.committed)
+
+    @rule()
+    def reopen(self) -> None:
+        self.repository = Repository.open(self.storage)
+        self.session = self.repository.writable_session("main")
+        self.model = dict(self.committed)
+
+    @rule()
+    def read_back_from_any_snapshot(self) -> None:
+        for snapshot_id, model in self.history[-3:]:
+            session = self.repository.readonly_session(snapshot_id=snapshot_id)
+            _check(session.store, model)
+
+    @invariant()
+    def reads_as_the_model(self) -> None:
+        if hasattr(self, "session"):
+            _check(self.store, self.model)
+
+    def teardown(self) -> None:
+        if hasattr(self, "session"):
+            fresh = Repository.open(self.storage)
+            for snapshot_id, model in self.history:
+                _check(fresh.readonly_session(snapshot_id=snapshot_id).store, model)
+            if not self.session.has_changes:
+                assert self.model == self.committed
+
+
+def _check(store: ManifestStore, model: dict[str, bytes]) -> None:
+    workspace = store.workspace
+    assert sorted(workspace.keys_below("")) == sorted(model)
+    for key in {*model, *_CHUNK_KEYS, *_DOCUMENT_KEYS}:
+        found = store.get_sync(key)
+        assert (None if found is None else found.to_bytes()) == model.get(key), key
+    for prefix in _PREFIXES:
+        directory = prefix.strip("/") + "/" if prefix else ""
+        names = {key[len(directory) :].split("/")[0] for key in model if key.startswith(directory)}
+        assert workspace.children(directory) == names, prefix
+        below = {key for key in model if key.startswith(prefix)}
+        assert set(workspace.keys_below(prefix)) == below, prefix
+
+
+def test_random_operations_against_a_dict() -> None:
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=150,
+            stateful_step_count=25,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
+        ),
+    )

@@ -1,0 +1,550 @@
+"""Repositories: creating and opening them, refs, history, time travel."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from zarr.core.buffer import cpu
+
+from zarr_manifests import Repository, RepositoryConfig
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    ConfigError,
+    InvalidArgumentError,
+    NotARepositoryError,
+    NotFoundError,
+    ObjectNotFoundError,
+    ReadOnlyError,
+    SnapshotExpiredError,
+    UnmergedForksError,
+    UnsupportedStorageError,
+)
+from zarr_manifests.runtime import SYSTEM, Runtime
+from zarr_manifests.storage import Capabilities, LocalStorage, MemoryStorage
+from zarr_manifests.testing import WrappedStorage
+
+
+def commit_value(repository: Repository, key: str, value: bytes, branch: str = "main") -> str:
+    session = repository.writable_session(branch)
+    session.store.set_sync(key, cpu.Buffer.from_bytes(value))
+    return session.commit(f"{key} = {value!r}")
+
+
+def read_value(repository: Repository, key: str, **where: Any) -> bytes | None:
+    found = repository.readonly_session(**where).store.get_sync(key)
+    return None if found is None else found.to_bytes()
+
+
+@pytest.fixture
+def repository() -> Repository:
+    return Repository.create(MemoryStorage())
+
+
+# --- create and open -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["path", "text", "url", "storage"])
+def test_create_and_open_by_any_location(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "with space" / "repository"
+    location: Any = {
+        "path": folder,
+        "text": str(folder),
+        "url": LocalStorage(folder).url,
+        "storage": LocalStorage(folder),
+    }[kind]
+    assert not Repository.exists(location)
+    repository = Repository.create(location)
+    commit_value(repository, "k", b"v")
+    assert Repository.exists(location)
+    opened = Repository.open(location)
+    assert read_value(opened, "k") == b"v"
+    assert opened.repository_id == repository.repository_id
+    assert len(opened.repository_id) == 32
+    assert opened.url == repository.url
+
+
+def test_a_new_repository_has_one_empty_snapshot(repository: Repository) -> None:
+    (first,) = repository.ancestry()
+    assert first.message == "create repository"
+    assert first.parent_id is None
+    assert repository.list_branches() == {"main": first.snapshot_id}
+    assert repository.list_tags() == {}
+    assert [*repository.readonly_session().store.workspace.keys_below("")] == []
+
+
+def test_create_refuses_a_repository_and_anything_else(tmp_path: Path) -> None:
+    Repository.create(tmp_path / "a")
+    with pytest.raises(AlreadyExistsError, match="there is a repository"):
+        Repository.create(tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "holiday.jpg").write_bytes(b"jpeg")
+    with pytest.raises(AlreadyExistsError, match=r"not empty.*holiday\.jpg"):
+        Repository.create(tmp_path / "b")
+    with pytest.raises(AlreadyExistsError, match="not empty"):
+        Repository.open_or_create(tmp_path / "b")
+    assert [p.name for p in (tmp_path / "b").iterdir()] == ["holiday.jpg"]
+
+
+def test_create_refuses_a_repository_that_lost_its_root(repository: Repository) -> None:
+    storage = repository.storage
+    commit_value(repository, "k", b"v")
+    storage.delete_many(["current"])
+    with pytest.raises(AlreadyExistsError, match="newest archive under 'root/'"):
+        Repository.create(storage)
+    with pytest.raises(NotARepositoryError):
+        Repository.open(storage)
+
+
+def test_create_goes_on_where_a_killed_create_left_off() -> None:
+    storage = MemoryStorage()
+    Repository.create(storage)
+    # A create that was killed before its swap leaves these two.
+    left = [i.key for i in storage.list() if i.key.startswith(("deltas/", "snapshots/"))]
+    storage.delete_many(["current", *(i.key for i in storage.list("root/"))])
+    assert len(left) == 2
+    repository = Repository.create(storage)
+    assert len([*repository.ancestry()]) == 1
+
+
+def test_open_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(NotARepositoryError, match=r"no repository at .*nothing.*'current'"):
+        Repository.open(tmp_path / "nothing")
+    with pytest.raises(FileNotFoundError):
+        Repository.open(tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_open_or_create_makes_one_and_opens_it_afterwards(tmp_path: Path) -> None:
+    first = Repository.open_or_create(tmp_path / "r", {"max-delta-count": 7})
+    second = Repository.open_or_create(tmp_path / "r")
+    assert first.repository_id == second.repository_id
+    assert second.config.max_delta_count == 7
+
+
+def test_racing_creates_have_one_winner() -> None:
+    storage = MemoryStorage()
+    outcomes: list[object] = []
+
+    def create() -> None:
+        try:
+            outcomes.append(Repository.create(storage).repository_id)
+        except AlreadyExistsError as error:
+            outcomes.append(error)
+
+    SYSTEM.parallel([create] * 8)
+    winners = [outcome for outcome in outcomes if isinstance(outcome, str)]
+    assert winners == [Repository.open(storage).repository_id]
+    assert len(outcomes) == 8
+
+
+def test_racing_open_or_create_all_open_the_same() -> None:
+    storage = MemoryStorage()
+    found = SYSTEM.parallel([lambda: Repository.open_or_create(storage).repository_id] * 8)
+    assert len(set(found)) == 1
+
+
+class _WithoutSwap(WrappedStorage):
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(self.storage.capabilities, cas=False)
+
+
+def test_storage_that_cannot_swap_is_read_only() -> None:
+    storage = MemoryStorage()
+    with pytest.raises(UnsupportedStorageError, match="compare-and-swap"):
+        Repository.create(_WithoutSwap(storage))
+    commit_value(Repository.create(storage), "k", b"v")
+    repository = Repository.open(_WithoutSwap(storage))
+    assert read_value(repository, "k") == b"v"
+    with pytest.raises(UnsupportedStorageError, match="read-only"):
+        repository.writable_session("main")
+
+
+def test_pickled_repository_opens_the_same_place(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "r", {"max-delta-count": 9})
+    commit_value(repository, "k", b"v")
+    again = pickle.loads(pickle.dumps(repository))
+    assert again.repository_id == repository.repository_id
+    assert again.config == repository.config
+    assert read_value(again, "k") == b"v"
+
+
+# --- configuration ---------------------------------------------------------------------------
+
+
+def test_configuration_is_saved_and_overlaid_when_opened() -> None:
+    storage = MemoryStorage()
+    saved = RepositoryConfig(inline_chunk_bytes=7, max_delta_count=8)
+    Repository.create(storage, saved)
+    assert Repository.open(storage).config == saved
+    overlaid = Repository.open(storage, {"max_delta_count": 9})
+    assert overlaid.config == replace(saved, max_delta_count=9)
+    replaced = Repository.open(storage, RepositoryConfig(commit_attempts=3))
+    assert replaced.config == RepositoryConfig(commit_attempts=3)
+    assert Repository.open(storage).config == saved
+
+
+@pytest.mark.parametrize("name", ["create", "open", "open_or_create"])
+def test_unknown_option_is_refused_before_anything_is_written(name: str) -> None:
+    storage = MemoryStorage()
+    if name == "open":
+        Repository.create(storage)
+    before = [*storage.list()]
+    with pytest.raises(ConfigError, match="compression: unknown option"):
+        getattr(Repository, name)(storage, {"compression": "zip", "max-delta-count": 0})
+    assert [*storage.list()] == before
+
+
+# --- branches and tags -----------------------------------------------------------------------
+
+
+def test_branches(repository: Repository) -> None:
+    one = commit_value(repository, "k", b"1")
+    two = commit_value(repository, "k", b"2")
+    repository.create_branch("side", one)
+    repository.create_branch("top")
+    assert repository.list_branches() == {"main": two, "side": one, "top": two}
+    assert read_value(repository, "k", branch="side") == b"1"
+    three = commit_value(repository, "k", b"3", branch="side")
+    assert repository.list_branches() == {"main": two, "side": three, "top": two}
+    assert read_value(repository, "k") == b"2"
+    assert [i.snapshot_id for i in repository.ancestry("side")][:2] == [three, one]
+    repository.reset_branch("main", three)
+    assert read_value(repository, "k") == b"3"
+    repository.delete_branch("side")
+    assert repository.list_branches() == {"main": three, "top": two}
+
+
+def test_branch_refusals_name_what_is_wrong(repository: Repository) -> None:
+    repository.create_branch("side")
+    with pytest.raises(AlreadyExistsError, match="'side' exists"):
+        repository.create_branch("side")
+    with pytest.raises(NotFoundError, match=r"no branch 'nope'.*main, side"):
+        repository.delete_branch("nope")
+    with pytest.raises(NotFoundError, match="no branch 'nope'"):
+        repository.reset_branch("nope", repository.list_branches()["main"])
+    with pytest.raises(InvalidArgumentError, match="'main' cannot be deleted"):
+        repository.delete_branch("main")
+    for session in (repository.readonly_session, repository.writable_session):
+        with pytest.raises(NotFoundError, match="no branch 'nope'"):
+            session("nope")
+        with pytest.raises(NotFoundError, match="no branch ''"):
+            session("")
+
+
+@pytest.mark.parametrize(
+    "name", ["", "/x", "-x", ".x", "a b", "ä", "x" * 256, "a\n", "a:b", None, 3]
+)
+def test_ref_names_that_are_refused(repository: Repository, name: Any) -> None:
+    with pytest.raises((InvalidArgumentError, TypeError)):
+        repository.create_branch(name)
+    with pytest.raises((InvalidArgumentError, TypeError)):
+        repository.create_tag(name)
+    assert list(repository.list_branches()) == ["main"]
+
+
+@pytest.mark.parametrize("name", ["v1.0", "a/b", "_x", "0", "x" * 255, "A-b_c.d/e"])
+def test_ref_names_that_are_taken(repository: Repository, name: str) -> None:
+    repository.create_branch(name)
+    repository.create_tag(name)
+    assert name in repository.list_branches()
+    assert name in repository.list_tags()
+
+
+def test_tags(repository: Repository) -> None:
+    one = commit_value(repository, "k", b"1")
+    repository.create_tag("v1")
+    two = commit_value(repository, "k", b"2")
+    repository.create_tag("v2", two)
+    assert repository.list_tags() == {"v1": one, "v2": two}
+    assert read_value(repository, "k", tag="v1") == b"1"
+    assert [i.snapshot_id for i in repository.ancestry(tag="v1")][0] == one
+    with pytest.raises(AlreadyExistsError, match="tags do not move"):
+        repository.create_tag("v1")
+    repository.delete_tag("v1")
+    assert repository.list_tags() == {"v2": two}
+    with pytest.raises(NotFoundError, match=r"no tag 'v1'.*v2"):
+        repository.readonly_session(tag="v1")
+    with pytest.raises(NotFoundError, match="no tag 'v1'"):
+        repository.delete_tag("v1")
+
+
+def test_the_name_of_a_deleted_tag_is_never_used_again(repository: Repository) -> None:
+    repository.create_tag("v1")
+    repository.delete_tag("v1")
+    for _ in range(40):  # beyond the tail of the log
+        repository.create_branch("b")
+        repository.delete_branch("b")
+    with pytest.raises(AlreadyExistsError, match="never used again"):
+        Repository.open(repository.storage).create_tag("v1")
+    repository.create_branch("v1")  # a branch may have it
+
+
+def test_refs_point_only_to_snapshots_in_history(repository: Repository) -> None:
+    one = commit_value(repository, "k", b"1")
+    two = commit_value(repository, "k", b"2")
+    repository.reset_branch("main", one)
+    for make in (repository.create_branch, repository.create_tag, repository.reset_branch):
+        name = "main" if make == repository.reset_branch else "new"
+        with pytest.raises(SnapshotExpiredError, match=r"not in the history of any branch or tag"):
+            make(name, two)
+        with pytest.raises(InvalidArgumentError, match="not a snapshot id"):
+            make(name, "../../etc/passwd")
+    assert read_value(repository, "k", snapshot_id=two) == b"2"  # still readable
+
+
+def test_a_tag_keeps_its_snapshot_in_history(repository: Repository) -> None:
+    one = commit_value(repository, "k", b"1")
+    two = commit_value(repository, "k", b"2")
+    repository.create_tag("kept", two)
+    repository.reset_branch("main", one)
+    repository.create_branch("back", two)
+    assert read_value(repository, "k", branch="back") == b"2"
+
+
+def test_refs_keep_working_after_a_fold() -> None:
+    repository = Repository.create(MemoryStorage(), {"max-delta-count": 2})
+    ids = [commit_value(repository, "k", bytes([i])) for i in range(7)]
+    repository.create_branch("old", ids[2])
+    repository.create_tag("older", ids[0])
+    commit_value(repository, "k", b"new", branch="old")
+    assert read_value(repository, "k", branch="old") == b"new"
+    assert read_value(repository, "k", tag="older") == bytes([0])
+    assert read_value(repository, "k") == bytes([6])
+
+
+def test_many_refs_and_operations(repository: Repository) -> None:
+    """More than fits in the tail of the log, from two handles that take turns."""
+    other = Repository.open(repository.storage)
+    for i in range(50):
+        (repository, other)[i % 2].create_tag(f"t{i}")
+    assert sorted(repository.list_tags()) == sorted(f"t{i}" for i in range(50))
+    assert commit_value(other, "k", b"1") == repository.list_branches()["main"]
+
+
+# --- reading by time, snapshot, tag ----------------------------------------------------------
+
+
+def _clock(times: list[int]) -> Runtime:
+    return replace(SYSTEM, now_ms=lambda: times[0])
+
+
+def test_as_of() -> None:
+    times = [1_000_000]
+    repository = Repository.create(MemoryStorage(), runtime=_clock(times))
+    for i, at in enumerate((2_000_000, 3_000_000, 4_000_000)):
+        times[0] = at
+        commit_value(repository, "k", bytes([i]))
+
+    def at(ms: int) -> datetime:
+        return datetime.fromtimestamp(ms / 1000, UTC)
+
+    assert read_value(repository, "k", as_of=at(2_000_000)) == b"\0"
+    assert read_value(repository, "k", as_of=at(2_999_999)) == b"\0"
+    assert read_value(repository, "k", as_of=at(3_000_000)) == b"\1"
+    assert read_value(repository, "k", as_of=at(9_000_000)) == b"\2"
+    assert read_value(repository, "k", as_of=at(1_500_000)) is None
+    assert read_value(repository, "k", branch="main", as_of=at(3_500_000)) == b"\1"
+    assert read_value(repository, "k", as_of=at(3_500_000).replace(tzinfo=None)) == b"\1"
+    shifted = at(3_500_000).astimezone(timezone(timedelta(hours=5, minutes=30)))
+    assert read_value(repository, "k", as_of=shifted) == b"\1"
+    with pytest.raises(NotFoundError, match="no snapshot as old as 1970"):
+        repository.readonly_session(as_of=at(999_999))
+    assert [info.written_at for info in repository.ancestry()] == [
+        at(4_000_000),
+        at(3_000_000),
+        at(2_000_000),
+        at(1_000_000),
+    ]
+
+
+def test_contradicting_places_are_refused(repository: Repository) -> None:
+    snapshot_id = repository.list_branches()["main"]
+    repository.create_tag("t")
+    now = datetime.fromtimestamp(0, UTC)
+    wrong: list[dict[str, Any]] = [
+        {"branch": "main", "tag": "t"},
+        {"branch": "main", "snapshot_id": snapshot_id},
+        {"tag": "t", "snapshot_id": snapshot_id},
+        {"tag": "t", "as_of": now},
+        {"snapshot_id": snapshot_id, "as_of": now},
+    ]
+    for where in wrong:
+        with pytest.raises(InvalidArgumentError):
+            repository.readonly_session(**where)
+    with pytest.raises(InvalidArgumentError):
+        repository.ancestry("main", tag="t")
+
+
+def test_unknown_snapshots(repository: Repository) -> None:
+    missing = f"{5:012d}-{'0' * 24}-3"
+    calls: list[Callable[[], object]] = [
+        lambda: repository.readonly_session(snapshot_id=missing),
+        lambda: repository.ancestry(snapshot_id=missing),
+        lambda: repository.diff(missing, repository.list_branches()["main"]),
+    ]
+    for call in calls:
+        with pytest.raises(SnapshotExpiredError, match=f"{missing} is not in memory://"):
+            call()
+    with pytest.raises(InvalidArgumentError, match="is not a snapshot id"):
+        repository.readonly_session(snapshot_id="HEAD")
+
+
+def test_a_readonly_session_is_stable_while_others_commit() -> None:
+    repository = Repository.create(MemoryStorage(), {"max-delta-count": 3})
+    for i in range(4):
+        commit_value(repository, f"k{i}", bytes([i]))
+    session = repository.readonly_session("main")
+    for i in range(10):
+        commit_value(repository, "k0", b"new")
+        commit_value(repository, f"more{i}", b"x")
+        assert sorted(session.store.workspace.keys_below("")) == ["k0", "k1", "k2", "k3"]
+        found = session.store.get_sync("k0")
+        assert found is not None
+        assert found.to_bytes() == b"\0"
+
+
+# --- history ---------------------------------------------------------------------------------
+
+
+def test_ancestry_tells_who_did_what(repository: Repository) -> None:
+    session = repository.writable_session("main")
+    array = zarr.create_array(session.store, name="a", shape=(4,), chunks=(2,), dtype="i4")
+    array[:] = [1, 2, 3, 4]
+    first = session.commit("values", metadata={"author": "x", "n": [1, {"y": 2.5}]})
+    array = zarr.open_array(session.store, path="a")
+    array.resize((8,))
+    array[4:] = 5
+    session.commit("append")
+    zarr.open_array(session.store, path="a")[:2] = 9
+    session.commit("overwrite")
+    zarr.open_array(session.store, path="a").update_attributes({"units": "m"})
+    session.commit("attributes")
+    session.store.delete_sync("a/c/0")
+    session.commit("delete")
+    infos = [*repository.ancestry()]
+    assert [(i.message, i.kind) for i in infos] == [
+        ("delete", "delete"),
+        ("attributes", "metadata"),
+        ("overwrite", "overwrite"),
+        ("append", "append"),
+        ("values", "append"),
+        ("create repository", "metadata"),
+    ]
+    assert infos[4].snapshot_id == first
+    assert infos[4].metadata == {"author": "x", "n": [1, {"y": 2.5}]}
+    assert infos[4].totals["refs-set"] == 2
+    assert infos[0].totals["refs-unset"] == 1
+    assert [i.parent_id for i in infos[:-1]] == [i.snapshot_id for i in infos[1:]]
+
+
+def test_diff(repository: Repository) -> None:
+    session = repository.writable_session("main")
+    for name in ("kept", "resized", "doomed", "remade"):
+        array = zarr.create_array(session.store, name=name, shape=(4, 2), chunks=(2, 2), dtype="i4")
+        array[:] = 1
+    start = session.commit("four arrays")
+    zarr.open_array(session.store, path="kept")[2:] = 5
+    session.commit("a chunk")
+    group = zarr.open_group(session.store)
+    group["resized"].resize((6, 2))  # type: ignore[union-attr]
+    del group["doomed"]
+    del group["remade"]
+    session.commit("metadata")
+    zarr.create_array(session.store, name="remade", shape=(2,), chunks=(2,), dtype="i4")
+    zarr.create_group(session.store, path="made")
+    session.store.set_sync("notes.txt", cpu.Buffer.from_bytes(b"x"))
+    end = session.commit("more")
+    diff = repository.diff(start, end)
+    assert diff.created == ("/made", "/notes.txt", "/remade")
+    assert diff.deleted == ("/doomed", "/remade")
+    assert diff.updated == ("/resized",)
+    np.testing.assert_array_equal(diff.chunks["/kept"], [[1, 0]])
+    assert set(diff.chunks) == {"/kept", "/notes.txt"}
+    assert repository.diff(end, end).chunks == {}
+    with pytest.raises(InvalidArgumentError, match="not an ancestor"):
+        repository.diff(end, start)
+
+
+def test_diff_across_a_fold() -> None:
+    repository = Repository.create(MemoryStorage(), {"max-delta-count": 2})
+    session = repository.writable_session("main")
+    array = zarr.create_array(session.store, name="a", shape=(9,), chunks=(1,), dtype="u1")
+    assert array.nchunks == 9
+    start = session.commit("array")
+    for i in range(7):
+        session.store.set_sync(f"a/c/{i}", cpu.Buffer.from_bytes(bytes([i])))
+        end = session.commit(f"chunk {i}")
+    assert any(info.kind == "rewrite" for info in repository.ancestry())
+    diff = repository.diff(start, end)
+    np.testing.assert_array_equal(diff.chunks["/a"], [[i] for i in range(7)])
+    assert (diff.created, diff.updated, diff.deleted) == ((), (), ())
+
+
+# --- transactions ----------------------------------------------------------------------------
+
+
+def test_transaction_commits_at_the_end_of_the_block(repository: Repository) -> None:
+    with repository.transaction("main", message="both", metadata={"by": "me"}) as store:
+        store.set_sync("a", cpu.Buffer.from_bytes(b"1"))
+        store.set_sync("b", cpu.Buffer.from_bytes(b"2"))
+        assert read_value(repository, "a") is None
+    assert (read_value(repository, "a"), read_value(repository, "b")) == (b"1", b"2")
+    info = next(repository.ancestry())
+    assert (info.message, info.metadata) == ("both", {"by": "me"})
+
+
+def test_transaction_that_raises_commits_nothing(repository: Repository) -> None:
+    def fail() -> None:
+        with repository.transaction("main", message="never") as store:
+            store.set_sync("a", cpu.Buffer.from_bytes(b"1"))
+            raise RuntimeError("the caller's own")
+
+    with pytest.raises(RuntimeError, match="the caller's own"):
+        fail()
+    assert read_value(repository, "a") is None
+    assert len([*repository.ancestry()]) == 1
+
+
+def test_transaction_without_changes_makes_no_commit(repository: Repository) -> None:
+    with repository.transaction("main", message="nothing") as store:
+        assert store.get_sync("a") is None
+    assert len([*repository.ancestry()]) == 1
+
+
+def test_transaction_does_not_leave_out_what_pickled_copies_wrote(tmp_path: Path) -> None:
+    """Also where the block itself has changed nothing."""
+    repository = Repository.create(tmp_path / "r")
+
+    def write_in_a_copy() -> None:
+        with repository.transaction("main", message="in a copy") as store:
+            copy = pickle.loads(pickle.dumps(store))
+            copy.set_sync("a", cpu.Buffer.from_bytes(b"1" * 1000))
+
+    with pytest.raises(UnmergedForksError):
+        write_in_a_copy()
+
+
+def test_readonly_session_cannot_commit(repository: Repository) -> None:
+    session = repository.readonly_session("main")
+    for call in (
+        lambda: session.commit("x"),
+        session.discard_changes,
+        session.fork,
+        lambda: session.merge(repository.writable_session("main").fork()),
+    ):
+        with pytest.raises(ReadOnlyError, match="writable_session"):
+            call()
+
+
+def test_a_location_that_is_none_is_refused() -> None:
+    with pytest.raises((InvalidArgumentError, ObjectNotFoundError, UnsupportedStorageError)):
+        Repository.open("ftp://host/place")
