@@ -17,7 +17,7 @@ from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.commit import Committed, commit
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.fold import fold_branch
-from zarr_manifests.engine.forks import ForkState, freeze, merge_forks, refuse_unmerged, revive
+from zarr_manifests.engine.forks import ForkState, freeze, merge_forks, refuse_unmerged
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.engine.workspace import Workspace
 from zarr_manifests.errors import (
@@ -77,20 +77,16 @@ class Fork:
     Made by `Session.fork`; its changes reach a commit only through `Session.merge`.
     """
 
-    def __init__(self, workspace: Workspace) -> None:
-        self._workspace = workspace
+    def __init__(self, state: ForkState) -> None:
+        self._store = ManifestStore(state, read_only=False)
 
     @property
     def store(self) -> ManifestStore:
         """The Zarr store to write to."""
-        return ManifestStore(self._workspace, read_only=False)
+        return self._store
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _revive_fork, (freeze(self._workspace, explicit=True),)
-
-
-def _revive_fork(state: ForkState) -> Fork:
-    return Fork(revive(state))
+        return Fork, (self._store.freeze(explicit=True),)
 
 
 class Session:
@@ -243,7 +239,7 @@ class Session:
             If an upload failed; nothing was committed and the session keeps its changes.
         """
         self._check_open()
-        message, metadata = _checked_message(message), _checked_metadata(metadata)
+        message, metadata = checked_message(message), checked_metadata(metadata)
         workspace = self._workspace
         assert workspace.keys is not None
         assert self._branch is not None
@@ -295,7 +291,7 @@ class Session:
             If the session is read-only: pickle its store instead.
         """
         self._check_open()
-        return Fork(revive(freeze(self._workspace, explicit=True)))
+        return Fork(freeze(self._workspace, explicit=True))
 
     def merge(self, *forks: Fork | ManifestStore) -> None:
         """Bring the changes of forks, or of their stores, into this session.
@@ -311,10 +307,8 @@ class Session:
             If two writers changed the same chunk or document differently. Nothing was merged.
         """
         self._check_open()
-        states = []
-        for fork in forks:
-            workspace = fork.workspace if isinstance(fork, ManifestStore) else fork._workspace
-            states.append(freeze(workspace, explicit=True))
+        stores = [fork.store if isinstance(fork, Fork) else fork for fork in forks]
+        states = [store.freeze(explicit=True) for store in stores]
         merge_forks(self._workspace, self._owners, states)
         self._merged = True
 
@@ -331,7 +325,8 @@ def _absolute(path: str) -> str:
     return path if path.startswith("/") else f"/{path}"
 
 
-def _checked_message(message: object) -> str:
+def checked_message(message: object) -> str:
+    """The message, if a commit can have it."""
     if not isinstance(message, str) or not message.strip():
         raise InvalidArgumentError("a commit needs a message: say in a line what it does")
     try:
@@ -341,7 +336,8 @@ def _checked_message(message: object) -> str:
     return message
 
 
-def _checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+def checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The metadata, if a commit can have it."""
     checked = dict(metadata or {})
     try:
         unpack(pack([[checked]]))  # as deep as it will lie; not all that packs can be unpacked

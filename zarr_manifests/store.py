@@ -13,6 +13,7 @@ for what it writes, whose changes reach a commit only through `Session.merge`.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
@@ -30,6 +31,8 @@ from zarr_manifests.engine.workspace import Entry, Workspace
 from zarr_manifests.errors import InvalidArgumentError, ReadOnlyError
 
 __all__ = ["ManifestStore"]
+
+_REVIVING = threading.Lock()
 
 
 class ManifestStore(Store):
@@ -49,9 +52,26 @@ class ManifestStore(Store):
     array([7, 7, 0, 0], dtype=int32)
     """
 
-    def __init__(self, workspace: Workspace, *, read_only: bool) -> None:
+    def __init__(self, workspace: Workspace | ForkState, *, read_only: bool) -> None:
         super().__init__(read_only=read_only)
-        self.workspace = workspace
+        self._contents = workspace
+
+    @property
+    def workspace(self) -> Workspace:
+        """What it reads and writes. A pickled store opens it at first use.
+
+        Not before, since a worker that cannot unpickle a task has nobody to tell.
+        """
+        if isinstance(self._contents, ForkState):
+            with _REVIVING:
+                if isinstance(self._contents, ForkState):
+                    self._contents = revive(self._contents)
+        return self._contents
+
+    def freeze(self, *, explicit: bool) -> ForkState:
+        """The store's contents as a value that can travel and be merged."""
+        contents = self._contents
+        return contents if isinstance(contents, ForkState) else freeze(contents, explicit=explicit)
 
     # --- what it is --------------------------------------------------------------------------
 
@@ -91,10 +111,11 @@ class ManifestStore(Store):
         return (*self._identity(), id(self.workspace) if self.supports_writes else 0)
 
     def _identity(self) -> tuple[Any, ...]:
-        workspace = self.workspace
-        lineage = workspace.keys.lineage if workspace.keys is not None else None
-        repository = workspace.context.repository_id
-        return repository, workspace.storage.url, workspace.view.ref.key, lineage, self.read_only
+        of = self._contents
+        if isinstance(of, ForkState):
+            return of.repository_id, of.storage.url, of.head.key, of.lineage, self.read_only
+        lineage = of.keys.lineage if of.keys is not None else None
+        return of.context.repository_id, of.storage.url, of.view.ref.key, lineage, self.read_only
 
     def __repr__(self) -> str:
         mode = "read-only" if self.read_only else "writable"
@@ -104,7 +125,7 @@ class ManifestStore(Store):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _revive, (freeze(self.workspace, explicit=False), self.read_only)
+        return _restore, (self.freeze(explicit=False), self.read_only)
 
     def with_read_only(self, read_only: bool = False) -> ManifestStore:
         """The same contents as a store that refuses, or takes, writes.
@@ -242,8 +263,8 @@ class ManifestStore(Store):
         return await asyncio.to_thread(call, *args)
 
 
-def _revive(state: ForkState, read_only: bool) -> ManifestStore:
-    return ManifestStore(revive(state), read_only=read_only)
+def _restore(state: ForkState, read_only: bool) -> ManifestStore:
+    return ManifestStore(state, read_only=read_only)
 
 
 def _directory(prefix: str) -> str:

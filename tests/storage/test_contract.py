@@ -499,17 +499,18 @@ def test_a_nameless_memory_storage_is_not_pickled() -> None:
 
 
 @pytest.mark.parametrize("setup", ["", "MemoryStorage('mine').put('a', b'other');"])
-def test_a_memory_storage_does_not_open_in_another_process(setup: str) -> None:
+def test_a_memory_storage_is_of_no_use_in_another_process(setup: str) -> None:
     storage = MemoryStorage("mine")
     storage.put("a", b"1")
     script = (
         f"import pickle; from zarr_manifests.storage import MemoryStorage; {setup}"
-        f"pickle.loads(bytes.fromhex('{pickle.dumps(storage).hex()}'))"
+        f"storage = pickle.loads(bytes.fromhex('{pickle.dumps(storage).hex()}'));"
+        "print('unpickled', flush=True); storage.get('a')"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 1
+    assert (done.returncode, done.stdout) == (1, "unpickled\n")
     assert "StorageError: memory://mine exists only in the process that made it" in done.stderr
 
 

@@ -125,11 +125,7 @@ def revive(state: ForkState) -> Workspace:
     keys = None
     if state.lineage is not None:
         keys = SessionKeys(state.start, SYSTEM, state.lineage)
-    workspace = Workspace(context, _view(context, state), keys, state)
-    if not state.explicit:
-        # All chunks of a copy nobody asked for become objects, so that they can be noticed.
-        workspace.inline_chunk_bytes = 0
-    return workspace
+    return Workspace(context, _view(context, state), keys, state)
 
 
 def _view(context: Context, state: ForkState) -> SnapshotView:
@@ -192,12 +188,12 @@ def merge_forks(
 
 
 def refuse_unmerged(workspace: Workspace) -> None:
-    """Raise if copies of the session's store, made by pickling, have written chunks.
+    """Raise if copies of the session's store, made by pickling, have been written to.
 
     Raises
     ------
     UnmergedForksError
-        If there are such copies' chunks in the storage: committing would leave them out.
+        If such copies have left objects in the storage: committing would leave out their changes.
     """
     assert workspace.keys is not None
     prefix = workspace.keys.lineage_prefix
@@ -205,7 +201,7 @@ def refuse_unmerged(workspace: Workspace) -> None:
     writers.discard(workspace.keys.session_id)
     if writers:
         raise UnmergedForksError(
-            f"the store was pickled, and {len(writers)} copies of it have written chunks that this "
+            f"the store was pickled, and {len(writers)} copies of it were written to, which this "
             "commit would leave out. Write through zarr_manifests.write, or give each worker "
             "session.fork() and merge what comes back. If the copies' work is not wanted, call "
             "commit(..., discard_unmerged=True)"

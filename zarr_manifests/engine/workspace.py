@@ -98,6 +98,7 @@ class Workspace:
         self.lock = threading.RLock()
         self.origin = origin
         self.pid = os.getpid()
+        self._noticeable = False
         self.start_at(view, keys)
         if origin is not None:
             self.changes = origin.after.copy()
@@ -212,15 +213,27 @@ class Workspace:
 
     def set(self, key: str, data: bytes) -> None:
         """Write `data` at the key."""
-        _check(key)
+        self._before_change(key)
         if not self._set_document(key, data):
             self._record(key, self.write(data))
 
     async def set_async(self, key: str, data: bytes) -> None:
         """As `set`, for an event loop: only the chunk's upload is awaited."""
-        _check(key)
+        self._before_change(key)
         if not self._set_document(key, data):
             self._record(key, await self.write_async(data))
+
+    def _before_change(self, key: str) -> None:
+        """Refuse a key that cannot be; let a copy that nobody asked for be noticed.
+
+        What a pickled store's copy changes is lost unless it is merged. Its first change leaves
+        an empty object under its name, by which the session finds out at its commit.
+        """
+        _check(key)
+        if self.origin is not None and not self.origin.explicit and not self._noticeable:
+            self._noticeable = True
+            assert self.keys is not None
+            self.storage.create(self.keys.next("chunks"), b"")
 
     def write(self, data: bytes) -> ChunkRef:
         """Store a chunk's bytes, inline or as an object, and say where they are."""
@@ -275,7 +288,7 @@ class Workspace:
 
     def delete(self, key: str) -> None:
         """Remove what is at the key, if anything."""
-        _check(key)
+        self._before_change(key)
         with self.lock:
             path = document_path(key)
             if path is not None and self.node(path) is not None:
@@ -289,6 +302,7 @@ class Workspace:
 
     def delete_below(self, prefix: str) -> None:
         """Remove every key below the directory `prefix` (ends with / or is empty)."""
+        self._before_change(prefix)
         with self.lock:
             for path, node in self.nodes().items():
                 name = path[1:] if node.kind is NodeKind.OPAQUE else join(path, V3_DOCUMENT)

@@ -6,8 +6,9 @@ Invariants:
 - Every change is made under one lock of the module, held only for dictionary operations and
   across a fork, so that a forked child finds it free and its copy of the objects whole.
 - Tokens come from one counter, so an object that is deleted and made again gets a new one.
-- A pickle carries the name and the process it was made in. It opens there and nowhere else:
-  another process has other objects, or none, under that name.
+- A pickle carries the name and the process it was made in. It is usable there and nowhere else:
+  another process has other objects, or none, under that name. Elsewhere every operation fails,
+  and not the unpickling, since a worker that cannot unpickle a task has nobody to tell.
 """
 
 from __future__ import annotations
@@ -86,7 +87,17 @@ class MemoryStorage:
                 ) from error
         self._name = name
         with _LOCK:
-            self._objects = {} if name is None else _NAMED.setdefault(name, {})
+            self._here: dict[str, _Object] | None
+            self._here = {} if name is None else _NAMED.setdefault(name, {})
+
+    @property
+    def _objects(self) -> dict[str, _Object]:
+        if self._here is None:
+            raise StorageError(
+                f"{self.url} exists only in the process that made it and cannot be used in "
+                "another one: use a local path or a shared storage for work across processes"
+            )
+        return self._here
 
     def __repr__(self) -> str:
         return f"MemoryStorage({'' if self._name is None else repr(self._name)})"
@@ -200,9 +211,7 @@ class MemoryStorage:
 
 
 def _open_in_process(name: str, process: int) -> MemoryStorage:
-    if process != os.getpid() or name not in _NAMED:
-        raise StorageError(
-            f"memory://{name} exists only in the process that made it and cannot be opened in "
-            "another one: use a local path or a shared storage for work across processes"
-        )
-    return MemoryStorage(name)
+    storage = MemoryStorage.__new__(MemoryStorage)
+    storage._name = name
+    storage._here = _NAMED.get(name) if process == os.getpid() else None
+    return storage

@@ -1,0 +1,88 @@
+"""A pickled store does nothing until it is used, and whatever it changes is noticed."""
+
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+from zarr_manifests import ManifestStore, Repository, Session
+from zarr_manifests.errors import CorruptObjectError, UnmergedForksError
+from zarr_manifests.testing import CountingStorage
+
+
+def _copy(store: ManifestStore) -> ManifestStore:
+    copied: ManifestStore = pickle.loads(pickle.dumps(store))
+    return copied
+
+
+def _session(path: Path) -> Session:
+    repo = Repository.create(path)
+    with repo.transaction(message="sevens") as store:
+        zarr.create_array(store, name="a", shape=(4,), chunks=(2,), dtype="i4")[:] = 7
+    session = repo.writable_session()
+    zarr.create_group(session.store, path="g")
+    return session
+
+
+def _write(store: ManifestStore) -> None:
+    zarr.open_array(store, path="a", mode="r+")[:2] = 8
+
+
+def _unset(store: ManifestStore) -> None:
+    zarr.open_array(store, path="a", mode="r+")[:2] = 0  # the fill value: the chunk goes
+
+
+def _describe(store: ManifestStore) -> None:
+    zarr.open_array(store, path="a", mode="r+").attrs["units"] = "K"
+
+
+def _remove(store: ManifestStore) -> None:
+    del zarr.open_group(store, mode="r+")["a"]
+
+
+@pytest.mark.parametrize("change", [_write, _unset, _describe, _remove])
+def test_what_an_unmerged_copy_changed_is_not_left_out_silently(tmp_path: Path, change) -> None:
+    session = _session(tmp_path)
+    change(_copy(session.store))
+    with pytest.raises(UnmergedForksError, match="1 copies"):
+        session.commit("without the copy's work")
+    session.commit("on purpose", discard_unmerged=True)
+
+
+@pytest.mark.parametrize("change", [_write, _unset, _describe, _remove])
+def test_what_a_merged_copy_changed_is_committed(tmp_path: Path, change) -> None:
+    session = _session(tmp_path)
+    expected = Repository.open(tmp_path).writable_session()
+    change(expected.store)
+    copy = _copy(session.store)
+    change(copy)
+    session.merge(_copy(copy))
+    session.commit("with the copy's work")
+    group = zarr.open_group(session.store, mode="r")
+    other = zarr.open_group(expected.store, mode="r")
+    assert sorted(group) == sorted([*other, "g"])
+    if "a" in other:
+        np.testing.assert_array_equal(group["a"][:], other["a"][:])
+        assert dict(group["a"].attrs) == dict(other["a"].attrs)
+
+
+def test_a_copy_that_only_reads_keeps_nothing_from_being_committed(tmp_path: Path) -> None:
+    session = _session(tmp_path)
+    assert zarr.open_array(_copy(session.store), path="a", mode="r")[:].tolist() == [7] * 4
+    session.commit("nothing is left out")
+
+
+def test_unpickling_reads_nothing(tmp_path: Path) -> None:
+    _session(tmp_path)
+    counting = CountingStorage(Repository.open(tmp_path).storage)
+    store = Repository.open(counting).readonly_session().store
+    copy = _copy(store)
+    assert copy == store
+    pickled = pickle.dumps(copy)
+    shutil.move(tmp_path, tmp_path.with_name("moved"))
+    unreachable = pickle.loads(pickled)
+    with pytest.raises(CorruptObjectError):
+        unreachable.get_sync("a/c/0")
