@@ -78,7 +78,8 @@ class ManifestStore(Store):
     @property
     def supports_writes(self) -> bool:
         """Whether the session it belongs to can be written."""
-        return self.workspace.keys is not None
+        *_, lineage, _ = self._identity()
+        return lineage is not None
 
     @property
     def supports_deletes(self) -> bool:
@@ -108,7 +109,7 @@ class ManifestStore(Store):
 
     def __dask_tokenize__(self) -> object:
         # Told to dask so that it does not pickle the store to name a graph.
-        return (*self._identity(), id(self.workspace) if self.supports_writes else 0)
+        return (*self._identity(), id(self._contents) if self.supports_writes else 0)
 
     def _identity(self) -> tuple[Any, ...]:
         of = self._contents
