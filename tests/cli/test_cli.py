@@ -1,0 +1,285 @@
+"""`log`, `tree` and `info` say what the library says, and every error ends in one line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from typer.testing import CliRunner, Result
+
+import zarr_manifests as zm
+from zarr_manifests.cli import app
+from zarr_manifests.cli.console import bytes_text, count_text, plain_text
+
+
+def call(*arguments: object) -> Result:
+    """Call `zarr-manifests` with these arguments, without a terminal."""
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def lines(*arguments: object) -> list[str]:
+    """What it prints, when it ends well."""
+    result = call(*arguments)
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    return [line.rstrip() for line in result.stdout.splitlines()]
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A repository with three commits, a branch and a tag."""
+    path = tmp_path / "repository"
+    repo = zm.Repository.create(path)
+    repo.create_tag("empty")
+    with repo.transaction("main", message="make the hierarchy") as store:
+        root = zarr.create_group(store)
+        root.create_array(
+            "air/temperature",
+            shape=(4, 6),
+            chunks=(2, 3),
+            dtype="f4",
+            dimension_names=("time", "x"),
+            attributes={"units": "K"},
+        )
+        root.create_array("depth", shape=(), dtype="i2")
+    with repo.transaction("main", message="fill half of it") as store:
+        zarr.open_array(store, path="air/temperature")[:2] = np.ones((2, 6), "f4")
+    repo.create_branch("trial")
+    with repo.transaction("trial", message="fill\nall of it") as store:
+        zarr.open_array(store, path="air/temperature")[2:] = np.ones((2, 6), "f4")
+    return str(path)
+
+
+# --- log -----------------------------------------------------------------------------------------
+
+
+def test_log_shows_every_snapshot_newest_first(url: str) -> None:
+    history = list(zm.Repository.open(url).ancestry())
+    shown = lines("log", url)
+    assert [line.split()[0] for line in shown[::2]] == [info.snapshot_id for info in history]
+    assert [info.kind in line for info, line in zip(history, shown[::2], strict=True)] == [True] * 3
+    assert shown[0].endswith("(main)")
+    assert shown[1].startswith("    fill half of it  [2 chunks, ")
+    assert shown[3] == "    make the hierarchy"
+    assert shown[4].endswith("(tag empty)")
+
+
+def test_log_of_a_branch_a_tag_and_a_snapshot(url: str) -> None:
+    assert lines("log", url, "--branch", "trial")[1].startswith("    fill all of it  [2 chunks")
+    assert lines("log", url, "--tag", "empty")[1:] == ["    create repository"]
+    parent = list(zm.Repository.open(url).ancestry())[1].snapshot_id
+    older = lines("log", url, "--snapshot", parent)
+    assert (older[0].split()[0], len(older)) == (parent, 4)
+
+
+def test_log_is_limited_and_says_so(url: str) -> None:
+    assert lines("log", url, "-n", 1)[2:] == ["... and older ones: -n 10 shows more, -n 0 all"]
+    assert len(lines("log", url, "-n", 3)) == 6, "nothing is left out, so nothing is said"
+    assert lines("log", url, "-n", 0) == lines("log", url)
+
+
+# --- tree ----------------------------------------------------------------------------------------
+
+
+def test_tree_shows_the_hierarchy(url: str) -> None:
+    snapshot, header, *shown = lines("tree", url)
+    assert snapshot == zm.Repository.open(url).list_branches()["main"]
+    assert header.split() == ["dimensions", "type", "chunk", "units"]
+    assert [line[:19].rstrip() for line in shown] == [
+        "/",
+        "├── air",
+        "│   └── temperature",
+        "└── depth",
+    ]
+    assert shown[2].split()[3:] == ["(time:", "4,", "x:", "6)", "float32", "2", "x", "3", "K"]
+    assert shown[3].split()[2:] == ["()", "int16", "scalar"]
+
+
+def test_tree_counts_chunks_when_asked(url: str) -> None:
+    def counted(*refs: str) -> str:
+        return lines("tree", url, "--chunks", *refs)[4].split()[-3]
+
+    assert counted() == "2/4"
+    assert counted("--branch", "trial") == "4/4"
+    table = lines("tree", url, "--chunks")
+    assert table[5].split()[-3:] == ["0/1", "0", "B"]
+
+
+def test_tree_of_nothing(url: str) -> None:
+    assert lines("tree", url, "--tag", "empty")[1:] == ["(empty)"]
+
+
+def test_names_and_units_cannot_reach_the_terminal_as_anything_but_text(tmp_path: Path) -> None:
+    repo = zm.Repository.create(tmp_path)
+    with repo.transaction("main", message="\x1b[31mred\x07") as store:
+        group = zarr.create_group(store)
+        group.create_array(
+            "[bold]a\x1b[2J", shape=(1,), dtype="f8", attributes={"units": "\x1b]0;title\x07"}
+        )
+    text = call("tree", tmp_path).stdout + call("log", tmp_path).stdout
+    assert "\x1b" not in text
+    assert "\x07" not in text
+    assert "[bold]a" in text
+
+
+# --- info ----------------------------------------------------------------------------------------
+
+
+def test_info_adds_up(url: str) -> None:
+    repo = zm.Repository.open(url)
+    shown = lines("info", url)
+    facts = dict(line.split(maxsplit=1) for line in shown[:3])
+    assert facts == {"repository": repo.url, "id": repo.repository_id, "format": "1"}
+    heads = {line.split()[1]: line.split() for line in shown if line.startswith(("branch", "tag"))}
+    assert heads["main"][2:] == [repo.list_branches()["main"], "2", "2"]
+    assert heads["trial"][2:] == [repo.list_branches()["trial"], "2", "3"]
+    assert heads["empty"][2:] == [repo.list_tags()["empty"], "0", "0"]
+    stored = list(repo.storage.list())
+    assert shown[-1].split()[1:] == [
+        str(len(stored)),
+        *bytes_text(sum(info.nbytes for info in stored)).split(),
+    ]
+    assert any("fill half of it [" in line for line in shown)
+    assert any("max-delta-count: 50" in line for line in shown)
+
+
+def test_info_of_very_many_refs_is_short(tmp_path: Path) -> None:
+    repo = zm.Repository.create(tmp_path)
+    for number in range(25):
+        repo.create_tag(f"v{number}")
+    shown = lines("info", tmp_path)
+    assert sum(line.startswith("tag ") for line in shown) == 19
+    assert "... and 6 more" in shown
+
+
+# --- errors and usage ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["log", "tree", "info"])
+def test_no_repository_is_one_line(verb: str, tmp_path: Path) -> None:
+    result = call(verb, tmp_path / "nothing")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: no repository at file://")
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "nothing").exists()
+
+
+@pytest.mark.parametrize("verb", ["log", "tree", "info"])
+def test_a_damaged_repository_is_one_line(verb: str, url: str) -> None:
+    current = Path(url) / "current"
+    current.write_bytes(current.read_bytes()[:-1])
+    result = call(verb, url)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("error: ")
+    assert "current" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("verb", ["log", "tree"])
+def test_what_is_not_there_is_named(verb: str, url: str) -> None:
+    result = call(verb, url, "--branch", "nope")
+    assert result.exit_code == 1
+    assert result.stderr == "error: there is no branch 'nope'; there are: main, trial\n"
+
+
+@pytest.mark.parametrize(
+    "options", [("-b", "main", "-t", "empty"), ("-s", "not-an-id")], ids=["two refs", "no id"]
+)
+@pytest.mark.parametrize("verb", ["log", "tree"])
+def test_what_cannot_be_meant_is_a_usage_error(
+    verb: str, options: tuple[str, ...], url: str
+) -> None:
+    result = call(verb, url, *options)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["nope"], ["log"], ["log", "x", "-n", "-1"], ["tree", "-z"]])
+def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert lines("--version") == [f"zarr-manifests {zm.__version__}"]
+
+
+def test_every_verb_explains_itself() -> None:
+    overview = call("--help")
+    for verb in ("demo", "log", "tree", "info"):
+        assert verb in overview.stdout
+        assert call(verb, "-h").exit_code == 0
+
+
+# --- as a program --------------------------------------------------------------------------------
+
+
+def program(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "zarr_manifests", *arguments],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def test_it_runs_as_a_program_and_in_a_pipe(url: str) -> None:
+    done = program("log", url)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.rstrip() for line in done.stdout.splitlines()] == lines("log", url)
+    failed = program("tree", url, "--branch", "nope")
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert failed.stderr.startswith("error: ")
+
+
+def test_an_output_without_unicode_is_no_error(url: str) -> None:
+    done = program("tree", url, PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "temperature" in done.stdout
+
+
+def test_help_does_not_wait_for_heavy_packages() -> None:
+    code = "import sys, zarr_manifests.cli; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "zarr_manifests.cli.demo" in done.stdout.split()
+    heavy = {"pyspark", "matplotlib", "xarray", "pandas", "dask", "zarr_manifests.demo"}
+    assert heavy.isdisjoint(done.stdout.split())
+
+
+# --- text ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.00 kB"),
+        (9_994, "9.99 kB"),
+        (9_996, "10.0 kB"),
+        (99_960, "100 kB"),
+        (999_499, "999 kB"),
+        (999_500, "1.00 MB"),
+        (20 * 10**18, "20000 PB"),
+    ],
+)
+def test_bytes_as_text(nbytes: int, text: str) -> None:
+    assert bytes_text(nbytes) == text
+
+
+def test_counts_as_text() -> None:
+    assert [count_text(n, "chunk") for n in (0, 1, 2000)] == ["0 chunks", "1 chunk", "2,000 chunks"]
+
+
+def test_text_is_one_line() -> None:
+    assert plain_text("a\nb\x1bc\u202ed") == "a b c d"

@@ -1,0 +1,62 @@
+"""The application: its verbs, `--version`, and how errors end."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import zarr_manifests
+from zarr_manifests.cli import demo, info, log, tree
+from zarr_manifests.cli.console import write_error
+from zarr_manifests.errors import InvalidArgumentError, ManifestsError
+
+__all__ = ["app"]
+
+
+class _Verbs(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ManifestsError as error:
+            write_error(error)
+            raise typer.Exit(2 if isinstance(error, InvalidArgumentError) else 1) from error
+
+
+app = typer.Typer(
+    name="zarr-manifests",
+    cls=_Verbs,
+    help="Look into versioned Zarr repositories, and see them at work.",
+    no_args_is_help=True,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"zarr-manifests {zarr_manifests.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that lacks a character gets a question mark instead of a traceback.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+app.command(name="demo")(demo.run)
+app.command(name="log")(log.run)
+app.command(name="tree")(tree.run)
+app.command(name="info")(info.run)

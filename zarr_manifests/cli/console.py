@@ -1,0 +1,116 @@
+"""What the verbs share: the options that choose a snapshot, and how things are printed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+__all__ = [
+    "Branch",
+    "SnapshotId",
+    "Tag",
+    "Url",
+    "bytes_text",
+    "columns",
+    "console",
+    "count_text",
+    "plain_text",
+    "time_text",
+    "totals_text",
+    "write_error",
+]
+
+_PIPED_WIDTH = 200
+
+Url = Annotated[
+    str,
+    typer.Argument(
+        help="The repository: a path, or a URL such as file:///data/winds.", show_default=False
+    ),
+]
+Branch = Annotated[
+    str | None,
+    typer.Option("--branch", "-b", help="At the head of this branch.", show_default="main"),
+]
+Tag = Annotated[str | None, typer.Option("--tag", "-t", help="At this tag.", show_default=False)]
+SnapshotId = Annotated[
+    str | None,
+    typer.Option("--snapshot", "-s", help="At the snapshot with this id.", show_default=False),
+]
+
+
+def console() -> Console:
+    """Standard output; in a pipe lines are long rather than folded."""
+    out = Console(highlight=False, markup=False, emoji=False)
+    if not out.is_terminal:
+        out.width = max(out.width, _PIPED_WIDTH)
+    return out
+
+
+def columns(*headers: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Table:
+    """An empty table without lines.
+
+    The headers named in `right` are over numbers; these columns, and those in `whole`, are never
+    folded where the terminal is narrow.
+    """
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for header in headers:
+        table.add_column(
+            header,
+            justify="right" if header in right else "left",
+            no_wrap=header in right or header in whole,
+            overflow="fold",
+        )
+    return table
+
+
+def count_text(count: int, noun: str) -> str:
+    """`1 chunk`, `2,000 chunks`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def bytes_text(nbytes: int) -> str:
+    """Bytes with three digits and a decimal unit: `999 B`, `20.9 kB`, `1.40 MB`."""
+    if nbytes < 1000:
+        return f"{nbytes} B"
+    size, units = nbytes / 1000, ["kB", "MB", "GB", "TB", "PB"]
+    while size >= 999.5 and len(units) > 1:
+        size /= 1000
+        units.pop(0)
+    decimals = 2 if size < 9.995 else 1 if size < 99.95 else 0
+    return f"{size:.{decimals}f} {units[0]}"
+
+
+def time_text(moment: datetime) -> str:
+    """Date and time to the second, in UTC."""
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def totals_text(totals: Mapping[str, int]) -> str:
+    """What a commit did, from the totals its snapshot keeps; empty if nothing to chunks."""
+    parts = []
+    if totals.get("refs-set"):
+        count, nbytes = totals["refs-set"], totals.get("chunk-bytes", 0)
+        parts.append(f"{count_text(count, 'chunk')}, {bytes_text(nbytes)}")
+    if totals.get("refs-unset"):
+        parts.append(f"{count_text(totals['refs-unset'], 'chunk')} removed")
+    return "; ".join(parts)
+
+
+def plain_text(value: object) -> str:
+    """As one line that a terminal takes for nothing but text: it may be anybody's."""
+    return "".join(c if c.isprintable() else " " for c in str(value))
+
+
+def write_error(error: BaseException | str) -> None:
+    """Print the error as one line on standard error."""
+    mark = typer.style("error:", fg=typer.colors.RED, bold=True)
+    typer.echo(
+        f"{mark} {plain_text(error)}", err=True, color=None if sys.stderr.isatty() else False
+    )

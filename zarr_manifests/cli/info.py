@@ -1,0 +1,88 @@
+"""`zarr-manifests info`: what a repository is, what it holds, and how much room it takes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+
+from rich.table import Table
+
+from zarr_manifests.cli.console import (
+    Url,
+    bytes_text,
+    columns,
+    console,
+    plain_text,
+    time_text,
+    totals_text,
+)
+from zarr_manifests.format.envelope import FORMAT_VERSION
+from zarr_manifests.format.nodes import NodeKind
+from zarr_manifests.format.root import ROOT_KEY, Root
+from zarr_manifests.repository import Repository
+from zarr_manifests.storage import Storage
+
+__all__ = ["run"]
+
+_SHOWN_REFS = 20
+
+
+def run(url: Url) -> None:
+    """Show what a repository is, its branches and tags, and the room it takes."""
+    repo = Repository.open(url)
+    root = Root.from_object(repo.storage.get(ROOT_KEY))
+    out = console()
+    out.print(_facts(repo, root))
+    out.print()
+    out.print(_refs(repo))
+    out.print()
+    with out.status("Looking at what is stored ..."):
+        stored = _stored(repo.storage)
+    out.print(stored)
+
+
+def _facts(repo: Repository, root: Root) -> Table:
+    facts = columns("", "")
+    facts.show_header = False
+    facts.columns[0].style = "dim"
+    facts.add_row("repository", repo.url)
+    facts.add_row("id", root.repository_id)
+    facts.add_row("format", str(FORMAT_VERSION))
+    written_at = datetime.fromtimestamp(root.written_ms / 1000, UTC)
+    facts.add_row("root state", f"version {root.version:,}, {time_text(written_at)}")
+    last = next(repo.ancestry())
+    done = ", ".join(filter(None, (last.kind, totals_text(last.totals))))
+    facts.add_row("last on main", f"{plain_text(last.message)} [{done}]")
+    for name, value in repo.config.to_dict().items():
+        facts.add_row("config", f"{name}: {value}")
+    return facts
+
+
+def _refs(repo: Repository) -> Table:
+    """Branches and tags, each with its arrays and the deltas that lie on its base."""
+    heads = {f"branch {name}": head for name, head in repo.list_branches().items()}
+    heads |= {f"tag {name}": head for name, head in repo.list_tags().items()}
+    numbers = ("arrays", "deltas")
+    table = columns("ref", "snapshot", *numbers, right=numbers, whole=("snapshot",))
+    for name, snapshot_id in list(heads.items())[:_SHOWN_REFS]:
+        view = repo.readonly_session(snapshot_id=snapshot_id).store.workspace.view
+        arrays = sum(node.kind is NodeKind.ARRAY for node in view.nodes.values())
+        table.add_row(name, snapshot_id, f"{arrays:,}", f"{len(view.snapshot.deltas):,}")
+    if len(heads) > _SHOWN_REFS:
+        table.add_row(f"... and {len(heads) - _SHOWN_REFS:,} more")
+    return table
+
+
+def _stored(storage: Storage) -> Table:
+    """Objects and bytes, by the folder they lie in."""
+    counts: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for info in storage.list():
+        kind = info.key.partition("/")[0]
+        counts[kind] += 1
+        sizes[kind] += info.nbytes
+    table = columns("stored", "objects", "bytes", right=("objects", "bytes"))
+    for kind, nbytes in sizes.most_common():
+        table.add_row(kind, f"{counts[kind]:,}", bytes_text(nbytes))
+    table.add_row("all", f"{counts.total():,}", bytes_text(sizes.total()), style="bold")
+    return table

@@ -1,0 +1,65 @@
+"""`zarr-manifests log`: the history of a branch, tag or snapshot, newest first."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from zarr_manifests.cli.console import (
+    Branch,
+    SnapshotId,
+    Tag,
+    Url,
+    console,
+    plain_text,
+    time_text,
+    totals_text,
+)
+from zarr_manifests.history import SnapshotInfo
+from zarr_manifests.repository import Repository
+
+__all__ = ["run"]
+
+
+def run(
+    url: Url,
+    branch: Branch = None,
+    tag: Tag = None,
+    snapshot: SnapshotId = None,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=0, help="At most so many snapshots; 0 for all.")
+    ] = 20,
+) -> None:
+    """Show the history, newest first: snapshot, time, kind, refs, message and size."""
+    repo = Repository.open(url)
+    history = repo.ancestry(branch, tag=tag, snapshot_id=snapshot)
+    names = _ref_names(repo)
+    out = console()
+    for info in islice(history, limit or None):
+        out.print(_entry(info, names.get(info.snapshot_id, [])), soft_wrap=True)
+    if limit and next(history, None) is not None:
+        out.print(Text(f"... and older ones: -n {limit * 10} shows more, -n 0 all", "dim"))
+
+
+def _ref_names(repo: Repository) -> dict[str, list[str]]:
+    names: dict[str, list[str]] = {}
+    for branch, snapshot_id in repo.list_branches().items():
+        names.setdefault(snapshot_id, []).append(branch)
+    for tag, snapshot_id in repo.list_tags().items():
+        names.setdefault(snapshot_id, []).append(f"tag {tag}")
+    return names
+
+
+def _entry(info: SnapshotInfo, refs: list[str]) -> Text:
+    entry = Text()
+    entry.append(info.snapshot_id, "yellow")
+    entry.append(f"  {time_text(info.written_at)}  ")
+    entry.append(info.kind, "cyan")
+    if refs:
+        entry.append(f"  ({', '.join(refs)})", "bold green")
+    entry.append(f"\n    {plain_text(info.message)}")
+    done = totals_text(info.totals)
+    return entry.append(f"  [{done}]", "dim") if done else entry

@@ -1,0 +1,145 @@
+"""What a step asks of its storage, measured where it happens: requests, bytes and seconds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.storage import Storage
+from zarr_manifests.testing import Call, CountingStorage, WrappedStorage
+from zarr_manifests.testing.wrapped import received_nbytes
+
+__all__ = ["Commit", "Cost", "JournalStorage", "Measured", "Rewrite", "measure"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Requests, bytes and seconds of something that was done."""
+
+    requests: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.requests + other.requests,
+            self.bytes_read + other.bytes_read,
+            self.bytes_written + other.bytes_written,
+            self.seconds + other.seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One month appended.
+
+    Parameters
+    ----------
+    months : int
+        Months in the repository after it.
+    cost : Cost
+        What it cost, the reading it needed included.
+    folded : bool
+        Whether it was the one that folded the deltas into a new base.
+    """
+
+    months: int
+    cost: Cost
+    folded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """All months so far written anew, as one commit into an empty repository on the same disk."""
+
+    months: int
+    cost: Cost
+
+
+@dataclass(slots=True)
+class Measured:
+    """What `measure` has found, once its block has ended."""
+
+    cost: Cost
+
+
+@contextmanager
+def measure(storage: CountingStorage) -> Iterator[Measured]:
+    """Measure the block, as far as it uses that storage.
+
+    Examples
+    --------
+    >>> from zarr_manifests.demo.costs import measure
+    >>> from zarr_manifests.storage import MemoryStorage
+    >>> from zarr_manifests.testing import CountingStorage
+    >>> storage = CountingStorage(MemoryStorage())
+    >>> with measure(storage) as measured:
+    ...     storage.put("a", b"four")
+    >>> measured.cost.requests, measured.cost.bytes_written
+    (1, 4)
+    """
+    storage.reset()
+    measured = Measured(Cost())
+    start_s = SYSTEM.monotonic_s()
+    yield measured
+    seconds = SYSTEM.monotonic_s() - start_s
+    measured.cost = Cost(storage.requests, storage.bytes_read, storage.bytes_written, seconds)
+
+
+class JournalStorage(WrappedStorage):
+    """Writes down the calls made to a storage, so that those of other processes count too.
+
+    Parameters
+    ----------
+    storage : Storage
+        The storage the calls are passed on to, which must be picklable.
+    journal : Path
+        The file to write to, a line a call; the processes must share its disk.
+
+    Examples
+    --------
+    >>> import pickle, tempfile
+    >>> from pathlib import Path
+    >>> from zarr_manifests.demo.costs import JournalStorage
+    >>> from zarr_manifests.storage import LocalStorage
+    >>> with tempfile.TemporaryDirectory() as tmp:
+    ...     storage = JournalStorage(LocalStorage(tmp), Path(tmp) / "journal")
+    ...     storage.put("a", b"four")
+    ...     pickle.loads(pickle.dumps(storage)).get("a", 0, 3)
+    ...     storage.cost(seconds=0.5)
+    b'fou'
+    Cost(requests=2, bytes_read=3, bytes_written=4, seconds=0.5)
+    """
+
+    def __init__(self, storage: Storage, journal: Path) -> None:
+        super().__init__(storage)
+        self._journal = journal
+
+    def cost(self, seconds: float) -> Cost:
+        """The cost of all calls that were written down, which took so many seconds."""
+        calls = [line.split() for line in self._journal.read_text(encoding="ascii").splitlines()]
+        received, sent = (sum(int(call[i]) for call in calls) for i in (0, 1))
+        return Cost(len(calls), received, sent, seconds)
+
+    def _around[R](self, call: Call[R]) -> R:
+        result = call.run()
+        self._write(received_nbytes(result), call.sent_nbytes)
+        return result
+
+    async def _around_async[R](self, call: Call[R], run: Callable[[], Awaitable[R]]) -> R:
+        result = await run()
+        self._write(received_nbytes(result), call.sent_nbytes)
+        return result
+
+    def _write(self, received: int, sent: int) -> None:
+        # One short append is atomic on a local disk, also between processes.
+        file = os.open(self._journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(file, f"{received} {sent}\n".encode("ascii"))
+        finally:
+            os.close(file)

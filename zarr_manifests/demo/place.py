@@ -1,0 +1,108 @@
+"""The demo's directory: made by it, and emptied of nothing but what it made.
+
+A directory belongs to the demo if it was absent or empty when the demo first came to it; a marker
+file says so from before anything else is written there until the user takes it away. Another
+directory is refused. In its own one a new run removes, by name, what a run writes.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from zarr_manifests.errors import AlreadyExistsError, StorageError
+
+__all__ = ["MARKER", "Place"]
+
+MARKER: Final = ".made-by-zarr-manifests-demo"
+_NOTE: Final = (
+    "This directory was made by `zarr-manifests demo`. When the demo is run here again it replaces "
+    "winds/, rewritten/, requests.txt and winds.png, and leaves everything else as it is.\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a run of the demo writes.
+
+    Parameters
+    ----------
+    directory : Path
+        The demo's own directory.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from zarr_manifests.demo import Place
+    >>> with tempfile.TemporaryDirectory() as tmp:
+    ...     Place.claim(Path(tmp) / "demo").repository.name
+    'winds'
+    """
+
+    directory: Path
+
+    @property
+    def repository(self) -> Path:
+        """Where the repository goes."""
+        return self.directory / "winds"
+
+    @property
+    def scratch(self) -> Path:
+        """Where everything is rewritten for comparison; gone when the demo has ended."""
+        return self.directory / "rewritten"
+
+    @property
+    def journal(self) -> Path:
+        """Where Spark's requests are written down; gone when the demo has ended."""
+        return self.directory / "requests.txt"
+
+    @property
+    def picture(self) -> Path:
+        """Where the picture goes."""
+        return self.directory / "winds.png"
+
+    @classmethod
+    def claim(cls, directory: Path) -> Place:
+        """Take a new or empty directory, or one that an earlier run took, and clear it.
+
+        Raises
+        ------
+        AlreadyExistsError
+            If there is anything that the demo did not make.
+        StorageError
+            If the directory cannot be written.
+        """
+        place, marker = cls(directory), directory / MARKER
+        try:
+            if directory.exists() and not marker.is_file():
+                _check_empty(directory)
+            directory.mkdir(parents=True, exist_ok=True)
+            marker.write_text(_NOTE, encoding="utf-8")
+            place.clear()
+        except AlreadyExistsError:
+            raise
+        except OSError as error:
+            raise StorageError(
+                f"the demo cannot write to {directory} ({error.strerror or error}); name another "
+                "directory: zarr-manifests demo DIRECTORY"
+            ) from error
+        return place
+
+    def clear(self) -> None:
+        """Remove what a run writes."""
+        for file in (self.picture, self.journal):
+            file.unlink(missing_ok=True)
+        for folder in (self.repository, self.scratch):
+            if folder.is_symlink() or folder.exists():
+                shutil.rmtree(folder)  # refuses a symbolic link
+
+
+def _check_empty(directory: Path) -> None:
+    if not directory.is_dir() or any(directory.iterdir()):
+        raise AlreadyExistsError(
+            f"{directory} is there and was not made by the demo, which therefore leaves it alone; "
+            "name a new directory: zarr-manifests demo DIRECTORY"
+        )

@@ -1,0 +1,280 @@
+"""The demo, step by step; `zarr-manifests demo` runs the steps and prints what they return.
+
+What a step claims it checks: both snapshots are compared with the sample value by value, and the
+means that Spark computes with those that xarray computes; `CheckFailedError` ends the demo. Every
+figure is measured at the storage while the step runs.
+"""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from zarr_manifests.demo.costs import Commit, Cost, JournalStorage, Rewrite, measure
+from zarr_manifests.demo.place import Place
+from zarr_manifests.demo.sample import open_winds
+from zarr_manifests.errors import ManifestsError
+from zarr_manifests.repository import Repository
+from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.storage import LocalStorage, Storage
+from zarr_manifests.testing import CountingStorage
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import pandas as pd
+    import xarray as xr
+    from pyspark.sql import SparkSession
+
+__all__ = ["APPENDS", "FIRST_TAG", "CheckFailedError", "Demo", "Opened", "SparkMeans"]
+
+FIRST_MONTHS: Final = 72
+APPENDS: Final = 60
+FIRST_TAG: Final = "first-years"
+_REWRITE_EVERY: Final = 6
+_AGREE_RTOL: Final = 1e-9
+
+
+class CheckFailedError(ManifestsError):
+    """Something that the demo read or computed is not what it must be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """One snapshot read with xarray by a process that knew nothing of it.
+
+    Parameters
+    ----------
+    months : int
+        Months in it.
+    opening : Cost
+        Of opening the repository and the dataset, with all coordinates.
+    one_month : Cost
+        Of reading `u` and `v` of its last month after that.
+    the_rest : Cost
+        Of reading all other months.
+    """
+
+    months: int
+    opening: Cost
+    one_month: Cost
+    the_rest: Cost
+
+
+@dataclass(frozen=True, slots=True)
+class SparkMeans:
+    """Monthly mean wind speeds, as Spark computed them.
+
+    Parameters
+    ----------
+    rows : int
+        Cells that were read.
+    tasks : int
+        Tasks that read them.
+    means : float64[n]
+        Mean speed of each month over the globe, weighted by area, in m s-1.
+    difference : float
+        Largest difference from what xarray computes, in m s-1.
+    cost : Cost
+        What the driver and the tasks asked of the storage, and the seconds with Spark's start.
+    """
+
+    rows: int
+    tasks: int
+    means: npt.NDArray[np.float64]
+    difference: float
+    cost: Cost
+
+
+class Demo:
+    """The main job on the sample, in a place of its own; call the steps in their order.
+
+    Parameters
+    ----------
+    place : Place
+        Where it writes.
+    appends : int
+        How many months are appended after the first years, 1 to 60.
+    """
+
+    def __init__(self, place: Place, appends: int = APPENDS) -> None:
+        self.place = place
+        self.first_months = FIRST_MONTHS
+        self.winds = open_winds().isel(time=slice(0, FIRST_MONTHS + appends))
+        self._storage = CountingStorage(LocalStorage(place.repository))
+        self._repo = Repository.create(self._storage)
+
+    def label(self, months: int) -> str:
+        """The name of the month that is the last of so many."""
+        return str(self.winds.time[months - 1].dt.strftime("%B %Y").item())
+
+    def ingest(self) -> Cost:
+        """Write the first years as one commit, and tag it."""
+        first = self.winds.isel(time=slice(0, FIRST_MONTHS))
+        with measure(self._storage) as measured:
+            _commit_whole(self._repo, first, f"Ingest the months up to {self.label(FIRST_MONTHS)}")
+        self._repo.create_tag(FIRST_TAG)
+        return measured.cost
+
+    def append(self) -> Iterator[Commit]:
+        """Append the months that follow, one commit each."""
+        for month in range(FIRST_MONTHS, self.winds.sizes["time"]):
+            one = self.winds.isel(time=slice(month, month + 1))
+            message = f"Append {self.label(month + 1)}"
+            with (
+                measure(self._storage) as measured,
+                self._repo.transaction("main", message=message) as store,
+            ):
+                one.to_zarr(store, append_dim="time")
+            folded = next(self._repo.ancestry()).kind == "rewrite"
+            yield Commit(month + 1, measured.cost, folded)
+
+    @property
+    def rewrites(self) -> list[int]:
+        """After which numbers of months everything is rewritten for comparison."""
+        first, last = FIRST_MONTHS + 1, self.winds.sizes["time"]
+        return sorted({first, *range(FIRST_MONTHS + _REWRITE_EVERY, last, _REWRITE_EVERY), last})
+
+    def rewrite(self) -> Iterator[Rewrite]:
+        """Write all months so far anew: same chunks, same disk, into an empty repository."""
+        for months in self.rewrites:
+            storage = CountingStorage(LocalStorage(self.place.scratch))
+            repo = Repository.create(storage)
+            with measure(storage) as measured:
+                _commit_whole(repo, self.winds.isel(time=slice(0, months)), "Rewrite everything")
+            shutil.rmtree(self.place.scratch)
+            yield Rewrite(months, measured.cost)
+
+    def read(self, tag: str | None = None) -> Opened:
+        """Read the snapshot of the tag, or the head, and compare it with the sample.
+
+        Raises
+        ------
+        CheckFailedError
+            If a value differs.
+        """
+        import xarray as xr
+
+        storage = CountingStorage(LocalStorage(self.place.repository))
+        with measure(storage) as opening:
+            session = Repository.open(storage).readonly_session(tag=tag)
+            found = xr.open_zarr(session.store, chunks=None)
+        with measure(storage) as one_month:
+            last = found.isel(time=slice(-1, None)).load()
+        with measure(storage) as the_rest:
+            others = found.isel(time=slice(None, -1)).load()
+        months = FIRST_MONTHS if tag == FIRST_TAG else self.winds.sizes["time"]
+        wanted = self.winds.isel(time=slice(0, months))
+        if not xr.concat([others, last], dim="time").identical(wanted):
+            raise CheckFailedError(
+                f"snapshot {session.snapshot_id} in {self.place.repository} does not hold the "
+                f"{months} months that were written"
+            )
+        return Opened(months, opening.cost, one_month.cost, the_rest.cost)
+
+    def spark(self) -> SparkMeans:
+        """Compute each month's mean wind speed on Spark, and compare with xarray.
+
+        Raises
+        ------
+        JavaNotFoundError
+            If there is no Java that Spark can run on.
+        CheckFailedError
+            If the means differ.
+        """
+        with warnings.catch_warnings():
+            # It concerns features of pandas that are not used here.
+            warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
+            return self._spark()
+
+    def _spark(self) -> SparkMeans:
+        from zarr_manifests.spark import session
+
+        storage = JournalStorage(LocalStorage(self.place.repository), self.place.journal)
+        start_s = SYSTEM.monotonic_s()
+        settings = {
+            "spark.sql.shuffle.partitions": "2",
+            # Whoever runs the demo shows progress, and two bars would write over one another.
+            "spark.ui.showConsoleProgress": "false",
+        }
+        spark = session("zarr-manifests demo", master="local[2]", config=settings)
+        try:
+            rows, tasks, table = _spark_means(spark, storage)
+        finally:
+            spark.stop()
+        cost = storage.cost(SYSTEM.monotonic_s() - start_s)
+        self.place.journal.unlink()
+        difference = compare_means(table, _xarray_means(self.winds))
+        return SparkMeans(rows, tasks, table["mean"].to_numpy(), difference, cost)
+
+    def draw(self, commits: list[Commit], rewrites: list[Rewrite]) -> None:
+        """Save the picture, with the last month as the head of the repository has it."""
+        import xarray as xr
+
+        from zarr_manifests.demo.picture import draw
+
+        store = Repository.open(self.place.repository).readonly_session("main").store
+        with xr.open_zarr(store, chunks=None) as found:
+            draw(self.place.picture, found.isel(time=-1).load(), commits, rewrites)
+
+
+def _commit_whole(repo: Repository, ds: xr.Dataset, message: str) -> None:
+    # A chunk a month: appending a month then touches no chunk that is there.
+    chunk = (1, ds.sizes["lat"], ds.sizes["lon"])
+    units = {name: ds.time.encoding[name] for name in ("units", "calendar", "dtype")}
+    encoding = {"u": {"chunks": chunk}, "v": {"chunks": chunk}, "time": units | {"chunks": (12,)}}
+    with repo.transaction("main", message=message) as store:
+        ds.to_zarr(store, encoding=encoding)
+
+
+def compare_means(computed: pd.DataFrame, wanted: xr.DataArray) -> float:
+    """The largest difference between the means of Spark and of xarray, which must be rounding.
+
+    Parameters
+    ----------
+    computed : pandas.DataFrame
+        `time` and `mean`, in the order of time.
+    wanted : xarray.DataArray
+        The means over `time`.
+
+    Raises
+    ------
+    CheckFailedError
+        If the months or the means are not the same.
+    """
+    means = computed["mean"].to_numpy()
+    same_months = np.array_equal(computed["time"].to_numpy(), wanted.time.values)
+    if not same_months or not np.allclose(means, wanted.values, rtol=_AGREE_RTOL, atol=0):
+        raise CheckFailedError(
+            "the monthly mean wind speeds that Spark computed are not those that xarray computes"
+        )
+    return float(np.abs(means - wanted.values).max())
+
+
+def _spark_means(spark: SparkSession, storage: Storage) -> tuple[int, int, pd.DataFrame]:
+    """How many cells were read in how many tasks, and the table of means."""
+    from pyspark.sql import functions as sql
+
+    from zarr_manifests.spark import read
+
+    cells = read(spark, storage, ["u", "v"])
+    u, v = sql.col("u").cast("double"), sql.col("v").cast("double")
+    speed, weight = sql.sqrt(u * u + v * v), sql.cos(sql.radians("lat"))
+    means = (
+        cells.groupBy("time")
+        .agg((sql.sum(speed * weight) / sql.sum(weight)).alias("mean"), sql.count("u"))
+        .orderBy("time")
+    )
+    table: pd.DataFrame = means.toPandas()
+    return int(table["count(u)"].sum()), cells.rdd.getNumPartitions(), table
+
+
+def _xarray_means(winds: xr.Dataset) -> xr.DataArray:
+    u, v = winds.u.astype("float64"), winds.v.astype("float64")
+    weight = np.cos(np.deg2rad(winds.lat))
+    speed: xr.DataArray = np.sqrt(u * u + v * v)
+    return speed.weighted(weight).mean(("lat", "lon"))
