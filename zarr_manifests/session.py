@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zarr_manifests.engine.chunks import SessionKeys
-from zarr_manifests.engine.commit import Committed, commit
+from zarr_manifests.engine.commit import Committed, checked_message, checked_metadata, commit
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.fold import fold_branch
 from zarr_manifests.engine.forks import ForkState, freeze, merge_forks, refuse_unmerged
@@ -22,13 +22,11 @@ from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.engine.workspace import Workspace
 from zarr_manifests.errors import (
     CommitOutcomeUnknownError,
-    CorruptObjectError,
     InvalidArgumentError,
     ManifestsError,
     ReadOnlyError,
     SessionClosedError,
 )
-from zarr_manifests.format.envelope import pack, unpack
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.grid import Coords
 from zarr_manifests.ids import snapshot_id_of
@@ -270,17 +268,28 @@ class Session:
     def _go_on(self, done: Committed) -> None:
         """Continue from what was committed; the commit stands whatever becomes of this."""
         assert self._branch is not None
-        context, workspace = self._context, self._workspace
+        context = self._context
+        keys = SessionKeys(done.at.root.version, context.runtime)
+        # Until the new snapshot is open; an interrupt must not leave what has landed to be
+        # committed again.
+        self._closed = "its last commit landed, but the session could not go on from it"
         try:
             view = context.open_view(done.head)
-            if len(view.snapshot.deltas) >= context.config.max_delta_count:
-                folded = fold_branch(context, self._branch)
-                view = view if folded is None else context.open_view(folded)
         except ManifestsError:
             _LOG.warning("going on after a commit to %r failed", self._branch, exc_info=True)
-            self._closed = "its last commit landed, but the session could not go on from it"
-            view = workspace.view
-        self._start_at(view, SessionKeys(done.at.root.version, context.runtime))
+            self._start_at(self._workspace.view, keys)
+            return
+        self._start_at(view, keys)
+        self._closed = None
+        if len(view.snapshot.deltas) < context.config.max_delta_count:
+            return
+        try:
+            folded = fold_branch(context, self._branch)
+            if folded is not None:
+                self._start_at(context.open_view(folded), keys)
+        except ManifestsError:
+            # The next commit is due to fold again.
+            _LOG.warning("folding the deltas of %r failed", self._branch, exc_info=True)
 
     def fork(self) -> Fork:
         """A copy of the session for another process.
@@ -323,28 +332,3 @@ class Session:
 
 def _absolute(path: str) -> str:
     return path if path.startswith("/") else f"/{path}"
-
-
-def checked_message(message: object) -> str:
-    """The message, if a commit can have it."""
-    if not isinstance(message, str) or not message.strip():
-        raise InvalidArgumentError("a commit needs a message: say in a line what it does")
-    try:
-        message.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidArgumentError(f"the message is no valid Unicode text: {error}") from error
-    return message
-
-
-def checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The metadata, if a commit can have it."""
-    checked = dict(metadata or {})
-    try:
-        unpack(pack([[checked]]))  # as deep as it will lie; not all that packs can be unpacked
-    except (TypeError, ValueError, OverflowError, CorruptObjectError) as error:
-        raise InvalidArgumentError(
-            f"commit metadata must be made of strings, numbers, lists and maps: {error}"
-        ) from error
-    if not all(isinstance(name, str) for name in checked):
-        raise InvalidArgumentError("the names in commit metadata must be strings")
-    return checked

@@ -29,6 +29,7 @@ from xarray.backends import BackendEntrypoint, ZarrBackendEntrypoint
 
 from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.engine.changes import ChangeSet, same_bytes
+from zarr_manifests.engine.commit import checked_message, checked_metadata
 from zarr_manifests.engine.forks import ForkState, freeze, revive
 from zarr_manifests.errors import (
     AlreadyExistsError,
@@ -40,7 +41,7 @@ from zarr_manifests.format.chunk_table import Unset
 from zarr_manifests.format.envelope import MAGIC
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.repository import Repository
-from zarr_manifests.session import Fork, Session, checked_message, checked_metadata
+from zarr_manifests.session import Fork, Session
 from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.store import ManifestStore
 

@@ -536,8 +536,8 @@ def test_a_put_and_a_delete_wait_for_the_swap(tmp_path: Path) -> None:
 MOUNTS = """\
 22 27 0:21 / /proc rw,relatime - proc proc rw
 27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
-31 27 0:30 / /home rw,relatime shared:2 master:3 - nfs4 server:/home rw
-32 31 0:31 / /home/me/my\\040data rw - xfs /dev/vdb rw
+31 27 0:30 / /net rw,relatime shared:2 master:3 - nfs4 server:/net rw
+32 31 0:31 / /net/me/my\\040data rw - xfs /dev/vdb rw
 33 27 0:32 / /mnt rw - ext4 /dev/vdc rw
 34 27 0:33 / /mnt rw - fuse.sshfs me@there: rw
 35 27 0:34 / /mnt2 rw - 9p share rw
@@ -549,11 +549,11 @@ MOUNTS = """\
     [
         ("/data", "ext4"),
         ("/", "ext4"),
-        ("/home", "nfs4"),
-        ("/home/me/x", "nfs4"),
-        ("/home/me/my data/x", "xfs"),
-        ("/home/me/my data2", "nfs4"),
-        ("/homes", "ext4"),
+        ("/net", "nfs4"),
+        ("/net/me/x", "nfs4"),
+        ("/net/me/my data/x", "xfs"),
+        ("/net/me/my data2", "nfs4"),
+        ("/nets", "ext4"),
         ("/mnt/x", "fuse.sshfs"),
         ("/mnt2/x", "9p"),
     ],
@@ -563,7 +563,7 @@ def test_filesystem_type(path: str, kind: str) -> None:
 
 
 def test_links_are_followed_to_the_filesystem(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to("/home/me")
+    (tmp_path / "link").symlink_to("/net/me")
     assert filesystem_type(f"{tmp_path}/link/new", MOUNTS) == "nfs4"
 
 

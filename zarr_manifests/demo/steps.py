@@ -30,7 +30,15 @@ if TYPE_CHECKING:
     import xarray as xr
     from pyspark.sql import SparkSession
 
-__all__ = ["APPENDS", "FIRST_TAG", "CheckFailedError", "Demo", "Opened", "SparkMeans"]
+__all__ = [
+    "APPENDS",
+    "FIRST_TAG",
+    "CheckFailedError",
+    "Demo",
+    "Opened",
+    "SparkMeans",
+    "compare_means",
+]
 
 FIRST_MONTHS: Final = 72
 APPENDS: Final = 60

@@ -26,10 +26,17 @@ from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.objects import Upload
 from zarr_manifests.engine.roots import RootAt
 from zarr_manifests.engine.view import SnapshotView
-from zarr_manifests.errors import Conflict, ConflictError, FencedError
+from zarr_manifests.errors import (
+    Conflict,
+    ConflictError,
+    CorruptObjectError,
+    FencedError,
+    InvalidArgumentError,
+)
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
+from zarr_manifests.format.envelope import pack, unpack
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.root import Branch, LogEntry, Root
@@ -38,7 +45,14 @@ from zarr_manifests.ids import session_start, snapshot_id_of
 from zarr_manifests.planning.packing import plan_embedding
 from zarr_manifests.planning.rebase import Footprint, find_conflicts
 
-__all__ = ["Committed", "commit", "deltas_between", "footprint_of"]
+__all__ = [
+    "Committed",
+    "checked_message",
+    "checked_metadata",
+    "commit",
+    "deltas_between",
+    "footprint_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +120,31 @@ def commit(
         f"commit to {branch!r}: other writers came first {context.config.commit_attempts} times; "
         "the session keeps its changes, commit again later"
     )
+
+
+def checked_message(message: object) -> str:
+    """The message, if a commit can have it."""
+    if not isinstance(message, str) or not message.strip():
+        raise InvalidArgumentError("a commit needs a message: say in a line what it does")
+    try:
+        message.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(f"the message is no valid Unicode text: {error}") from error
+    return message
+
+
+def checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The metadata, if a commit can have it."""
+    checked = dict(metadata or {})
+    try:
+        unpack(pack([[checked]]))  # as deep as it will lie; not all that packs can be unpacked
+    except (TypeError, ValueError, OverflowError, CorruptObjectError) as error:
+        raise InvalidArgumentError(
+            f"commit metadata must be made of strings, numbers, lists and maps: {error}"
+        ) from error
+    if not all(isinstance(name, str) for name in checked):
+        raise InvalidArgumentError("the names in commit metadata must be strings")
+    return checked
 
 
 def _checked_tip(root: Root, branch: str, session: str) -> Branch:
