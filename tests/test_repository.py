@@ -266,7 +266,7 @@ def test_tags(repository: Repository) -> None:
     repository.create_tag("v2", two)
     assert repository.list_tags() == {"v1": one, "v2": two}
     assert read_value(repository, "k", tag="v1") == b"1"
-    assert [i.snapshot_id for i in repository.ancestry(tag="v1")][0] == one
+    assert next(i.snapshot_id for i in repository.ancestry(tag="v1")) == one
     with pytest.raises(AlreadyExistsError, match="tags do not move"):
         repository.create_tag("v1")
     repository.delete_tag("v1")

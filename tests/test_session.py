@@ -16,6 +16,7 @@ import zarr
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Fork, ManifestStore, Repository, Session
+from zarr_manifests.engine import fold as fold_module
 from zarr_manifests.engine.fold import fold_branch
 from zarr_manifests.errors import (
     ConflictError,
@@ -27,6 +28,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.root import Lease, Root
 from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import LocalStorage, MemoryStorage
 from zarr_manifests.testing import Fault, FaultyStorage
 
@@ -467,6 +469,35 @@ def test_untouched_manifests_keep_their_keys() -> None:
     assert get(repository.readonly_session(), "b/c/5499") == b"1"
 
 
+def test_a_large_array_is_split_into_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And reads, shrinks, grows and folds on as if it were whole."""
+    monkeypatch.setattr(fold_module, "LEAF_ROWS", 7)
+    repository = Repository.create(MemoryStorage(), {"max-delta-count": 1})
+    session = repository.writable_session("main")
+    zarr.create_array(session.store, name="a", shape=(9, 5), chunks=(1, 1), dtype="u1")
+    expected = {}
+    for step in range(6):
+        for i in range(9 + step):
+            for j in range(5):
+                if (i + j + step) % 3:
+                    key, value = f"a/c/{i}/{j}", bytes([i, j, step])
+                    put(session, key, value)
+                    expected[key] = value
+        n = 10 + step if step != 3 else 4
+        zarr.open_array(session.store, path="a").resize((n, 5))
+        expected = {k: v for k, v in expected.items() if int(k.split("/")[2]) < n}
+        session.commit(f"{step}")
+        zarr.open_array(session.store, path="a").resize((max(n, 10 + step), 5))
+        read = contents(session)
+        assert {k: v for k, v in read.items() if "/c/" in k} == expected
+    view = session.store.workspace.view
+    leaves = [part for ref in view.manifests for part in ref.parts]
+    assert len(leaves) > 5
+    assert max(part.count for part in leaves) <= 7
+    fresh = contents(Repository.open(repository.storage).readonly_session())
+    assert {k: v for k, v in fresh.items() if "/c/" in k} == expected
+
+
 def test_commits_of_others_during_a_fold_stay_on_top() -> None:
     repository = Repository.create(MemoryStorage(), {"max-delta-count": 3})
     with_array(repository)
@@ -593,7 +624,7 @@ def test_a_fold_behind_the_fence_is_dropped() -> None:
         put(writer, f"a/c/{i}", b"1")
         writer.commit(f"{i}")
     assert fenced
-    assert [info.kind for info in repository.ancestry()][0] == "overwrite"
+    assert next(info.kind for info in repository.ancestry()) == "overwrite"
     assert get(repository.readonly_session(), "a/c/1") == b"1"
 
 
@@ -605,13 +636,62 @@ def test_the_commit_stands_if_the_fold_fails(caplog: pytest.LogCaptureFixture) -
     for i in range(2):
         put(session, f"a/c/{i}", b"1")
         committed = session.commit(f"{i}")
-    assert "failed" in caplog.text
+    assert "folding the deltas of 'main' failed" in caplog.text
     assert Repository.open(storage).list_branches()["main"] == committed
-    again = Repository.open(storage).writable_session("main")
-    put(again, "a/c/2", b"1")
-    again.commit("folds this time")
+    put(session, "a/c/2", b"1")  # the session goes on
+    session.commit("folds this time")
     assert next(Repository.open(storage).ancestry()).kind == "rewrite"
     assert len(contents(Repository.open(storage).readonly_session())) == 5
+
+
+def test_an_interrupted_fold_leaves_the_session_at_its_commit() -> None:
+    storage = MemoryStorage()
+    with_array(Repository.create(storage, {"max-delta-count": 2}))
+    swaps = []
+
+    def interrupt(name: str) -> None:
+        swaps.append(name == "root.swap")
+        if sum(swaps) == 2:
+            swaps.append(True)
+            raise KeyboardInterrupt
+
+    runtime = replace(SYSTEM, checkpoint=interrupt)
+    session = Repository.open(storage, runtime=runtime).writable_session("main")
+    put(session, "a/c/0", b"1")
+    with pytest.raises(KeyboardInterrupt):
+        session.commit("lands")
+    assert next(Repository.open(storage).ancestry()).message == "lands"
+    assert not session.has_changes
+    put(session, "a/c/1", b"1")
+    session.commit("goes on")
+    messages = [info.message for info in Repository.open(storage).ancestry()]
+    assert messages.count("lands") == 1
+    assert get(Repository.open(storage).readonly_session(), "a/c/1") == b"1"
+
+
+def test_a_commit_that_landed_is_acknowledged_even_if_it_cannot_be_opened() -> None:
+    """As when what it is based on has been dropped from the cache and cannot be read again."""
+    storage = MemoryStorage()
+    with_array(Repository.create(storage, {"max-delta-count": 1}))
+    base = Repository.open(storage).writable_session("main")
+    put(base, "a/c/0", b"1")
+    base.commit("fold")
+    faulty = FaultyStorage(storage, [Fault("fail_before", op="get", key="nodes/*", count=None)])
+    repository = Repository.open(faulty, {"max-delta-count": 50})
+    session = repository.writable_session("main")
+    repository._context.objects._cache_bytes = 0
+    for branch in (root := repository._context.roots.latest.root).branches.values():
+        assert branch.base is not None
+    bare = replace(repository._context.roots.latest, root=root.bare())
+    repository._context.roots._latest = bare
+    put(session, "a/c/1", b"1")
+    snapshot_id = session.commit("lands")
+    assert next(Repository.open(storage).ancestry()).snapshot_id == snapshot_id
+    assert get(session, "a/c/1") == b"1"
+    with pytest.raises(SessionClosedError, match="landed"):
+        session.commit("again")
+    with pytest.raises(SessionClosedError, match="landed"):
+        put(session, "a/c/2", b"1")
 
 
 # --- forks -----------------------------------------------------------------------------------
@@ -874,7 +954,7 @@ def test_pickled_stores_in_processes(local: Repository, method: str) -> None:
         done = [pool.apply_async(_work_on_store, (store, w)) for w in range(3)]
         copies = [result.get(60) for result in done]
     put(session, "a/c/99", b"mine")
-    with pytest.raises(UnmergedForksError, match="3 copies|2 copies"):
+    with pytest.raises(UnmergedForksError, match=r"[23] copies"):
         session.commit("without them")
     session.merge(*copies)
     session.commit("with them")

@@ -66,7 +66,7 @@ class _ZarrStoreTests(StoreTests[ManifestStore, Buffer]):
     @pytest.fixture
     def store_kwargs(self, storage: Storage) -> dict[str, Any]:
         session = Repository.create(storage).writable_session("main")
-        return {"workspace": session.store.workspace, "read_only": False}
+        return {"contents": session.store.workspace, "read_only": False}
 
     def test_store_repr(self, store: ManifestStore) -> None:
         assert repr(store).startswith(f"<ManifestStore {store.workspace.storage.url} at ")

@@ -59,7 +59,7 @@ class NotFoundError(ManifestsError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
-class NotARepositoryError(NotFoundError, FileNotFoundError):
+class NotARepositoryError(FileNotFoundError, NotFoundError):
     """There is no repository at the place that was opened."""
 
 
@@ -81,7 +81,7 @@ class ConfigError(InvalidArgumentError):
     Parameters
     ----------
     problems : sequence of str
-        One line a fault, each starting with its place (`commits.fold-at-deltas: ...`).
+        One line a fault, each starting with its place (`max-delta-count: ...`).
     """
 
     def __init__(self, problems: Sequence[str]) -> None:
@@ -145,8 +145,11 @@ class UnmergedForksError(ManifestsError, RuntimeError):
 # --- open a new session ----------------------------------------------------------------------
 
 
-class SnapshotExpiredError(NotFoundError):
-    """The snapshot is not, or no longer, in the history of the repository."""
+class SnapshotExpiredError(ManifestsError, LookupError):
+    """The snapshot is not, or no longer, in the history of the repository.
+
+    A `LookupError` and no `KeyError`: Zarr reads a `KeyError` from a store as fill value.
+    """
 
 
 class FencedError(ManifestsError, PermissionError):

@@ -114,6 +114,8 @@ class Box:
     def unravel(self, index: IndexArray) -> IndexArray:
         """Coordinates (int64[n, ndim]) of linear indexes (int64[n])."""
         coords = np.empty((len(index), self.ndim), np.int64)
+        if not len(index):
+            return coords  # strides of an empty box may be beyond an int64
         rest = index
         for axis, step in enumerate(self.strides()):
             coords[:, axis] = rest // step + self.lo[axis]
@@ -122,8 +124,10 @@ class Box:
 
     @staticmethod
     def around(boxes: Iterable[Box]) -> Box:
-        """The smallest box that holds all of these (at least one)."""
+        """The smallest box that holds all of these (at least one, and of as many axes each)."""
         lows, highs = zip(*((box.lo, box.hi) for box in boxes), strict=True)
+        if len(set(map(len, lows))) > 1:
+            raise InvalidArgumentError("boxes of different numbers of axes have none around them")
         return Box(
             tuple(min(axis) for axis in zip(*lows, strict=True)),
             tuple(max(axis) for axis in zip(*highs, strict=True)),

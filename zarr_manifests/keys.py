@@ -157,7 +157,7 @@ def parse_document(document: bytes) -> ArrayMeta | GroupMeta | None:
         if fields["node_type"] == "group":
             return GroupMeta()
         return _parse_array(fields) if fields["node_type"] == "array" else None
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

@@ -20,6 +20,7 @@ from zarr_manifests.engine.roots import RootAt, Roots
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import (
     AlreadyExistsError,
+    CorruptObjectError,
     InvalidArgumentError,
     NotFoundError,
     ObjectNotFoundError,
@@ -349,7 +350,11 @@ class Repository:
 
     def _walk(self, start: BlobRef) -> Iterator[tuple[BlobRef, Snapshot]]:
         ref: BlobRef | None = start
+        seen: set[str] = set()
         while ref is not None:
+            if ref.key in seen:
+                raise CorruptObjectError(f"{ref.key} is its own ancestor; the history is damaged")
+            seen.add(ref.key)
             snapshot = self._context.objects.load(ref, Snapshot)
             yield ref, snapshot
             ref = snapshot.parent

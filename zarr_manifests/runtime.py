@@ -10,15 +10,55 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["SYSTEM", "Runtime"]
+__all__ = ["SYSTEM", "ForkSafeLock", "Runtime"]
 
 _POOL_THREADS = 16
+
+
+class ForkSafeLock:
+    """A reentrant lock that a forked child finds free, whichever thread of its parent held it.
+
+    Examples
+    --------
+    >>> from zarr_manifests.runtime import ForkSafeLock
+    >>> lock = ForkSafeLock()
+    >>> with lock, lock:
+    ...     pass
+    """
+
+    __slots__ = ("__weakref__", "_lock")
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        _LOCKS.add(self)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def _renew(self) -> None:
+        self._lock = threading.RLock()
+
+
+_LOCKS: weakref.WeakSet[ForkSafeLock] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    for lock in list(_LOCKS):
+        lock._renew()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 class _Parallel(Protocol):

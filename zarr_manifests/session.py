@@ -13,8 +13,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from zarr_manifests.engine.changes import Owners
 from zarr_manifests.engine.chunks import SessionKeys
-from zarr_manifests.engine.commit import Committed, checked_message, checked_metadata, commit
+from zarr_manifests.engine.commit import (
+    Committed,
+    checked_message,
+    checked_metadata,
+    commit,
+    deltas_between,
+)
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.fold import fold_branch
 from zarr_manifests.engine.forks import ForkState, freeze, merge_forks, refuse_unmerged
@@ -28,8 +35,8 @@ from zarr_manifests.errors import (
     SessionClosedError,
 )
 from zarr_manifests.format.nodes import NodeKind
-from zarr_manifests.grid import Coords
 from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.store import ManifestStore
 
 __all__ = ["Fork", "Session", "Status"]
@@ -75,8 +82,8 @@ class Fork:
     Made by `Session.fork`; its changes reach a commit only through `Session.merge`.
     """
 
-    def __init__(self, state: ForkState) -> None:
-        self._store = ManifestStore(state, read_only=False)
+    def __init__(self, state: ForkState, runtime: Runtime = SYSTEM) -> None:
+        self._store = ManifestStore(state, read_only=False, runtime=runtime)
 
     @property
     def store(self) -> ManifestStore:
@@ -114,9 +121,8 @@ class Session:
         self._branch = branch
         keys = SessionKeys(start, context.runtime) if start is not None else None
         self._workspace = Workspace(context, view, keys)
-        self._owners: dict[tuple[bytes, Coords], str] = {}
+        self._owners = Owners()
         self._merged = False
-        self._closed: str | None = None
 
     def __repr__(self) -> str:
         mode = "read-only" if self.read_only else f"writable on {self._branch!r}"
@@ -176,12 +182,16 @@ class Session:
     def discard_changes(self) -> None:
         """Forget everything that was not committed."""
         self._check_open()
-        with self._workspace.lock:
-            self._start_at(self._workspace.view, self._workspace.keys)
+        workspace = self._workspace
+        with workspace.lock:
+            assert workspace.keys is not None
+            # A new name, so that what copies of the old session wrote is not missed at a commit.
+            keys = SessionKeys(workspace.keys.start, self._context.runtime)
+            self._start_at(workspace.view, keys)
 
-    def _start_at(self, view: SnapshotView, keys: SessionKeys | None) -> None:
+    def _start_at(self, view: SnapshotView, keys: SessionKeys) -> None:
         self._workspace.start_at(view, keys)
-        self._owners = {}
+        self._owners = Owners()
         self._merged = False
 
     def check_forks(self) -> None:
@@ -242,6 +252,7 @@ class Session:
         assert workspace.keys is not None
         assert self._branch is not None
         with workspace.lock:
+            self._check_open()  # another thread's commit may have closed it
             if not discard_unmerged:
                 self.check_forks()
             if not workspace.changes:
@@ -260,7 +271,7 @@ class Session:
                 if isinstance(error, CommitOutcomeUnknownError) or not isinstance(
                     error, ManifestsError
                 ):  # an interrupt may have come after the swap
-                    self._closed = "whether its last commit took effect is not known"
+                    self._workspace.closed = "whether its last commit took effect is not known"
                 raise
             self._go_on(done)
         return snapshot_id_of(done.head.key)
@@ -269,23 +280,24 @@ class Session:
         """Continue from what was committed; the commit stands whatever becomes of this."""
         assert self._branch is not None
         context = self._context
-        keys = SessionKeys(done.at.root.version, context.runtime)
-        # Until the new snapshot is open; an interrupt must not leave what has landed to be
-        # committed again.
-        self._closed = "its last commit landed, but the session could not go on from it"
         try:
             view = context.open_view(done.head)
-        except ManifestsError:
+        except BaseException as error:
+            # The old snapshot with the changes on it still reads right; only that it has been
+            # committed must not be forgotten.
+            self._workspace.closed = "its last commit landed, but could not be opened again"
+            if not isinstance(error, ManifestsError):
+                raise
             _LOG.warning("going on after a commit to %r failed", self._branch, exc_info=True)
-            self._start_at(self._workspace.view, keys)
             return
+        keys = SessionKeys(done.at.root.version, context.runtime)
         self._start_at(view, keys)
-        self._closed = None
         if len(view.snapshot.deltas) < context.config.max_delta_count:
             return
         try:
             folded = fold_branch(context, self._branch)
-            if folded is not None:
+            # Somebody may have reset the branch meanwhile; then the fold is not of this commit.
+            if folded is not None and deltas_between(context, done.head, folded) is not None:
                 self._start_at(context.open_view(folded), keys)
         except ManifestsError:
             # The next commit is due to fold again.
@@ -300,7 +312,7 @@ class Session:
             If the session is read-only: pickle its store instead.
         """
         self._check_open()
-        return Fork(freeze(self._workspace, explicit=True))
+        return Fork(freeze(self._workspace, explicit=True), self._context.runtime)
 
     def merge(self, *forks: Fork | ManifestStore) -> None:
         """Bring the changes of forks, or of their stores, into this session.
@@ -326,8 +338,8 @@ class Session:
             raise ReadOnlyError(
                 "the session is read-only; open one with repo.writable_session(branch)"
             )
-        if self._closed is not None:
-            raise SessionClosedError(f"the session is closed: {self._closed}")
+        if self._workspace.closed is not None:
+            raise SessionClosedError(f"the session is closed: {self._workspace.closed}")
 
 
 def _absolute(path: str) -> str:

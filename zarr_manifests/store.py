@@ -13,7 +13,6 @@ for what it writes, whose changes reach a commit only through `Session.merge`.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
@@ -28,11 +27,12 @@ from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 
 from zarr_manifests.engine.forks import ForkState, freeze, revive
 from zarr_manifests.engine.workspace import Entry, Workspace
-from zarr_manifests.errors import InvalidArgumentError, ReadOnlyError
+from zarr_manifests.errors import InvalidArgumentError, ReadOnlyError, SessionClosedError
+from zarr_manifests.runtime import SYSTEM, ForkSafeLock, Runtime
 
 __all__ = ["ManifestStore"]
 
-_REVIVING = threading.Lock()
+_REVIVING = ForkSafeLock()
 
 
 class ManifestStore(Store):
@@ -52,9 +52,12 @@ class ManifestStore(Store):
     array([7, 7, 0, 0], dtype=int32)
     """
 
-    def __init__(self, workspace: Workspace | ForkState, *, read_only: bool) -> None:
+    def __init__(
+        self, contents: Workspace | ForkState, *, read_only: bool, runtime: Runtime = SYSTEM
+    ) -> None:
         super().__init__(read_only=read_only)
-        self._contents = workspace
+        self._contents = contents
+        self._runtime = runtime
 
     @property
     def workspace(self) -> Workspace:
@@ -65,7 +68,7 @@ class ManifestStore(Store):
         if isinstance(self._contents, ForkState):
             with _REVIVING:
                 if isinstance(self._contents, ForkState):
-                    self._contents = revive(self._contents)
+                    self._contents = revive(self._contents, self._runtime)
         return self._contents
 
     def freeze(self, *, explicit: bool) -> ForkState:
@@ -149,6 +152,8 @@ class ManifestStore(Store):
                 "store was opened in read-only mode and does not support writing; write through "
                 "a session of repo.writable_session(branch)"
             )
+        if self.workspace.closed is not None:
+            raise SessionClosedError(f"the session is closed: {self.workspace.closed}")
 
     # --- reading -----------------------------------------------------------------------------
 

@@ -63,7 +63,7 @@ def damages(data: bytes) -> Iterator[tuple[str, bytes | None]]:
         yield f"cut to {length}", data[:length]
     yield "longer", data + b"\0"
     yield "zeros", bytes(len(data))
-    for at in sorted({*range(0, min(24, len(data))), *range(24, len(data), len(data) // 12 + 1)}):
+    for at in sorted({*range(min(24, len(data))), *range(24, len(data), len(data) // 12 + 1)}):
         for bit in (1, 0x80):
             flipped = bytes([data[at] ^ bit])
             yield f"bit {bit} of byte {at} flipped", data[:at] + flipped + data[at + 1 :]
@@ -125,8 +125,10 @@ def test_damage_of_every_object(seeded: Seeded, kind: str) -> None:
         (None, seeded.head, seeded.used_by_head)
     ]
     # The oldest and two between: the first has deltas only, the others a base.
-    for snapshot_id in [*seeded.snapshots][::2]:
-        reads.append((snapshot_id, seeded.snapshots[snapshot_id], seeded.used[snapshot_id]))
+    reads.extend(
+        (snapshot_id, seeded.snapshots[snapshot_id], seeded.used[snapshot_id])
+        for snapshot_id in [*seeded.snapshots][::2]
+    )
     noticed = 0
     for info in [info for info in storage.list() if info.key.split("/")[0] == kind]:
         data = storage.get(info.key)

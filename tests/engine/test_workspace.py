@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -17,8 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from zarr_manifests import ManifestStore, Repository, Session
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests import ManifestStore, Repository
 from zarr_manifests.keys import ArrayMeta, parse_document
 from zarr_manifests.storage import MemoryStorage
 

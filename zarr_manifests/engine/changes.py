@@ -21,7 +21,7 @@ from zarr_manifests.grid import Coords
 from zarr_manifests.ids import crc32c
 from zarr_manifests.planning.merge import narrower
 
-__all__ = ["ChangeSet", "Merge", "same_bytes"]
+__all__ = ["ChangeSet", "Merge", "Owners", "same_bytes"]
 
 _ABSENT: Final = object()
 
@@ -99,6 +99,22 @@ class ChangeSet:
         return ChangeSet(nodes, chunks, truncated, unsynced)
 
 
+@dataclass(slots=True)
+class Owners:
+    """What has been merged: the copy that each chunk and node came from, and what it was then."""
+
+    chunks: dict[tuple[bytes, Coords], tuple[str, StoredRef]] = field(default_factory=dict)
+    nodes: dict[str, tuple[str, Node | None]] = field(default_factory=dict)
+
+    def copy(self) -> Owners:
+        """A copy that shares nothing mutable."""
+        return Owners(dict(self.chunks), dict(self.nodes))
+
+    def take(self, other: Owners) -> None:
+        """Become equal to `other`."""
+        self.chunks, self.nodes = other.chunks, other.nodes
+
+
 class Merge:
     """Brings forks' changes into a session's, and remembers which copy wrote what.
 
@@ -111,18 +127,18 @@ class Merge:
         The session's changes; modified in place.
     stored : mapping of str to Node
         The nodes of the snapshot that session and forks began with.
-    owners : dict of (bytes, coords) to str
-        The copy that each merged chunk came from.
+    owners : Owners
+        What has been merged before.
     """
 
     def __init__(
         self,
         mine: ChangeSet,
         stored: Mapping[str, Node],
-        owners: Mapping[tuple[bytes, Coords], str],
+        owners: Owners,
     ) -> None:
         self.mine = mine
-        self.owners = dict(owners)
+        self.owners = owners.copy()
         self._stored = stored
 
     def apply(self, before: ChangeSet, after: ChangeSet, copy_id: str) -> list[Conflict]:
@@ -131,6 +147,13 @@ class Merge:
         Returns the conflicts; where there are any, nothing was applied.
         """
         theirs = after.since(before)
+        for node_id, refs in theirs.chunks.items():  # what was merged before counts once
+            for coords in [c for c, r in refs.items() if self._owner(node_id, c) == (copy_id, r)]:
+                del refs[coords]
+        for path in [
+            p for p, n in theirs.nodes.items() if self.owners.nodes.get(p) == (copy_id, n)
+        ]:
+            del theirs.nodes[path]
         replaced = {
             old.node_id: path
             for path, new in theirs.nodes.items()
@@ -143,6 +166,7 @@ class Merge:
             Conflict(f"/{path}", "metadata", "changed in the session and in a fork, differently")
             for path, node in theirs.nodes.items()
             if self.mine.nodes.get(path, _ABSENT) not in (before.nodes.get(path, _ABSENT), node)
+            and self.owners.nodes.get(path) != (copy_id, self.mine.nodes.get(path))
         ]
         conflicts += [
             Conflict(f"/{path}", "chunks", "written in the session and deleted in a fork")
@@ -155,6 +179,9 @@ class Merge:
             self._take(theirs, after, replaced, copy_id)
         return conflicts
 
+    def _owner(self, node_id: bytes, coords: Coords) -> tuple[str, StoredRef] | None:
+        return self.owners.chunks.get((node_id, coords))
+
     def _node(self, changes: ChangeSet, path: str) -> Node | None:
         return changes.nodes[path] if path in changes.nodes else self._stored.get(path)
 
@@ -165,13 +192,14 @@ class Merge:
             self.mine.chunks.pop(node_id, None)
             self.mine.truncated.pop(node_id, None)
         for path, node in theirs.nodes.items():
+            self.owners.nodes[path] = copy_id, node
             if node is None and path not in after.nodes:
                 self.mine.nodes.pop(path, None)
             else:
                 self.mine.nodes[path] = node
         for node_id, coords, ref in theirs.refs():
             self.mine.chunks.setdefault(node_id, {})[coords] = ref
-            self.owners[node_id, coords] = copy_id
+            self.owners.chunks[node_id, coords] = copy_id, ref
         for node_id, shape in theirs.truncated.items():
             cut = narrower(self.mine.truncated.get(node_id), shape)
             self.mine.truncated[node_id] = cut or shape
@@ -192,8 +220,8 @@ class Merge:
             twice = [
                 coords
                 for coords, ref in refs.items()
-                if ours.get(coords) not in (None, was.get(coords))
-                and self.owners.get((node_id, coords)) != copy_id
+                if ours.get(coords) != was.get(coords)
+                and self._owner(node_id, coords) != (copy_id, ours.get(coords))
                 and not same_bytes(ours.get(coords), ref)
             ]
             if twice:

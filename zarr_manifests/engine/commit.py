@@ -9,8 +9,8 @@
    delta between (`planning.rebase`) and only its snapshot is written anew on top of the new tip;
    manifests and delta are never uploaded twice.
 
-The fence and the branch's epoch are checked against each root that is about to be replaced, so
-the swap itself guarantees that they held.
+The fence is checked against each root that is about to be replaced, so the swap itself guarantees
+that it held.
 """
 
 from __future__ import annotations
@@ -100,6 +100,9 @@ def commit(
     ]
     pending.append(partial(context.storage.sync, tuple(changes.unsynced)))
     at, parent = context.roots.latest, view
+    seen = at.root.branches.get(branch)
+    if seen is None or seen.head.key != view.ref.key:
+        at = context.roots.read()  # a branch that has moved may have moved again
     for attempt in range(context.config.commit_attempts):
         tip = _checked_tip(at.root, branch, keys.session_id)
         if tip.head.key != parent.ref.key:
@@ -223,6 +226,8 @@ def _place(
         base=parent.snapshot.base,
         deltas=(*parent.snapshot.deltas, DeltaEntry.of(prepared.log, prepared.delta)),
         streams=parent.snapshot.streams,
+        # Never before the parent, or `as_of` would find what was not there yet.
+        written_ms=max(prepared.snapshot.written_ms, parent.snapshot.written_ms),
     ).with_delta_copies({upload.key: upload.data for upload in prepared.uploads})
     data = snapshot.encode()
     return BlobRef.to(keys.next("snapshots"), data), snapshot, data
@@ -273,7 +278,11 @@ def deltas_between(context: Context, older: BlobRef, newer: BlobRef) -> list[Del
     """Deltas of the commits after `older` up to `newer`, newest first; None if not an ancestor."""
     deltas = []
     ref: BlobRef | None = newer
+    seen: set[str] = set()
     while ref is not None and ref.key != older.key:
+        if ref.key in seen:
+            raise CorruptObjectError(f"{ref.key} is its own ancestor; the history is damaged")
+        seen.add(ref.key)
         snapshot = context.objects.load(ref, Snapshot)
         deltas.append(context.objects.load(_log_of(snapshot), Delta))
         ref = snapshot.parent

@@ -24,7 +24,8 @@ from zarr_manifests.format.nodes import Base, NodeKind
 from zarr_manifests.format.root import LogEntry
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import snapshot_id_of
-from zarr_manifests.planning.packing import pack_leaves
+from zarr_manifests.planning.merge import split
+from zarr_manifests.planning.packing import LEAF_ROWS, pack_leaves
 
 __all__ = ["fold_branch"]
 
@@ -94,7 +95,7 @@ def _try(
         CommitKind.REWRITE,
         f"fold {folded} deltas",
         {},
-        context.runtime.now_ms(),
+        max(context.runtime.now_ms(), current.written_ms),
         rewrite.base,
         current.deltas[folded:],
         rewrite.log,
@@ -136,14 +137,15 @@ def _rewrite(context: Context, view: SnapshotView, keys: SessionKeys) -> _Rewrit
             due |= ids & alive
         else:
             kept.append(manifest)
-    tables: dict[bytes, ChunkTable] = {}
+    tables: dict[tuple[bytes, int], ChunkTable] = {}
     for node_id in due:
         table = view.chunks(node_id)
         if table is not None:
-            tables[node_id] = table
+            for i, leaf in enumerate(split(table, LEAF_ROWS)):
+                tables[node_id, i] = leaf
     uploads, refs, known = [], [], {}
-    for group in pack_leaves({node_id: len(table) for node_id, table in tables.items()}):
-        packed = Manifest.of([(node_id, tables[node_id]) for node_id in group])
+    for group in pack_leaves({leaf: len(table) for leaf, table in tables.items()}):
+        packed = Manifest.of([(leaf[0], tables[leaf]) for leaf in group])
         upload = Upload(keys.next("manifests"), packed.encode())
         uploads.append(upload)
         refs.append(ManifestRef(upload.ref, packed.directory()))

@@ -9,14 +9,13 @@ a commit only through `merge_forks`; a copy of another repository, session or ba
 from __future__ import annotations
 
 import os
-import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from zarr_manifests.config import RepositoryConfig
-from zarr_manifests.engine.changes import ChangeSet, Merge
+from zarr_manifests.engine.changes import ChangeSet, Merge, Owners
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.objects import Objects
@@ -25,9 +24,8 @@ from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.engine.workspace import Workspace
 from zarr_manifests.errors import ConflictError, InvalidArgumentError, UnmergedForksError
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.grid import Coords
 from zarr_manifests.ids import session_of, snapshot_id_of
-from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.runtime import SYSTEM, ForkSafeLock, Runtime
 from zarr_manifests.storage import Storage
 
 __all__ = ["ForkState", "freeze", "merge_forks", "refuse_unmerged", "revive"]
@@ -74,7 +72,10 @@ class ForkState:
 
 _VIEWS: OrderedDict[tuple[str, str], SnapshotView] = OrderedDict()
 _VIEWS_KEPT: Final = 8
-_VIEWS_LOCK = threading.Lock()
+_VIEWS_LOCK = ForkSafeLock()
+_DIFFER: Final = (
+    "two writers of the same session changed the same place differently; nothing was merged"
+)
 
 
 def freeze(workspace: Workspace, *, explicit: bool) -> ForkState:
@@ -112,19 +113,19 @@ def freeze(workspace: Workspace, *, explicit: bool) -> ForkState:
     )
 
 
-def revive(state: ForkState) -> Workspace:
+def revive(state: ForkState, runtime: Runtime = SYSTEM) -> Workspace:
     """A workspace that goes on from the copied state."""
     context = Context(
         state.repository_id,
         state.storage,
-        SYSTEM,
-        Objects(state.storage, SYSTEM),
-        Roots(state.storage, SYSTEM),
+        runtime,
+        Objects(state.storage, runtime),
+        Roots(state.storage, runtime),
         state.config,
     )
     keys = None
     if state.lineage is not None:
-        keys = SessionKeys(state.start, SYSTEM, state.lineage)
+        keys = SessionKeys(state.start, runtime, state.lineage)
     return Workspace(context, _view(context, state), keys, state)
 
 
@@ -145,11 +146,13 @@ def _view(context: Context, state: ForkState) -> SnapshotView:
 
 
 def merge_forks(
-    workspace: Workspace, owners: dict[tuple[bytes, Coords], str], forks: Sequence[ForkState]
+    workspace: Workspace,
+    owners: Owners,
+    forks: Sequence[ForkState],
 ) -> None:
     """Bring the forks' changes into the workspace's, all or none.
 
-    `owners` says which copy each chunk that was merged before came from; it is brought up to date.
+    `owners` says which copy what was merged before came from; it is brought up to date.
 
     Raises
     ------
@@ -178,13 +181,13 @@ def merge_forks(
         for fork in forks:
             conflicts = trial.apply(fork.before, fork.after, fork.copy_id)
             if conflicts:
-                raise ConflictError(
-                    "two writers of the same session changed the same place differently; nothing "
-                    "was merged",
-                    conflicts,
-                )
-        workspace.changes = trial.mine
-        owners.update(trial.owners)
+                raise ConflictError(_DIFFER, conflicts)
+        before, workspace.changes = workspace.changes, trial.mine
+        conflicts = workspace.adopt_merged()
+        if conflicts:
+            workspace.changes = before
+            raise ConflictError(_DIFFER, conflicts)
+        owners.take(trial.owners)
 
 
 def refuse_unmerged(workspace: Workspace) -> None:

@@ -13,7 +13,7 @@ The swap is the only linearisation point of the repository. The protocol around 
 
 from __future__ import annotations
 
-import threading
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -53,8 +53,9 @@ class RootAt:
 
 
 class _Swaps:
-    """How many swaps this process has tried, over all repositories."""
+    """A number that changes with every swap that this process tries, in any repository."""
 
+    numbers = itertools.count(1)  # an addition would not be atomic between threads
     done = 0
 
 
@@ -67,7 +68,6 @@ class Roots:
         self._archived = 0  # the newest version known to be archived
         self._latest: RootAt | None = None
         self._read_at = -1
-        self._lock = threading.Lock()
 
     @property
     def latest(self) -> RootAt:
@@ -94,9 +94,9 @@ class Roots:
         return self._seen(RootAt(Root.from_object(tagged.data), tagged.token))
 
     def _seen(self, at: RootAt) -> RootAt:
-        with self._lock:
-            if self._latest is None or self._latest.root.version <= at.root.version:
-                self._latest = at
+        # Between threads an older one may win; who relies on it finds out at the swap.
+        if self._latest is None or self._latest.root.version <= at.root.version:
+            self._latest = at
         return at
 
     def undisturbed(self, at: RootAt) -> bool:
@@ -177,7 +177,7 @@ class Roots:
             except StorageError as error:
                 failure, token = error, None
             finally:
-                _Swaps.done += 1
+                _Swaps.done = next(_Swaps.numbers)
             if token is not None:
                 return self._seen(RootAt(new, token))
             found = self._find_out(new, operation, failure)
@@ -186,9 +186,9 @@ class Roots:
             if isinstance(failure, StorageFullError):
                 break
             self.backoff(attempt)
-        if failure is not None and (
-            isinstance(failure, StorageFullError) or self._storage.capabilities.inline
-        ):
+        # Refused at the first try, nothing of ours is under way.
+        refused = isinstance(failure, StorageFullError) and attempt == 0
+        if failure is not None and (refused or self._storage.capabilities.inline):
             # The calls of a local disk have ended when they fail: nothing can still land.
             raise failure
         raise self._unknown(operation, "it was sent several times and never answered") from failure

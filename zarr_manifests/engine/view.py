@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from zarr_manifests.engine.objects import Objects
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import BlobRef
@@ -21,7 +23,7 @@ from zarr_manifests.format.nodes import Base, Node
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.ids import snapshot_id_of
-from zarr_manifests.planning.merge import Layer, Overlay, fold, merge_layers
+from zarr_manifests.planning.merge import Layer, Overlay, fold, inside, merge_layers
 from zarr_manifests.runtime import Runtime
 
 __all__ = ["SnapshotView"]
@@ -99,9 +101,8 @@ class SnapshotView:
             ref = overlay.table.get(coords)
             if ref is not None:
                 return None if isinstance(ref, Unset) else ref
-        if overlay.truncated is not None and any(
-            c >= n for c, n in zip(coords, overlay.truncated, strict=True)
-        ):
+        cut = overlay.truncated
+        if cut is not None and not inside(np.array(coords, np.int64).reshape(1, -1), cut)[0]:
             return None
         for box, manifest in self._leaves.get(node_id, ()):
             if coords in box:

@@ -17,16 +17,15 @@ Invariants:
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from zarr_manifests.engine.changes import ChangeSet
+from zarr_manifests.engine.changes import ChangeSet, same_bytes
 from zarr_manifests.engine.chunks import ChunkReader, SessionKeys
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.view import SnapshotView
-from zarr_manifests.errors import InvalidArgumentError, StorageError
+from zarr_manifests.errors import Conflict, InvalidArgumentError, StorageError
 from zarr_manifests.format.chunk_table import (
     UNSET,
     ChunkRef,
@@ -52,6 +51,7 @@ from zarr_manifests.planning.merge import (
     merge_layers,
     narrower,
 )
+from zarr_manifests.runtime import ForkSafeLock
 
 if TYPE_CHECKING:
     from zarr_manifests.engine.forks import ForkState
@@ -82,6 +82,8 @@ class Workspace:
     ----------
     pickled : bool
         Whether copies of it were made by pickling a store, and not asked for by `fork`.
+    closed : str or None
+        Why nothing can be written any more.
     """
 
     def __init__(
@@ -95,10 +97,11 @@ class Workspace:
         self.storage = context.storage
         self.runtime = context.runtime
         self.inline_chunk_bytes = context.config.inline_chunk_bytes
-        self.lock = threading.RLock()
+        self.lock = ForkSafeLock()
         self.origin = origin
         self.pid = os.getpid()
         self._noticeable = False
+        self.closed: str | None = None
         self.start_at(view, keys)
         if origin is not None:
             self.changes = origin.after.copy()
@@ -214,14 +217,18 @@ class Workspace:
     def set(self, key: str, data: bytes) -> None:
         """Write `data` at the key."""
         self._before_change(key)
-        if not self._set_document(key, data):
-            self._record(key, self.write(data))
+        if self._set_document(key, data):
+            return
+        while not self._record(key, self.write(data)):
+            pass
 
     async def set_async(self, key: str, data: bytes) -> None:
         """As `set`, for an event loop: only the chunk's upload is awaited."""
         self._before_change(key)
-        if not self._set_document(key, data):
-            self._record(key, await self.write_async(data))
+        if self._set_document(key, data):
+            return
+        while not self._record(key, await self.write_async(data)):
+            pass
 
     def _before_change(self, key: str) -> None:
         """Refuse a key that cannot be; let a copy that nobody asked for be noticed.
@@ -265,11 +272,18 @@ class Workspace:
                 "session id, which only a broken source of randomness explains"
             )
 
-    def _record(self, key: str, ref: ChunkRef) -> None:
+    def _record(self, key: str, ref: ChunkRef) -> bool:
+        """Note a chunk that was stored; False if a commit came between and it must be again.
+
+        A commit starts a new session, and what that commits must carry the new session's name.
+        """
         with self.lock:
             if isinstance(ref, NativeRef):
+                if self.keys is None or ref.source != self.keys.session_id:
+                    return False
                 self.changes.unsynced.append(ref.key)
             self._put(key, ref)
+            return True
 
     def _put(self, key: str, ref: ChunkRef) -> None:
         chunk = self._chunk(key)
@@ -427,6 +441,27 @@ class Workspace:
             above = self.node(path[:end])
             if above is not None and above.array is not None:
                 self._take_from(above, above.array, path + "/")
+
+    def adopt_merged(self) -> list[Conflict]:
+        """Opaque entries that a merge has brought beside the array they are chunks of.
+
+        A fork that began before an array was made or had grown wrote its chunks as opaque
+        entries. Returns those whose chunk the session holds with other bytes.
+        """
+        conflicts = []
+        for slot, node in list(self.changes.nodes.items()):
+            if node is None or node.kind is not NodeKind.OPAQUE:
+                continue
+            chunk, ref = self._chunk(slot[1:]), self.ref(node, ())
+            if chunk is None or ref is None:
+                continue
+            array, coords = chunk
+            if self.ref(array, coords) is not None and not same_bytes(self.ref(array, coords), ref):
+                reason = "written with different bytes by two writers of the same session"
+                conflicts.append(Conflict(f"/{array.path}", "chunks", reason, (coords,)))
+            self._drop(slot)
+            self.changes.chunks.setdefault(array.node_id, {})[coords] = ref
+        return conflicts
 
     def _take_from(self, above: Node, meta: ArrayMeta, below: str) -> None:
         """Chunks of an array further up that now belong to one nested in its key space."""

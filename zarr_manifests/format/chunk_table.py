@@ -20,7 +20,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from zarr_manifests.errors import CorruptObjectError, UnsupportedFormatError
+from zarr_manifests.errors import (
+    CorruptObjectError,
+    InvalidArgumentError,
+    UnsupportedFormatError,
+)
 from zarr_manifests.format.columns import MAX_ROWS, Column, decode_column, encode_column
 from zarr_manifests.format.envelope import Fields
 from zarr_manifests.grid import Box, Coords, IndexArray
@@ -156,8 +160,9 @@ class ChunkTable:
                 )
             )
         sound = sound and all(map(is_session_id, self.sources))
-        if sound and native.any():
-            sound = int(self.source[native].max()) < len(self.sources)
+        if sound and n:  # rows without a source say 0 as well, whether or not there is any
+            sound = int(self.source.max()) < max(len(self.sources), 1)
+            sound = sound and (bool(self.sources) or not native.any())
         if not sound or int(self.length[inline].sum()) != len(self.inline):
             raise CorruptObjectError("the columns of a chunk table contradict each other")
 
@@ -200,7 +205,18 @@ class ChunkTable:
         return None if row is None else self.ref(row)
 
     def pack(self) -> dict[str, Any]:
-        """As a map for msgpack."""
+        """As a map for msgpack.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If there are more rows than a reader takes.
+        """
+        if len(self) > MAX_ROWS:
+            raise InvalidArgumentError(
+                f"{len(self)} chunks of one array in one table are beyond {MAX_ROWS}; commit "
+                "them in several steps, or use larger chunks"
+            )
         packed: dict[str, Any] = {
             "n": len(self),
             "lo": self.box.lo,

@@ -72,7 +72,9 @@ def decode_column(column: object, rows: int, most: int = 2**63 - 1) -> Column:
             steps = _unpack(data, width, packed, rows - 1)
             # A sum that wraps around shows as a value below the one before it.
             np.add.accumulate(np.concatenate([values[:1], steps]), out=values)
-            valid = steps.size == 0 or (steps.min() >= 0 and bool((np.diff(values) >= 0).all()))
+            # Compared, not subtracted: a difference would wrap around again.
+            rising = bool((values[1:] >= values[:-1]).all())
+            valid = steps.size == 0 or (steps.min() >= 0 and rising)
         case [2, 0, int(width), int(packed), bytes(data)]:
             values = _unpack(data, width, packed, rows)
             valid = values.size == 0 or int(values.min()) >= 0
@@ -85,7 +87,7 @@ def decode_column(column: object, rows: int, most: int = 2**63 - 1) -> Column:
 
 def _unpack(data: bytes, width: int, packed: int, rows: int) -> Column:
     nbytes = rows * width
-    if width not in _WIDTHS or packed not in (0, 1) or rows > MAX_ROWS:
+    if type(width) is not int or width not in _WIDTHS or packed not in (0, 1) or rows > MAX_ROWS:
         raise CorruptObjectError("a column of a chunk table is malformed")
     if packed:
         # Blosc trusts the sizes in its header, so they are compared before it is called.

@@ -28,14 +28,33 @@ from typing import Any, Final
 import msgpack
 import zstandard
 
-from zarr_manifests.errors import CorruptObjectError, ManifestsError, UnsupportedFormatError
+from zarr_manifests.errors import (
+    CorruptObjectError,
+    InvalidArgumentError,
+    ManifestsError,
+    UnsupportedFormatError,
+)
 from zarr_manifests.ids import crc32c
 
-__all__ = ["FORMAT_VERSION", "Fields", "Kind", "crc_of", "decode", "encode", "pack", "unpack"]
+__all__ = [
+    "FORMAT_VERSION",
+    "MAX_MS",
+    "Fields",
+    "Kind",
+    "crc_of",
+    "decode",
+    "encode",
+    "pack",
+    "unpack",
+]
 
 FORMAT_VERSION: Final = 1
 MAGIC: Final = b"\x89ZMF\r\n\x1a\n"
 MAX_PAYLOAD_BYTES: Final = 1 << 30
+MAX_MS: Final = 253_402_300_799_999
+"""The last millisecond of the year 9999, beyond which no date can be told."""
+_MAX_EXPANSION: Final = 1024
+_EXPANDS_FREELY_BYTES: Final = 16 << 20
 _HEADER = struct.Struct("<8sIBBBBQ")
 _CRC_FROM: Final = 12
 _STORED, _ZSTD = 0, 1
@@ -63,15 +82,26 @@ def unpack(data: bytes) -> Any:
     """The value of untrusted msgpack bytes; `CorruptObjectError` if they are none."""
     try:
         return msgpack.unpackb(data, raw=False, strict_map_key=False, use_list=True)
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+    except (
+        ValueError,
+        TypeError,
+        MemoryError,
+        RecursionError,
+        msgpack.UnpackException,
+    ) as error:
         raise CorruptObjectError(f"the payload is not msgpack: {error}") from error
 
 
 def encode(kind: Kind, payload: Mapping[str, Any]) -> bytes:
     """The object's bytes: header and payload, compressed where that makes it smaller."""
     raw = pack(payload)
+    if len(raw) > MAX_PAYLOAD_BYTES:  # better no commit than one that nobody can open
+        raise InvalidArgumentError(
+            f"an object of {len(raw)} bytes is beyond {MAX_PAYLOAD_BYTES}; commit in several steps"
+        )
     packed = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(raw)
-    codec, body = (_ZSTD, packed) if len(packed) < len(raw) else (_STORED, raw)
+    smaller = len(packed) < len(raw) <= _expanded_at_most(packed)
+    codec, body = (_ZSTD, packed) if smaller else (_STORED, raw)
     header = _HEADER.pack(MAGIC, 0, FORMAT_VERSION, kind, codec, 0, len(raw))
     covered = header[_CRC_FROM:] + body
     return header[:8] + struct.pack("<I", crc32c(covered)) + covered
@@ -145,10 +175,17 @@ def _open(data: bytes, kind: Kind, crc: int | None, length: int | None) -> Any:
     return unpack(_payload(data[_HEADER.size :], codec, nbytes))
 
 
+def _expanded_at_most(body: bytes) -> int:
+    """Bytes that a compressed payload may become: no small object fills the memory."""
+    return max(_EXPANDS_FREELY_BYTES, _MAX_EXPANSION * len(body))
+
+
 def _payload(body: bytes, codec: int, nbytes: int) -> bytes:
     if nbytes > MAX_PAYLOAD_BYTES:
         raise CorruptObjectError(f"a payload of {nbytes} bytes is beyond {MAX_PAYLOAD_BYTES}")
     if codec == _ZSTD:
+        if nbytes > _expanded_at_most(body):
+            raise CorruptObjectError(f"{len(body)} bytes cannot hold a payload of {nbytes}")
         try:
             # The frame's own size is compared before a byte of it is decompressed.
             if zstandard.frame_content_size(body) != nbytes:

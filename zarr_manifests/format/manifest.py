@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from zarr_manifests.errors import CorruptObjectError
+from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.envelope import Fields, Kind, decode, encode, pack, unpack
@@ -99,7 +99,10 @@ class Manifest:
     @staticmethod
     def decode(part: Part, data: bytes) -> ChunkTable:
         """Decode one of the tables."""
-        table = ChunkTable.parse(Fields(unpack(data), "table"))
+        try:
+            table = ChunkTable.parse(Fields(unpack(data), "table"))
+        except InvalidArgumentError as error:  # a box that cannot be
+            raise CorruptObjectError(f"a chunk table is malformed: {error}") from error
         if (table.box, len(table)) != (part.box, part.count):
             raise CorruptObjectError("a chunk table is not the one its manifest names")
         return table

@@ -26,7 +26,7 @@ from zarr_manifests.errors import (
     UnsupportedFormatError,
 )
 from zarr_manifests.format.blobs import ROOT_COPY_BYTES, BlobRef, with_copies
-from zarr_manifests.format.envelope import Fields, Kind, decode, encode
+from zarr_manifests.format.envelope import MAX_MS, Fields, Kind, decode, encode
 from zarr_manifests.ids import is_session_id
 
 __all__ = [
@@ -158,7 +158,14 @@ class LogEntry:
     def parse(cls, value: Any) -> LogEntry:
         """From a list that `pack` made."""
         match value:
-            case [int(version), int(at), str(operation), str(ref), str(snapshot), bytes(commit)]:
+            case [
+                int(version),
+                int(at),
+                str(operation),
+                str(ref),
+                str(snapshot),
+                bytes(commit),
+            ] if 0 <= at <= MAX_MS and version >= 0:
                 return cls(version, at, operation, ref, snapshot, commit)
         raise CorruptObjectError("root.log: version, time, operation, ref, snapshot, id are due")
 
@@ -297,7 +304,7 @@ class Root:
             fields.text("repository"),
             fields.number("version"),
             fields.binary("write", WRITE_ID_BYTES),
-            fields.number("at_ms"),
+            fields.number("at_ms", MAX_MS),
             config,
             {name: Branch.parse(f) for name, f in fields.named("branches").items()},
             {name: BlobRef.parse(f) for name, f in fields.named("tags").items()},

@@ -14,7 +14,7 @@ from typing import Any
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import PARENT_COPY_BYTES, BlobRef, with_copies
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
-from zarr_manifests.format.envelope import Fields, Kind, decode, encode
+from zarr_manifests.format.envelope import MAX_MS, Fields, Kind, decode, encode
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.ids import snapshot_id_of
 
@@ -166,7 +166,7 @@ class Snapshot:
             kind,
             fields.text("message"),
             fields.table("metadata"),
-            fields.number("at_ms"),
+            fields.number("at_ms", MAX_MS),
             BlobRef.parse_optional(fields, "base"),
             tuple(DeltaEntry.parse(f) for f in fields.maps("deltas")),
             BlobRef.parse_due(fields, "log"),

@@ -14,10 +14,20 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.grid import Box, Coords, IndexArray
 
-__all__ = ["Layer", "Overlay", "fold", "inside", "merge_layers", "narrower", "select"]
+__all__ = [
+    "Layer",
+    "Overlay",
+    "fold",
+    "inside",
+    "merge_layers",
+    "narrower",
+    "select",
+    "split",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +54,52 @@ def narrower(a: Coords | None, b: Coords | None) -> Coords | None:
 
 
 def inside(coords: IndexArray, shape: Coords) -> npt.NDArray[np.bool_]:
-    """Which coordinates (int64[n, ndim]) lie below `shape` on every axis."""
+    """Which coordinates (int64[n, ndim]) lie below `shape` on every axis.
+
+    Raises
+    ------
+    CorruptObjectError
+        If they have not as many axes: a truncation and a table contradict each other.
+    """
+    if coords.shape[1] != len(shape):
+        raise CorruptObjectError(f"chunks of {coords.shape[1]} axes are cut off at {shape}")
     return np.asarray((coords < np.asarray(shape, np.int64)).all(axis=1))
 
 
 def select(table: ChunkTable, keep: npt.NDArray[np.bool_]) -> ChunkTable:
     """The table's rows where `keep` (bool[n]) holds."""
     return _gather([table], table.box, table.linear_index()[keep], np.flatnonzero(keep))
+
+
+def split(table: ChunkTable, most_rows: int) -> list[ChunkTable]:
+    """The table as tables of at most that many rows, in boxes that do not overlap.
+
+    It is cut along the first axis, and along the next where one step of it has too many rows, so
+    that what is appended along the first axis belongs to the last of them.
+    """
+    done: list[ChunkTable] = []
+    due = [table]
+    while due:
+        rest = due.pop()
+        if len(rest) <= most_rows:
+            done.append(rest)
+            continue
+        coords = rest.coords()
+        # Rows are in C order: they ascend on the first axis on which the first and last differ.
+        # (The box may be wider than they are, and cutting it there would leave them together.)
+        axis = int(np.flatnonzero(coords[0] != coords[-1])[0])
+        at = int(coords[most_rows, axis])
+        if at == int(coords[0, axis]):
+            at += 1
+        rows = int(np.searchsorted(coords[:, axis], at))
+        lo, hi = rest.box.lo, rest.box.hi
+        below = Box(lo, (*hi[:axis], at, *hi[axis + 1 :]))
+        above = Box((*lo[:axis], at, *lo[axis + 1 :]), hi)
+        due += [
+            _gather([rest], box, box.ravel(coords[which]), np.arange(len(rest))[which])
+            for box, which in ((above, slice(rows, None)), (below, slice(rows)))
+        ]
+    return done
 
 
 def merge_layers(layers: Sequence[Layer]) -> Overlay:

@@ -15,11 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["EMBED_BYTES", "EmbedPlan", "pack_leaves", "plan_embedding"]
+__all__ = ["EMBED_BYTES", "LEAF_ROWS", "EmbedPlan", "pack_leaves", "plan_embedding"]
 
 EMBED_BYTES: Final = 32 * 1024
 _EMBED_TABLE_BYTES: Final = 8 * 1024
 _SHARED_MANIFEST_BYTES: Final = 1024 * 1024
+LEAF_ROWS: Final = 1_000_000
+"""Rows of a leaf at most; an array with more is split by box."""
 _SMALL_ROWS: Final = 5_000
 _SMALL_MANIFEST_ROWS: Final = 50_000
 
@@ -51,8 +53,8 @@ def plan_embedding(encoded_bytes: Mapping[bytes, int]) -> EmbedPlan:
     return EmbedPlan(tuple(embedded), _first_fit_decreasing(rest, _SHARED_MANIFEST_BYTES))
 
 
-def pack_leaves(rows: Mapping[bytes, int]) -> tuple[tuple[bytes, ...], ...]:
-    """Group nodes into manifests at a fold, given how many rows each has.
+def pack_leaves[T: (bytes, tuple[bytes, int])](rows: Mapping[T, int]) -> tuple[tuple[T, ...], ...]:
+    """Group leaves into manifests at a fold, given how many rows each has.
 
     Examples
     --------
@@ -65,10 +67,10 @@ def pack_leaves(rows: Mapping[bytes, int]) -> tuple[tuple[bytes, ...], ...]:
     return _first_fit_decreasing(small, _SMALL_MANIFEST_ROWS) + tuple((node,) for _, node in big)
 
 
-def _first_fit_decreasing(
-    items: Sequence[tuple[int, bytes]], capacity: int
-) -> tuple[tuple[bytes, ...], ...]:
-    bins: list[list[bytes]] = []
+def _first_fit_decreasing[T: (bytes, tuple[bytes, int])](
+    items: Sequence[tuple[int, T]], capacity: int
+) -> tuple[tuple[T, ...], ...]:
+    bins: list[list[T]] = []
     room: list[int] = []
     for size, item in sorted(items, reverse=True):
         for i, left in enumerate(room):

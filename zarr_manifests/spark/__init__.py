@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-for _package in ("pyspark", "pandas", "pyarrow"):
+for _package in ("pyspark", "pandas", "pyarrow", "xarray"):
     if find_spec(_package) is None:
         raise ImportError(
             f"zarr_manifests.spark needs {_package}, which is not installed here; "
@@ -12,6 +12,7 @@ for _package in ("pyspark", "pandas", "pyarrow"):
             name=_package,
         )
 
-from zarr_manifests.spark.session import session  # noqa: E402 - after the check above
+from zarr_manifests.spark.read import read  # noqa: E402 - after the check above
+from zarr_manifests.spark.session import session  # noqa: E402
 
-__all__ = ["session"]
+__all__ = ["read", "session"]

@@ -1,0 +1,138 @@
+"""The envelope and the reader of fields, apart from what lies in them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zarr_manifests.errors import (
+    CorruptObjectError,
+    InvalidArgumentError,
+    UnsupportedFormatError,
+)
+from zarr_manifests.format import envelope
+from zarr_manifests.format.blobs import BlobRef, with_copies
+from zarr_manifests.format.envelope import Fields, Kind, crc_of, decode, encode, unpack
+
+KEY = f"deltas/{1:012d}-{'ab' * 12}/0"
+
+
+def read(data: bytes, **pointer: Any) -> Any:
+    return decode(data, Kind.DELTA, lambda fields: fields.value, "where", **pointer)
+
+
+def test_layout() -> None:
+    data = encode(Kind.DELTA, {"a": 1})
+    assert data[:8] == b"\x89ZMF\r\n\x1a\n"
+    assert data[12:16] == bytes([1, Kind.DELTA, 0, 0])
+    assert data[16:24] == (4).to_bytes(8, "little")
+    assert data[24:] == b"\x81\xa1a\x01"
+    assert crc_of(data) == int.from_bytes(data[8:12], "little")
+    assert read(data) == {"a": 1}
+
+
+def test_compressed_where_that_makes_it_smaller() -> None:
+    data = encode(Kind.DELTA, {"a": bytes(10_000)})
+    assert data[14] == 1
+    assert len(data) < 200
+    assert read(data) == {"a": bytes(10_000)}
+
+
+def test_pointers_tell_length_and_checksum() -> None:
+    data = encode(Kind.DELTA, {"a": 1})
+    assert read(data, crc=crc_of(data), length=len(data)) == {"a": 1}
+    with pytest.raises(CorruptObjectError, match=r"where: 28 bytes where its pointer says 29"):
+        read(data, length=len(data) + 1)
+    with pytest.raises(CorruptObjectError, match="not the object its pointer names"):
+        read(data, crc=crc_of(data) ^ 1)
+
+
+def test_checksums_differ_from_message_to_message() -> None:
+    """A checksum at the end of what it covers would make them all equal."""
+    assert len({crc_of(encode(Kind.DELTA, {"a": i})) for i in range(100)}) == 100
+
+
+def test_newer_version_is_told_before_the_checksum_is_looked_at() -> None:
+    data = bytearray(encode(Kind.DELTA, {"a": 1}))
+    data[12] = 7
+    with pytest.raises(
+        UnsupportedFormatError, match=r"where: written in format 7.*up to 1; upgrade the package"
+    ):
+        read(bytes(data))
+
+
+def test_values_that_refuse_to_be_built_mean_a_corrupt_object() -> None:
+    def parse(fields: Fields) -> None:
+        raise InvalidArgumentError("no")
+
+    with pytest.raises(CorruptObjectError, match="where: no"):
+        decode(encode(Kind.DELTA, {}), Kind.DELTA, parse, "where")
+
+
+def test_an_object_beyond_what_is_read_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Better no commit than one that nobody can open."""
+    monkeypatch.setattr(envelope, "MAX_PAYLOAD_BYTES", 100)
+    read(encode(Kind.DELTA, {"a": bytes(90)}))
+    with pytest.raises(InvalidArgumentError, match="several steps"):
+        encode(Kind.DELTA, {"a": bytes(100)})
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x81", b"\xc1", b"\x00\x00", b"\x81\x90\x00", b"\xa1\xff", b"\x81\x80\x00"]
+)
+def test_what_is_not_msgpack(data: bytes) -> None:
+    with pytest.raises(CorruptObjectError, match="not msgpack"):
+        unpack(data)
+
+
+def test_fields_name_what_is_wrong_and_where() -> None:
+    fields = Fields({"n": -1, "t": b"x", "b": "x", "l": {}, "m": [], "x": [3]}, "root")
+    calls = {
+        r"root\.n: a number from 0 to 9 is due, int was found": lambda: fields.number("n", 9),
+        r"root\.gone: a number .* nothing was found": lambda: fields.number("gone"),
+        r"root\.t: a string is due, bytes": lambda: fields.text("t"),
+        r"root\.b: bytes is due, str": lambda: fields.binary("b"),
+        r"root\.t: 2 bytes is due": lambda: fields.binary("t", 2),
+        r"root\.l: a list is due, dict": lambda: fields.items("l"),
+        r"root\.m: a map from strings is due, list": lambda: fields.table("m"),
+        r"root\.x\[0\]: a int, not a map": lambda: fields.maps("x"),
+    }
+    for message, call in calls.items():
+        with pytest.raises(CorruptObjectError, match=message):
+            call()
+    assert (fields.items("gone"), fields.table("gone"), fields.numbers("gone")) == ([], {}, ())
+
+
+# --- pointers --------------------------------------------------------------------------------
+
+
+def test_a_pointer_cannot_leave_the_repository() -> None:
+    for key in ("../../etc/passwd", "/etc/passwd", f"deltas/{'..'}/0", "current"):
+        with pytest.raises(InvalidArgumentError):
+            BlobRef(key, 1, 2)
+        with pytest.raises(InvalidArgumentError):
+            BlobRef.parse(Fields({"k": key, "n": 1, "c": 2}, "x"))
+
+
+def test_copies_are_spent_in_order_while_they_fit() -> None:
+    refs = [BlobRef(f"{KEY}{i}", n, 0) for i, n in enumerate((40, 50, 30, 20))]
+    known = {ref.key: bytes(ref.length) for ref in refs}
+    found = with_copies(refs, known, 100)
+    assert [ref.copy is not None for ref in found] == [True, True, False, False]
+    assert [ref.bare() for ref in found] == refs
+    assert with_copies(found, {}, 100) == found
+    assert [ref.copy for ref in with_copies(found, {}, 0)] == [None] * 4
+    assert [ref.copy is not None for ref in with_copies(refs, known, 95)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_a_copy_of_another_length_is_refused() -> None:
+    packed = BlobRef(KEY, 3, 4, b"abc").pack()
+    assert BlobRef.parse(Fields(packed, "x")) == BlobRef(KEY, 3, 4, b"abc")
+    with pytest.raises(CorruptObjectError, match="4 bytes is due"):
+        BlobRef.parse(Fields(packed | {"n": 4}, "x"))

@@ -1,0 +1,541 @@
+"""Every kind of object: written and read back, damaged, and forged.
+
+A forged object has a right checksum and a wrong payload: nothing but the project's own errors may
+come out of reading it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import google_crc32c
+import msgpack
+import pytest
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.errors import (
+    CorruptObjectError,
+    ManifestsError,
+    UnsupportedFormatError,
+)
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.chunk_table import (
+    UNSET,
+    ChunkTable,
+    InlineRef,
+    NativeRef,
+    StoredRef,
+)
+from zarr_manifests.format.delta import CommitKind, Delta
+from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
+from zarr_manifests.format.nodes import Base, Node, NodeKind
+from zarr_manifests.format.root import Branch, Lease, LogEntry, Root
+from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
+from zarr_manifests.grid import Box
+from zarr_manifests.planning.merge import Layer, fold, merge_layers
+
+_FUZZ = settings(
+    max_examples=300,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+GROUP = b'{"zarr_format": 3, "node_type": "group"}'
+ARRAY = (
+    b'{"zarr_format": 3, "node_type": "array", "shape": [7, 9], "chunk_grid": {"name": "regular",'
+    b' "configuration": {"chunk_shape": [2, 3]}}, "chunk_key_encoding": {"name": "default"}}'
+)
+
+# --- valid values ----------------------------------------------------------------------------
+
+node_ids = st.binary(min_size=12, max_size=12)
+ids16 = st.binary(min_size=16, max_size=16)
+sessions = st.builds(
+    lambda start, tail: f"{start:012d}-{tail.hex()}", st.integers(0, 10**12 - 1), node_ids
+)
+texts = st.text(max_size=12)
+numbers = st.integers(0, 2**63 - 1)
+times = st.integers(0, 253_402_300_799_999)  # to the end of the year 9999
+
+
+@st.composite
+def blob_refs(draw: st.DrawFn, kind: str = "deltas") -> BlobRef:
+    key = f"{kind}/{draw(sessions)}/{draw(st.integers(0, 10**6))}"
+    copy = draw(st.none() | st.binary(max_size=20))
+    length = len(copy) if copy is not None else draw(st.integers(0, 2**40))
+    return BlobRef(key, length, draw(st.integers(0, 2**32 - 1)), copy)
+
+
+@st.composite
+def boxes(draw: st.DrawFn) -> Box:
+    lo = draw(st.lists(st.integers(0, 1000), max_size=4))
+    return Box(tuple(lo), tuple(x + draw(st.integers(0, 50)) for x in lo))
+
+
+parts = st.builds(Part, node_ids, boxes(), st.integers(0, 10**7))
+manifest_refs = st.builds(
+    ManifestRef, blob_refs("manifests"), st.lists(parts, max_size=3).map(tuple)
+)
+stored_refs: st.SearchStrategy[StoredRef] = st.one_of(
+    st.just(UNSET),
+    st.builds(InlineRef, st.binary(max_size=20)),
+    st.builds(
+        NativeRef,
+        sessions,
+        st.integers(0, 10**9 - 1),
+        st.integers(0, 2**45),
+        st.integers(0, 2**45),
+        st.integers(0, 2**32 - 1),
+    ),
+)
+
+
+@st.composite
+def chunk_refs(draw: st.DrawFn, most: int = 12) -> dict[tuple[int, ...], StoredRef]:
+    ndim = draw(st.integers(0, 4))
+    axis = st.integers(0, 3) | st.integers(0, 2**14)
+    coords = st.lists(axis, min_size=ndim, max_size=ndim).map(tuple)
+    return draw(st.dictionaries(coords, stored_refs, min_size=1, max_size=most))
+
+
+tables = st.builds(ChunkTable.of, chunk_refs())
+manifests = st.builds(Manifest.of, st.lists(st.tuples(node_ids, tables), max_size=3))
+nodes = st.one_of(
+    st.builds(Node, texts, node_ids, st.just(NodeKind.GROUP), st.just({"zarr.json": GROUP})),
+    st.builds(Node, texts, node_ids, st.just(NodeKind.ARRAY), st.just({"zarr.json": ARRAY})),
+    st.builds(Node, texts, node_ids, st.just(NodeKind.OPAQUE), st.just({})),
+)
+node_tuples = st.lists(nodes, max_size=4, unique_by=lambda node: node.path).map(tuple)
+bases = st.builds(Base, node_tuples, st.lists(manifest_refs, max_size=3).map(tuple))
+deltas = st.builds(
+    Delta,
+    ids16,
+    node_tuples,
+    st.dictionaries(texts, node_ids, max_size=3),
+    st.dictionaries(node_ids, st.lists(numbers, max_size=3).map(tuple), max_size=3),
+    manifests,
+    st.lists(manifest_refs, max_size=2).map(tuple),
+)
+delta_entries = st.builds(
+    DeltaEntry,
+    blob_refs(),
+    st.booleans(),
+    st.lists(parts, max_size=2).map(tuple),
+    st.lists(manifest_refs, max_size=2).map(tuple),
+)
+plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=6,
+)
+snapshots = st.builds(
+    Snapshot,
+    st.none() | blob_refs("snapshots").map(BlobRef.bare),
+    ids16,
+    st.sampled_from(CommitKind),
+    texts,
+    st.dictionaries(texts, plain, max_size=3),
+    times,
+    st.none() | blob_refs("nodes").map(BlobRef.bare),
+    st.lists(delta_entries, max_size=3).map(tuple),
+    blob_refs().map(BlobRef.bare),
+    st.dictionaries(texts, numbers, max_size=2),
+    st.dictionaries(texts, numbers, max_size=2),
+)
+configs = st.builds(
+    RepositoryConfig, st.integers(0, 65_536), st.integers(1, 1_000), st.integers(1, 10_000)
+)
+roots = st.builds(
+    Root,
+    texts,
+    st.integers(1, 2**63 - 1),
+    ids16,
+    times,
+    configs,
+    st.dictionaries(
+        texts,
+        st.builds(Branch, blob_refs("snapshots"), st.none() | blob_refs("nodes"), numbers),
+        max_size=3,
+    ),
+    st.dictionaries(texts, blob_refs("snapshots").map(BlobRef.bare), max_size=3),
+    st.lists(texts, max_size=3).map(tuple),
+    st.lists(st.builds(LogEntry, numbers, times, texts, texts, texts, ids16), max_size=3).map(
+        tuple
+    ),
+    st.lists(st.builds(Lease, ids16, sessions, texts, numbers, texts), max_size=2).map(tuple),
+    numbers,
+    numbers,
+    st.dictionaries(texts, numbers, max_size=2),
+    st.fixed_dictionaries(
+        dict.fromkeys(("pending", "pages", "indexes", "streams", "counters"), plain)
+    ),
+)
+
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "root": roots,
+    "snapshot": snapshots,
+    "base": bases,
+    "delta": deltas,
+    "manifest": manifests,
+}
+KINDS = {"root": 1, "snapshot": 2, "base": 3, "delta": 4, "manifest": 5}
+TYPES: dict[str, Any] = {
+    "root": Root,
+    "snapshot": Snapshot,
+    "base": Base,
+    "delta": Delta,
+    "manifest": Manifest,
+}
+WHERE = "deltas/000000000001-000000000000000000000000/0"
+
+each_kind = pytest.mark.parametrize("kind", VALUES)
+
+
+def read(kind: str, data: bytes, ref: BlobRef | None = None) -> Any:
+    """Decode, and look at everything that is decoded later."""
+    if kind == "root":
+        return Root.from_object(data)
+    value = TYPES[kind].from_object(data, ref or BlobRef.to(WHERE, data))
+    manifest = {"delta": lambda: value.embedded, "manifest": lambda: value}.get(kind)
+    for part, table in manifest().parts if manifest else ():
+        decoded = Manifest.decode(part, table)
+        dict(decoded.refs())
+        decoded.row_of(part.box.lo)
+        fold([decoded], merge_layers([Layer(None, (decoded, decoded))]))
+    return value
+
+
+# --- there and back --------------------------------------------------------------------------
+
+
+@each_kind
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_round_trip(kind: str, data: st.DataObject) -> None:
+    value = data.draw(VALUES[kind])
+    encoded = value.encode()
+    assert read(kind, encoded) == value
+    assert read(kind, encoded).encode() == encoded
+
+
+def test_the_same_root_is_the_same_bytes_whatever_the_order() -> None:
+    """Two writers that archive the same version write the same bytes."""
+    tags = {name: BlobRef(WHERE.replace("deltas", "snapshots"), 3, 4) for name in "cab"}
+    branches = {name: Branch(ref, None) for name, ref in tags.items()}
+    root = Root("r", 1, b"w" * 16, 5, RepositoryConfig(), branches, tags)
+    again = replace(
+        root,
+        branches={name: branches[name] for name in sorted(branches)},
+        tags={name: tags[name] for name in sorted(tags)},
+    )
+    assert root.encode() == again.encode()
+
+
+# --- damaged ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def samples() -> dict[str, bytes]:
+    """One object of each kind, with something in every field."""
+    ref = BlobRef(WHERE, 30, 4, b"c" * 30)
+    snapshot, nodes = (replace(ref, key=WHERE.replace("deltas", k)) for k in ("snapshots", "nodes"))
+    node = Node("a", b"n" * 12, NodeKind.ARRAY, {"zarr.json": ARRAY})
+    refs: dict[tuple[int, ...], StoredRef] = {
+        (0, 1): InlineRef(b"inline"),
+        (2, 2): NativeRef("000000000001-" + "ab" * 12, 7, 100, 50, 12345),
+        (3, 0): UNSET,
+        (3, 1): NativeRef("000000000002-" + "cd" * 12, 8, 90, 10, 12),
+    }
+    manifest = Manifest.of([(node.node_id, ChunkTable.of(refs))])
+    manifest_ref = ManifestRef(ref, manifest.directory())
+    delta = Delta(
+        b"c" * 16, (node,), {"gone": b"g" * 12}, {b"t" * 12: (3,)}, manifest, (manifest_ref,)
+    )
+    entry = LogEntry(2, 3, "commit append", "main", "snapshot", b"c" * 16)
+    lease = Lease(b"l" * 16, "000000000001-" + "ab" * 12, "snapshot", 99, "owner")
+    values: dict[str, Any] = {
+        "root": Root(
+            "r" * 32,
+            9,
+            b"w" * 16,
+            5,
+            RepositoryConfig(),
+            {"main": Branch(snapshot, nodes)},
+            {"tag": snapshot.bare()},
+            ("gone",),
+            (entry,),
+            (lease,),
+            4,
+            2,
+            {"collector": 3},
+        ),
+        "snapshot": Snapshot(
+            snapshot,
+            b"c" * 16,
+            CommitKind.APPEND,
+            "why it is",
+            {"by": ["me", 1.5]},
+            6,
+            nodes,
+            (DeltaEntry.of(ref, delta),),
+            ref,
+            {"refs-set": 4},
+            {"query": 7},
+        ),
+        "base": Base((node,), (manifest_ref,)),
+        "delta": delta,
+        "manifest": manifest,
+    }
+    return {kind: value.encode() for kind, value in values.items()}
+
+
+@each_kind
+def test_every_flipped_byte_is_found(kind: str, samples: dict[str, bytes]) -> None:
+    data = samples[kind]
+    ref = BlobRef.to(WHERE, data)
+    for at in range(len(data)):
+        for flip in (0x01, 0x80, 0xFF):
+            damaged = data[:at] + bytes([data[at] ^ flip]) + data[at + 1 :]
+            with pytest.raises((CorruptObjectError, UnsupportedFormatError)) as caught:
+                read(kind, damaged, ref)
+            assert str(caught.value).startswith("current: " if kind == "root" else f"{WHERE}: ")
+
+
+@each_kind
+def test_every_truncation_is_found(kind: str, samples: dict[str, bytes]) -> None:
+    data = samples[kind]
+    ref = BlobRef.to(WHERE, data)
+    for length in range(len(data)):
+        with pytest.raises(CorruptObjectError):
+            read(kind, data[:length], ref)
+    for longer in (data + b"\0", data + data):
+        with pytest.raises(CorruptObjectError):
+            read(kind, longer, ref)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in VALUES if kind != "root"])
+def test_the_pointer_tells_objects_of_one_kind_apart(kind: str, samples: dict[str, bytes]) -> None:
+    """Even if they are of the same length."""
+    payload = _payload_of(samples[kind])
+    other = envelope(KINDS[kind], _same_length(payload))
+    mine = envelope(KINDS[kind], payload)
+    assert len(mine) == len(other)
+    read(kind, other)
+    with pytest.raises(CorruptObjectError, match="not the object its pointer names"):
+        read(kind, other, BlobRef.to(WHERE, mine))
+
+
+@each_kind
+def test_an_object_of_another_kind_is_refused(kind: str, samples: dict[str, bytes]) -> None:
+    for other in KINDS:
+        if other != kind:
+            with pytest.raises(CorruptObjectError, match=r"of kind \d where \w+ is due"):
+                read(kind, samples[other])
+
+
+# --- forged ----------------------------------------------------------------------------------
+
+
+def envelope(
+    kind: int,
+    payload: bytes,
+    *,
+    version: int = 1,
+    codec: int = 0,
+    flags: int = 0,
+    nbytes: int | None = None,
+) -> bytes:
+    """An object with a right checksum, as the format is written down."""
+    covered = struct.pack(
+        "<BBBBQ", version, kind, codec, flags, len(payload) if nbytes is None else nbytes
+    )
+    covered += payload
+    return b"\x89ZMF\r\n\x1a\n" + struct.pack("<I", google_crc32c.value(covered)) + covered
+
+
+def _stored(data: bytes) -> bool:
+    return data[14] == 0
+
+
+def _payload_of(data: bytes) -> bytes:
+    return data[24:] if _stored(data) else zstandard.ZstdDecompressor().decompress(data[24:])
+
+
+def _same_length(payload: bytes) -> bytes:
+    """Another valid payload of the same length."""
+    for old, new in ((b"why it is", b"why it be"), (b"n" * 12, b"m" * 12)):
+        if old in payload:
+            return payload.replace(old, new)
+    raise AssertionError("nothing to change")
+
+
+@each_kind
+def test_envelopes_that_are_refused(kind: str, samples: dict[str, bytes]) -> None:
+    number, payload = KINDS[kind], _payload_of(samples[kind])
+    assert read(kind, envelope(number, payload)) == read(kind, samples[kind])
+    packed = zstandard.ZstdCompressor().compress(payload)
+    assert read(kind, envelope(number, packed, codec=1, nbytes=len(payload)))
+    bomb = zstandard.ZstdCompressor().compress(bytes(1 << 26))
+    unsized = zstandard.ZstdCompressor(write_content_size=False).compress(payload)
+    for newer in (
+        envelope(number, payload, version=2),
+        envelope(number, b"anything", version=255, flags=3),
+        envelope(number, payload, version=0),
+        envelope(number, payload, flags=1),
+        envelope(number, payload, flags=0x80),
+        envelope(number, payload, codec=2),
+    ):
+        with pytest.raises(UnsupportedFormatError, match="upgrade the package"):
+            read(kind, newer)
+    for wrong in (
+        envelope(number, payload, nbytes=len(payload) - 1),
+        envelope(number, payload, nbytes=len(payload) + 1),
+        envelope(number, payload, nbytes=2**63),
+        envelope(number, payload[:-1]),
+        envelope(number, payload + b"\0"),
+        envelope(number, b""),
+        envelope(number, packed, codec=1, nbytes=len(payload) + 1),
+        envelope(number, packed, codec=1, nbytes=2**40),
+        envelope(number, packed[:-3], codec=1, nbytes=len(payload)),
+        envelope(number, payload, codec=1),
+        envelope(number, unsized, codec=1, nbytes=len(payload)),
+        envelope(number, bomb, codec=1, nbytes=len(payload)),
+        envelope(number, b"\xdd\xff\xff\xff\xff"),  # a list of four billion
+        envelope(number, b"\xc6\xff\xff\xff\xff"),
+        envelope(number, b"\x91" * 100_000),
+    ):
+        with pytest.raises(CorruptObjectError):
+            read(kind, wrong)
+
+
+def test_what_only_a_newer_version_knows_is_refused(samples: dict[str, bytes]) -> None:
+    fields = msgpack.unpackb(_payload_of(samples["root"]))
+    with pytest.raises(UnsupportedFormatError, match=r"needs \['time-travel'\].*upgrade"):
+        read("root", envelope(1, msgpack.packb(fields | {"features": ["time-travel"]})))
+    for config in (
+        fields["config"] | {"compression": 3},
+        fields["config"] | {"max-delta-count": 0},
+    ):
+        with pytest.raises(UnsupportedFormatError, match="configuration is not understood"):
+            read("root", envelope(1, msgpack.packb(fields | {"config": config})))
+
+
+def test_virtual_refs_are_refused_and_not_read_as_absent(samples: dict[str, bytes]) -> None:
+    fields = msgpack.unpackb(_payload_of(samples["manifest"]))
+    ((part, table),) = fields["tables"]
+    rows = msgpack.unpackb(table)
+    rows["col"]["kind"] = [0, 3]
+    fields["tables"] = [[part, msgpack.packb(rows)]]
+    with pytest.raises(UnsupportedFormatError, match="virtual"):
+        read("manifest", envelope(5, msgpack.packb(fields)))
+
+
+wild = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.sampled_from([0, 1, 2, 3, 255, 2**31, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 1, -1])
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=16)
+    | st.binary(min_size=12, max_size=12)
+    | st.builds(msgpack.ExtType, st.integers(0, 127), st.binary(max_size=4)),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@each_kind
+@_FUZZ
+@given(payload=st.binary(max_size=60) | wild.map(msgpack.packb))
+def test_any_payload(kind: str, payload: bytes) -> None:
+    with contextlib.suppress(ManifestsError):
+        read(kind, envelope(KINDS[kind], payload))
+
+
+def _places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Paths to everything inside; packed tables are gone into as well."""
+    found = [at]
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            found += _places(inner, (*at, key))
+    elif isinstance(value, list):
+        for i, inner in enumerate(value):
+            found += _places(inner, (*at, i))
+    return found
+
+
+def _changed(value: Any, at: tuple[Any, ...], change: Callable[[Any], Any]) -> Any:
+    if not at:
+        return change(value)
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[at[0]] = _changed(copy[at[0]], at[1:], change)
+    return copy
+
+
+class _Tables:
+    """Payloads with their packed tables unpacked, and back."""
+
+    @staticmethod
+    def open(fields: Any) -> Any:
+        if isinstance(fields.get("tables"), list):
+            tables = [[part, msgpack.unpackb(data)] for part, data in fields["tables"]]
+            return fields | {"tables": tables}
+        return fields
+
+    @staticmethod
+    def close(fields: Any) -> Any:
+        if isinstance(fields, dict) and isinstance(fields.get("tables"), list):
+            tables = [
+                [entry[0], msgpack.packb(entry[1])]
+                if isinstance(entry, list) and len(entry) == 2
+                else entry
+                for entry in fields["tables"]
+            ]
+            return fields | {"tables": tables}
+        return fields
+
+
+@each_kind
+@_FUZZ
+@given(data=st.data())
+def test_one_or_two_things_replaced(
+    kind: str, data: st.DataObject, samples: dict[str, bytes]
+) -> None:
+    fields = _Tables.open(msgpack.unpackb(_payload_of(samples[kind])))
+    for _ in range(data.draw(st.integers(1, 2))):
+        at = data.draw(st.sampled_from(_places(fields)))
+        new = data.draw(wild)
+        fields = _changed(fields, at, lambda _, new=new: new)
+        if not isinstance(fields, dict):
+            break
+    with contextlib.suppress(ManifestsError):
+        read(kind, envelope(KINDS[kind], msgpack.packb(_Tables.close(fields))))
+
+
+@each_kind
+def test_each_field_left_out_or_of_another_type(kind: str, samples: dict[str, bytes]) -> None:
+    """Systematically, where the other test draws at random."""
+    fields = _Tables.open(msgpack.unpackb(_payload_of(samples[kind])))
+    found: list[tuple[Any, ManifestsError]] = []
+    for at in _places(fields)[1:]:
+        for new in (None, True, -1, 2**64 - 1, 1.5, "x", b"x", [], {}, [None], {"x": None}):
+            changed = _Tables.close(_changed(fields, at, lambda _, new=new: new))
+            try:
+                read(kind, envelope(KINDS[kind], msgpack.packb(changed)))
+            except ManifestsError as error:
+                found.append(((at, new), error))
+    assert len(found) > 50
+    for what, error in found:
+        assert isinstance(error, CorruptObjectError | UnsupportedFormatError), what

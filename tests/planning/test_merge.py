@@ -1,0 +1,241 @@
+"""Merging chunk tables against a dict."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zarr_manifests.errors import ManifestsError
+from zarr_manifests.format.chunk_table import (
+    UNSET,
+    ChunkTable,
+    InlineRef,
+    NativeRef,
+    StoredRef,
+    Unset,
+)
+from zarr_manifests.grid import Box, Coords
+from zarr_manifests.planning.merge import (
+    Layer,
+    Overlay,
+    fold,
+    inside,
+    merge_layers,
+    narrower,
+    select,
+    split,
+)
+
+SESSIONS = [f"{i:012d}-" + "ab" * 12 for i in range(3)]
+
+refs: st.SearchStrategy[StoredRef] = st.one_of(
+    st.just(UNSET),
+    st.builds(InlineRef, st.binary(max_size=6)),
+    st.builds(
+        NativeRef,
+        st.sampled_from(SESSIONS),
+        st.integers(0, 99),
+        st.integers(0, 10**6),
+        st.integers(0, 10**6),
+        st.integers(0, 2**32 - 1),
+    ),
+)
+type Model = dict[Coords, StoredRef]
+
+
+@st.composite
+def tables_of(draw: st.DrawFn, ndim: int, *, unset: bool = True) -> list[Model]:
+    """Tables of one layer: no coordinate twice."""
+    coords = st.lists(st.integers(0, 4), min_size=ndim, max_size=ndim).map(tuple)
+    kinds = refs if unset else refs.filter(lambda ref: ref is not UNSET)
+    model = draw(st.dictionaries(coords, kinds, max_size=12))
+    cut = draw(st.integers(0, len(model)))
+    items = list(model.items())
+    return [dict(part) for part in (items[:cut], items[cut:]) if part]
+
+
+@st.composite
+def stacks(draw: st.DrawFn) -> tuple[list[Model], list[tuple[Coords | None, list[Model]]]]:
+    """Leaves, and layers of truncation and tables on top of them."""
+    ndim = draw(st.integers(0, 4))
+    shape = st.lists(st.integers(0, 5), min_size=ndim, max_size=ndim).map(tuple)
+    layers = draw(st.lists(st.tuples(st.none() | shape, tables_of(ndim)), max_size=4))
+    return draw(tables_of(ndim, unset=False)), layers
+
+
+def model_of(leaves: list[Model], layers: list[tuple[Coords | None, list[Model]]]) -> Model:
+    found: Model = {}
+    for leaf in leaves:
+        found.update(leaf)
+    for cut, tables in layers:
+        if cut is not None:
+            found = {
+                c: r for c, r in found.items() if all(x < n for x, n in zip(c, cut, strict=True))
+            }
+        for table in tables:
+            found.update(table)
+    return {coords: ref for coords, ref in found.items() if not isinstance(ref, Unset)}
+
+
+def built(tables: list[Model]) -> tuple[ChunkTable, ...]:
+    return tuple(ChunkTable.of(table) for table in tables)
+
+
+def lookup(leaves: tuple[ChunkTable, ...], overlay: Overlay, coords: Coords) -> StoredRef | None:
+    """As a reader looks it up, without a fold."""
+    found = overlay.table.get(coords) if overlay.table is not None else None
+    if found is None and (
+        overlay.truncated is None or inside(np.array([coords]), overlay.truncated)
+    ):
+        found = next((ref for leaf in leaves if (ref := leaf.get(coords)) is not None), None)
+    return None if isinstance(found, Unset) else found
+
+
+@settings(max_examples=200, deadline=None)
+@given(stacks())
+def test_fold_against_a_dict(
+    stack: tuple[list[Model], list[tuple[Coords | None, list[Model]]]],
+) -> None:
+    leaves, layers = stack
+    expected = model_of(leaves, layers)
+    overlay = merge_layers([Layer(cut, built(tables)) for cut, tables in layers])
+    folded = fold(built(leaves), overlay)
+    assert (dict(folded.refs()) if folded is not None else {}) == expected
+    if folded is not None:
+        assert not any(isinstance(ref, Unset) for _, ref in folded.refs())
+        assert sum(r.length for r in expected.values() if isinstance(r, InlineRef)) == len(
+            folded.inline
+        )
+        for coords in expected:
+            assert folded.get(coords) == expected[coords]
+
+
+@settings(max_examples=150, deadline=None)
+@given(stacks())
+def test_lookup_through_overlay_and_leaves_against_a_dict(
+    stack: tuple[list[Model], list[tuple[Coords | None, list[Model]]]],
+) -> None:
+    leaves, layers = stack
+    expected = model_of(leaves, layers)
+    overlay = merge_layers([Layer(cut, built(tables)) for cut, tables in layers])
+    everywhere = {c for m in leaves for c in m} | {c for _, ts in layers for m in ts for c in m}
+    for coords in everywhere:
+        assert lookup(built(leaves), overlay, coords) == expected.get(coords)
+
+
+@settings(max_examples=200, deadline=None)
+@given(stacks(), st.integers(0, 4))
+def test_layers_can_be_brought_together_in_steps(
+    stack: tuple[list[Model], list[tuple[Coords | None, list[Model]]]], at: int
+) -> None:
+    """An overlay is a layer: merging some first changes nothing."""
+    leaves, layers = stack
+    built_layers = [Layer(cut, built(tables)) for cut, tables in layers]
+    first = merge_layers(built_layers[:at])
+    as_layer = Layer(first.truncated, (first.table,) if first.table is not None else ())
+    whole = fold(built(leaves), merge_layers(built_layers))
+    stepwise = fold(built(leaves), merge_layers([as_layer, *built_layers[at:]]))
+    assert (whole is None) == (stepwise is None)
+    if whole is not None and stepwise is not None:
+        assert dict(whole.refs()) == dict(stepwise.refs())
+
+
+def test_unset_rows_are_kept_until_the_base_is_reached() -> None:
+    layers = [Layer(None, built([{(1,): UNSET}]))]
+    overlay = merge_layers(layers)
+    assert overlay.table is not None
+    assert overlay.table.get((1,)) is UNSET
+    assert fold((), overlay) is None
+
+
+def test_nothing_on_nothing() -> None:
+    assert merge_layers([]) == Overlay(None, None)
+    assert fold((), Overlay(None, None)) is None
+    assert fold((), Overlay((3,), None)) is None
+
+
+def test_a_later_growth_does_not_bring_back_what_a_truncation_cut() -> None:
+    leaf = ChunkTable.of({(i,): InlineRef(bytes([i])) for i in range(6)})
+    overlay = merge_layers([Layer((2,), ()), Layer((9,), built([{(4,): InlineRef(b"new")}]))])
+    assert overlay.truncated == (2,)
+    folded = fold([leaf], overlay)
+    assert folded is not None
+    assert dict(folded.refs()) == {
+        (0,): InlineRef(b"\0"),
+        (1,): InlineRef(b"\1"),
+        (4,): InlineRef(b"new"),
+    }
+
+
+def test_narrower() -> None:
+    assert narrower(None, None) is None
+    assert narrower((3, 4), None) == (3, 4)
+    assert narrower(None, (3, 4)) == (3, 4)
+    assert narrower((3, 9), (5, 4)) == (3, 4)
+
+
+def test_select_keeps_inline_bytes_with_their_rows() -> None:
+    table = ChunkTable.of({(i,): InlineRef(bytes([i]) * i) for i in range(6)})
+    kept = select(table, np.array([False, True, False, True, False, True]))
+    assert dict(kept.refs()) == {(i,): InlineRef(bytes([i]) * i) for i in (1, 3, 5)}
+    assert kept.box == table.box
+
+
+@pytest.mark.parametrize("cut", [(1,), (1, 1, 1), ()])
+def test_tables_and_truncations_of_different_ndim_are_refused(cut: Coords) -> None:
+    """They come from objects that contradict each other."""
+    flat, deep = ChunkTable.of({(1, 2): UNSET}), ChunkTable.of({(1, 2, 3): UNSET})
+    with pytest.raises(ManifestsError):
+        merge_layers([Layer(None, (flat,)), Layer(None, (deep,))])
+    with pytest.raises(ManifestsError):
+        merge_layers([Layer(None, (flat,)), Layer(cut, ())])
+    with pytest.raises(ManifestsError):
+        fold([flat], Overlay(cut, None))
+    with pytest.raises(ManifestsError):
+        fold([flat], Overlay(None, deep))
+
+
+# --- splitting -------------------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(stacks(), st.integers(1, 5))
+def test_split_tables_hold_the_same_in_boxes_that_do_not_overlap(
+    stack: tuple[list[Model], list[tuple[Coords | None, list[Model]]]], most_rows: int
+) -> None:
+    leaves, layers = stack
+    overlay = merge_layers([Layer(cut, built(tables)) for cut, tables in layers])
+    table = fold(built(leaves), overlay)  # its box may be wider than its rows are
+    if table is None:
+        return
+    parts = split(table, most_rows)
+    assert [len(part) for part in parts if not 0 < len(part) <= most_rows] == []
+    found: Model = {}
+    for part in parts:
+        assert all(coords in part.box for coords, _ in part.refs())
+        found |= dict(part.refs())
+    assert found == dict(table.refs())
+    assert sum(map(len, parts)) == len(table)
+    for i, part in enumerate(parts):
+        assert not any(part.box.overlaps(other.box) for other in parts[:i])
+        assert table.box == Box.around([table.box, part.box])
+
+
+def test_a_table_that_fits_is_left_alone() -> None:
+    table = ChunkTable.of({(i,): UNSET for i in range(5)})
+    assert split(table, 5) == [table]
+
+
+def test_a_table_is_cut_along_the_first_axis_where_that_is_enough() -> None:
+    table = ChunkTable.of({(i, j): InlineRef(b"x") for i in range(9) for j in range(4)})
+    assert [part.box for part in split(table, 12)] == [
+        Box((0, 0), (3, 4)),
+        Box((3, 0), (6, 4)),
+        Box((6, 0), (9, 4)),
+    ]
+    assert [part.box for part in split(table, 3)][:2] == [
+        Box((0, 0), (1, 3)),
+        Box((0, 3), (1, 4)),
+    ]

@@ -1,0 +1,155 @@
+"""Boxes of a scan, against the cells counted one by one."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.grid import Box
+from zarr_manifests.planning.scan import Axis, Scan, plan_scan, runs_of
+
+masks = st.lists(st.booleans(), max_size=12).map(lambda bits: np.array(bits, bool))
+axes = st.builds(lambda chunk, mask: Axis(chunk, runs_of(mask)), st.integers(1, 5), masks)
+scans = st.tuples(st.lists(axes, max_size=3), st.integers(1, 200), st.integers(1, 12))
+
+
+def cells(ranges: list[range]) -> set[tuple[int, ...]]:
+    return set(itertools.product(*ranges))
+
+
+def chunks_of(scan: Scan, box: Box) -> set[tuple[int, ...]]:
+    """The chunks a box touches."""
+    return cells(
+        [
+            range(lo // axis.chunk, (hi - 1) // axis.chunk + 1)
+            for axis, lo, hi in zip(scan.axes, box.lo, box.hi, strict=True)
+        ]
+    )
+
+
+def selected(parts: tuple[Axis, ...]) -> set[tuple[int, ...]]:
+    return set(itertools.product(*(axis.positions().tolist() for axis in parts)))
+
+
+@given(masks)
+def test_runs_hold_exactly_what_is_true(mask: np.ndarray) -> None:
+    runs = runs_of(mask)
+    axis = Axis(1, runs)
+    assert axis.positions().tolist() == np.flatnonzero(mask).tolist()
+    assert axis.size == mask.sum()
+    assert all(hi < lo for (_, hi), (lo, _) in itertools.pairwise(runs.tolist()))
+
+
+@given(axes, st.integers(0, 14), st.integers(0, 14))
+def test_within_keeps_what_is_inside(axis: Axis, lo: int, hi: int) -> None:
+    inside = [p for p in axis.positions().tolist() if lo <= p < hi]
+    assert axis.within(lo, max(lo, hi)).positions().tolist() == inside
+
+
+@given(scans)
+def test_every_selected_cell_is_in_one_box_and_no_chunk_is_in_two(
+    case: tuple[list[Axis], int, int],
+) -> None:
+    parts, target_rows, min_tasks = case
+    scan = plan_scan(parts, target_rows=target_rows, min_tasks=min_tasks)
+    boxes = list(scan)
+    assert len(boxes) == len(scan)
+    wanted = selected(tuple(parts))
+    assert scan.rows == len(wanted)
+    found = [cell for box in boxes for cell in selected(scan.within(box))]
+    assert len(found) == len(wanted)
+    assert set(found) == wanted
+    read = [chunk for box in boxes for chunk in chunks_of(scan, box)]
+    needed = {
+        tuple(p // axis.chunk for p, axis in zip(cell, parts, strict=True)) for cell in wanted
+    }
+    assert len(read) == len(set(read))
+    assert set(read) == needed
+
+
+@given(scans)
+def test_boxes_end_where_the_selection_or_a_chunk_does(case: tuple[list[Axis], int, int]) -> None:
+    parts, target_rows, min_tasks = case
+    scan = plan_scan(parts, target_rows=target_rows, min_tasks=min_tasks)
+    for box in scan:
+        for axis, lo, hi in zip(parts, box.lo, box.hi, strict=True):
+            positions = axis.positions().tolist()
+            assert lo in positions
+            assert hi - 1 in positions
+
+
+@given(scans)
+def test_targets_are_kept(case: tuple[list[Axis], int, int]) -> None:
+    parts, target_rows, min_tasks = case
+    scan = plan_scan(parts, target_rows=target_rows, min_tasks=min_tasks)
+    chunks = 0
+    for box in scan:
+        touched = len(chunks_of(scan, box))
+        rows = math.prod(axis.size for axis in scan.within(box))
+        assert rows <= target_rows or touched == 1
+        chunks += touched
+    assert len(scan) >= min(min_tasks, chunks)
+
+
+@given(scans)
+def test_boxes_are_no_smaller_than_the_target_makes_them(
+    case: tuple[list[Axis], int, int],
+) -> None:
+    # Along one axis of whole chunks, neighbouring boxes together are beyond the target.
+    parts, target_rows, _ = case
+    whole = [Axis(axis.chunk, np.array([[0, 10 * axis.chunk]])) for axis in parts[:1]]
+    boxes = list(plan_scan(whole, target_rows=target_rows))
+    for a, b in itertools.pairwise(boxes):
+        assert a.size + b.size > target_rows
+    if whole:
+        sizes = [box.size // whole[0].chunk for box in boxes]
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_the_last_axes_are_coalesced_first() -> None:
+    parts = [Axis(1, np.array([[0, 132]])), Axis(73, np.array([[0, 73]]))]
+    parts += [Axis(36, np.array([[0, 144]]))]
+    assert {box.shape for box in plan_scan(parts, target_rows=73 * 72)} == {(1, 73, 72)}
+    assert {box.shape for box in plan_scan(parts, target_rows=73 * 144 * 12)} == {(12, 73, 144)}
+
+
+def test_enough_tasks_come_from_as_large_boxes_as_can_be() -> None:
+    scan = plan_scan([Axis(12, np.array([[0, 132]]))], target_rows=10**9, min_tasks=2)
+    assert [box.shape for box in scan] == [(60,), (72,)]
+
+
+def test_a_scan_of_very_many_boxes_is_not_written_out() -> None:
+    axis = Axis(1, np.array([[0, 100_000]]))
+    scan = plan_scan([axis, axis], target_rows=1)
+    assert len(scan) == 10**10
+    assert scan[10**10 - 1] == Box((99_999, 99_999), (100_000, 100_000))
+    assert scan[100_001].lo == (1, 1)
+
+
+def test_one_cell_and_none() -> None:
+    assert list(plan_scan([], target_rows=1, min_tasks=8)) == [Box((), ())]
+    nothing = Axis(3, np.empty((0, 2), np.int64))
+    assert list(plan_scan([nothing], target_rows=1, min_tasks=8)) == []
+    with pytest.raises(IndexError):
+        plan_scan([], target_rows=1)[1]
+
+
+@pytest.mark.parametrize(
+    ("chunk", "runs"),
+    [(0, [[0, 1]]), (1, [[2, 1]]), (1, [[-1, 1]]), (1, [[0, 2], [2, 3]]), (1, [[0, 1, 2]])],
+)
+def test_an_axis_cannot_be_wrong(chunk: int, runs: list[list[int]]) -> None:
+    with pytest.raises(InvalidArgumentError):
+        Axis(chunk, np.array(runs))
+
+
+@pytest.mark.parametrize(("target_rows", "min_tasks"), [(0, 1), (1, 0)])
+def test_targets_cannot_be_wrong(target_rows: int, min_tasks: int) -> None:
+    with pytest.raises(InvalidArgumentError):
+        plan_scan([], target_rows=target_rows, min_tasks=min_tasks)

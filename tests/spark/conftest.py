@@ -1,0 +1,17 @@
+"""One Spark session for all tests that can share it, since each costs seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from zarr_manifests.spark import session
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    started = session(master="local[2]", config={"spark.sql.shuffle.partitions": "2"})
+    yield started
+    started.stop()

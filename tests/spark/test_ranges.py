@@ -1,0 +1,145 @@
+"""Closed ranges over coordinates of every kind, against comparing value by value."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, date, datetime, timedelta, timezone
+from typing import Any
+
+import cftime
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.spark.ranges import runs_in_range
+
+numbers = st.floats(-9, 9) | st.just(math.nan)
+
+
+def positions(coordinate: Any, lo: Any, hi: Any) -> list[int]:
+    array = np.asarray(coordinate)
+    runs = runs_in_range("x", array, array.size, (lo, hi))
+    return [position for run in runs for position in range(*run)]
+
+
+@given(st.lists(numbers, min_size=1), st.none() | st.integers(-9, 9), st.none() | st.floats(-9, 9))
+def test_numbers_in_any_order(values: list[float], lo: int | None, hi: float | None) -> None:
+    wanted = [
+        position
+        for position, value in enumerate(values)
+        if (lo is None and hi is None)
+        or (-math.inf if lo is None else lo) <= value <= (math.inf if hi is None else hi)
+    ]
+    if wanted:
+        assert positions(values, lo, hi) == wanted
+    else:
+        with pytest.raises(InvalidArgumentError, match="selects nothing"):
+            positions(values, lo, hi)
+
+
+def test_an_end_has_the_coordinates_precision() -> None:
+    lat = np.array([0.1, 0.2, 0.3], "f4")
+    for end in (0.2, np.float32(0.2), np.float64(0.2)):
+        assert positions(lat, end, end) == [1]
+    assert positions(lat, -1e300, math.inf) == [0, 1, 2]
+    assert positions(np.array([0, 200], "u1"), -5, 1000) == [0, 1]
+    assert positions(np.array([2**62, 2**62 + 1]), np.int64(2**62 + 1), None) == [1]
+
+
+DAYS = pd.date_range("1999-12-30", "2001-01-02").to_numpy()
+
+
+@pytest.mark.parametrize(
+    ("lo", "hi"),
+    [
+        ("2000", "2000"),
+        ("2000-02", "2000-02"),
+        ("2000-02-29", None),
+        (None, "2000-02-29T06"),
+        ("2000-02-29T00:00:00.5", "2000-03-01 00:00"),
+        (pd.Timestamp("2000-05-05"), np.datetime64("2000-06")),
+        (date(2000, 1, 1), date(2000, 1, 1)),
+    ],
+)
+def test_text_stands_for_the_period_it_names_as_in_pandas(lo: Any, hi: Any) -> None:
+    series = pd.Series(np.arange(DAYS.size), DAYS)
+    ends = (each.isoformat() if type(each) is date else each for each in (lo, hi))
+    assert positions(DAYS, lo, hi) == series.loc[slice(*ends)].tolist()
+
+
+def test_times_with_a_zone_are_brought_to_utc() -> None:
+    hours = np.arange("2000-01-01", "2000-01-03", dtype="M8[h]")
+    east = timezone(timedelta(hours=5))
+    assert positions(hours, datetime(2000, 1, 1, 7, tzinfo=east), "2000-01-01T03:00Z") == [2, 3]
+    assert positions(hours, None, datetime(2000, 1, 1, 1, tzinfo=UTC)) == [0, 1]
+
+
+def test_missing_times_are_in_no_range_that_has_an_end() -> None:
+    times = np.array(["2000-01-01", "NaT", "2000-01-03"], "M8[us]")
+    assert positions(times, "1999", None) == [0, 2]
+    assert positions(times, None, None) == [0, 1, 2]
+    with pytest.raises(InvalidArgumentError, match="all its 1 values are missing"):
+        positions(times[1:2], "1999", None)
+
+
+def test_dates_of_other_calendars() -> None:
+    days = xr.date_range("2000-02-01", "2001-03-30", calendar="360_day", use_cftime=True).to_numpy()
+
+    def dates(lo: Any, hi: Any) -> list[str]:
+        return [days[position].strftime("%m-%d") for position in positions(days, lo, hi)]
+
+    assert dates("2000-02-29", "2000-02-30T23:59:59.5") == ["02-29", "02-30"]
+    assert len(dates("2000-02", "2000-03")) == 60
+    assert len(dates("2001", None)) == 90
+    assert dates(pd.Timestamp(2000, 3, 1, 1), np.datetime64("2000-03-03")) == ["03-02", "03-03"]
+    first = cftime.Datetime360Day(2000, 2, 30)
+    assert dates(first, date(2000, 3, 1)) == ["02-30", "03-01"]
+    with pytest.raises(InvalidArgumentError, match="2000-02-01T00:00:00 to 2001-03-30T00:00:00"):
+        dates("2002", None)
+    with pytest.raises(InvalidArgumentError, match="cftime date"):
+        dates("spring", None)
+    some = np.array([days[0], None, days[1]], object)
+    assert positions(some, "2000-02-02", None) == [2]
+
+
+def test_durations_text_and_bytes() -> None:
+    steps = np.array([0, 6, 12, 48], "m8[h]")
+    assert positions(steps, timedelta(hours=6), "2 days") == [1, 2, 3]
+    assert positions(steps, None, np.timedelta64(360, "m")) == [0, 1]
+    names = np.array(["b", None, "c", "a"], object)
+    assert positions(names, "b", None) == [0, 2]
+    assert positions(np.array([b"b", b"a"]), None, b"a") == [1]
+
+
+@pytest.mark.parametrize(
+    ("coordinate", "end", "what"),
+    [
+        (np.array([1], "m8[h]"), "soon", "durations"),
+        (np.array([1], "m8[h]"), pd.NaT, "durations"),
+        (np.array([1], "m8[h]"), 5, "durations"),
+        (np.array(["a"], object), 5, "text"),
+        (np.array([b"a"]), "a", "bytes"),
+        (DAYS, "2000-1", "times"),
+        (DAYS, "20000", "times"),
+        (DAYS, np.datetime64("NaT", "s"), "times"),
+    ],
+)
+def test_an_end_of_another_kind_is_told(coordinate: Any, end: Any, what: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"cannot be an end.*its values are {what}"):
+        positions(coordinate, None, end)
+
+
+def test_positions_where_there_is_no_coordinate() -> None:
+    assert runs_in_range("x", None, 10, (3, np.int64(4))).tolist() == [[3, 5]]
+    assert runs_in_range("x", None, 10, [None, 99]).tolist() == [[0, 10]]
+    for lo, hi in ((10, None), (4, 3), (None, -1)):
+        with pytest.raises(InvalidArgumentError, match="positions run from 0 to 9"):
+            runs_in_range("x", None, 10, (lo, hi))
+    for end in (1.5, True, "3"):
+        with pytest.raises(InvalidArgumentError, match="positions from 0 on"):
+            runs_in_range("x", None, 10, (end, None))
+    assert runs_in_range("x", None, 0, (3, 4)).tolist() == []

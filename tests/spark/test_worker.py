@@ -1,0 +1,151 @@
+"""Batches, and a task's rows without Spark."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import xarray as xr
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zarr_manifests import Repository
+from zarr_manifests.planning.scan import Axis, plan_scan, runs_of
+from zarr_manifests.spark import worker
+from zarr_manifests.spark.schema import column_of
+from zarr_manifests.spark.source import Source
+from zarr_manifests.storage import LocalStorage, Storage
+from zarr_manifests.store import ManifestStore
+from zarr_manifests.testing import CountingStorage
+
+ROWS, BYTES = 10, 640
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_batches() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "BATCH_ROWS", ROWS)
+        patch.setattr(worker, "BATCH_BYTES", BYTES)
+        yield
+
+
+def pieces(lengths: list[int], width: int) -> list[pa.Table]:
+    """Tables of rows of `width` bytes (a multiple of 8), numbered through."""
+    starts = np.cumsum([0, *lengths])
+    tables = []
+    for lo, hi in pairwise(starts.tolist()):
+        numbers = {"0": pa.array(np.arange(lo, hi))}
+        rest = {str(i): pa.array(np.zeros(hi - lo)) for i in range(1, width // 8)}
+        tables.append(pa.table(numbers | rest))
+    return tables
+
+
+@given(st.lists(st.integers(0, ROWS), max_size=12), st.sampled_from([8, 16, 64, 128, 1024]))
+def test_batches_are_within_both_bounds(lengths: list[int], width: int) -> None:
+    found = list(worker.batches(pieces(lengths, width)))
+    rows = [table.num_rows for table in found]
+    numbers = np.concatenate([np.empty(0, int), *(table["0"].to_numpy() for table in found)])
+    assert numbers.tolist() == list(range(sum(lengths)))
+    assert all(table.nbytes <= BYTES or table.num_rows == 1 for table in found)
+    assert all(table["0"].num_chunks == 1 for table in found)
+    if width * 3 * ROWS <= BYTES:  # as much as is held back at the end fits in one batch
+        assert all(n >= min(ROWS, sum(lengths)) for n in rows if sum(lengths))
+    assert 0 not in rows
+
+
+def test_a_row_larger_than_a_batch_is_one() -> None:
+    text = pa.table({"0": [0, 1, 2], "text": ["a" * 1000, "b", "c" * 1000]})
+    assert [table.num_rows for table in worker.batches([text])] == [1, 1, 1]
+
+
+def test_batches_are_made_as_pieces_come() -> None:
+    """What is held back is bounded, however long the task."""
+    taken = 0
+
+    def counted() -> Iterator[pa.Table]:
+        nonlocal taken
+        for piece in pieces([ROWS] * 100, 8):
+            taken += 1
+            yield piece
+
+    given_out = 0
+    for table in worker.batches(counted()):
+        given_out += table.num_rows
+        assert taken * ROWS - given_out <= 3 * ROWS
+
+
+def job_of(repo: Repository, axes: list[Axis], group: str = "/") -> worker.Job:
+    """Read `a` and `b` over `y` and `x`."""
+    session = repo.readonly_session()
+    source = Source(session.store, group)
+    return worker.Job(
+        repo.storage,
+        session.snapshot_id,
+        group,
+        tuple(column_of(source, dim, is_dimension=True) for dim in ("y", "x")),
+        tuple(column_of(source, name, is_dimension=False) for name in "ab"),
+        plan_scan(axes, target_rows=12),
+        "keep",
+    )
+
+
+def written(storage: Storage, *groups: str) -> tuple[Repository, xr.Dataset]:
+    ds = xr.Dataset(
+        {name: (("y", "x"), np.arange(70.0).reshape(7, 10) + i) for i, name in enumerate("ab")},
+        {"x": np.arange(10) * 10},
+    )
+    repo = Repository.create(storage)
+    with repo.transaction(message="write") as store:
+        for group in groups:
+            encoding = {"a": {"chunks": (2, 3)}, "b": {"chunks": (2, 3)}}
+            ds.to_zarr(store, group=group, consolidated=False, encoding=encoding)
+    return repo, ds
+
+
+@pytest.mark.parametrize("block_bytes", [1, 400, 10**6])
+def test_rows_of_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int) -> None:
+    monkeypatch.setattr(worker, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(worker, "BATCH_BYTES", 10**6)
+    repo, ds = written(LocalStorage(tmp_path / "repo"), "/")
+    mask = np.array([1, 0, 1, 1, 0, 0, 0, 0, 0, 1], bool)
+    job = job_of(repo, [Axis(2, np.array([[1, 6]])), Axis(3, runs_of(mask))])
+    numbers = pd.DataFrame({"id": np.arange(len(job.scan))})
+    frames = list(worker.run(job, [numbers]))
+    assert all(ROWS <= len(frame) < 3 * ROWS for frame in frames)
+    found = pd.concat(frames).sort_values(["y", "x"], ignore_index=True)
+    expected = ds.isel(x=mask).to_dataframe().reset_index().query("1 <= y < 6")
+    expected = expected.reset_index(drop=True)
+    assert found.astype(expected.dtypes).equals(expected)
+
+
+def test_what_was_opened_and_read_for_all_tasks_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "BATCH_BYTES", 10**6)
+    storage = CountingStorage(LocalStorage(tmp_path / "repo"))
+    repo, _ = written(storage, "/", "other")
+    axes = [Axis(2, np.array([[0, 7]])), Axis(3, np.array([[0, 10]]))]
+    jobs = [job_of(repo, axes), job_of(repo, axes, "/other")]
+    storage.reset()
+    asked = []
+    get = ManifestStore.get_sync
+
+    def told(store: ManifestStore, key: str, **options: Any) -> Any:
+        asked.append(key)
+        return get(store, key, **options)
+
+    monkeypatch.setattr(ManifestStore, "get_sync", told)
+    for job in (*jobs, *jobs):
+        for number in range(len(job.scan)):
+            assert list(worker.run(job, [pd.DataFrame({"id": [number]})]))
+    assert [record.key for record in storage.log].count("current") == 1
+    assert asked.count("x/c/0") == asked.count("other/x/c/0") == 1
+    assert asked.count("a/c/3/3") == 2  # a chunk of a variable is read by each run
+    assert gc.get_freeze_count() > 0

@@ -1,0 +1,106 @@
+"""The tree of errors: what callers catch, and how they travel."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+
+import pytest
+
+from zarr_manifests import errors
+from zarr_manifests.errors import (
+    CommitOutcomeUnknownError,
+    ConfigError,
+    Conflict,
+    ConflictError,
+    CorruptObjectError,
+    ManifestsError,
+    MissingChunkError,
+    NotFoundError,
+    SnapshotExpiredError,
+)
+
+ALL = [
+    kind
+    for kind in vars(errors).values()
+    if inspect.isclass(kind) and issubclass(kind, BaseException)
+]
+BUILT_IN = {
+    "AlreadyExistsError": FileExistsError,
+    "CommitOutcomeUnknownError": OSError,
+    "ConfigError": ValueError,
+    "ConflictError": RuntimeError,
+    "CorruptObjectError": OSError,
+    "FencedError": PermissionError,
+    "InvalidArgumentError": ValueError,
+    "MissingChunkError": OSError,
+    "NotARepositoryError": FileNotFoundError,
+    "NotFoundError": KeyError,
+    "ObjectNotFoundError": FileNotFoundError,
+    "ReadOnlyError": PermissionError,
+    "SessionClosedError": ValueError,
+    "SnapshotExpiredError": LookupError,
+    "StorageError": OSError,
+    "StorageFullError": OSError,
+    "UnmergedForksError": RuntimeError,
+    "UnsupportedFormatError": ValueError,
+    "UnsupportedStorageError": ValueError,
+}
+
+
+def test_there_is_one_root_and_everything_is_public() -> None:
+    assert all(issubclass(kind, ManifestsError) for kind in ALL)
+    assert {kind.__name__ for kind in ALL} <= set(errors.__all__)
+    assert len(ALL) > 15
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_each_is_the_built_in_a_caller_would_expect(name: str) -> None:
+    assert issubclass(getattr(errors, name), BUILT_IN[name])
+
+
+@pytest.mark.parametrize("kind", [CorruptObjectError, MissingChunkError, SnapshotExpiredError])
+def test_damage_is_never_taken_for_an_absent_chunk(kind: type[ManifestsError]) -> None:
+    """Zarr reads the fill value where a store raises one of these."""
+    assert not issubclass(kind, KeyError | FileNotFoundError)
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
+def test_they_can_be_pickled(kind: type[ManifestsError]) -> None:
+    """Workers of dask and Spark send them home."""
+    error = kind(("a: first", "b: second")) if kind is ConfigError else kind("what happened")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is kind
+    assert str(again) == str(error)
+    assert "what happened" in str(error) or kind is ConfigError
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
+def test_they_can_be_made_as_distributed_makes_them(kind: type[ManifestsError]) -> None:
+    """Its unpickling calls `__new__`, which is refused if the wrong base comes first."""
+    assert isinstance(kind.__new__(kind), kind)
+
+
+def test_what_they_carry_travels_with_them() -> None:
+    conflict = Conflict("/a", "chunks", "came first", ((1, 2),))
+    error = pickle.loads(pickle.dumps(ConflictError("no", [conflict])))
+    assert error.conflicts == (conflict,)
+    assert "/a: chunks at chunks [(1, 2)]: came first" in str(error)
+    unknown = pickle.loads(pickle.dumps(CommitOutcomeUnknownError("?", "ab12")))
+    assert unknown.commit_id == "ab12"
+    config = pickle.loads(pickle.dumps(ConfigError(["a: x", "b: y"])))
+    assert config.problems == ("a: x", "b: y")
+
+
+def test_a_long_list_of_conflicts_is_cut() -> None:
+    conflicts = [Conflict(f"/{i}", "metadata", "changed") for i in range(25)]
+    error = ConflictError("no", conflicts)
+    assert len(error.conflicts) == 25
+    assert "/19:" in str(error)
+    assert "/20:" not in str(error)
+    assert "and 5 more" in str(error)
+
+
+def test_not_found_shows_its_message_and_not_its_repr() -> None:
+    assert str(NotFoundError("there is no branch 'x'")) == "there is no branch 'x'"
+    assert str(NotFoundError()) == ""

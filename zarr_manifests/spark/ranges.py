@@ -1,0 +1,252 @@
+"""From a closed range of coordinate values to the positions it selects.
+
+A range is `(lo, hi)`, both ends included, with None for an open end and `lo <= hi` whichever way
+the coordinate runs. It is answered by comparing every value, so the coordinate need not be
+sorted, and one that descends, wraps or repeats is no special case.
+
+What the ends may be depends on the coordinate:
+
+- Numbers: numbers.
+- Times: `datetime`, `date`, `numpy.datetime64`, or ISO text. Text and dates stand for the whole
+  period they name: the upper end `"2000-02"` includes all of February.
+- Times of a calendar that timestamps cannot hold: the same, and `cftime` objects.
+- Durations: `timedelta`, `numpy.timedelta64`, or text such as `"3 days"`.
+- Text and bytes: the same, compared by code point.
+- A dimension without a coordinate: whole numbers, compared with positions.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from numbers import Integral, Real
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.grid import IndexArray
+from zarr_manifests.planning.scan import runs_of
+
+__all__ = ["runs_in_range"]
+
+_ISO: Final = re.compile(
+    r"(\d{4}|[+-]\d{4,6})"
+    r"(?:-(\d\d)(?:-(\d\d)(?:[T ](\d\d)(?::(\d\d)(?::(\d\d)(?:\.(\d{1,6}))?)?)?)?)?)?",
+    re.ASCII,
+)
+_FIELDS: Final = ("year", "month", "day", "hour", "minute", "second", "microsecond")
+_US: Final = np.timedelta64(1, "us")
+
+
+def runs_in_range(
+    name: str, coordinate: npt.NDArray[Any] | None, size: int, given: Any
+) -> IndexArray:
+    """The half-open runs (int64[n, 2]) of positions along a dimension that a range selects.
+
+    Parameters
+    ----------
+    name : str
+        The dimension's.
+    coordinate : array, optional
+        Its decoded values; None for a dimension without a coordinate.
+    size : int
+        Its length.
+    given : (lo, hi)
+        The range.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is not a pair, an end is not of the coordinate's kind, or it selects nothing
+        though there is something.
+    """
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise InvalidArgumentError(
+            f"the range of {name!r} must be a pair (lo, hi), with None for an open end; "
+            f"got {given!r}"
+        )
+    lo, hi = given
+    if not size:
+        return np.empty((0, 2), np.int64)
+    if coordinate is None:
+        first = 0 if lo is None else _whole(name, lo)
+        last = size - 1 if hi is None else _whole(name, hi)
+        runs = np.array([[max(first, 0), min(last + 1, size)]], np.int64)
+        runs = runs[runs[:, 0] < runs[:, 1]]
+    else:
+        runs = runs_of(_mask(name, coordinate, lo, hi))
+    if not len(runs):
+        raise InvalidArgumentError(
+            f"the range ({lo!r}, {hi!r}) of {name!r} selects nothing: {_span(coordinate, size)}. "
+            "The smaller end comes first, also where the coordinate descends"
+        )
+    return runs
+
+
+def _mask(name: str, coordinate: npt.NDArray[Any], lo: Any, hi: Any) -> npt.NDArray[np.bool_]:
+    """Which values are in the range; those that are missing are in none that has an end."""
+    if lo is None and hi is None:
+        return np.ones(coordinate.shape, bool)
+    mask: npt.NDArray[np.bool_] = ~pd.isnull(coordinate)
+    if not mask.any():
+        return mask
+    values, convert = _comparable(name, coordinate[mask])
+    inside = np.ones(values.shape, bool)
+    if lo is not None:
+        inside &= np.asarray(values >= convert(name, lo, False), bool)
+    if hi is not None:
+        inside &= np.asarray(values <= convert(name, hi, True), bool)
+    mask[mask] = inside
+    return mask
+
+
+type _Convert = Callable[[str, Any, bool], Any]
+
+
+def _comparable(name: str, values: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], _Convert]:
+    """The values in a form that can be compared, and what brings an end into it."""
+    kind = values.dtype.kind
+    if kind == "O" and hasattr(values[0], "calendar"):
+        ranks = [_rank(_fields(name, value)) for value in values]
+        return np.array(ranks, object), _date_rank
+    if kind == "O" and isinstance(values[0], str):
+        return values, _text
+    if kind in "iub":
+        return values, _number
+    if kind == "f":  # an end at the coordinate's own precision, so that 0.1 equals float32(0.1)
+        return values, lambda name, end, upper: _float(values.dtype, _number(name, end, upper))
+    if kind in "mM":
+        return values, _instant if kind == "M" else _duration
+    return values.astype(object), _bytes
+
+
+def _wrong(name: str, end: Any, what: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"{end!r} cannot be an end of the range of {name!r}: {what}")
+
+
+def _whole(name: str, end: Any) -> int:
+    if isinstance(end, bool) or not isinstance(end, Integral):
+        raise _wrong(name, end, "it has no coordinate, so its ranges are of positions from 0 on")
+    return int(end)
+
+
+def _number(name: str, end: Any, upper: bool) -> Any:
+    if isinstance(end, bool) or not isinstance(end, Real) or math.isnan(end):
+        raise _wrong(name, end, "its values are numbers")
+    return int(end) if isinstance(end, Integral) else float(end)
+
+
+def _float(dtype: np.dtype[Any], end: float) -> Any:
+    with np.errstate(over="ignore"):
+        return dtype.type(end)
+
+
+def _text(name: str, end: Any, upper: bool) -> str:
+    if not isinstance(end, str):
+        raise _wrong(name, end, "its values are text")
+    return end
+
+
+def _bytes(name: str, end: Any, upper: bool) -> bytes:
+    if not isinstance(end, bytes):
+        raise _wrong(name, end, "its values are bytes")
+    return end
+
+
+def _duration(name: str, end: Any, upper: bool) -> Any:
+    what = "its values are durations; give a timedelta, or text such as '3 days'"
+    if not isinstance(end, str | timedelta | np.timedelta64):
+        raise _wrong(name, end, what)
+    try:
+        given = pd.Timedelta(end)
+    except ValueError as error:
+        raise _wrong(name, end, what) from error
+    if given is pd.NaT:
+        raise _wrong(name, end, what)
+    return given.to_timedelta64()
+
+
+def _instant(name: str, end: Any, upper: bool) -> Any:
+    """The first or the last microsecond of what an end stands for."""
+    what = "its values are times; give a datetime, or ISO text such as '2000-02-29T12:00'"
+    if isinstance(end, np.datetime64) and not np.isnat(end):
+        return end.astype("M8[us]")
+    if isinstance(end, datetime) and end is not pd.NaT:
+        return _utc(end)
+    text = end.isoformat() if type(end) is date else end
+    if not isinstance(text, str):
+        raise _wrong(name, end, what)
+    try:
+        if _ISO.fullmatch(text.strip()) is None:  # numpy has no time zones, but takes "today"
+            return _utc(datetime.fromisoformat(text.strip()))
+        period = np.datetime64(text.strip())
+    except ValueError as error:
+        raise _wrong(name, end, what) from error
+    if upper:
+        unit: Any = np.datetime_data(period.dtype)[0]
+        return (period + np.timedelta64(1, unit)).astype("M8[us]") - _US
+    return period.astype("M8[us]")
+
+
+def _utc(moment: datetime) -> np.datetime64:
+    if moment.tzinfo is not None:
+        moment = moment.astimezone(UTC).replace(tzinfo=None)
+    return np.datetime64(moment, "us")
+
+
+_BASE: Final = (13, 32, 24, 60, 62, 1_000_000)
+_LEAST: Final = (0,) * len(_BASE)
+_GREATEST: Final = tuple(base - 1 for base in _BASE)
+
+
+def _date_rank(name: str, end: Any, upper: bool) -> int:
+    return _rank(_fields(name, end), _GREATEST if upper else _LEAST)
+
+
+def _rank(fields: tuple[int, ...], rest: tuple[int, ...] = _LEAST) -> int:
+    """A number that is in the same order as dates; `rest` stands for fields that are not named."""
+    rank = fields[0]
+    for base, field in zip(_BASE, (*fields[1:], *rest[len(fields) - 1 :]), strict=True):
+        rank = rank * base + field
+    return rank
+
+
+def _fields(name: str, moment: Any) -> tuple[int, ...]:
+    """Year, month, ... of a date, as far as it names them."""
+    if isinstance(moment, np.datetime64):
+        moment = moment.astype("M8[us]").item()
+    if all(hasattr(moment, field) for field in _FIELDS) and moment is not pd.NaT:
+        return tuple(int(getattr(moment, field)) for field in _FIELDS)
+    text = moment.isoformat() if type(moment) is date else moment
+    found = _ISO.fullmatch(text.strip()) if isinstance(text, str) else None
+    if found is None:
+        what = "its values are dates; give ISO text such as '2000-02-30', or a cftime date"
+        raise _wrong(name, moment, what)
+    given = [part for part in found.groups() if part is not None]
+    if len(given) == len(_FIELDS):
+        given[-1] = given[-1].ljust(6, "0")
+    return tuple(map(int, given))
+
+
+def _span(coordinate: npt.NDArray[Any] | None, size: int) -> str:
+    """What a coordinate spans, in words."""
+    if coordinate is None:
+        return f"it has no coordinate, and its positions run from 0 to {size - 1}"
+    values = coordinate[~pd.isnull(coordinate)]
+    if not values.size:
+        return f"all its {size} values are missing"
+    if values.dtype.kind not in "mM":
+        values = values.astype(object)
+    low, high = (_shown(end) for end in (values.min(), values.max()))
+    return f"its {size} values run from {low} to {high}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, np.datetime64):
+        return np.datetime_as_string(value, unit="auto")
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)

@@ -1,0 +1,224 @@
+"""From variables of a repository to a Spark DataFrame, one row a cell.
+
+The driver pins the snapshot, reads metadata and coordinates, and plans; chunks of variables are
+read by the tasks alone. Each task is one partition and gets one box of whole chunks. What goes to
+a task is the plan and where the repository lies, never data.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import numpy as np
+import pandas as pd
+from pyspark.sql import DataFrame, SparkSession
+
+from zarr_manifests.errors import InvalidArgumentError, UnsupportedStorageError
+from zarr_manifests.planning.scan import Axis, plan_scan
+from zarr_manifests.repository import Repository
+from zarr_manifests.spark.ranges import runs_in_range
+from zarr_manifests.spark.schema import Column, column_of, schema_of
+from zarr_manifests.spark.source import Source
+from zarr_manifests.spark.worker import PANDAS_WARNING, Job, run
+from zarr_manifests.storage import Storage
+
+__all__ = ["read"]
+
+_LAYOUTS: Final = ("long",)
+_NAN: Final = ("keep", "null", "drop")
+
+
+def read(
+    spark: SparkSession,
+    url: str | os.PathLike[str] | Storage | Repository,
+    variables: str | Sequence[str] | None = None,
+    *,
+    group: str = "/",
+    branch: str | None = None,
+    tag: str | None = None,
+    snapshot_id: str | None = None,
+    ranges: Mapping[str, tuple[Any, Any]] | None = None,
+    layout: Literal["long"] = "long",
+    nan: Literal["keep", "null", "drop"] = "keep",
+    target_rows: int = 4 * 1024**2,
+) -> DataFrame:
+    """Read variables as a DataFrame with a row for each cell.
+
+    The columns are the dimensions, then the variables. Values are what `xarray.open_zarr` gives:
+    unpacked, times decoded. A dimension is represented by its coordinate, or by positions from 0
+    on if it has none; auxiliary coordinates (scalar, or of several dimensions) are read only if
+    they are named as variables. The columns' metadata has the variables' attributes.
+
+    The DataFrame is lazy, and stays at the snapshot that was current when it was made.
+
+    Parameters
+    ----------
+    spark : SparkSession
+        Such as `zarr_manifests.spark.session()` gives.
+    url : str, path, Storage or Repository
+        Where the repository lies. Spark's workers must see the same place.
+    variables : str or sequence of str, optional
+        Which to read; by default all of the group that are not coordinates. They must have the
+        same dimensions.
+    group : str, default "/"
+        The group they are in.
+    branch, tag, snapshot_id : str, optional
+        At most one; by default the head of `main` is read.
+    ranges : mapping of str to (lo, hi), optional
+        By dimension, the closed range of its coordinate's values to read, None for an open end.
+        `lo <= hi`, also where the coordinate descends. ISO text stands for the whole period it
+        names: `("2000-01", "2000-02")` includes the 29th of February. Dimensions without a
+        coordinate have ranges of positions.
+    layout : "long"
+        One row a cell; there is no other yet.
+    nan : "keep", "null" or "drop", default "keep"
+        What becomes of NaN in variables. Spark's aggregates skip null, and do not skip NaN.
+        `drop` is `null`, and leaves out rows that have no value of any variable.
+    target_rows : int, default 4,194,304
+        Cells a task should read. Whole chunks are read, and at least as many tasks are made as
+        Spark runs at once, if there are as many chunks.
+
+    Returns
+    -------
+    pyspark.sql.DataFrame
+        With no rows if the variables have no cells.
+
+    Raises
+    ------
+    NotARepositoryError
+        If there is no repository.
+    NotFoundError
+        If the branch, tag, snapshot, group or a variable does not exist.
+    InvalidArgumentError
+        If an option is unknown, variables have different dimensions or values Spark has no type
+        for, or a range selects nothing.
+    UnsupportedStorageError
+        If other processes cannot see the repository (`memory://`).
+
+    Examples
+    --------
+    >>> from zarr_manifests.spark import read, session
+    >>> spark = session(master="local[2]")  # doctest: +SKIP
+    >>> df = read(spark, "winds", ["u", "v"], ranges={"lat": (-30, 30)})  # doctest: +SKIP
+    >>> df.groupBy("time").agg({"u": "avg"}).orderBy("time").show()  # doctest: +SKIP
+    """
+    _check_options(layout, nan, target_rows)
+    repository = url if isinstance(url, Repository) else Repository.open(url)
+    if not repository.storage.capabilities.shared:
+        raise UnsupportedStorageError(
+            f"{repository.url} is in the memory of this process, and Spark reads in processes of "
+            "its own; put the repository on a local disk or a storage they can see"
+        )
+    session = repository.readonly_session(branch, tag=tag, snapshot_id=snapshot_id)
+    source = Source(session.store, group)
+    names = _variables(source, variables)
+    dims = _shared_dimensions(source, names)
+    clashing = [name for name in names if name in dims and source.coordinate(name) is None]
+    if clashing:
+        raise InvalidArgumentError(
+            f"{clashing[0]!r} is a variable of several dimensions and the name of one of them, so "
+            "two columns would have that name; store it under another"
+        )
+    dimensions = tuple(column_of(source, dim, is_dimension=True) for dim in dims)
+    columns = tuple(column_of(source, n, is_dimension=False) for n in names if n not in dims)
+    _check_names(spark, (*dimensions, *columns))
+    scan = plan_scan(
+        _axes(source, names, dims, ranges or {}),
+        target_rows=target_rows,
+        min_tasks=spark.sparkContext.defaultParallelism,
+    )
+    schema = schema_of((*dimensions, *columns))
+    if not len(scan):
+        return spark.createDataFrame([], schema)
+    place = (repository.storage, session.snapshot_id, source.group)
+    job = Job(*place, dimensions, columns, scan, nan)
+
+    def rows(tasks: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        return run(job, tasks)
+
+    # As many partitions as numbers: each task gets one.
+    tasks = spark.range(0, len(scan), 1, len(scan))
+    with warnings.catch_warnings():
+        # It concerns features of pandas that are not used here.
+        warnings.filterwarnings("ignore", PANDAS_WARNING, FutureWarning)
+        return tasks.mapInPandas(rows, schema)
+
+
+def _check_options(layout: str, nan: str, target_rows: int) -> None:
+    for name, value, known in (("layout", layout, _LAYOUTS), ("nan", nan, _NAN)):
+        if value not in known:
+            listed = ", ".join(map(repr, known))
+            raise InvalidArgumentError(f"{name} cannot be {value!r}; known: {listed}")
+    if type(target_rows) is not int or target_rows < 1:
+        raise InvalidArgumentError(f"target_rows must be 1 or more, not {target_rows!r}")
+
+
+def _variables(source: Source, given: str | Sequence[str] | None) -> tuple[str, ...]:
+    names = (
+        source.data_variables if given is None else (given,) if isinstance(given, str) else given
+    )
+    if not names:
+        what = "has no variables" if given is None else "was asked for no variables"
+        raise InvalidArgumentError(
+            f"group {source.group} {what}; name what to read with variables=[...]"
+        )
+    if len(set(names)) != len(names):
+        raise InvalidArgumentError(f"variables are named twice: {', '.join(names)}")
+    for name in names:
+        source.encoded(name)
+    return tuple(names)
+
+
+def _shared_dimensions(source: Source, names: Sequence[str]) -> tuple[str, ...]:
+    """The dimensions all the variables have, in the same order."""
+    found = {name: tuple(map(str, source.encoded(name).dims)) for name in names}
+    if len(set(found.values())) > 1:
+        listed = "; ".join(f"{name} ({', '.join(dims)})" for name, dims in found.items())
+        raise InvalidArgumentError(
+            f"variables of one read must have the same dimensions in the same order: {listed}. "
+            "Name those that do with variables=[...], and join the results"
+        )
+    return found[names[0]]
+
+
+def _check_names(spark: SparkSession, columns: Sequence[Column]) -> None:
+    if spark.conf.get("spark.sql.caseSensitive") == "true":
+        return
+    seen: dict[str, str] = {}
+    for column in columns:
+        other = seen.setdefault(column.name.lower(), column.name)
+        if other != column.name:
+            raise InvalidArgumentError(
+                f"the columns {other!r} and {column.name!r} are the same to Spark; leave one out "
+                "with variables=[...], or set spark.sql.caseSensitive to true"
+            )
+
+
+def _axes(
+    source: Source, names: Sequence[str], dims: Sequence[str], ranges: Mapping[str, Any]
+) -> list[Axis]:
+    """What is read along each dimension, in chunks that are whole for all the variables."""
+    unknown = sorted(ranges.keys() - set(dims))
+    if unknown:
+        raise InvalidArgumentError(
+            f"there is no dimension {', '.join(map(repr, unknown))} to have a range; "
+            f"{', '.join(map(repr, names))} has: {', '.join(dims) or 'none'}"
+        )
+    encoded = [source.encoded(name) for name in names]
+    axes = []
+    for number, (dim, size) in enumerate(zip(dims, encoded[0].shape, strict=True)):
+        # Where chunks differ, the largest: if it is a multiple of the others, none is read twice.
+        chunk = max(_largest(variable.encoding["chunks"][number]) for variable in encoded)
+        if dim in ranges:
+            runs = runs_in_range(dim, source.coordinate(dim), size, ranges[dim])
+        else:
+            runs = np.array([[0, size]] if size else [], np.int64).reshape(-1, 2)
+        axes.append(Axis(max(chunk, 1), runs))
+    return axes
+
+
+def _largest(chunk: int | Sequence[int]) -> int:
+    return chunk if isinstance(chunk, int) else max(chunk)

@@ -1,0 +1,197 @@
+"""What the values of a variable are in Spark: one explicit table, and the conversion it names.
+
+=====================================  ==========================  ==============================
+decoded values                         Spark                       remark
+=====================================  ==========================  ==============================
+bool                                   boolean
+int8, int16, int32, int64              tinyint, smallint, int,
+                                       bigint
+uint8, uint16, uint32                  smallint, int, bigint       the next type that holds them
+uint64                                 decimal(20,0)               no integer of Spark holds them
+float16, float32, float64              float, float, double
+datetime64 and CF times                timestamp                   UTC; NaT is null; microseconds
+CF times of other calendars            string                      ISO 8601, said in the metadata
+timedelta64                            interval day to second      NaT is null; microseconds
+text of fixed or any length            string
+bytes of fixed or any length           binary
+=====================================  ==========================  ==============================
+
+All else (complex, structured) is refused. A calendar is another one if it has dates a timestamp
+cannot hold (`noleap`, `360_day`, ...), or if a coordinate in the mixed Julian/Gregorian calendar
+goes back to before 1582. A column's metadata has the variable's attributes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyspark.sql import types as sql
+
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.spark.source import Source
+
+__all__ = ["Column", "column_of", "schema_of", "to_arrow"]
+
+_TIMESTAMP: Final = (sql.TimestampType(), pa.timestamp("us", tz="UTC"))
+_STRING: Final = (sql.StringType(), pa.string())
+_BINARY: Final = (sql.BinaryType(), pa.binary())
+_INTERVAL: Final = (sql.DayTimeIntervalType(), pa.duration("us"))
+_NUMBERS: Final[Mapping[str, tuple[sql.DataType, pa.DataType]]] = {
+    "b1": (sql.BooleanType(), pa.bool_()),
+    "i1": (sql.ByteType(), pa.int8()),
+    "i2": (sql.ShortType(), pa.int16()),
+    "i4": (sql.IntegerType(), pa.int32()),
+    "i8": (sql.LongType(), pa.int64()),
+    "u1": (sql.ShortType(), pa.int16()),
+    "u2": (sql.IntegerType(), pa.int32()),
+    "u4": (sql.LongType(), pa.int64()),
+    "u8": (sql.DecimalType(20, 0), pa.decimal128(20, 0)),
+    "f2": (sql.FloatType(), pa.float32()),
+    "f4": (sql.FloatType(), pa.float32()),
+    "f8": (sql.DoubleType(), pa.float64()),
+}
+_REAL_CALENDARS: Final = frozenset({"standard", "gregorian", "proleptic_gregorian"})
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a DataFrame.
+
+    Parameters
+    ----------
+    name : str
+        The variable's or dimension's.
+    spark : pyspark.sql.types.DataType
+        Its type in Spark.
+    arrow : pyarrow.DataType
+        The same in Arrow.
+    metadata : mapping
+        What of the variable's attributes a schema can hold, and how its values are represented.
+    """
+
+    name: str
+    spark: sql.DataType
+    arrow: pa.DataType
+    metadata: Mapping[str, Any]
+
+
+def column_of(source: Source, name: str, *, is_dimension: bool) -> Column:
+    """The column a variable makes, told without reading it unless it is a dimension's coordinate.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such variable.
+    InvalidArgumentError
+        If Spark has no type for its values.
+    """
+    if is_dimension:
+        coordinate = source.coordinate(name)
+        if coordinate is None:
+            positions = {"values": "positions: the dimension has no coordinate"}
+            return Column(name, sql.LongType(), pa.int64(), positions)
+        dtype = coordinate.dtype
+    else:
+        dtype = source.decoded_dtype(name)
+    stored = source.encoded(name).dtype
+    attributes = source.attributes(name)
+    metadata = _metadata(attributes) | {"dtype": str(dtype)}
+    if source.is_time(name):
+        calendar = str(attributes.get("calendar", "standard")).lower()
+        if calendar in _REAL_CALENDARS and dtype.kind == "M":
+            return Column(name, *_TIMESTAMP, metadata | {"dtype": "datetime64[us]"})
+        what = f"ISO 8601 text: a timestamp cannot hold all dates of the calendar {calendar!r}"
+        return Column(name, *_STRING, metadata | {"dtype": "object", "values": what})
+    return Column(name, *_types(name, dtype, stored), metadata)
+
+
+def _types(
+    name: str, dtype: np.dtype[Any], stored: np.dtype[Any]
+) -> tuple[sql.DataType, pa.DataType]:
+    known = _NUMBERS.get(f"{dtype.kind}{dtype.itemsize}")
+    if known is not None:
+        return known
+    if dtype.kind == "M":
+        return _TIMESTAMP
+    if dtype.kind == "m":
+        return _INTERVAL
+    if dtype.kind == "O" and stored.kind in "TUS":
+        return _STRING
+    if dtype.kind in "OSV" and dtype.names is None:
+        return _BINARY
+    raise InvalidArgumentError(
+        f"variable {name!r} has values of type {dtype}, which Spark has no type for; leave it out "
+        "with variables=[...], or store it as several real variables"
+    )
+
+
+def _metadata(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes that the metadata of a schema can hold."""
+    return {name: value for name, value in attributes.items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    match value:
+        case bool() | str():
+            return True
+        case int():
+            return -(2**63) <= value < 2**63
+        case float():
+            return math.isfinite(value)
+        case list():
+            return len({type(each) for each in value}) == 1 and all(
+                not isinstance(each, list) and _is_plain(each) for each in value
+            )
+    return False
+
+
+def schema_of(columns: tuple[Column, ...]) -> sql.StructType:
+    """The schema of a DataFrame with these columns."""
+    return sql.StructType(
+        [
+            sql.StructField(c.name, c.spark, nullable=True, metadata=dict(c.metadata))
+            for c in columns
+        ]
+    )
+
+
+def to_arrow(values: npt.NDArray[Any], column: Column, *, nan_is_null: bool = False) -> pa.Array:
+    """Decoded values (one-dimensional) as the column's.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If they hold a date that a timestamp cannot hold.
+    """
+    arrow = column.arrow
+    kind = values.dtype.kind
+    if pa.types.is_timestamp(arrow):
+        if kind == "O":
+            raise InvalidArgumentError(
+                f"variable {column.name!r} has dates before 1582 in the mixed Julian/Gregorian "
+                "calendar, which no timestamp can hold; store it in proleptic_gregorian"
+            )
+        return pa.array(values.astype("M8[us]"), pa.timestamp("us")).cast(arrow)
+    if pa.types.is_duration(arrow):
+        return pa.array(values.astype("m8[us]"), arrow)
+    if pa.types.is_string(arrow):
+        return pa.array([_text(value) for value in values.tolist()], arrow)
+    if pa.types.is_binary(arrow):
+        return pa.array(values.tolist(), arrow)
+    if pa.types.is_decimal(arrow):
+        return pa.array(values).cast(arrow)
+    if kind == "f" and values.dtype.itemsize == 2:
+        values = values.astype(np.float32)
+    return pa.array(values, from_pandas=nan_is_null).cast(arrow)
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, str):
+        return value
+    return str(value.isoformat()) if hasattr(value, "isoformat") else None  # else missing

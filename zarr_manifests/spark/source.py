@@ -1,0 +1,201 @@
+"""A group of a snapshot as named, decoded variables, read no further than asked for.
+
+What a value means (packing, fill values, CF times, text) is left to xarray's own decoding, so
+that Spark and `xarray.open_zarr` agree. Invariant: opening a source reads metadata only; each
+method says what it reads.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import xarray as xr
+import zarr
+
+from zarr_manifests.errors import InvalidArgumentError, NotFoundError
+from zarr_manifests.store import ManifestStore
+
+__all__ = ["Source"]
+
+# Microseconds are what a timestamp of Spark counts, and reach from year -290,000 to 290,000.
+_TIMES: Final = xr.coders.CFDatetimeCoder(time_unit="us")
+_DURATIONS: Final = xr.coders.CFTimedeltaCoder(
+    time_unit="us", decode_via_units=False, decode_via_dtype=True
+)
+
+
+class Source:
+    """The variables of one group.
+
+    Parameters
+    ----------
+    store : ManifestStore
+        A session's.
+    group : str
+        Path of the group.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such group.
+
+    Attributes
+    ----------
+    group : str
+        Its absolute path.
+    data_variables : tuple of str
+        Names of the variables that are not coordinates, sorted.
+    """
+
+    def __init__(self, store: ManifestStore, group: str) -> None:
+        path = group.strip("/")
+        self.group = f"/{path}"
+        named, self._refused = _arrays(store, path)
+        opened = xr.backends.ZarrStore.open_group(store, mode="r", group=path, consolidated=False)
+        # All that this does is to say which are coordinates; nothing is decoded before it is read.
+        self._encoded, _, coordinates = xr.conventions.decode_cf_variables(
+            {name: opened.open_store_variable(name) for name in named},
+            opened.get_attrs(),
+            concat_characters=False,
+            mask_and_scale=False,
+            decode_times=False,
+            decode_timedelta=False,
+        )
+        dimensions = {dim for variable in self._encoded.values() for dim in variable.dims}
+        self.data_variables = tuple(sorted(self._encoded.keys() - coordinates - dimensions))
+        self._coordinates: dict[str, npt.NDArray[Any] | None] = {}
+
+    def encoded(self, name: str) -> xr.Variable:
+        """A variable as it is stored, not loaded.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such variable.
+        InvalidArgumentError
+            If its dimensions have no names, or one name twice.
+        """
+        found = self._encoded.get(name)
+        if found is not None:
+            return found
+        if name in self._refused:
+            raise InvalidArgumentError(
+                f"the dimensions of {name!r} in group {self.group} have {self._refused[name]}, so "
+                "columns cannot be named after them; give the array other dimension_names"
+            )
+        data = ", ".join(sorted(self.data_variables)) or "none"
+        rest = self._encoded.keys() - set(self.data_variables)
+        coordinates = ", ".join(sorted(map(str, rest))) or "none"
+        raise NotFoundError(
+            f"there is no variable {name!r} in group {self.group}; there are: {data} "
+            f"(and coordinates: {coordinates})"
+        )
+
+    def coordinate(self, dimension: str) -> npt.NDArray[Any] | None:
+        """The decoded coordinate of a dimension, read whole once; None if it has none."""
+        if dimension not in self._coordinates:
+            found = self._encoded.get(dimension)
+            one = found is not None and found.dims == (dimension,)
+            self._coordinates[dimension] = self.read(dimension, ()) if one else None
+        return self._coordinates[dimension]
+
+    def read(self, name: str, region: tuple[slice, ...]) -> npt.NDArray[Any]:
+        """The decoded values of a region of a variable, of which no other chunks are read.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If its attributes do not make sense, such as times since no date.
+        """
+        part = self.encoded(name)[region].load()
+        return self._decode(name, part)
+
+    def is_time(self, name: str) -> bool:
+        """Whether a variable's numbers are decoded to times."""
+        units = str(self.attributes(name).get("units", ""))
+        return "since" in units and self.encoded(name).dtype.kind in "iuf"
+
+    def decoded_dtype(self, name: str) -> np.dtype[Any]:
+        """The type of a variable's values, told without reading any; `object` for text.
+
+        Of times it is `datetime64`, though what is read may be objects of `cftime`: which of them
+        depends on the values.
+        """
+        variable = self.encoded(name)
+        empty = np.empty((0,) * (variable.ndim or 1), variable.dtype)
+        dims = variable.dims or ("one",)
+        return self._decode(name, xr.Variable(dims, empty, variable.attrs)).dtype
+
+    def attributes(self, name: str) -> Mapping[str, Any]:
+        """A variable's attributes as stored, with those it takes over as bounds of a time."""
+        return dict(self._inherited.get(name, {})) | dict(self.encoded(name).attrs)
+
+    def _decode(self, name: str, variable: xr.Variable) -> npt.NDArray[Any]:
+        if not variable.size and self.is_time(name):
+            return np.empty(variable.shape, "M8[us]")  # xarray wants values to tell which it is
+        attributes = dict(self._inherited.get(name, {})) | variable.attrs
+        encoded = xr.Variable(variable.dims, variable.data, attributes, variable.encoding)
+        try:
+            with warnings.catch_warnings():
+                # That it goes on with cftime; the type of the column says so too.
+                warnings.filterwarnings("ignore", "Unable to decode time", xr.SerializationWarning)
+                values = xr.conventions.decode_cf_variable(
+                    name,
+                    encoded,
+                    stack_char_dim=False,  # a character is a cell here
+                    decode_times=_TIMES,
+                    decode_timedelta=_DURATIONS,
+                ).to_numpy()
+        except ValueError as error:
+            raise InvalidArgumentError(
+                f"variable {name!r} in group {self.group} cannot be decoded: {error}"
+            ) from error
+        plain = values.dtype.kind in "TUV" and values.dtype.names is None
+        return values.astype(object) if plain else values
+
+    @cached_property
+    def _inherited(self) -> Mapping[str, Mapping[str, str]]:
+        """What the bounds of times have from their times: units and calendar (CF 7.1)."""
+        inherited = {}
+        for variable in self._encoded.values():
+            attributes = variable.attrs
+            if "bounds" in attributes and "since" in str(attributes.get("units", "")):
+                shared = {k: attributes[k] for k in ("units", "calendar") if k in attributes}
+                inherited[attributes["bounds"]] = shared
+        return inherited
+
+
+def _arrays(store: ManifestStore, path: str) -> tuple[list[str], dict[str, str]]:
+    """Names of a group's arrays, and of those that cannot be used, with what is wrong."""
+    try:
+        group = zarr.open_group(store, path=path, mode="r")
+    except (FileNotFoundError, ValueError) as error:
+        found = ", ".join(_groups(store)) or "none"
+        raise NotFoundError(
+            f"there is no group /{path} in this snapshot; there are: {found}"
+        ) from error
+    usable: list[str] = []
+    refused: dict[str, str] = {}
+    for name, array in group.arrays():
+        dims = getattr(array.metadata, "dimension_names", None) or ()
+        if len(dims) != array.ndim or None in dims:
+            refused[name] = "no names"
+        elif len(set(dims)) != len(dims):
+            refused[name] = f"a name twice ({', '.join(dims)})"
+        else:
+            usable.append(name)
+    return usable, refused
+
+
+def _groups(store: ManifestStore) -> list[str]:
+    try:
+        root = zarr.open_group(store, mode="r")
+    except (FileNotFoundError, ValueError):
+        return []
+    below = [path for path, node in root.members(max_depth=None) if isinstance(node, zarr.Group)]
+    return ["/", *(f"/{path}" for path in sorted(below))]

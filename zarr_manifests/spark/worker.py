@@ -1,0 +1,203 @@
+"""What a task does: read the chunks of its box, and give them out as rows.
+
+Runs in Spark's Python workers. A worker serves many tasks and keeps what it opened, so that a
+repository is opened, and the coordinates are read, once a worker and snapshot. Memory is bounded
+by what one task holds at a time: a block (`BLOCK_BYTES` of values, or one chunk) and two batches.
+Invariants:
+
+- A chunk is read once, as blocks are whole chunks.
+- A batch has at most `BATCH_BYTES`, and at least `BATCH_ROWS` rows unless that would break the
+  first bound or the task has fewer.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+
+from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.planning.scan import Axis, Scan, plan_scan
+from zarr_manifests.repository import Repository
+from zarr_manifests.session import Session
+from zarr_manifests.spark.schema import Column, to_arrow
+from zarr_manifests.spark.source import Source
+from zarr_manifests.storage import Storage
+
+__all__ = ["BATCH_BYTES", "BATCH_ROWS", "BLOCK_BYTES", "PANDAS_WARNING", "Job", "batches", "run"]
+
+BATCH_ROWS: Final = 64 * 1024
+BATCH_BYTES: Final = 32 * 1024**2
+BLOCK_BYTES: Final = 32 * 1024**2
+
+PANDAS_WARNING: Final = "PySpark does not yet fully support pandas"
+"""How a warning starts that pyspark gives for each batch, about features not used here."""
+
+_KEPT: Final = 8
+_sessions: OrderedDict[tuple[str, str], Session] = OrderedDict()
+_sources: OrderedDict[tuple[str, str, str], tuple[Source, dict[str, pa.Array]]] = OrderedDict()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """All that the tasks of a read have in common. Holds no data and no secrets.
+
+    Parameters
+    ----------
+    storage : Storage
+        Where the repository lies.
+    snapshot_id, group : str
+        What is read of it.
+    dimensions, variables : tuple of Column
+        The columns; the dimensions in the order of the variables' axes.
+    scan : Scan
+        The tasks' boxes.
+    nan : str
+        `keep`, `null` or `drop`.
+    """
+
+    storage: Storage
+    snapshot_id: str
+    group: str
+    dimensions: tuple[Column, ...]
+    variables: tuple[Column, ...]
+    scan: Scan
+    nan: str
+
+
+def run(job: Job, tasks: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    """The rows of the boxes whose numbers are in the column `id` of `tasks`."""
+    warnings.filterwarnings("ignore", PANDAS_WARNING, FutureWarning)
+    boxes = (job.scan[int(number)] for frame in tasks for number in frame["id"])
+    for table in batches(piece for box in boxes for piece in _pieces(job, box)):
+        # Columns of Arrow's own types reach Spark as they are; NaN in those of numpy turns null.
+        yield table.to_pandas(types_mapper=pd.ArrowDtype)
+
+
+def batches(pieces: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Merge and split tables, in order, to tables within the bounds of a batch."""
+    ready: pa.Table | None = None
+    waiting: list[pa.Table] = []
+    rows = nbytes = 0
+    for piece in (part for each in pieces for part in _split(each)):
+        full = rows >= BATCH_ROWS or (waiting and nbytes + piece.nbytes > BATCH_BYTES)
+        if full:
+            if ready is not None:
+                yield ready
+            ready, waiting, rows, nbytes = _merged(waiting), [], 0, 0
+        waiting.append(piece)
+        rows, nbytes = rows + piece.num_rows, nbytes + piece.nbytes
+    # What is left over may be too few rows for a batch of its own.
+    left = [table for table in (ready, *waiting) if table is not None]
+    if left:
+        yield from _split(_merged(left))
+
+
+def _merged(tables: list[pa.Table]) -> pa.Table:
+    return pa.concat_tables(tables).combine_chunks()
+
+
+def _split(table: pa.Table) -> Iterator[pa.Table]:
+    """Parts of the table that are each no larger than a batch may be."""
+    if table.nbytes <= BATCH_BYTES or table.num_rows <= 1:
+        if table.num_rows:
+            yield table
+        return
+    half = table.num_rows // 2
+    yield from _split(table.slice(0, half))
+    yield from _split(table.slice(half))
+
+
+def _pieces(job: Job, box: Box) -> Iterator[pa.Table]:
+    """The rows of a box in C order, in tables of at most `BATCH_ROWS` rows."""
+    source, coordinates = _open(job)
+    # A packed value is decoded to as many as 8 bytes.
+    sizes = [max(source.encoded(column.name).dtype.itemsize, 8) for column in job.variables]
+    blocks = plan_scan(job.scan.within(box), target_rows=max(BLOCK_BYTES // (sum(sizes) or 1), 1))
+    for block in blocks:
+        axes = blocks.within(block)
+        values = [_read(source, column, block, axes) for column in job.variables]
+        positions = [axis.positions() for axis in axes]
+        size = math.prod(map(len, positions))
+        for start in range(0, size, BATCH_ROWS):
+            cells = np.arange(start, min(start + BATCH_ROWS, size))
+            yield _table(
+                job,
+                coordinates,
+                positions,
+                cells,
+                [each[start : start + BATCH_ROWS] for each in values],
+            )
+
+
+def _read(source: Source, column: Column, block: Box, axes: tuple[Axis, ...]) -> npt.NDArray[Any]:
+    """The selected cells of a block in C order."""
+    region = tuple(slice(lo, hi) for lo, hi in zip(block.lo, block.hi, strict=True))
+    values = source.read(column.name, region)
+    for number, (axis, lo, length) in enumerate(zip(axes, block.lo, block.shape, strict=True)):
+        if axis.size < length:
+            values = values.take(axis.positions() - lo, axis=number)
+    return values.reshape(-1)
+
+
+def _table(
+    job: Job,
+    coordinates: dict[str, pa.Array],
+    positions: list[IndexArray],
+    cells: IndexArray,
+    values: list[npt.NDArray[Any]],
+) -> pa.Table:
+    """The rows of some of a block's selected cells, which are numbered in C order."""
+    if job.nan == "drop" and values:
+        kept = ~np.logical_and.reduce([pd.isnull(each) for each in values])
+        cells, values = cells[kept], [each[kept] for each in values]
+    arrays = []
+    shape = tuple(map(len, positions))
+    places = np.unravel_index(cells, shape) if shape else ()
+    for column, along, place in zip(job.dimensions, positions, places, strict=True):
+        coordinate = coordinates.get(column.name)
+        position = pa.array(along[place])
+        arrays.append(position if coordinate is None else coordinate.take(position))
+    for column, each in zip(job.variables, values, strict=True):
+        arrays.append(to_arrow(each, column, nan_is_null=job.nan != "keep"))
+    return pa.Table.from_arrays(arrays, [c.name for c in (*job.dimensions, *job.variables)])
+
+
+def _open(job: Job) -> tuple[Source, dict[str, pa.Array]]:
+    """The job's group and its coordinates as columns, opened before or now."""
+    place = (job.storage.url, job.snapshot_id, job.group)
+    if place not in _sources:
+        source = Source(_session(job).store, job.group)
+        # What was imported and opened by now lives as long as the worker does.
+        if not gc.get_freeze_count():
+            gc.freeze()
+        _keep(_sources, place, (source, {}))
+    source, coordinates = _sources[place]
+    for column in job.dimensions:
+        values = source.coordinate(column.name)
+        if column.name not in coordinates and values is not None:
+            coordinates[column.name] = to_arrow(values, column)
+    return source, coordinates
+
+
+def _session(job: Job) -> Session:
+    place = (job.storage.url, job.snapshot_id)
+    if place not in _sessions:
+        repository = Repository.open(job.storage)
+        _keep(_sessions, place, repository.readonly_session(snapshot_id=job.snapshot_id))
+    return _sessions[place]
+
+
+def _keep[K, V](kept: OrderedDict[K, V], key: K, value: V) -> None:
+    kept[key] = value
+    while len(kept) > _KEPT:
+        kept.popitem(last=False)
