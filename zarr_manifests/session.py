@@ -258,15 +258,17 @@ class Session:
             if not workspace.changes:
                 raise InvalidArgumentError("nothing to commit: the session has no changes")
             try:
-                done = commit(
-                    self._context,
-                    workspace.view,
-                    workspace.changes,
-                    workspace.keys,
-                    self._branch,
-                    message,
-                    metadata,
-                )
+                with workspace.packed() as (changes, packs):
+                    done = commit(
+                        self._context,
+                        workspace.view,
+                        changes,
+                        workspace.keys,
+                        self._branch,
+                        message,
+                        metadata,
+                        packs,
+                    )
             except BaseException as error:
                 if isinstance(error, CommitOutcomeUnknownError) or not isinstance(
                     error, ManifestsError

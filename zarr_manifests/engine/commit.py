@@ -2,8 +2,9 @@
 
 1. The change set becomes a delta (its larger chunk tables manifests of their own) and a snapshot.
    Every pointer's key, length and checksum are known beforehand, so all of it is uploaded in one
-   parallel round, together with the archive of the root version that is about to be replaced and
-   the fsync of chunks written so far. All must have succeeded before the next step.
+   parallel round, together with the packs still to be written, the archive of the root version
+   that is about to be replaced and the fsync of chunks written so far. All must have succeeded
+   before the next step.
 2. One compare-and-swap of the root (`roots`). Nothing else makes the commit visible.
 3. If somebody else's swap came first and moved the branch, the commit is checked against every
    delta between (`planning.rebase`) and only its snapshot is written anew on top of the new tip;
@@ -24,6 +25,7 @@ from zarr_manifests.engine.changes import ChangeSet
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.objects import Upload
+from zarr_manifests.engine.packs import Pack
 from zarr_manifests.engine.roots import RootAt
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import (
@@ -82,8 +84,9 @@ def commit(
     branch: str,
     message: str,
     metadata: Mapping[str, Any],
+    packs: Sequence[Pack] = (),
 ) -> Committed:
-    """Commit `changes`, made on top of `view`, to the branch.
+    """Commit `changes`, made on top of `view`, to the branch, and write the packs they refer to.
 
     Raises
     ------
@@ -94,10 +97,11 @@ def commit(
     CommitOutcomeUnknownError
         If it cannot be found out whether the swap took effect.
     """
-    prepared = _prepare(context, view, changes, keys, message, metadata)
+    prepared = _prepare(context, view, changes, keys, message, metadata, len(packs))
     pending: list[Callable[[], object]] = [
         partial(context.objects.create, upload.key, upload.data) for upload in prepared.uploads
     ]
+    pending += [partial(pack.write, context.storage, durable=True) for pack in packs]
     pending.append(partial(context.storage.sync, tuple(changes.unsynced)))
     at, parent = context.roots.latest, view
     seen = at.root.branches.get(branch)
@@ -173,6 +177,7 @@ def _prepare(
     keys: SessionKeys,
     message: str,
     metadata: Mapping[str, Any],
+    packs: int,
 ) -> _Prepared:
     tables = {node: ChunkTable.of(refs) for node, refs in changes.chunks.items() if refs}
     encoded = {node: Manifest.of([(node, table)]) for node, table in tables.items()}
@@ -209,7 +214,7 @@ def _prepare(
         None,
         (),
         log.ref,
-        _totals(changes, tables),
+        _totals(tables, len(changes.unsynced) + packs),
     )
     context.objects.remember(log.ref, delta)
     footprint = Footprint(_touched_paths(view, delta), {n: (t,) for n, t in tables.items()})
@@ -314,13 +319,13 @@ def _touched_paths(view: SnapshotView, delta: Delta) -> frozenset[str]:
     return frozenset({node.path for node in delta.nodes} | delta.deleted.keys() | truncated)
 
 
-def _totals(changes: ChangeSet, tables: Mapping[bytes, ChunkTable]) -> dict[str, int]:
+def _totals(tables: Mapping[bytes, ChunkTable], chunk_objects: int) -> dict[str, int]:
     unset = sum(int((table.kind == RefKind.UNSET).sum()) for table in tables.values())
     return {
         "refs-set": sum(map(len, tables.values())) - unset,
         "refs-unset": unset,
         "chunk-bytes": sum(int(table.length.sum()) for table in tables.values()),
-        "chunk-objects": len(changes.unsynced),
+        "chunk-objects": chunk_objects,
     }
 
 

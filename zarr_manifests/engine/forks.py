@@ -2,7 +2,8 @@
 
 A `ForkState` is a value: what a copy needs to open the same snapshot, the changes it started
 from, and the changes it has now. Unpickling it does no I/O; `revive` opens the snapshot.
-Invariants: every copy draws object names of its own before it writes; what a copy changed reaches
+Invariants: every copy draws object names of its own before it writes; a chunk in memory does not
+travel, so freezing a workspace writes its packs; what a copy changed reaches
 a commit only through `merge_forks`; a copy of another repository, session or base is refused.
 """
 
@@ -86,6 +87,7 @@ def freeze(workspace: Workspace, *, explicit: bool) -> ForkState:
     """
     context, origin = workspace.context, workspace.origin
     with workspace.lock:
+        workspace.flush()  # memory does not travel
         after = workspace.changes.copy()
     keys = workspace.keys
     copy_id = keys.session_id if keys is not None else ""
@@ -186,6 +188,7 @@ def merge_forks(
         conflicts = workspace.adopt_merged()
         if conflicts:
             workspace.changes = before
+            workspace.packs.relocate(before)
             raise ConflictError(_DIFFER, conflicts)
         owners.take(trial.owners)
 

@@ -17,15 +17,18 @@ Invariants:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from zarr_manifests.engine.changes import ChangeSet, same_bytes
 from zarr_manifests.engine.chunks import ChunkReader, SessionKeys
 from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.packs import Pack, Packs, StagedRef, check_created, native_ref
 from zarr_manifests.engine.view import SnapshotView
-from zarr_manifests.errors import Conflict, InvalidArgumentError, StorageError
+from zarr_manifests.errors import Conflict, InvalidArgumentError
 from zarr_manifests.format.chunk_table import (
     UNSET,
     ChunkRef,
@@ -111,6 +114,7 @@ class Workspace:
         self.view = view
         self.keys = keys
         self.changes = ChangeSet()
+        self.packs = Packs(self.context.config.pack_bytes, self._new_chunk_key)
         self.pickled = False
         self.reader = ChunkReader(self.storage, view.snapshot_id)
 
@@ -243,11 +247,21 @@ class Workspace:
             self.storage.create(self.keys.next("chunks"), b"")
 
     def write(self, data: bytes) -> ChunkRef:
-        """Store a chunk's bytes, inline or as an object, and say where they are."""
+        """Take a chunk's bytes, inline, staged or as an object, and say where they are."""
         ref = self._place(data)
         if isinstance(ref, NativeRef):
             self.runtime.checkpoint("chunks.create")
-            self._check_created(ref, data, self.storage.create(ref.key, data, durable=False))
+            created = self.storage.create(ref.key, data, durable=False)
+            check_created(self.storage, ref.key, data, created)
+        elif isinstance(ref, StagedRef):
+            with self.lock:
+                pack = self.packs.full(self.changes, ref.length)
+            if pack is not None:
+                try:
+                    self.runtime.checkpoint("chunks.create")
+                    pack.write(self.storage, durable=False)
+                finally:
+                    self._settle(pack)
         return ref
 
     async def write_async(self, data: bytes) -> ChunkRef:
@@ -255,27 +269,59 @@ class Workspace:
         ref = self._place(data)
         if isinstance(ref, NativeRef):
             created = await self.storage.create_async(ref.key, data, durable=False)
-            self._check_created(ref, data, created)
+            check_created(self.storage, ref.key, data, created)
+        elif isinstance(ref, StagedRef):
+            with self.lock:
+                pack = self.packs.full(self.changes, ref.length)
+            if pack is not None:
+                try:
+                    await pack.write_async(self.storage)
+                finally:
+                    self._settle(pack)
         return ref
+
+    def _settle(self, *packs: Pack) -> None:
+        with self.lock:
+            for pack in packs:
+                self.packs.settle(pack, self.changes)
+
+    @contextmanager
+    def packed(self) -> Iterator[tuple[ChangeSet, Sequence[Pack]]]:
+        """The changes without staged chunks, and the packs that must be written for that.
+
+        Those that have been written when the block ends are done with; the chunks of the others
+        stay staged. The lock is held meanwhile.
+        """
+        with self.lock:
+            packs = self.packs.all(self.changes)
+            try:
+                yield self.packs.settled(packs, self.changes), packs
+            finally:
+                self._settle(*packs)
+
+    def flush(self) -> None:
+        """Write all staged chunks, so that others can read them; not durably."""
+        with self.packed() as (_, packs):
+            self.runtime.parallel(
+                [partial(pack.write, self.storage, durable=False) for pack in packs]
+            )
 
     def _place(self, data: bytes) -> ChunkRef:
         if len(data) <= self.inline_chunk_bytes:
             return InlineRef(data)
-        assert self.keys is not None  # the store refuses writes before they come here
-        _, session, number = self.keys.next("chunks").split("/")
-        return NativeRef(session, int(number), 0, len(data), crc32c(data))
+        if len(data) <= self.context.config.pack_chunk_bytes:
+            return StagedRef.of(data)
+        return native_ref(self._new_chunk_key(), 0, len(data), crc32c(data))
 
-    def _check_created(self, ref: NativeRef, data: bytes, created: bool) -> None:
-        if not created and self.storage.get(ref.key) != data:
-            raise StorageError(
-                f"{ref.key} exists with other bytes in {self.storage.url}; two writers share a "
-                "session id, which only a broken source of randomness explains"
-            )
+    def _new_chunk_key(self) -> str:
+        assert self.keys is not None  # the store refuses writes before they come here
+        return self.keys.next("chunks")
 
     def _record(self, key: str, ref: ChunkRef) -> bool:
         """Note a chunk that was stored; False if a commit came between and it must be again.
 
         A commit starts a new session, and what that commits must carry the new session's name.
+        A staged chunk has no name yet.
         """
         with self.lock:
             if isinstance(ref, NativeRef):
@@ -284,6 +330,12 @@ class Workspace:
                 self.changes.unsynced.append(ref.key)
             self._put(key, ref)
             return True
+
+    def _hold(self, node: Node, coords: Coords, ref: ChunkRef) -> None:
+        """Put the ref into the change set; all refs that get there do so by this way."""
+        self.changes.chunks.setdefault(node.node_id, {})[coords] = ref
+        if isinstance(ref, StagedRef):
+            self.packs.stage(ref, node.node_id, coords)
 
     def _put(self, key: str, ref: ChunkRef) -> None:
         chunk = self._chunk(key)
@@ -298,7 +350,7 @@ class Workspace:
             and self.ref(node, coords) == ref
         ):
             return
-        self.changes.chunks.setdefault(node.node_id, {})[coords] = ref
+        self._hold(node, coords, ref)
 
     def delete(self, key: str) -> None:
         """Remove what is at the key, if anything."""
@@ -411,8 +463,9 @@ class Workspace:
         kept: dict[str, ChunkRef] = {}
         if old is not None and old.array is not None:
             table = self.chunks(old)
-            for coords, ref in table.refs() if table is not None else ():
-                if not isinstance(ref, Unset):
+            for coords in map(tuple, table.coords().tolist() if table is not None else ()):
+                ref = self.ref(old, coords)
+                if ref is not None:
                     kept[join(path, old.array.chunk_keys.encode(coords))] = ref
         if old is not None:
             self._drop(path)
@@ -434,7 +487,7 @@ class Workspace:
                 ref = self.ref(node, ()) if chunk is not None else None
                 if chunk is not None and ref is not None:
                     self._drop(slot)
-                    self.changes.chunks.setdefault(chunk[0].node_id, {})[chunk[1]] = ref
+                    self._hold(*chunk, ref)
         end = len(path)
         while end > 0:
             end = max(path.rfind("/", 0, end), 0)
@@ -460,18 +513,19 @@ class Workspace:
                 reason = "written with different bytes by two writers of the same session"
                 conflicts.append(Conflict(f"/{array.path}", "chunks", reason, (coords,)))
             self._drop(slot)
-            self.changes.chunks.setdefault(array.node_id, {})[coords] = ref
+            self._hold(array, coords, ref)
         return conflicts
 
     def _take_from(self, above: Node, meta: ArrayMeta, below: str) -> None:
         """Chunks of an array further up that now belong to one nested in its key space."""
         table = self.chunks(above)
-        for coords, ref in table.refs() if table is not None else ():
+        for coords in map(tuple, table.coords().tolist() if table is not None else ()):
             key = join(above.path, meta.chunk_keys.encode(coords))
             chunk = self._chunk(key) if key.startswith(below) else None
-            if chunk is not None and chunk[0].node_id != above.node_id:
+            ref = self.ref(above, coords)
+            if chunk is not None and ref is not None and chunk[0].node_id != above.node_id:
                 self._unset(above, coords)
-                self.changes.chunks.setdefault(chunk[0].node_id, {})[chunk[1]] = ref
+                self._hold(*chunk, ref)
 
 
 def _check(key: str) -> None:
