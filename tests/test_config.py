@@ -13,9 +13,15 @@ from zarr_manifests import RepositoryConfig
 from zarr_manifests.errors import ConfigError, InvalidArgumentError
 
 
-@given(st.integers(0, 65_536), st.integers(1, 1_000), st.integers(1, 10_000))
-def test_round_trip(inline: int, deltas: int, attempts: int) -> None:
-    config = RepositoryConfig(inline, deltas, attempts)
+@given(
+    st.integers(0, 65_536),
+    st.integers(1, 1_000),
+    st.integers(1, 10_000),
+    st.integers(0, 1 << 26),
+    st.integers(1, 1 << 30),
+)
+def test_round_trip(inline: int, deltas: int, attempts: int, small: int, pack: int) -> None:
+    config = RepositoryConfig(inline, deltas, attempts, small, pack)
     assert RepositoryConfig.from_dict(config.to_dict()) == config
     underscored = {name.replace("-", "_"): value for name, value in config.to_dict().items()}
     assert RepositoryConfig.from_dict(underscored) == config
@@ -26,6 +32,8 @@ def test_names_are_hyphened() -> None:
         "inline-chunk-bytes",
         "max-delta-count",
         "commit-attempts",
+        "pack-chunk-bytes",
+        "pack-bytes",
     ]
 
 
@@ -41,6 +49,8 @@ def test_what_is_left_out_has_its_default() -> None:
         ({"inline-chunk-bytes": 65_537}, "inline-chunk-bytes: 65537 is not within"),
         ({"max-delta-count": 0}, "max-delta-count: 0 is not within 1 to 1000"),
         ({"commit-attempts": 0}, "commit-attempts: 0 is not within"),
+        ({"pack-bytes": 0}, "pack-bytes: 0 is not within 1 to 1073741824"),
+        ({"pack-chunk-bytes": 67_108_865}, "pack-chunk-bytes: 67108865 is not within 0 to"),
         ({"max-delta-count": "3"}, "max-delta-count: expected a whole number, got '3'"),
         ({"max-delta-count": True}, "max-delta-count: expected a whole number, got True"),
         ({"max-delta-count": 3.0}, "max-delta-count: expected a whole number"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 
@@ -46,6 +48,20 @@ BUILT_IN = {
     "UnsupportedFormatError": ValueError,
     "UnsupportedStorageError": ValueError,
 }
+
+
+def test_the_tree_is_as_documented() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "errors.md").read_text(encoding="utf-8")
+    tree = page.split("```")[1]
+    documented: dict[str, set[str]] = {}
+    above = ["Exception"]
+    for indent, name, built_ins in re.findall(
+        r"^([│├└─ ]*)(\w+)(?: \((.+)\))?$", tree, re.MULTILINE
+    ):
+        depth = 1 + len(indent) // 4
+        documented[name] = {above[depth - 1], *(built_ins.split(", ") if built_ins else ())}
+        above[depth:] = [name]
+    assert documented == {kind.__name__: {b.__name__ for b in kind.__bases__} for kind in ALL}
 
 
 def test_there_is_one_root_and_everything_is_public() -> None:

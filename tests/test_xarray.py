@@ -236,7 +236,7 @@ def test_two_copies_that_wrote_half_a_chunk_each_cannot_be_merged(storage):
 
 @pytest.mark.parametrize("broken", ["source", "storage"])
 def test_a_write_that_fails_midway_commits_nothing(storage, scheduler, broken):
-    zm.write(winds(2), storage, message="create")
+    zm.write(winds(2), storage, message="create", config={"pack-chunk-bytes": 0})
     before = open_repo(storage).load()
     more = winds(40, "1982-03").chunk(time=2)
     location = storage

@@ -24,16 +24,16 @@ class RepositoryConfig:
     inline_chunk_bytes : int
         Chunks of at most this many bytes are kept in the manifest itself, not in an object of
         their own. 0 to 65,536.
-    pack_chunk_bytes : int
-        Chunks of at most this many bytes that are not inline share objects, packs, with others.
-        0 to 67,108,864.
-    pack_bytes : int
-        Size of a pack at which it is written before the commit. 1 to 1,073,741,824.
     max_delta_count : int
         Number of deltas since the base at which a commit is followed by a fold, which rewrites
         them into a new base. 1 to 1,000.
     commit_attempts : int
         How often a commit that other writers overtake is rebased and swapped again. 1 to 10,000.
+    pack_chunk_bytes : int
+        Chunks of at most this many bytes that are not inline share objects, packs, with others.
+        0 to 67,108,864.
+    pack_bytes : int
+        Size of a pack at which it is written before the commit. 1 to 1,073,741,824.
 
     Raises
     ------
@@ -48,18 +48,18 @@ class RepositoryConfig:
     """
 
     inline_chunk_bytes: int = 512
-    pack_chunk_bytes: int = 262_144
-    pack_bytes: int = 8_388_608
     max_delta_count: int = 50
     commit_attempts: int = 100
+    pack_chunk_bytes: int = 262_144
+    pack_bytes: int = 8_388_608
 
     def __post_init__(self) -> None:
         bounds = {
             "inline_chunk_bytes": (0, 65_536),
-            "pack_chunk_bytes": (0, 67_108_864),
-            "pack_bytes": (1, 1_073_741_824),
             "max_delta_count": (1, 1_000),
             "commit_attempts": (1, 10_000),
+            "pack_chunk_bytes": (0, 67_108_864),
+            "pack_bytes": (1, 1_073_741_824),
         }
         problems = []
         for name, (low, high) in bounds.items():

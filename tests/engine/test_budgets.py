@@ -197,6 +197,7 @@ def test_a_warm_commit_takes_two_rounds() -> None:
         # What follows the swap is not waited for.
         due = [(r.op, r.key.split("/")[0]) for r in counting.log if r.op in ("create", "cas")]
         assert sorted(due[:-1]) == [
+            ("create", "chunks"),
             ("create", "deltas"),
             ("create", "root"),
             ("create", "snapshots"),

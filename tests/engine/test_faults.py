@@ -26,6 +26,7 @@ from zarr_manifests.errors import (
     ManifestsError,
     NotARepositoryError,
     NotFoundError,
+    SessionClosedError,
     StorageError,
     StorageFullError,
 )
@@ -282,6 +283,25 @@ def test_swap_that_always_fails_far_away_is_in_doubt() -> None:
         session.commit("again")
 
 
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_full_disk_far_away_is_a_refusal_only_if_nothing_was_sent_before(before: int) -> None:
+    """A swap that timed out may still land when the next one is refused."""
+    storage = MemoryStorage()
+    seed(storage)
+    faults = [Fault("fail_before", op="cas", count=before)] if before else []
+    faults.append(Fault("fail_before", op="cas", skip=before, error=StorageFullError))
+    faulty = RemoteStorage(FaultyStorage(storage, faults))
+    session = Repository.open(faulty, runtime=RUNTIME).writable_session("main")
+    put(session, "a/c/5", b"new")
+    with pytest.raises(CommitOutcomeUnknownError if before else StorageFullError):
+        session.commit("new")
+    if before:
+        with pytest.raises(SessionClosedError):
+            session.commit("again")
+    else:
+        session.commit("again")
+
+
 @pytest.mark.parametrize("kind", ["fail_before", "truncate", "flip_bits"])
 def test_lost_answer_and_then_an_unreadable_root_is_in_doubt(kind: FaultKind) -> None:
     """It took effect, and nobody may say that it did not."""
@@ -394,7 +414,7 @@ def test_disk_full_at_every_write_of_a_commit() -> None:
         put(session, "a/c/3", b"newer" + BIG)
         return session.commit("new")
 
-    for room in range(6):  # two chunks, delta, snapshot, archive, swap
+    for room in range(5):  # a pack of two chunks, delta, snapshot, archive, swap
         disk = FullDisk(copy_of(base), room)
         session = Repository.open(disk, runtime=RUNTIME).writable_session("main")
         with pytest.raises(StorageFullError):
@@ -407,7 +427,7 @@ def test_disk_full_at_every_write_of_a_commit() -> None:
         assert found.heads["main"]["a/c/3"] == b"newer" + BIG
         assert found.messages == ("new", "old", "create repository")
         assert Repository.open(disk.storage).list_branches()["main"] == snapshot_id
-    assert isinstance(write(Repository.open(FullDisk(copy_of(base), 6)).writable_session()), str)
+    assert isinstance(write(Repository.open(FullDisk(copy_of(base), 5)).writable_session()), str)
 
 
 # --- a disk that crashes ---------------------------------------------------------------------
