@@ -99,7 +99,8 @@ def test_document_paths() -> None:
     assert document_path("a/b/zarr.json") == "a/b"
     assert document_path("a/zarr.json/") is None
     assert document_path("a/xzarr.json") is None
-    assert document_path("a/.zarray") is None
+    assert [document_path(f"a/{name}") for name in (".zarray", ".zgroup", ".zattrs")] == ["a"] * 3
+    assert document_path("a/.zmetadata") is None
     assert document_path("/zarr.json") is None
 
 

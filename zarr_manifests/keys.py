@@ -1,11 +1,17 @@
 """What a Zarr key and a Zarr metadata document mean.
 
-A key is one of three things: the metadata document of a node (`<path>/zarr.json`), a chunk of an
-array (`<path>/c/0/12/3`, by that array's chunk key encoding), or anything else, which is kept as
-an *opaque* entry. Invariant: only a canonical chunk key inside the array's grid is a chunk, so
-that key and coordinate determine each other; `c/01`, `c/+1` or a key off the grid are opaque.
+A key is one of three things: a metadata document of a node (`<path>/zarr.json`; in Zarr v2
+`.zarray` or `.zgroup`, and `.zattrs`), a chunk of an array (`<path>/c/0/12/3`, by that array's
+chunk key encoding), or anything else, which is kept as an *opaque* entry. Invariants:
 
-Source: Zarr v3 core specification, sections "Array metadata", "Chunk key encoding".
+- Only a canonical chunk key inside the array's grid is a chunk, so that key and coordinate
+  determine each other; `c/01`, `c/+1` or a key off the grid are opaque.
+- A node has the documents of one format. Which of several at one path make the node depends on
+  nothing but what they say (`node_documents`).
+
+Sources: Zarr v3 core specification, sections "Array metadata", "Chunk key encoding"; Zarr v2
+specification, sections "Metadata", "Hierarchies"; for dimension names in v2, the attribute
+`_ARRAY_DIMENSIONS` of xarray.
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, Literal
@@ -20,18 +27,29 @@ from typing import Any, Final, Literal
 from zarr_manifests.grid import MAX_BOX_CHUNKS, Box, Coords, grid_shape
 
 __all__ = [
+    "DOCUMENTS",
+    "V2_ARRAY",
+    "V2_ATTRIBUTES",
+    "V2_GROUP",
     "V3_DOCUMENT",
     "ArrayMeta",
     "ChunkKeys",
     "GroupMeta",
     "document_path",
     "join",
+    "node_documents",
     "parse_document",
+    "parse_documents",
     "split",
 ]
 
 V3_DOCUMENT: Final = "zarr.json"
+V2_ARRAY: Final = ".zarray"
+V2_GROUP: Final = ".zgroup"
+V2_ATTRIBUTES: Final = ".zattrs"
+DOCUMENTS: Final = (V3_DOCUMENT, V2_ARRAY, V2_GROUP, V2_ATTRIBUTES)
 _MAX_NDIM: Final = 64
+_MALFORMED: Final = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 
 
@@ -52,11 +70,11 @@ def document_path(key: str) -> str | None:
     Examples
     --------
     >>> from zarr_manifests.keys import document_path
-    >>> document_path("air/t/zarr.json"), document_path("zarr.json"), document_path("air/c/0")
+    >>> document_path("air/t/zarr.json"), document_path(".zgroup"), document_path("air/c/0")
     ('air/t', '', None)
     """
     path, name = split(key)
-    return path if name == V3_DOCUMENT and not key.startswith("/") else None
+    return path if name in DOCUMENTS and not key.startswith("/") else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +156,37 @@ class ArrayMeta:
         return self.dimension_names == (split(path)[1],)
 
 
+def node_documents(found: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Those of the documents found at one path, by file name, that make a node; maybe none.
+
+    `zarr.json` if it is well-formed, else `.zarray`, else `.zgroup`; the last two with `.zattrs`,
+    whatever that says.
+
+    Examples
+    --------
+    >>> from zarr_manifests.keys import node_documents
+    >>> node_documents({".zgroup": b'{"zarr_format": 2}', ".zattrs": b"{}", "zarr.json": b"{}"})
+    {'.zgroup': b'{"zarr_format": 2}', '.zattrs': b'{}'}
+    """
+    for name in (V3_DOCUMENT, V2_ARRAY, V2_GROUP):
+        if name in found and parse_documents({name: found[name]}) is not None:
+            names = (name,) if name == V3_DOCUMENT else (name, V2_ATTRIBUTES)
+            return {name: found[name] for name in names if name in found}
+    return {}
+
+
+def parse_documents(documents: Mapping[str, bytes]) -> ArrayMeta | GroupMeta | None:
+    """What the documents of one node say; None if they are none of one."""
+    match documents:
+        case {"zarr.json": document}:
+            return parse_document(document)
+        case {".zarray": document}:
+            return _parse_v2_array(document, documents.get(V2_ATTRIBUTES))
+        case {".zgroup": document}:
+            return _parse_v2_group(document)
+    return None
+
+
 @lru_cache(maxsize=4096)
 def parse_document(document: bytes) -> ArrayMeta | GroupMeta | None:
     """What a Zarr v3 metadata document says; None if it is malformed or cannot be gridded.
@@ -157,8 +206,40 @@ def parse_document(document: bytes) -> ArrayMeta | GroupMeta | None:
         if fields["node_type"] == "group":
             return GroupMeta()
         return _parse_array(fields) if fields["node_type"] == "array" else None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except _MALFORMED:
         return None
+
+
+@lru_cache(maxsize=4096)
+def _parse_v2_group(document: bytes) -> GroupMeta | None:
+    try:
+        return GroupMeta() if json.loads(document)["zarr_format"] == 2 else None
+    except _MALFORMED:
+        return None
+
+
+@lru_cache(maxsize=4096)
+def _parse_v2_array(document: bytes, attributes: bytes | None) -> ArrayMeta | None:
+    try:
+        fields = json.loads(document)
+        if fields["zarr_format"] != 2:
+            return None
+        shape, chunks = tuple(fields["shape"]), tuple(fields["chunks"])
+        separator = fields.get("dimension_separator", ".")
+        return _array(shape, chunks, "v2", separator, _v2_dimensions(attributes, len(shape)))
+    except _MALFORMED:
+        return None
+
+
+def _v2_dimensions(attributes: bytes | None, ndim: int) -> tuple[str, ...] | None:
+    """Names of the axes as xarray writes them; None for other attributes, or no readable ones."""
+    try:
+        names = json.loads(attributes or b"{}")["_ARRAY_DIMENSIONS"]
+    except _MALFORMED:
+        return None
+    if not isinstance(names, list) or len(names) != ndim:
+        return None
+    return tuple(names) if all(isinstance(name, str) for name in names) else None
 
 
 def _parse_array(fields: Any) -> ArrayMeta | None:
@@ -171,6 +252,17 @@ def _parse_array(fields: Any) -> ArrayMeta | None:
         encoding = {"name": encoding}
     kind = encoding["name"]
     separator = encoding.get("configuration", {}).get("separator", "." if kind == "v2" else "/")
+    if names is not None:
+        names = tuple(names)
+        if len(names) != len(shape) or not all(n is None or isinstance(n, str) for n in names):
+            return None
+    return _array(shape, chunks, kind, separator, names)
+
+
+def _array(
+    shape: Coords, chunks: Coords, kind: Any, separator: Any, names: tuple[str | None, ...] | None
+) -> ArrayMeta | None:
+    """The array, if there can be one like that."""
     if (
         kind not in ("default", "v2")
         or separator not in ("/", ".")
@@ -181,8 +273,4 @@ def _parse_array(fields: Any) -> ArrayMeta | None:
         or math.prod(grid_shape(shape, chunks)) >= MAX_BOX_CHUNKS
     ):
         return None
-    if names is not None:
-        names = tuple(names)
-        if len(names) != len(shape) or not all(n is None or isinstance(n, str) for n in names):
-            return None
     return ArrayMeta(shape, chunks, ChunkKeys(kind, separator), names)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import zarr
 from typer.testing import CliRunner, Result
+from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
 from zarr_manifests.cli import app
@@ -108,6 +109,18 @@ def test_tree_counts_chunks_when_asked(url: str) -> None:
     assert counted("--branch", "trial") == "4/4"
     table = lines("tree", url, "--chunks")
     assert table[5].split()[-3:] == ["0/1", "0", "B"]
+
+
+def test_tree_of_format_2(url: str) -> None:
+    session = zm.Repository.open(url).writable_session("main")
+    group = zarr.create_group(session.store, path="old", zarr_format=2)
+    group.create_array("height", shape=(4,), dtype="f4", attributes={"units": "m"})
+    group.create_array("pairs", shape=(2,), dtype=[("x", "i4"), ("y", "f8")])
+    session.store.set_sync("old/pairs/.zattrs", cpu.Buffer.from_bytes(b"{"))
+    session.commit("format 2")
+    shown = lines("tree", url)
+    assert any("height" in line and "<f4" in line and line.endswith(" m") for line in shown)
+    assert any("pairs" in line and "structured" in line for line in shown)
 
 
 def test_tree_of_nothing(url: str) -> None:

@@ -17,7 +17,14 @@ from hypothesis.stateful import (
 )
 
 from zarr_manifests import ManifestStore, Repository
-from zarr_manifests.keys import ArrayMeta, parse_document
+from zarr_manifests.keys import (
+    DOCUMENTS,
+    V3_DOCUMENT,
+    ArrayMeta,
+    join,
+    node_documents,
+    parse_documents,
+)
 from zarr_manifests.storage import MemoryStorage
 
 
@@ -45,11 +52,33 @@ def group_document(note: int = 0) -> bytes:
     return json.dumps(document).encode()
 
 
+def v2_array_document(shape: tuple[int, ...], separator: str | None = None) -> bytes:
+    fields = {
+        "zarr_format": 2,
+        "shape": shape,
+        "chunks": [1] * len(shape),
+        "dtype": "|u1",
+        "compressor": None,
+        "fill_value": 0,
+        "order": "C",
+        "filters": None,
+    }
+    return json.dumps(
+        fields if separator is None else {**fields, "dimension_separator": separator}
+    ).encode()
+
+
 # --- the model -------------------------------------------------------------------------------
 
 
+def _documents(model: dict[str, bytes], path: str) -> dict[str, bytes]:
+    """Those that make the node at the path."""
+    keys = {name: join(path, name) for name in DOCUMENTS}
+    return node_documents({name: model[key] for name, key in keys.items() if key in model})
+
+
 def _array(model: dict[str, bytes], path: str) -> ArrayMeta | None:
-    meta = parse_document(model.get(f"{path}/zarr.json" if path else "zarr.json", b""))
+    meta = parse_documents(_documents(model, path))
     return meta if isinstance(meta, ArrayMeta) else None
 
 
@@ -69,27 +98,29 @@ def _owner(model: dict[str, bytes], key: str) -> tuple[str, tuple[int, ...]] | N
 def model_set(model: dict[str, bytes], key: str, data: bytes) -> None:
     """A dict's `set`, but that a shrunken array loses the chunks that are cut off."""
     path, _, name = key.rpartition("/")
-    was, new = _array(model, path), parse_document(data)
-    if (
-        name == "zarr.json"
-        and isinstance(was, ArrayMeta)
-        and isinstance(new, ArrayMeta)
-        and was.same_chunking(new)
-    ):
-        for other in list(model):
-            owner = _owner(model, other)
-            if owner is not None and owner[0] == path and owner[1] not in new.grid:
-                del model[other]
+    if name in DOCUMENTS:
+        after = {**model, key: data}
+        was, new = _array(model, path), _array(after, path)
+        formats = {V3_DOCUMENT in _documents(state, path) for state in (model, after)}
+        if was is not None and new is not None and was.same_chunking(new) and len(formats) == 1:
+            for other in list(model):
+                owner = _owner(model, other)
+                if owner is not None and owner[0] == path and owner[1] not in new.grid:
+                    del model[other]
     model[key] = data
 
 
 # --- the machine -----------------------------------------------------------------------------
 
 _PATHS = ["", "a", "a/b", "a/c", "g"]
-_RESTS = ["c/0", "c/1", "c/2", "c/3", "c/0/1", "c/1/1", "c", "0", "1", "0.1", "1.1", "c/01", "c/+1"]
-_OTHER_KEYS = ["a/.zarray", "a//c/0", "x/y/z", "c/9999999999999999999", "a/zarr.json/c/0", "ab/c/0"]
+_RESTS = ["c/0", "c/1", "c/2", "c/3", "c/0/1", "c/1/1", "c"]
+_RESTS += ["0", "1", "2", "3", "0/1", "1/1", "0.1", "1.1", "c/01", "c/+1"]
+_OTHER_KEYS = [".zmetadata", "a//c/0", "x/y/z", "c/9999999999999999999", "a/zarr.json/c/0"]
+_OTHER_KEYS += ["a/.zarray/0", "ab/c/0"]
 _CHUNK_KEYS = [f"{path}/{rest}".lstrip("/") for path in _PATHS for rest in _RESTS] + _OTHER_KEYS
-_DOCUMENT_KEYS = [f"{path}/zarr.json".lstrip("/") for path in _PATHS]
+_V3_KEYS = [join(path, "zarr.json") for path in _PATHS]
+_V2_KEYS = [join(path, name) for path in _PATHS[:3] for name in DOCUMENTS[1:]]
+_DOCUMENT_KEYS = _V3_KEYS + _V2_KEYS
 _PREFIXES = ["", "a", "a/b", "a/c", "a/c/", "g", "c", "a/c/1", "x/y", "nothing"]
 
 _shapes = st.one_of(
@@ -97,7 +128,7 @@ _shapes = st.one_of(
     st.tuples(st.integers(0, 4)),
     st.tuples(st.integers(1, 3), st.integers(1, 3)),
 )
-_documents = st.one_of(
+_v3_documents = st.one_of(
     st.builds(
         array_document,
         _shapes,
@@ -108,6 +139,12 @@ _documents = st.one_of(
     st.builds(array_document, _shapes),
     st.builds(group_document, st.integers(0, 1)),
     st.sampled_from([b"", b"{", b"{}", b'{"zarr_format": 3, "node_type": "array"}']),
+)
+_v2_documents = st.one_of(
+    st.builds(v2_array_document, _shapes, st.sampled_from([None, ".", "/"])),
+    st.builds(v2_array_document, _shapes, st.just("/")),
+    st.just(b'{"zarr_format": 2}'),
+    st.sampled_from([b"{}", b"", b'{"_ARRAY_DIMENSIONS": ["b"]}', group_document()]),
 )
 # Some fit in a manifest (4 bytes), some do not.
 _values = st.binary(max_size=8)
@@ -128,15 +165,22 @@ class Machine(RuleBasedStateMachine):
     def store(self) -> ManifestStore:
         return self.session.store
 
-    @rule(key=st.sampled_from(_DOCUMENT_KEYS), data=_documents)
+    @rule(key=st.sampled_from(_V3_KEYS), data=_v3_documents)
     def set_document(self, key: str, data: bytes) -> None:
         self.store.workspace.set(key, data)
         model_set(self.model, key, data)
 
+    @rule(key=st.sampled_from(_V2_KEYS), data=_v2_documents)
+    def set_v2_document(self, key: str, data: bytes) -> None:
+        self.set_document(key, data)
+
+    @rule(path=st.sampled_from(_PATHS[:3]), n=st.integers(0, 4))
+    def resize_v2(self, path: str, n: int) -> None:
+        self.set_document(join(path, ".zarray"), v2_array_document((n,), "/"))
+
     @rule(path=st.sampled_from(_PATHS[:3]), n=st.integers(0, 4))
     def resize(self, path: str, n: int) -> None:
-        key = f"{path}/zarr.json".lstrip("/")
-        self.set_document(key, array_document((n,)))
+        self.set_document(join(path, "zarr.json"), array_document((n,)))
 
     @rule(keys=st.lists(st.sampled_from(_CHUNK_KEYS), min_size=1, max_size=6), data=_values)
     def set_values(self, keys: list[str], data: bytes) -> None:

@@ -141,6 +141,8 @@ def place_of(index: int, lo: list[int], shape: list[int]) -> Coords:
 
 def chunk_key(document: dict[str, Any], coords: Coords) -> str:
     """The key of a chunk, below its array."""
+    if document["zarr_format"] == 2:
+        return document.get("dimension_separator", ".").join(map(str, coords)) or "0"
     encoding = document["chunk_key_encoding"]
     if isinstance(encoding, str):
         encoding = {"name": encoding}
@@ -210,9 +212,9 @@ class Reader:
                 found.update((path[1:], self.bytes_at(place)) for place in places.values())
                 continue
             below = f"{path}/" if path else ""
-            found[f"{below}zarr.json"] = documents["zarr.json"]
+            found.update((below + name, value) for name, value in documents.items())
             if kind == ARRAY:
-                document = json.loads(documents["zarr.json"])
+                document = json.loads(documents.get("zarr.json") or documents[".zarray"])
                 for coords, place in self.chunks(snapshot, base, cuts, node_id).items():
                     found[below + chunk_key(document, coords)] = self.bytes_at(place)
         return found

@@ -84,6 +84,15 @@ def make(location: object) -> zm.Repository:
         v2["separator"] = "."
         root.create_array("v2-scalar", data=np.int32(7), chunk_key_encoding=v2)
         root.create_array("none", shape=(0, 3), chunks=(2, 3), dtype="f4")
+        old = zarr.create_group(store, path="old", zarr_format=2, attributes={"format": 2})
+        old.create_array("dots", data=noise(4, 4, seed=7), chunks=(2, 2), attributes={"n": 1})
+        slashes = {"name": "v2", "separator": "/"}
+        old.create_array(
+            "slashes", data=noise(40, 40, seed=8), chunks=(2, 20), chunk_key_encoding=slashes
+        )
+        old.create_array("scalar", data=np.int32(7))
+        for name in (".zgroup", ".zattrs"):  # Zarr makes groups above; the root is one of v3
+            asyncio.run(store.delete(name))
     with commit(repo, "append") as store:
         grown = zarr.open_array(store, path="air/t")
         grown.append(noise(7, 20, seed=1))
@@ -152,6 +161,8 @@ def test_every_snapshot_reads_as_zarr_reads_it(repository: zm.Repository, copies
     assert values["long/c/2"] == b"again" * 2
     assert "long/c/1" not in values
     assert values["bad/zarr.json"] == b"{"
+    assert {"old/.zgroup", "old/.zattrs", "old/dots/.zattrs", "old/scalar/0"} <= values.keys()
+    assert {"old/dots/1.1", "old/slashes/19/1"} <= values.keys()
     assert not [key for key in values if key.startswith(("air/x", "air/t/c/0", "notes"))]
 
 

@@ -24,7 +24,7 @@ from zarr_manifests.cli.console import (
 )
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.format.nodes import Node, NodeKind
-from zarr_manifests.keys import V3_DOCUMENT, ArrayMeta
+from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT, ArrayMeta
 from zarr_manifests.repository import Repository
 
 __all__ = ["run"]
@@ -99,9 +99,20 @@ def _below(
 
 
 def _document(node: Node) -> Mapping[str, Any]:
-    document = node.documents.get(V3_DOCUMENT)
-    fields: Mapping[str, Any] = {} if document is None else json.loads(document)
-    return fields
+    """Data type and attributes as a v3 document has them."""
+    if V3_DOCUMENT in node.documents:
+        fields: Mapping[str, Any] = json.loads(node.documents[V3_DOCUMENT])
+        return fields
+    array = json.loads(node.documents.get(V2_ARRAY, b"{}"))
+    try:
+        attributes = json.loads(node.documents.get(V2_ATTRIBUTES, b"{}"))
+    except ValueError:  # they may be anything
+        attributes = None
+    kind = array.get("dtype", "")
+    return {
+        "data_type": kind if isinstance(kind, str) else "structured",
+        "attributes": attributes,
+    }
 
 
 def _dimensions(array: ArrayMeta) -> str:

@@ -1,4 +1,4 @@
-"""Chunk bytes: written as objects of their own or inline, read by exactly the range they have.
+"""Chunk bytes: the names of the objects they are written to, and reads of exactly their range.
 
 Invariants: a chunk that is referenced and cannot be had, whole and undamaged, is an error and
 never `None`; a whole chunk's checksum is verified on every read; objects are put-if-absent under

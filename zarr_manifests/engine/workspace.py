@@ -8,6 +8,7 @@ Invariants:
 
 - A key reads what was last written to it, whatever it is classified as. When a document arrives,
   goes, or changes how chunks are keyed, entries below it change their class and keep their value.
+  Documents of a second format at a node's path are opaque, and become the node's when its own go.
 - A byte-identical document, a byte-identical inline chunk of a coordinate (an append in xarray
   writes all coordinates anew) and the unset of an absent chunk change nothing.
 - A shrink cuts off whole chunks for good: a later growth does not bring them back.
@@ -41,12 +42,14 @@ from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Coords
 from zarr_manifests.ids import NODE_ID_BYTES, crc32c
 from zarr_manifests.keys import (
+    DOCUMENTS,
     V3_DOCUMENT,
     ArrayMeta,
-    GroupMeta,
     document_path,
     join,
-    parse_document,
+    node_documents,
+    parse_documents,
+    split,
 )
 from zarr_manifests.planning.merge import (
     Layer,
@@ -136,9 +139,9 @@ class Workspace:
         _check(key)
         path = document_path(key)
         if path is not None:
-            node = self.node(path)
-            if node is not None:
-                return InlineRef(node.documents[V3_DOCUMENT])
+            node, name = self.node(path), split(key)[1]
+            if node is not None and name in node.documents:
+                return InlineRef(node.documents[name])
         chunk = self._chunk(key)
         if chunk is not None:
             return self.ref(*chunk)
@@ -189,9 +192,7 @@ class Workspace:
                 if path[1:].startswith(prefix):
                     yield path[1:]
                 continue
-            document = join(path, V3_DOCUMENT)
-            if document.startswith(prefix):
-                yield document
+            yield from (key for key in node.document_keys if key.startswith(prefix))
             below = path + "/" if path else ""
             if node.array and (below.startswith(prefix) or prefix.startswith(below)):
                 for key in self._chunk_keys(node, node.array):
@@ -208,9 +209,10 @@ class Workspace:
         found = set()
         skip = len(prefix)
         for path, node in self.nodes().items():
-            name = path[1:] if node.kind is NodeKind.OPAQUE else join(path, V3_DOCUMENT)
-            if name.startswith(prefix):
-                found.add(name[skip:].partition("/")[0])
+            names = (path[1:],) if node.kind is NodeKind.OPAQUE else node.document_keys
+            for name in names:
+                if name.startswith(prefix):
+                    found.add(name[skip:].partition("/")[0])
             below = path + "/" if path else ""
             if node.array is not None and prefix.startswith(below):
                 for key in self._chunk_keys(node, node.array):
@@ -358,9 +360,12 @@ class Workspace:
         """Remove what is at the key, if anything."""
         self._before_change(key)
         with self.lock:
-            path = document_path(key)
-            if path is not None and self.node(path) is not None:
-                self._replace_node(path, None)
+            path, name = document_path(key), split(key)[1]
+            node = self.node(path) if path is not None else None
+            if path is not None and node is not None and name in node.documents:
+                documents = self._documents(path)
+                del documents[name]
+                self._settle_node(path, documents, name)
                 return
             chunk = self._chunk(key)
             if chunk is not None:
@@ -373,17 +378,16 @@ class Workspace:
         self._before_change(prefix)
         with self.lock:
             for path, node in self.nodes().items():
-                name = path[1:] if node.kind is NodeKind.OPAQUE else join(path, V3_DOCUMENT)
                 below = path + "/" if path else ""
-                if node.kind is NodeKind.OPAQUE or below.startswith(prefix):
-                    if name.startswith(prefix):
+                if node.kind is NodeKind.OPAQUE:
+                    if path[1:].startswith(prefix):
                         self._drop(path)
+                elif below.startswith(prefix):
+                    self._drop(path)
                 elif node.array is not None and prefix.startswith(below):
                     for key in list(self._chunk_keys(node, node.array)):
                         if key.startswith(prefix):
                             self.delete(key)
-                    if name.startswith(prefix):
-                        self._drop(path)
 
     def _unset(self, node: Node, coords: Coords) -> None:
         if self.ref(node, coords) is None:
@@ -417,36 +421,63 @@ class Workspace:
     # --- documents ---------------------------------------------------------------------------
 
     def _set_document(self, key: str, data: bytes) -> bool:
-        """Take `data` as the metadata document of a node; False if it cannot be one."""
+        """Take `data` as a metadata document of a node; False if it is none."""
         path = document_path(key)
         if path is None:
             return False
-        meta = parse_document(data)
+        name = split(key)[1]
         with self.lock:
-            node = self.node(path)
-            if meta is None:
-                if node is not None:
-                    self._replace_node(path, None)
-                return False
-            self._drop(_OPAQUE + key)
-            if node is None:
-                self._replace_node(path, data)
-            elif node.documents[V3_DOCUMENT] != data:
-                self._update_document(node, data, meta)
-            return True
+            documents = {**self._documents(path), name: data}
+            self._settle_node(path, documents, name)
+            return name in node_documents(documents)
 
-    def _update_document(self, node: Node, data: bytes, meta: ArrayMeta | GroupMeta) -> None:
-        was = node.meta
-        stays = isinstance(was, GroupMeta) and isinstance(meta, GroupMeta)
-        if isinstance(was, ArrayMeta) and isinstance(meta, ArrayMeta):
-            stays = was.same_chunking(meta)
-            if stays:
-                self._truncate(node, was.grid.hi, meta.grid.hi)
-        if not stays:
-            self._replace_node(node.path, data)
+    def _documents(self, path: str) -> dict[str, bytes]:
+        """What lies at the path under names of documents, be it the node's or opaque."""
+        node = self.node(path)
+        found = {} if node is None else dict(node.documents)
+        for name in DOCUMENTS:
+            opaque = self.node(_OPAQUE + join(path, name))
+            ref = None if opaque is None else self.ref(opaque, ())
+            if ref is not None:
+                found[name] = self.reader.read(ref, 0, ref.length)
+        return found
+
+    def _settle_node(self, path: str, documents: Mapping[str, bytes], changed: str) -> None:
+        """Make the node that these documents at its path ask for; the others become opaque.
+
+        The one that is being `changed`, if it is none of the node's, is left to the caller.
+        """
+        node, due = self.node(path), node_documents(documents)
+        before = {} if node is None else node.documents
+        for name in due.keys() - before.keys():
+            self._drop(_OPAQUE + join(path, name))
+        if before == due:
             return
-        self.changes.nodes[node.path] = replace(node, documents={V3_DOCUMENT: data})
-        if isinstance(was, ArrayMeta) and isinstance(meta, ArrayMeta):
+        if node is None or not due:
+            self._replace_node(path, due)
+        else:
+            self._update_node(node, due)
+        for name in before.keys() - due.keys() - {changed}:
+            data = before[name]
+            # Not written right now, since the lock is held.
+            small = len(data) <= self.inline_chunk_bytes
+            self._put(join(path, name), InlineRef(data) if small else StagedRef.of(data))
+
+    def _update_node(self, node: Node, documents: Mapping[str, bytes]) -> None:
+        was, now = node.meta, parse_documents(documents)
+        if isinstance(was, ArrayMeta) and isinstance(now, ArrayMeta):
+            # From one format to the other is no resize: chunks off the grid become opaque.
+            resize = (V3_DOCUMENT in node.documents) == (V3_DOCUMENT in documents)
+            stays = was.same_chunking(now) and (resize or was.grid == now.grid)
+            if stays:
+                self._truncate(node, was.grid.hi, now.grid.hi)
+        else:
+            stays = type(was) is type(now)
+        if not stays:
+            self._replace_node(node.path, documents)
+            return
+        self.changes.nodes[node.path] = replace(node, documents=documents)
+        if isinstance(now, ArrayMeta):
             self._adopt(node.path)
 
     def _truncate(self, node: Node, before: Coords, after: Coords) -> None:
@@ -459,7 +490,7 @@ class Workspace:
             cut = narrower(self.changes.truncated.get(node.node_id), after)
             self.changes.truncated[node.node_id] = cut or after
 
-    def _replace_node(self, path: str, document: bytes | None) -> None:
+    def _replace_node(self, path: str, documents: Mapping[str, bytes]) -> None:
         """Put a new node at the path (or none); chunks of the old one keep their keys' values."""
         old = self.node(path)
         kept: dict[str, ChunkRef] = {}
@@ -471,13 +502,12 @@ class Workspace:
                     kept[join(path, old.array.chunk_keys.encode(coords))] = ref
         if old is not None:
             self._drop(path)
-        if document is not None:
-            is_array = isinstance(parse_document(document), ArrayMeta)
-            kind = NodeKind.ARRAY if is_array else NodeKind.GROUP
-            self._new_node(path, kind, {V3_DOCUMENT: document})
+        if documents:
+            is_array = isinstance(parse_documents(documents), ArrayMeta)
+            self._new_node(path, NodeKind.ARRAY if is_array else NodeKind.GROUP, documents)
         for key, ref in kept.items():
             self._put(key, ref)
-        if document is not None:
+        if documents:
             self._adopt(path)
 
     def _adopt(self, path: str) -> None:

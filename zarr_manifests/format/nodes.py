@@ -19,7 +19,14 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.envelope import Fields, Kind, decode, encode
 from zarr_manifests.format.manifest import ManifestRef
 from zarr_manifests.ids import NODE_ID_BYTES
-from zarr_manifests.keys import V3_DOCUMENT, ArrayMeta, GroupMeta, parse_document
+from zarr_manifests.keys import (
+    DOCUMENTS,
+    ArrayMeta,
+    GroupMeta,
+    join,
+    node_documents,
+    parse_documents,
+)
 
 __all__ = ["Base", "Node", "NodeKind"]
 
@@ -45,7 +52,8 @@ class Node:
     kind : NodeKind
         Group, array or opaque entry.
     documents : mapping of str to bytes
-        Its metadata documents, byte for byte, by file name (`zarr.json`). Empty for opaque ones.
+        Its metadata documents, byte for byte, by file name: `zarr.json`, or `.zarray` or
+        `.zgroup`, perhaps with `.zattrs`. Empty for opaque entries.
 
     Raises
     ------
@@ -67,6 +75,9 @@ class Node:
             raise InvalidArgumentError(f"a key is no valid Unicode text: {error}") from error
         meta = self.meta
         sound = len(self.node_id) == NODE_ID_BYTES and (
+            node_documents(self.documents).keys() == self.documents.keys()
+        )
+        sound = sound and (
             (self.kind is NodeKind.GROUP and isinstance(meta, GroupMeta))
             or (self.kind is NodeKind.ARRAY and isinstance(meta, ArrayMeta))
             or (self.kind is NodeKind.OPAQUE and not self.documents)
@@ -76,15 +87,19 @@ class Node:
 
     @property
     def meta(self) -> ArrayMeta | GroupMeta | None:
-        """What the document says; None for an opaque entry."""
-        document = self.documents.get(V3_DOCUMENT)
-        return None if document is None else parse_document(document)
+        """What the documents say; None for an opaque entry."""
+        return parse_documents(self.documents)
 
     @property
     def array(self) -> ArrayMeta | None:
-        """What the document of an array says; None for other nodes."""
+        """What the documents of an array say; None for other nodes."""
         meta = self.meta
         return meta if isinstance(meta, ArrayMeta) else None
+
+    @property
+    def document_keys(self) -> list[str]:
+        """The keys of its documents."""
+        return [join(self.path, name) for name in self.documents]
 
     def pack(self) -> list[Any]:
         """As a list for msgpack."""
@@ -96,7 +111,7 @@ class Node:
         match value:
             case [str(path), bytes(node_id), int(kind), dict(documents)] if (
                 kind in set(NodeKind)
-                and documents.keys() <= {V3_DOCUMENT}
+                and documents.keys() <= set(DOCUMENTS)
                 and all(isinstance(document, bytes) for document in documents.values())
             ):
                 return cls(path, node_id, NodeKind(kind), documents)
