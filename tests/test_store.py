@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from hypothesis.stateful import invariant, run_state_machine_as_test
 from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import Buffer, cpu, default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.testing.stateful import ZarrHierarchyStateMachine, ZarrStoreStateMachine
 from zarr.testing.store import StoreTests
+from zarr.testing.strategies import arrays
 
 from zarr_manifests import ManifestStore, Repository
 from zarr_manifests.errors import InvalidArgumentError, ReadOnlyError
@@ -139,6 +141,35 @@ def test_zarr_hierarchy_machine_with_commits_between() -> None:
                 assert sorted(committed.workspace.keys_below("")) == keys
 
     run_state_machine_as_test(Committing, settings=_MACHINES)
+
+
+@_any_data_type
+@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_arrays_of_format_2_that_zarr_draws(data: st.DataObject) -> None:
+    """The keys and values are those of another store, and none is opaque."""
+    model = zarr.storage.MemoryStore()
+    array: Any = data.draw(
+        arrays(
+            stores=st.just(model),
+            paths=st.just("g"),
+            array_names=st.just("a"),
+            zarr_formats=st.just(2),
+            open_mode="a",
+        )
+    )
+    due = {key: value.to_bytes() for key, value in model._store_dict.items()}
+    repository = Repository.create(MemoryStorage(), {"max-delta-count": 1})
+    session = repository.writable_session("main")
+    for key in data.draw(st.permutations(sorted(due))):
+        session.store.set_sync(key, _buffer(due[key]))
+    session.commit("in any order")
+    store = repository.readonly_session("main").store
+    assert {key: _bytes(store.get_sync(key)) for key in store.workspace.keys_below("")} == due
+    assert not any(path.startswith("/") for path in store.workspace.nodes())
+    found = zarr.open_array(store, path="g/a", mode="r", zarr_format=2)
+    assert found.metadata == array.metadata
+    np.testing.assert_array_equal(found[...], array[...])
 
 
 # --- the synchronous surface -----------------------------------------------------------------
