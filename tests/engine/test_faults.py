@@ -84,8 +84,8 @@ def contents(session: Session) -> dict[str, bytes]:
 
 
 def seed(storage: Storage, max_delta_count: int = 50) -> None:
-    """A repository with an array and two chunks."""
-    config = {"max-delta-count": max_delta_count}
+    """A repository with an array and two chunks, and packs of one chunk each."""
+    config = {"max-delta-count": max_delta_count, "pack-bytes": 3000}
     session = Repository.create(storage, config, runtime=RUNTIME).writable_session("main")
     zarr.create_array(session.store, name="a", shape=(9,), chunks=(1,), dtype="u1")
     put(session, "a/c/0", b"old")
@@ -101,7 +101,10 @@ def copy_of(storage: Storage) -> MemoryStorage:
 
 
 def change(storage: Storage) -> str:
-    """Open, write three chunks, of which two are objects, delete one, commit."""
+    """Open, write three chunks, of which two are packs, delete one, commit.
+
+    One pack is written before the commit and one by it.
+    """
     session = Repository.open(storage, runtime=RUNTIME).writable_session("main")
     put(session, "a/c/1", b"new")
     put(session, "a/c/2", b"new" + BIG)
@@ -414,7 +417,7 @@ def test_disk_full_at_every_write_of_a_commit() -> None:
         put(session, "a/c/3", b"newer" + BIG)
         return session.commit("new")
 
-    for room in range(5):  # a pack of two chunks, delta, snapshot, archive, swap
+    for room in range(6):  # two packs, delta, snapshot, archive, swap
         disk = FullDisk(copy_of(base), room)
         session = Repository.open(disk, runtime=RUNTIME).writable_session("main")
         with pytest.raises(StorageFullError):
@@ -427,7 +430,7 @@ def test_disk_full_at_every_write_of_a_commit() -> None:
         assert found.heads["main"]["a/c/3"] == b"newer" + BIG
         assert found.messages == ("new", "old", "create repository")
         assert Repository.open(disk.storage).list_branches()["main"] == snapshot_id
-    assert isinstance(write(Repository.open(FullDisk(copy_of(base), 5)).writable_session()), str)
+    assert isinstance(write(Repository.open(FullDisk(copy_of(base), 6)).writable_session()), str)
 
 
 # --- a disk that crashes ---------------------------------------------------------------------

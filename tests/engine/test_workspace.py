@@ -153,7 +153,7 @@ _values = st.binary(max_size=8)
 class Machine(RuleBasedStateMachine):
     @initialize(deltas=st.integers(1, 4))
     def start(self, deltas: int) -> None:
-        config = {"inline-chunk-bytes": 4, "max-delta-count": deltas}
+        config = {"inline-chunk-bytes": 4, "max-delta-count": deltas, "pack-bytes": 20}
         self.storage = MemoryStorage()
         self.repository = Repository.create(self.storage, config)
         self.session = self.repository.writable_session("main")
@@ -212,6 +212,14 @@ class Machine(RuleBasedStateMachine):
         self.committed = dict(self.model)
         self.history.append((snapshot_id, self.committed))
         _check(self.repository.readonly_session("main").store, self.committed)
+
+    @rule(keys=st.lists(st.sampled_from(_CHUNK_KEYS), max_size=4), data=_values)
+    def fork_and_merge(self, keys: list[str], data: bytes) -> None:
+        fork = self.session.fork()
+        for key in keys:
+            fork.store.workspace.set(key, data + b"fork")
+            model_set(self.model, key, data + b"fork")
+        self.session.merge(fork)
 
     @rule()
     def discard(self) -> None:
