@@ -410,6 +410,25 @@ async def test_only_the_call_that_fills_a_pack_awaits_its_upload() -> None:
     assert [get(read, f"a/c/{i}") for i in range(12)] == due
 
 
+async def test_attributes_in_flight_when_their_array_comes_are_the_arrays() -> None:
+    """Zarr writes the two documents of a v2 array at once."""
+    inner = MemoryStorage()
+    begin(inner, inline_chunk_bytes=0, pack_chunk_bytes=0)
+    slow = _Slow(inner)
+    store = Repository.open(slow).writable_session("main").store
+    attributes = buffer(b'{"_ARRAY_DIMENSIONS": ["b"]}')
+    setting = asyncio.ensure_future(store.set("b/.zattrs", attributes))
+    await slow.begun.wait()
+    document = b'{"zarr_format": 2, "shape": [4], "chunks": [2]}'
+    await store.set("b/.zarray", buffer(document))
+    slow.go_on.set()
+    await setting
+    nodes = store.workspace.nodes()
+    assert not any(path.startswith("/") for path in nodes)
+    assert nodes["b"].array is not None
+    assert nodes["b"].array.dimension_names == ("b",)
+
+
 # --- copies ----------------------------------------------------------------------------------
 
 

@@ -227,7 +227,7 @@ class Workspace:
         self._before_change(key)
         if self._set_document(key, data):
             return
-        while not self._record(key, self.write(data)):
+        while not self._record(key, self.write(data), data):
             pass
 
     async def set_async(self, key: str, data: bytes) -> None:
@@ -235,7 +235,7 @@ class Workspace:
         self._before_change(key)
         if self._set_document(key, data):
             return
-        while not self._record(key, await self.write_async(data)):
+        while not self._record(key, await self.write_async(data), data):
             pass
 
     def _before_change(self, key: str) -> None:
@@ -321,13 +321,16 @@ class Workspace:
         assert self.keys is not None  # the store refuses writes before they come here
         return self.keys.next("chunks")
 
-    def _record(self, key: str, ref: ChunkRef) -> bool:
+    def _record(self, key: str, ref: ChunkRef, data: bytes) -> bool:
         """Note a chunk that was stored; False if a commit came between and it must be again.
 
         A commit starts a new session, and what that commits must carry the new session's name.
-        A staged chunk has no name yet.
+        A staged chunk has no name yet. What was no document may be one by now, if the array whose
+        attributes it holds came meanwhile.
         """
         with self.lock:
+            if self._set_document(key, data):
+                return True
             if isinstance(ref, NativeRef):
                 if self.keys is None or ref.source != self.keys.session_id:
                     return False
