@@ -101,7 +101,7 @@ def test_what_they_carry_travels_with_them() -> None:
     conflict = Conflict("/a", "chunks", "came first", ((1, 2),))
     error = pickle.loads(pickle.dumps(ConflictError("no", [conflict])))
     assert error.conflicts == (conflict,)
-    assert "/a: chunks at chunks [(1, 2)]: came first" in str(error)
+    assert "/a: chunks [(1, 2)]: came first" in str(error)
     unknown = pickle.loads(pickle.dumps(CommitOutcomeUnknownError("?", "ab12")))
     assert unknown.commit_id == "ab12"
     config = pickle.loads(pickle.dumps(ConfigError(["a: x", "b: y"])))
