@@ -48,6 +48,8 @@ _FUZZ = settings(
 )
 
 GROUP = b'{"zarr_format": 3, "node_type": "group"}'
+V2_GROUP = b'{"zarr_format": 2}'
+V2_ARRAY = b'{"zarr_format": 2, "shape": [4], "chunks": [2]}'
 ARRAY = (
     b'{"zarr_format": 3, "node_type": "array", "shape": [7, 9], "chunk_grid": {"name": "regular",'
     b' "configuration": {"chunk_shape": [2, 3]}}, "chunk_key_encoding": {"name": "default"}}'
@@ -111,6 +113,14 @@ nodes = st.one_of(
     st.builds(Node, texts, node_ids, st.just(NodeKind.GROUP), st.just({"zarr.json": GROUP})),
     st.builds(Node, texts, node_ids, st.just(NodeKind.ARRAY), st.just({"zarr.json": ARRAY})),
     st.builds(Node, texts, node_ids, st.just(NodeKind.OPAQUE), st.just({})),
+    st.builds(Node, texts, node_ids, st.just(NodeKind.GROUP), st.just({".zgroup": V2_GROUP})),
+    st.builds(
+        Node,
+        texts,
+        node_ids,
+        st.just(NodeKind.ARRAY),
+        st.binary(max_size=20).map(lambda data: {".zarray": V2_ARRAY, ".zattrs": data}),
+    ),
 )
 node_tuples = st.lists(nodes, max_size=4, unique_by=lambda node: node.path).map(tuple)
 bases = st.builds(Base, node_tuples, st.lists(manifest_refs, max_size=3).map(tuple))
@@ -240,6 +250,27 @@ def test_the_same_root_is_the_same_bytes_whatever_the_order() -> None:
         tags={name: tags[name] for name in sorted(tags)},
     )
     assert root.encode() == again.encode()
+
+
+@pytest.mark.parametrize(
+    ("kind", "documents"),
+    [
+        (NodeKind.GROUP, {}),
+        (NodeKind.GROUP, {"zarr.json": ARRAY}),
+        (NodeKind.GROUP, {".zattrs": b"{}"}),
+        (NodeKind.GROUP, {".zarray": V2_ARRAY}),
+        (NodeKind.GROUP, {"zarr.json": GROUP, ".zgroup": V2_GROUP}),
+        (NodeKind.ARRAY, {"zarr.json": ARRAY, ".zattrs": b"{}"}),
+        (NodeKind.ARRAY, {".zarray": V2_ARRAY, ".zgroup": V2_GROUP}),
+        (NodeKind.ARRAY, {".zarray": ARRAY}),
+        (NodeKind.OPAQUE, {".zattrs": b"{}"}),
+    ],
+)
+def test_a_node_has_the_documents_of_one_format(
+    kind: NodeKind, documents: dict[str, bytes]
+) -> None:
+    with pytest.raises(CorruptObjectError, match="not a node of kind"):
+        Node("a", b"n" * 12, kind, documents)
 
 
 # --- damaged ---------------------------------------------------------------------------------
