@@ -469,9 +469,10 @@ def test_copies_flush_their_own_packs_before_they_travel_back() -> None:
     assert all(get(read, f"a/c/{i}") == chunk(i) for i in [*range(301), 999])
 
 
-def test_a_merge_that_fails_loses_no_staged_chunk() -> None:
+@pytest.mark.parametrize("merged", [True, False])
+def test_a_merge_that_fails_loses_no_staged_chunk(merged: bool) -> None:
     """The fork brings the array whose chunk the session keeps as an opaque entry."""
-    storage = MemoryStorage("packs-conflict")
+    storage = MemoryStorage(f"packs-conflict-{merged}")
     repository, session = begin(storage)
     fork = _travel(session.fork())
     zarr.create_array(fork.store, name="b", shape=(9,), chunks=(1,), dtype="u1")
@@ -480,13 +481,14 @@ def test_a_merge_that_fails_loses_no_staged_chunk() -> None:
     put(session.store, "b/c/1", chunk(3))
     with pytest.raises(ConflictError):
         session.merge(_travel(fork))
-    put(session.store, "b/c/0", chunk(1))
-    session.merge(_travel(fork))
-    session.commit("agreed")
+    if merged:
+        put(session.store, "b/c/0", chunk(1))
+        session.merge(_travel(fork))
+    session.commit("agreed, or without the fork")
     read = repository.readonly_session("main").store
-    assert (get(read, "b/c/0"), get(read, "b/c/1")) == (chunk(1), chunk(3))
-    group = zarr.open_group(read, mode="r")
-    assert "b" in group
+    assert (get(read, "b/c/0"), get(read, "b/c/1")) == (chunk(1 if merged else 2), chunk(3))
+    assert isinstance(read.workspace.find("b/c/1"), NativeRef)  # and not kept with the metadata
+    assert (get(read, "b/zarr.json") is not None) == merged
 
 
 def test_a_fork_that_cannot_flush_does_not_travel() -> None:
