@@ -74,7 +74,8 @@ PACKED = {"dtype": "i2", "scale_factor": 0.01, "add_offset": 1.5, "_FillValue": 
 def write(
     place: Path, ds: xr.Dataset, encoding: Any = None, group: str | None = None
 ) -> Repository:
-    repo = Repository.open_or_create(place)
+    # One object a chunk, so that reads of chunks can be counted.
+    repo = Repository.open_or_create(place, {"pack-chunk-bytes": 0})
     with repo.transaction(message="write") as store:
         ds.to_zarr(store, group=group, consolidated=False, encoding=encoding or {})
     return repo
