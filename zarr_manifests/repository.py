@@ -245,7 +245,7 @@ class Repository:
             return Session(self._context, self._context.open_view(ref), None, None)
         head = _known(root.branches, _DEFAULT_BRANCH if branch is None else branch, "branch")
         if as_of is None:
-            view = self._context.open_view(head.head, head.base)
+            view = self._context.open_branch(head)
         else:
             view = self._context.open_view(self._as_of(head.head, as_of))
         return Session(self._context, view, None, None)
@@ -266,7 +266,7 @@ class Repository:
             )
         at = self._context.roots.read()
         head = _known(at.root.branches, branch, "branch")
-        view = self._context.open_view(head.head, head.base)
+        view = self._context.open_branch(head)
         return Session(self._context, view, branch, at.root.version)
 
     @contextmanager
@@ -522,7 +522,7 @@ class Repository:
         for start in (*starts, *root.tags.values()):
             for ref, snapshot in self._walk(start):
                 if ref.key == key:
-                    return Branch(ref.bare(), snapshot.base)
+                    return Branch(ref.bare(), snapshot.base, ahead=snapshot.ahead)
                 if ref.key in seen:
                     break
                 seen.add(ref.key)

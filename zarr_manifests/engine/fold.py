@@ -50,7 +50,7 @@ def fold_branch(context: Context, branch: str) -> BlobRef | None:
     tip = at.root.branches.get(branch)
     if tip is None:
         return None
-    view = context.open_view(tip.head, tip.base)
+    view = context.open_branch(tip)
     folded = view.snapshot.deltas
     if not folded:
         return None
@@ -117,7 +117,9 @@ def _try(
         snapshot_id_of(head.key),
         rewrite.commit_id,
     )
-    moved = replace(at.root.branches[branch], head=head.ref, base=rewrite.base)
+    moved = replace(
+        at.root.branches[branch], head=head.ref, base=rewrite.base, ahead=snapshot.ahead
+    )
     root = replace(at.root, branches={**at.root.branches, branch: moved}).with_log(entry)
     root = root.with_copies({head.key: head.data, rewrite.base.key: rewrite.base_data}, branch)
     landed = context.roots.swap(at, root, rewrite.commit_id)

@@ -71,6 +71,7 @@ class Kind(IntEnum):
     MANIFEST = 5
     INDEX = 6
     PAGE = 7
+    DIGEST = 8
 
 
 def pack(payload: Any) -> bytes:

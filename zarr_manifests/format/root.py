@@ -82,12 +82,15 @@ class Branch:
         The root version at which an exclusive writer claimed the branch; 0 for none.
     floor : str or None
         Id of the oldest snapshot that is still in the branch's history; None for all.
+    ahead : tuple of BlobRef
+        Digests and deltas that opening the head needs and the head carries no copies of.
     """
 
     head: BlobRef
     base: BlobRef | None
     epoch: int = 0
     floor: str | None = None
+    ahead: tuple[BlobRef, ...] = ()
 
     def pack(self) -> dict[str, Any]:
         """As a map for msgpack."""
@@ -97,6 +100,7 @@ class Branch:
             "base": base,
             "epoch": self.epoch,
             "floor": self.floor,
+            "ahead": [ref.pack() for ref in self.ahead],
         }
 
     @classmethod
@@ -104,7 +108,8 @@ class Branch:
         """From a map that `pack` made."""
         head, base = BlobRef.parse_due(fields, "head"), BlobRef.parse_optional(fields, "base")
         floor = fields.text("floor") if fields.has("floor") else None
-        return cls(head, base, fields.number("epoch"), floor)
+        ahead = tuple(BlobRef.parse(ref) for ref in fields.maps("ahead"))
+        return cls(head, base, fields.number("epoch"), floor, ahead)
 
 
 @dataclass(frozen=True, slots=True)
