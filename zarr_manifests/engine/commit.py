@@ -44,10 +44,10 @@ from zarr_manifests.format.root import Branch, LogEntry, Root
 from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
 from zarr_manifests.ids import session_start, snapshot_id_of
 from zarr_manifests.planning.digests import (
-    AHEAD_MOST,
     coordinate_ids,
     digest_from,
     make_digest,
+    needs_digest,
 )
 from zarr_manifests.planning.packing import plan_embedding
 from zarr_manifests.planning.rebase import Footprint, find_conflicts
@@ -242,7 +242,7 @@ def _place(
         written_ms=max(prepared.snapshot.written_ms, parent.snapshot.written_ms),
     ).with_delta_copies(known)
     uploads = []
-    if len(snapshot.ahead) > AHEAD_MOST:
+    if needs_digest(snapshot):
         snapshot, digest = _with_digest(context, snapshot, parent, prepared.delta, nodes, keys)
         known[digest.key] = digest.data
         snapshot = snapshot.with_delta_copies(known)

@@ -43,6 +43,7 @@ __all__ = [
 ROOT_KEY: Final = "current"
 LOG_TAIL: Final = 32
 WRITE_ID_BYTES: Final = 16
+_OTHER_COPY_BYTES: Final = 4 * 1024
 _EXTRA: Final = ("pending", "pages", "indexes", "streams", "counters")
 _REF_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,254}", re.ASCII)
 
@@ -237,19 +238,25 @@ class Root:
         return replace(self, log=(*self.log, entry)[-LOG_TAIL:])
 
     def with_copies(self, known: Mapping[str, bytes], first: str) -> Root:
-        """The same, carrying copies of heads and bases while they fit, branch `first` first."""
-        names = sorted(self.branches, key=lambda name: (name != first, name != "main", name))
-        refs: list[BlobRef] = []
-        for name in names:
-            branch = self.branches[name]
-            refs += [branch.head] if branch.base is None else [branch.head, branch.base]
-        copied = iter(with_copies(refs, known, ROOT_COPY_BYTES))
-        branches = {}
-        for name in names:
-            branch = self.branches[name]
-            head = next(copied)
-            base = None if branch.base is None else next(copied)
-            branches[name] = replace(branch, head=head, base=base)
+        """The same, carrying copies of heads and bases while they fit.
+
+        A branch has copies of all that opening it needs or of nothing: less would save no round.
+        First come `first` and `main`; others share a small budget, since every swap writes them
+        anew.
+        """
+        branches = dict(self.branches)
+        room, others = ROOT_COPY_BYTES, _OTHER_COPY_BYTES
+        for name in sorted(branches, key=lambda name: (name != first, name != "main", name)):
+            branch = branches[name]
+            refs = [branch.head] if branch.base is None else [branch.head, branch.base]
+            most = room if name in (first, "main") else min(room, others)
+            copied = [] if branch.ahead else with_copies(refs, known, most)
+            if not copied or any(ref.copy is None for ref in copied):
+                copied = [ref.bare() for ref in refs]
+            spent = sum(len(ref.copy or b"") for ref in copied)
+            room, others = room - spent, others - (spent if name not in (first, "main") else 0)
+            base = None if branch.base is None else copied[1]
+            branches[name] = replace(branch, head=copied[0], base=base)
         return replace(self, branches=branches)
 
     def bare(self) -> Root:

@@ -1,8 +1,8 @@
 """When live deltas get a digest, and what is in it.
 
 A reader opens a branch in two rounds: what the root names, all at once. The root names few
-objects, so when more deltas than that are due at opening, the newest of them get a digest
-together. Which: going back from the newest, everything that is at most twice as large as all that
+objects, and a snapshot carries copies of few, so when more deltas than that are due at opening,
+the newest of them get a digest together. Which: going back from the newest, everything that is at most twice as large as all that
 is newer. So sizes at least double from digest to digest, and a byte is digested about as often as
 the number of deltas can be doubled, whatever its neighbours weigh.
 """
@@ -17,15 +17,20 @@ from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.digest import Digest
 from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.nodes import Node
-from zarr_manifests.format.snapshot import DeltaEntry
+from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.grid import Coords
 from zarr_manifests.planning.merge import Layer, merge_layers
 
-__all__ = ["AHEAD_MOST", "coordinate_ids", "digest_from", "make_digest"]
+__all__ = ["coordinate_ids", "digest_from", "make_digest", "needs_digest"]
 
-AHEAD_MOST: Final = 4
-"""Objects that a branch names for opening its head besides snapshot and base."""
+_AHEAD_MOST: Final = 4  # objects that a branch names besides snapshot and base
+_OPENING_MOST: Final = 8  # the same and those of which the snapshot carries copies
 _TABLES_BYTES: Final = 64 * 1024
+
+
+def needs_digest(snapshot: Snapshot) -> bool:
+    """Whether opening the snapshot needs so many objects that a digest is due."""
+    return len(snapshot.ahead) > _AHEAD_MOST or len(snapshot.opening()) > _OPENING_MOST
 
 
 def digest_from(sizes: Sequence[int]) -> int:
