@@ -107,11 +107,12 @@ def commit(
     ]
     pending.append(partial(context.storage.sync, tuple(changes.unsynced)))
     at, parent = context.roots.latest, view
-    seen = at.root.branches.get(branch)
+    seen = context.roots.with_branch(at.root, branch).branches.get(branch)
     if seen is None or seen.head.key != view.ref.key:
         at = context.roots.read()  # a branch that has moved may have moved again
     for attempt in range(context.config.commit_attempts):
-        tip = _checked_tip(at.root, branch, keys.session_id)
+        root = context.roots.with_branch(at.root, branch)
+        tip = _checked_tip(root, branch, keys.session_id)
         if tip.head.key != parent.ref.key:
             parent = _rebase(context, view, tip, prepared)
         head, snapshot, uploads = _place(context, prepared, parent, keys)
@@ -119,8 +120,8 @@ def commit(
         pending.append(partial(context.roots.archive, at))
         context.runtime.parallel(pending)
         pending = []
-        root = _root_with(context, at.root, branch, head, snapshot, uploads[-1].data)
-        landed = context.roots.swap(at, root, snapshot.commit_id)
+        new = _root_with(context, root, branch, head, snapshot, uploads[-1].data)
+        landed = context.roots.swap(at, new, snapshot.commit_id)
         if landed is not None:
             context.objects.remember(head, snapshot)
             return Committed(landed, head)

@@ -35,6 +35,7 @@ __all__ = [
     "Branch",
     "Lease",
     "LogEntry",
+    "PageRef",
     "Root",
     "archive_key",
     "check_ref_name",
@@ -44,7 +45,8 @@ ROOT_KEY: Final = "current"
 LOG_TAIL: Final = 32
 WRITE_ID_BYTES: Final = 16
 _OTHER_COPY_BYTES: Final = 4 * 1024
-_EXTRA: Final = ("pending", "pages", "indexes", "streams", "counters")
+_EXTRA: Final = ("pending", "indexes", "streams", "counters")
+_SECTIONS: Final = ("branches", "tags")
 _REF_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,254}", re.ASCII)
 
 
@@ -111,6 +113,32 @@ class Branch:
         floor = fields.text("floor") if fields.has("floor") else None
         ahead = tuple(BlobRef.parse(ref) for ref in fields.maps("ahead"))
         return cls(head, base, fields.number("epoch"), floor, ahead)
+
+    def bare(self) -> Branch:
+        """The same without copies."""
+        base = None if self.base is None else self.base.bare()
+        return replace(self, head=self.head.bare(), base=base)
+
+
+@dataclass(frozen=True, slots=True)
+class PageRef:
+    """A page: it has the refs from the name `first` on, up to the next page's."""
+
+    first: str
+    blob: BlobRef
+    count: int
+
+    def pack(self) -> list[Any]:
+        """As a list for msgpack."""
+        return [self.first, self.blob.bare().pack(), self.count]
+
+    @classmethod
+    def parse(cls, value: Any) -> PageRef:
+        """From a list that `pack` made."""
+        match value:
+            case [str(first), dict(blob), int(count)] if count >= 0:
+                return cls(first, BlobRef.parse(Fields(blob, "root.pages")), count)
+        raise CorruptObjectError("root.pages: first name, pointer and count are due")
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +234,10 @@ class Root:
         Below this version no unreachable objects are left.
     epochs : mapping of str to int
         Epochs of the compactor and the collector.
+    pages : mapping of str to tuple of PageRef
+        Where the other refs are: pages of `branches` and of `tags`, in the order of names.
+    deleted_branches : tuple of str
+        Names of branches that a page still has and that are deleted.
     extra : mapping
         The other fields of the format, carried over as they are.
     """
@@ -223,11 +255,17 @@ class Root:
     fence: int = 0
     swept: int = 0
     epochs: Mapping[str, int] = field(default_factory=dict)
+    pages: Mapping[str, tuple[PageRef, ...]] = field(default_factory=dict)
+    deleted_branches: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.write_id) != WRITE_ID_BYTES or self.version < 1:
             raise CorruptObjectError("root: a write id or version that cannot be")
+        for section, pages in self.pages.items():
+            names = [page.first for page in pages]
+            if section not in _SECTIONS or names != sorted(set(names)):
+                raise CorruptObjectError("root: pages of nothing, or out of order")
 
     def holds_lease(self, session: str) -> bool:
         """Whether the session holds a lease: it is valid while it is present."""
@@ -261,11 +299,7 @@ class Root:
 
     def bare(self) -> Root:
         """The canonical form: without copies."""
-        branches = {
-            name: replace(b, head=b.head.bare(), base=None if b.base is None else b.base.bare())
-            for name, b in self.branches.items()
-        }
-        return replace(self, branches=branches)
+        return replace(self, branches={name: b.bare() for name, b in self.branches.items()})
 
     def encode(self) -> bytes:
         """The object's bytes."""
@@ -284,6 +318,12 @@ class Root:
             "fence": self.fence,
             "swept": self.swept,
             "epochs": dict(self.epochs),
+            "pages": {
+                section: [page.pack() for page in self.pages[section]]
+                for section in sorted(self.pages)
+                if self.pages[section]
+            },
+            "deleted_branches": list(self.deleted_branches),
         }
         return encode(Kind.ROOT, payload | {name: self.extra.get(name) for name in _EXTRA})
 
@@ -300,10 +340,15 @@ class Root:
                 f"the repository needs {features!r}, unknown to this version of zarr-manifests; "
                 "upgrade the package"
             )
-        deleted = fields.items("deleted_tags")
+        deleted, hidden = fields.items("deleted_tags"), fields.items("deleted_branches")
         epochs = fields.table("epochs")
-        if not all(isinstance(name, str) for name in deleted):
-            raise CorruptObjectError("root.deleted_tags: names are due")
+        if not all(isinstance(name, str) for name in (*deleted, *hidden)):
+            raise CorruptObjectError("root: deleted tags and branches are names")
+        pages = {}
+        for section, refs in fields.table("pages").items():
+            if not isinstance(refs, list):
+                raise CorruptObjectError("root.pages: lists are due")
+            pages[section] = tuple(PageRef.parse(value) for value in refs)
         if not all(type(epoch) is int for epoch in epochs.values()):
             raise CorruptObjectError("root.epochs: numbers are due")
         try:
@@ -326,5 +371,7 @@ class Root:
             fields.number("fence"),
             fields.number("swept"),
             epochs,
+            pages,
+            tuple(hidden),
             {name: fields.value.get(name) for name in _EXTRA},
         )

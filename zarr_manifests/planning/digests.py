@@ -2,9 +2,10 @@
 
 A reader opens a branch in two rounds: what the root names, all at once. The root names few
 objects, and a snapshot carries copies of few, so when more deltas than that are due at opening,
-the newest of them get a digest together. Which: going back from the newest, everything that is at most twice as large as all that
-is newer. So sizes at least double from digest to digest, and a byte is digested about as often as
-the number of deltas can be doubled, whatever its neighbours weigh.
+the newest of them get a digest together. Which: going back from the newest, everything that is at
+most twice as large as all that is newer. So sizes at least double from digest to digest, and a
+byte is digested about as often as the number of deltas can be doubled, whatever its neighbours
+weigh.
 """
 
 from __future__ import annotations
