@@ -597,3 +597,22 @@ def test_each_field_left_out_or_of_another_type(kind: str, samples: dict[str, by
     assert len(found) > 50
     for what, error in found:
         assert isinstance(error, CorruptObjectError | UnsupportedFormatError), what
+
+
+@each_kind
+def test_flips_and_truncations_with_a_right_checksum(kind: str, samples: dict[str, bytes]) -> None:
+    """So that the decoders meet them, and not the checksum."""
+    payload = _payload_of(samples[kind])
+    forged = [payload[:length] for length in range(len(payload))]
+    forged += [
+        payload[:at] + bytes([payload[at] ^ flip]) + payload[at + 1 :]
+        for at in range(len(payload))
+        for flip in (0x01, 0x40, 0x80, 0xFF)
+    ]
+    refused = 0
+    for damaged in forged:
+        try:
+            read(kind, envelope(KINDS[kind], damaged))
+        except (CorruptObjectError, UnsupportedFormatError):
+            refused += 1
+    assert refused > len(payload)  # all that are cut short, and more
