@@ -233,3 +233,14 @@ def test_archives_are_the_same_whoever_writes_them(storage: MemoryStorage) -> No
     storage.delete_many([f"root/{before.version:020d}"])
     put(Repository.open(storage), name_of("branch", 777), "note", b"x")
     assert storage.get(f"root/{before.version:020d}") == before.bare().encode()
+
+
+def test_long_names_make_the_log_shorter_and_not_the_root_larger() -> None:
+    storage = MemoryStorage()
+    repository = Repository.create(storage)
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        repository.create_tag(rng.bytes(127).hex())
+        assert len(root_of(storage).bare().encode()) <= ROOT_BYTES
+    assert 8 <= len(root_of(storage).log) < LOG_TAIL
+    assert len(Repository.open(storage).list_tags()) == 40

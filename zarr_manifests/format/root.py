@@ -44,6 +44,7 @@ __all__ = [
 ROOT_KEY: Final = "current"
 LOG_TAIL: Final = 32
 WRITE_ID_BYTES: Final = 16
+_LOG_NAMES_BYTES: Final = 2_560
 _OTHER_COPY_BYTES: Final = 4 * 1024
 _EXTRA: Final = ("pending", "indexes", "streams", "counters")
 _SECTIONS: Final = ("branches", "tags")
@@ -272,8 +273,14 @@ class Root:
         return any(lease.session == session for lease in self.leases)
 
     def with_log(self, entry: LogEntry) -> Root:
-        """The same with one more operation in the log's tail."""
-        return replace(self, log=(*self.log, entry)[-LOG_TAIL:])
+        """The same with one more operation in the log's tail, which long names make shorter.
+
+        Nothing is lost: each operation is also the last in the archive of its version.
+        """
+        log = (*self.log, entry)[-LOG_TAIL:]
+        while len(log) > 1 and sum(len(one.ref) for one in log) > _LOG_NAMES_BYTES:
+            log = log[1:]
+        return replace(self, log=log)
 
     def with_copies(self, known: Mapping[str, bytes], first: str) -> Root:
         """The same, carrying copies of heads and bases while they fit.
