@@ -616,3 +616,24 @@ def test_flips_and_truncations_with_a_right_checksum(kind: str, samples: dict[st
         except (CorruptObjectError, UnsupportedFormatError):
             refused += 1
     assert refused > len(payload)  # all that are cut short, and more
+
+
+@pytest.mark.parametrize("place", ["root", "log", "snapshot"])
+@pytest.mark.parametrize(
+    ("ms", "sound"), [(253_402_300_799_999, True), (253_402_300_800_000, False)]
+)
+def test_times_beyond_the_year_9999(
+    place: str, ms: int, sound: bool, samples: dict[str, bytes]
+) -> None:
+    kind = "snapshot" if place == "snapshot" else "root"
+    fields = msgpack.unpackb(_payload_of(samples[kind]))
+    if place == "log":
+        fields["log"] = [[1, ms, "create", "main", "", b""]]
+    else:
+        fields["at_ms"] = ms
+    data = envelope(KINDS[kind], msgpack.packb(fields))
+    if sound:
+        read(kind, data)
+    else:
+        with pytest.raises(CorruptObjectError, match=r"at_ms|root\.log"):
+            read(kind, data)

@@ -27,10 +27,22 @@ from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.merge import Layer, Overlay, fold, inside, merge_layers
 from zarr_manifests.runtime import Runtime
 
-__all__ = ["DIGESTS", "SnapshotView"]
+__all__ = ["DIGESTS", "SnapshotView", "check_axes"]
 
 DIGESTS: Final = "digests"
 """The first part of the keys of digests."""
+
+
+def check_axes(box: Box, ndim: int) -> None:
+    """Refuse a chunk table that counts other axes than its node has: it would read as absent.
+
+    Raises
+    ------
+    CorruptObjectError
+        If the numbers differ.
+    """
+    if box.ndim != ndim:
+        raise CorruptObjectError(f"a chunk table of {box.ndim} axes for a node of {ndim}")
 
 
 class SnapshotView:
@@ -126,6 +138,7 @@ class SnapshotView:
         if overlay is None:  # in one round with the leaf, which is most likely needed as well
             overlay = self.overlay(node_id, self._leaf_at(node_id, coords))
         if overlay.table is not None:
+            check_axes(overlay.table.box, len(coords))
             ref = overlay.table.get(coords)
             if ref is not None:
                 return None if isinstance(ref, Unset) else ref
@@ -138,7 +151,10 @@ class SnapshotView:
         return None
 
     def _leaf_at(self, node_id: bytes, coords: Coords) -> list[tuple[Box, ManifestRef]]:
-        return [leaf for leaf in self._leaves.get(node_id, ()) if coords in leaf[0]]
+        leaves = self._leaves.get(node_id, [])
+        for box, _ in leaves:
+            check_axes(box, len(coords))
+        return [leaf for leaf in leaves if coords in leaf[0]]
 
     def overlay(self, node_id: bytes, leaves: Sequence[tuple[Box, ManifestRef]] = ()) -> Overlay:
         """All live deltas' words about the node; `leaves` are fetched in the same round."""
