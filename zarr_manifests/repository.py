@@ -241,11 +241,12 @@ class Repository:
             return Session(self._context, self._open_snapshot(snapshot_id), None, None)
         root = self._fresh_root()
         if tag is not None:
-            ref = _known(root.tags, tag, "tag")
+            ref = _known(self._context.roots.with_tag(root, tag).tags, tag, "tag")
             return Session(self._context, self._context.open_view(ref), None, None)
-        head = _known(root.branches, _DEFAULT_BRANCH if branch is None else branch, "branch")
+        name = _DEFAULT_BRANCH if branch is None else branch
+        head = _known(self._context.roots.with_branch(root, name).branches, name, "branch")
         if as_of is None:
-            view = self._context.open_view(head.head, head.base)
+            view = self._context.open_branch(head)
         else:
             view = self._context.open_view(self._as_of(head.head, as_of))
         return Session(self._context, view, None, None)
@@ -265,8 +266,8 @@ class Repository:
                 f"{self.url} cannot compare-and-swap; the repository is read-only there"
             )
         at = self._context.roots.read()
-        head = _known(at.root.branches, branch, "branch")
-        view = self._context.open_view(head.head, head.base)
+        head = _known(self._context.roots.with_branch(at.root, branch).branches, branch, "branch")
+        view = self._context.open_branch(head)
         return Session(self._context, view, branch, at.root.version)
 
     @contextmanager
@@ -341,11 +342,12 @@ class Repository:
             start = self._snapshot_ref(snapshot_id)
         else:
             root = self._context.roots.read().root
+            roots = self._context.roots
             if tag is not None:
-                start = _known(root.tags, tag, "tag")
+                start = _known(roots.with_tag(root, tag).tags, tag, "tag")
             else:
                 name = _DEFAULT_BRANCH if branch is None else branch
-                start = _known(root.branches, name, "branch").head
+                start = _known(roots.with_branch(root, name).branches, name, "branch").head
         return (SnapshotInfo.of(ref, snapshot) for ref, snapshot in self._walk(start))
 
     def _walk(self, start: BlobRef) -> Iterator[tuple[BlobRef, Snapshot]]:
@@ -403,12 +405,12 @@ class Repository:
 
     def list_branches(self) -> dict[str, str]:
         """Snapshot id of every branch's head, by name."""
-        branches = self._context.roots.read().root.branches
+        branches = self._context.roots.whole(self._context.roots.read().root).branches
         return {name: snapshot_id_of(b.head.key) for name, b in sorted(branches.items())}
 
     def list_tags(self) -> dict[str, str]:
         """Snapshot id of every tag, by name."""
-        tags = self._context.roots.read().root.tags
+        tags = self._context.roots.whole(self._context.roots.read().root).tags
         return {name: snapshot_id_of(ref.key) for name, ref in sorted(tags.items())}
 
     def create_branch(self, name: str, snapshot_id: str | None = None) -> None:
@@ -518,11 +520,10 @@ class Repository:
             return replace(root.branches[_DEFAULT_BRANCH], epoch=0)
         key = snapshot_key(snapshot_id)
         seen: set[str] = set()
-        starts = [branch.head for branch in root.branches.values()]
-        for start in (*starts, *root.tags.values()):
+        for start in self._starts(root):
             for ref, snapshot in self._walk(start):
                 if ref.key == key:
-                    return Branch(ref.bare(), snapshot.base)
+                    return Branch(ref.bare(), snapshot.base, ahead=snapshot.ahead)
                 if ref.key in seen:
                     break
                 seen.add(ref.key)
@@ -530,6 +531,15 @@ class Repository:
             f"snapshot {snapshot_id} is not in the history of any branch or tag of {self.url}; "
             "`repo.ancestry()` and `zarr-manifests log` list what is"
         )
+
+    def _starts(self, root: Root) -> Iterator[BlobRef]:
+        """What all branches and tags point to; those in the root itself come first."""
+        yield from (branch.head for branch in root.branches.values())
+        yield from root.tags.values()
+        if root.pages:
+            whole = self._context.roots.whole(root)
+            yield from (branch.head for branch in whole.branches.values())
+            yield from whole.tags.values()
 
 
 def _storage(location: str | os.PathLike[str] | Storage) -> Storage:

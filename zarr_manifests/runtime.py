@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 __all__ = ["SYSTEM", "ForkSafeLock", "Runtime"]
 
-_POOL_THREADS = 16
+_POOL_THREADS = 64  # all live deltas of an array are fetched in one round
 
 
 class ForkSafeLock:

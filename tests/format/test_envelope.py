@@ -43,8 +43,8 @@ def test_compressed_where_that_makes_it_smaller() -> None:
 
 
 def test_what_would_expand_too_far_is_stored_as_it_is_and_refused_compressed() -> None:
-    """Up to 16 MiB anything goes; beyond that a payload is at most 1024 times its bytes."""
-    for nbytes, codec in ((16 << 20) - 8, 1), ((16 << 20) - 7, 0):
+    """Up to 1 MiB anything goes; beyond that a payload is at most 64 times its bytes."""
+    for nbytes, codec in ((1 << 20) - 8, 1), ((1 << 20) - 7, 0):
         data = encode(Kind.DELTA, {"a": bytes(nbytes)})
         assert int.from_bytes(data[16:24], "little") == nbytes + 8
         assert data[14] == codec

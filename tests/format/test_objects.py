@@ -34,10 +34,12 @@ from zarr_manifests.format.chunk_table import (
     StoredRef,
 )
 from zarr_manifests.format.delta import CommitKind, Delta
+from zarr_manifests.format.digest import Digest
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.format.nodes import Base, Node, NodeKind
-from zarr_manifests.format.root import Branch, Lease, LogEntry, Root
-from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
+from zarr_manifests.format.pages import Page
+from zarr_manifests.format.root import Branch, Lease, LogEntry, PageRef, Root
+from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.merge import Layer, fold, merge_layers
 
@@ -166,6 +168,38 @@ snapshots = st.builds(
 configs = st.builds(
     RepositoryConfig, st.integers(0, 65_536), st.integers(1, 1_000), st.integers(1, 10_000)
 )
+branches = st.builds(
+    Branch,
+    blob_refs("snapshots"),
+    st.none() | blob_refs("nodes"),
+    numbers,
+    st.none() | texts,
+    st.lists(blob_refs(), max_size=2).map(tuple),
+)
+page_refs = st.lists(
+    st.builds(PageRef, texts, blob_refs("pages").map(BlobRef.bare), numbers),
+    min_size=1,
+    max_size=3,
+    unique_by=lambda page: page.first,
+).map(lambda pages: tuple(sorted(pages, key=lambda page: page.first)))
+pages = st.builds(
+    Page,
+    st.dictionaries(texts, branches, max_size=3),
+    st.dictionaries(texts, st.none() | blob_refs("snapshots").map(BlobRef.bare), max_size=3),
+)
+shapes = st.lists(numbers, max_size=3).map(tuple)
+
+
+@st.composite
+def digest_values(draw: st.DrawFn) -> Digest:
+    held = draw(st.lists(st.tuples(node_ids, tables), max_size=3, unique_by=lambda one: one[0]))
+    covered = draw(st.dictionaries(node_ids, st.none() | shapes, max_size=2))
+    covered |= {node: draw(st.none() | shapes) for node, _ in held}
+    cuts = draw(st.lists(st.dictionaries(node_ids, shapes, max_size=2), max_size=3))
+    deleted = draw(st.dictionaries(texts, node_ids, max_size=3))
+    return Digest(draw(node_tuples), deleted, tuple(cuts), covered, Manifest.of(held))
+
+
 roots = st.builds(
     Root,
     texts,
@@ -175,7 +209,7 @@ roots = st.builds(
     configs,
     st.dictionaries(
         texts,
-        st.builds(Branch, blob_refs("snapshots"), st.none() | blob_refs("nodes"), numbers),
+        branches,
         max_size=3,
     ),
     st.dictionaries(texts, blob_refs("snapshots").map(BlobRef.bare), max_size=3),
@@ -187,9 +221,9 @@ roots = st.builds(
     numbers,
     numbers,
     st.dictionaries(texts, numbers, max_size=2),
-    st.fixed_dictionaries(
-        dict.fromkeys(("pending", "pages", "indexes", "streams", "counters"), plain)
-    ),
+    st.dictionaries(st.sampled_from(("branches", "tags")), page_refs, max_size=2),
+    st.lists(texts, max_size=2).map(tuple),
+    st.fixed_dictionaries(dict.fromkeys(("pending", "indexes", "streams", "counters"), plain)),
 )
 
 VALUES: dict[str, st.SearchStrategy[Any]] = {
@@ -198,14 +232,26 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "base": bases,
     "delta": deltas,
     "manifest": manifests,
+    "page": pages,
+    "digest": digest_values(),
 }
-KINDS = {"root": 1, "snapshot": 2, "base": 3, "delta": 4, "manifest": 5}
+KINDS = {
+    "root": 1,
+    "snapshot": 2,
+    "base": 3,
+    "delta": 4,
+    "manifest": 5,
+    "page": 7,
+    "digest": 8,
+}
 TYPES: dict[str, Any] = {
     "root": Root,
     "snapshot": Snapshot,
     "base": Base,
     "delta": Delta,
     "manifest": Manifest,
+    "page": Page,
+    "digest": Digest,
 }
 WHERE = "deltas/000000000001-000000000000000000000000/0"
 
@@ -217,7 +263,11 @@ def read(kind: str, data: bytes, ref: BlobRef | None = None) -> Any:
     if kind == "root":
         return Root.from_object(data)
     value = TYPES[kind].from_object(data, ref or BlobRef.to(WHERE, data))
-    manifest = {"delta": lambda: value.embedded, "manifest": lambda: value}.get(kind)
+    manifest = {
+        "delta": lambda: value.embedded,
+        "manifest": lambda: value,
+        "digest": lambda: value.tables,
+    }.get(kind)
     for part, table in manifest().parts if manifest else ():
         decoded = Manifest.decode(part, table)
         dict(decoded.refs())
@@ -302,7 +352,7 @@ def samples() -> dict[str, bytes]:
             b"w" * 16,
             5,
             RepositoryConfig(),
-            {"main": Branch(snapshot, nodes)},
+            {"main": Branch(snapshot, nodes, 1, "floor", (ref,))},
             {"tag": snapshot.bare()},
             ("gone",),
             (entry,),
@@ -310,6 +360,8 @@ def samples() -> dict[str, bytes]:
             4,
             2,
             {"collector": 3},
+            {"branches": (PageRef("a", replace(ref.bare(), key=WHERE), 7),)},
+            ("hidden",),
         ),
         "snapshot": Snapshot(
             snapshot,
@@ -323,10 +375,15 @@ def samples() -> dict[str, bytes]:
             ref,
             {"refs-set": 4},
             {"query": 7},
+            (DigestEntry(ref, 0, 1),),
         ),
         "base": Base((node,), (manifest_ref,)),
         "delta": delta,
         "manifest": manifest,
+        "page": Page({"dev": Branch(snapshot, nodes, ahead=(ref,))}, {"v1": snapshot, "v0": None}),
+        "digest": Digest(
+            (node,), {"g": b"g" * 12}, ({b"t" * 12: (3,)},), {node.node_id: (2, 2)}, manifest
+        ),
     }
     return {kind: value.encode() for kind, value in values.items()}
 
@@ -405,7 +462,8 @@ def _payload_of(data: bytes) -> bytes:
 
 def _same_length(payload: bytes) -> bytes:
     """Another valid payload of the same length."""
-    for old, new in ((b"why it is", b"why it be"), (b"n" * 12, b"m" * 12)):
+    swaps = ((b"why it is", b"why it be"), (b"n" * 12, b"m" * 12), (b"dev", b"dew"))
+    for old, new in swaps:
         if old in payload:
             return payload.replace(old, new)
     raise AssertionError("nothing to change")
@@ -570,6 +628,25 @@ def test_each_field_left_out_or_of_another_type(kind: str, samples: dict[str, by
     assert len(found) > 50
     for what, error in found:
         assert isinstance(error, CorruptObjectError | UnsupportedFormatError), what
+
+
+@each_kind
+def test_flips_and_truncations_with_a_right_checksum(kind: str, samples: dict[str, bytes]) -> None:
+    """So that the decoders meet them, and not the checksum."""
+    payload = _payload_of(samples[kind])
+    forged = [payload[:length] for length in range(len(payload))]
+    forged += [
+        payload[:at] + bytes([payload[at] ^ flip]) + payload[at + 1 :]
+        for at in range(len(payload))
+        for flip in (0x01, 0x40, 0x80, 0xFF)
+    ]
+    refused = 0
+    for damaged in forged:
+        try:
+            read(kind, envelope(KINDS[kind], damaged))
+        except (CorruptObjectError, UnsupportedFormatError):
+            refused += 1
+    assert refused > len(payload)  # all that are cut short, and more
 
 
 @pytest.mark.parametrize("place", ["root", "log", "snapshot"])

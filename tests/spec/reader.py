@@ -20,7 +20,7 @@ import numpy as np
 import zstandard
 from numcodecs import blosc
 
-ROOT, SNAPSHOT, BASE, DELTA, MANIFEST = 1, 2, 3, 4, 5
+ROOT, SNAPSHOT, BASE, DELTA, MANIFEST, PAGE, DIGEST = 1, 2, 3, 4, 5, 7, 8
 UNSET, INLINE, NATIVE = 0, 1, 2
 GROUP, ARRAY, OPAQUE = 0, 1, 2
 LAST_MS = 253402300799999
@@ -50,7 +50,7 @@ def open_object(data: bytes, kind: int) -> dict[str, Any]:
     demand(codec in (0, 1) and length <= 2**30, "codec or length")
     body = data[24:]
     if codec == 1:
-        demand(length <= max(2**24, 1024 * len(body)), "expansion")
+        demand(length <= max(2**20, 64 * len(body)), "expansion")
         demand(zstandard.frame_content_size(body) == length, "size of the frame")
         body = zstandard.ZstdDecompressor().decompress(body, max_output_size=length)
     demand(len(body) == length, "length")
@@ -176,8 +176,23 @@ class Reader:
 
     def heads(self) -> dict[str, dict[str, Any]]:
         """The pointer of every branch's head and of every tag."""
-        heads = {name: branch["head"] for name, branch in self.root["branches"].items()}
-        return heads | self.root["tags"]
+        branches, tags = {}, {}
+        pages = self.root.get("pages") or {}
+        for refs in pages.values():
+            for first, blob, count in refs:
+                page = self.follow(blob, PAGE)
+                names = sorted({*page["branches"], *page["tags"]})
+                demand(len(names) == count and names[0] >= first, "names of a page")
+                branches |= page["branches"]
+                tags |= page["tags"]
+        for name in self.root.get("deleted_branches") or ():
+            branches.pop(name, None)
+        for name in self.root["deleted_tags"]:
+            tags[name] = None
+        branches |= self.root["branches"]
+        tags |= self.root["tags"]
+        heads = {name: branch["head"] for name, branch in branches.items()}
+        return heads | {name: tag for name, tag in tags.items() if tag is not None}
 
     def history(self, head: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         """Id and fields of the snapshot and its ancestors, newest first."""

@@ -21,11 +21,14 @@ import zstandard
 from zarr.core.buffer import default_buffer_prototype
 
 import zarr_manifests as zm
+from zarr_manifests.engine.roots import Roots
 from zarr_manifests.format import envelope
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.columns import decode_column
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.envelope import Fields
+from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
 
 HERE = Path(__file__).parent
@@ -271,7 +274,7 @@ def test_a_flipped_bit_is_noticed(repository: zm.Repository, at: int, bit: int, 
 
 
 def test_bounds_of_what_is_read_are_those_of_the_package(repository: zm.Repository) -> None:
-    for nbytes in (2**24 - 8, 2**24):
+    for nbytes in (2**20 - 8, 2**20):
         data = envelope.encode(envelope.Kind.DELTA, {"a": bytes(nbytes)})
         assert reader.open_object(data, reader.DELTA) == {"a": bytes(nbytes)}
     packed = zstandard.ZstdCompressor().compress(data[24:])
@@ -328,3 +331,84 @@ def test_the_object_of_the_specification() -> None:
     data = bytes.fromhex(vectors("object")["hex"])
     assert reader.open_object(data, reader.DELTA)["commit"] == bytes(range(16))
     assert Delta(bytes(range(16))).encode() == data
+
+
+# --- digests and pages -------------------------------------------------------------------------
+
+
+def document(name: str, shape: int, note: str) -> bytes:
+    fields = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [shape],
+        "data_type": "uint8",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2]}},
+        "chunk_key_encoding": {"name": "default"},
+        "codecs": [{"name": "bytes"}],
+        "fill_value": 0,
+        "dimension_names": [name[0]],
+        "attributes": {"note": note},
+    }
+    return json.dumps(fields).encode()
+
+
+def step(store: zm.ManifestStore, rng: np.random.Generator) -> None:
+    """Something at random: coordinates `x`, `y`, `z` and data `x1`, ..., longer and shorter."""
+    for _ in range(rng.integers(1, 4)):
+        name = rng.choice(["x", "y", "z", "x1", "y1"])
+        match rng.integers(0, 6):
+            case 0 | 1:
+                note = rng.bytes(rng.choice([10, 600])).hex()
+                put(store, f"{name}/zarr.json", document(name, int(rng.integers(1, 20)), note))
+            case 2:
+                asyncio.run(store.delete_dir(str(name)))
+            case 3:
+                asyncio.run(store.delete(f"{name}/c/{rng.integers(0, 10)}"))
+            case _:
+                value = rng.bytes(rng.choice([2, 900]))
+                put(store, f"{name}/c/{rng.integers(0, 10)}", value)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_snapshot_reads_the_same_with_and_without_digests(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    storage = MemoryStorage()
+    config = {"max-delta-count": 15 if seed % 2 else 60}
+    repository = zm.Repository.create(storage, config)
+    for i in range(45):
+        session = repository.writable_session("main")
+        step(session.store, rng)
+        if session.has_changes:
+            session.commit(f"step {i}")
+    found = reader.Reader(storage.get)
+    digests, cold = 0, zm.Repository.open(storage)
+    for snapshot_id, fields in found.history(found.heads()["main"]):
+        digests += len(fields["digests"])
+        store = cold.readonly_session(snapshot_id=snapshot_id).store
+        assert found.read(snapshot_id) == contents(store)
+    assert digests
+    tip = Roots(storage, SYSTEM).read().root.branches["main"]
+    head = Snapshot.from_object(storage.get(tip.head.key), tip.head)
+    assert tip.ahead == head.ahead
+    assert len(tip.ahead) <= 4
+    assert len(head.opening()) <= 8
+
+
+def test_pages_hold_the_refs_that_the_root_does_not() -> None:
+    storage = MemoryStorage()
+    repository = zm.Repository.create(storage)
+    head = repository.list_branches()["main"]
+    rng = np.random.default_rng(0)
+    for i in range(150):
+        repository.create_tag(f"t{i}-{rng.bytes(60).hex()}", head)
+        if i % 3 == 0:
+            repository.create_branch(f"b{i}-{rng.bytes(60).hex()}", head)
+    for i, name in enumerate([*repository.list_tags()]):
+        if i % 4 == 0:
+            repository.delete_tag(name)
+    for i, name in enumerate([*repository.list_branches()]):
+        if i % 4 == 0 and name != "main":
+            repository.delete_branch(name)
+    found = reader.Reader(storage.get)
+    assert found.root["pages"].keys() == {"branches", "tags"}
+    assert found.heads().keys() == {*repository.list_branches(), *repository.list_tags()}

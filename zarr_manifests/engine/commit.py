@@ -27,7 +27,7 @@ from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.objects import Upload
 from zarr_manifests.engine.packs import Pack
 from zarr_manifests.engine.roots import RootAt
-from zarr_manifests.engine.view import SnapshotView
+from zarr_manifests.engine.view import DIGESTS, SnapshotView
 from zarr_manifests.errors import (
     Conflict,
     ConflictError,
@@ -38,12 +38,19 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, NativeRef, RefKind
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
+from zarr_manifests.format.digest import Digest
 from zarr_manifests.format.envelope import pack, unpack
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.root import Branch, LogEntry, Root
-from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
+from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
 from zarr_manifests.ids import session_start, snapshot_id_of
+from zarr_manifests.planning.digests import (
+    coordinate_ids,
+    digest_from,
+    make_digest,
+    needs_digest,
+)
 from zarr_manifests.planning.packing import plan_embedding
 from zarr_manifests.planning.rebase import Footprint, find_conflicts
 
@@ -104,20 +111,21 @@ def commit(
     pending += [partial(pack.write, context.storage, durable=True) for pack in packs]
     pending.append(partial(context.storage.sync, _due_sync(changes)))
     at, parent = context.roots.latest, view
-    seen = at.root.branches.get(branch)
+    seen = context.roots.with_branch(at.root, branch).branches.get(branch)
     if seen is None or seen.head.key != view.ref.key:
         at = context.roots.read()  # a branch that has moved may have moved again
     for attempt in range(context.config.commit_attempts):
-        tip = _checked_tip(at.root, branch, keys.session_id)
+        root = context.roots.with_branch(at.root, branch)
+        tip = _checked_tip(root, branch, keys.session_id)
         if tip.head.key != parent.ref.key:
             parent = _rebase(context, view, tip, prepared)
-        head, snapshot, data = _place(prepared, parent, keys)
-        pending.append(partial(context.objects.create, head.key, data))
+        head, snapshot, uploads = _place(context, prepared, parent, keys)
+        pending += [partial(context.objects.create, u.key, u.data) for u in uploads]
         pending.append(partial(context.roots.archive, at))
         context.runtime.parallel(pending)
         pending = []
-        root = _root_with(context, at.root, branch, head, snapshot, data)
-        landed = context.roots.swap(at, root, snapshot.commit_id)
+        new = _root_with(context, root, branch, head, snapshot, uploads[-1].data)
+        landed = context.roots.swap(at, new, snapshot.commit_id)
         if landed is not None:
             context.objects.remember(head, snapshot)
             return Committed(landed, head)
@@ -228,20 +236,52 @@ def _prepare(
 
 
 def _place(
-    prepared: _Prepared, parent: SnapshotView, keys: SessionKeys
-) -> tuple[BlobRef, Snapshot, bytes]:
-    """The commit's snapshot on top of `parent`."""
+    context: Context, prepared: _Prepared, parent: SnapshotView, keys: SessionKeys
+) -> tuple[BlobRef, Snapshot, list[Upload]]:
+    """The commit's snapshot on top of `parent`, and what to upload: it and perhaps a digest."""
+    known = {upload.key: upload.data for upload in prepared.uploads}
+    nodes = {**parent.nodes, **{node.path: node for node in prepared.delta.nodes}}
+    held = {part.node_id for part in prepared.delta.embedded.directory()}
+    entry = DeltaEntry.of(prepared.log, prepared.delta, coordinate_ids(nodes.values(), held))
     snapshot = replace(
         prepared.snapshot,
         parent=parent.ref.bare(),
         base=parent.snapshot.base,
-        deltas=(*parent.snapshot.deltas, DeltaEntry.of(prepared.log, prepared.delta)),
+        deltas=(*parent.snapshot.deltas, entry),
         streams=parent.snapshot.streams,
+        digests=parent.snapshot.digests,
         # Never before the parent, or `as_of` would find what was not there yet.
         written_ms=max(prepared.snapshot.written_ms, parent.snapshot.written_ms),
-    ).with_delta_copies({upload.key: upload.data for upload in prepared.uploads})
-    data = snapshot.encode()
-    return BlobRef.to(keys.next("snapshots"), data), snapshot, data
+    ).with_delta_copies(known)
+    uploads = []
+    if needs_digest(snapshot):
+        snapshot, digest = _with_digest(context, snapshot, parent, prepared.delta, nodes, keys)
+        known[digest.key] = digest.data
+        snapshot = snapshot.with_delta_copies(known)
+        uploads.append(digest)
+    uploads.append(Upload(keys.next("snapshots"), snapshot.encode()))
+    return uploads[-1].ref, snapshot, uploads
+
+
+def _with_digest(
+    context: Context,
+    snapshot: Snapshot,
+    parent: SnapshotView,
+    delta: Delta,
+    nodes: Mapping[str, Node],
+    keys: SessionKeys,
+) -> tuple[Snapshot, Upload]:
+    """The snapshot with one more digest, of its newest deltas."""
+    places = snapshot.opening()
+    start = places[digest_from([ref.length for _, ref in places])][0]
+    known: dict[int, Delta | Digest] = {**parent.opening, len(snapshot.deltas) - 1: delta}
+    found = {at - start: known[at] for at, _ in places if at >= start}
+    digest = make_digest(snapshot.deltas[start:], found, nodes.values())
+    upload = Upload(keys.next(DIGESTS), digest.encode())
+    context.objects.remember(upload.ref, digest)
+    older = tuple(entry for entry in snapshot.digests if entry.first < start)
+    entry = DigestEntry(upload.ref, start, len(snapshot.deltas) - start)
+    return replace(snapshot, digests=(*older, entry)), upload
 
 
 def _root_with(
@@ -259,7 +299,8 @@ def _root_with(
     tip = root.branches[branch]
     # A base that stays keeps the copy it has in the root.
     same_base = tip.base and snapshot.base and tip.base.key == snapshot.base.key
-    moved = replace(tip, head=head, base=tip.base if same_base else snapshot.base)
+    base = tip.base if same_base else snapshot.base
+    moved = replace(tip, head=head, base=base, ahead=snapshot.ahead)
     new = replace(root, branches={**root.branches, branch: moved})
     return new.with_log(entry).with_copies({head.key: data}, branch)
 
@@ -282,7 +323,7 @@ def _rebase(context: Context, view: SnapshotView, tip: Branch, prepared: _Prepar
             "committed. Open a new session on the branch and make the changes again",
             conflicts,
         )
-    return context.open_view(tip.head, tip.base)
+    return context.open_branch(tip)
 
 
 def deltas_between(context: Context, older: BlobRef, newer: BlobRef) -> list[Delta] | None:

@@ -9,6 +9,7 @@ from zarr_manifests.engine.objects import Objects
 from zarr_manifests.engine.roots import Roots
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.root import Branch
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
 
@@ -45,3 +46,7 @@ class Context:
     def open_view(self, head: BlobRef, base: BlobRef | None = None) -> SnapshotView:
         """Open a snapshot; `base` is the base it is expected to read, if known."""
         return SnapshotView.open(self.objects, self.runtime, head, base)
+
+    def open_branch(self, tip: Branch) -> SnapshotView:
+        """Open a branch's head, fetching all that the branch names in one round."""
+        return SnapshotView.open(self.objects, self.runtime, tip.head, tip.base, tip.ahead)

@@ -47,10 +47,10 @@ class _Rewrite:
 def fold_branch(context: Context, branch: str) -> BlobRef | None:
     """Fold the branch's live deltas; None if there are none or somebody else was faster."""
     at = context.roots.latest
-    tip = at.root.branches.get(branch)
+    tip = context.roots.with_branch(at.root, branch).branches.get(branch)
     if tip is None:
         return None
-    view = context.open_view(tip.head, tip.base)
+    view = context.open_branch(tip)
     folded = view.snapshot.deltas
     if not folded:
         return None
@@ -58,7 +58,7 @@ def fold_branch(context: Context, branch: str) -> BlobRef | None:
     rewrite = _rewrite(context, view, keys)
     uploads = rewrite.uploads
     for attempt in range(_ATTEMPTS):
-        tip = at.root.branches.get(branch)
+        tip = context.roots.with_branch(at.root, branch).branches.get(branch)
         if tip is None or keys.start < at.root.fence:
             return None  # behind the fence, what was uploaded may be collected
         current = context.objects.load(tip.head, Snapshot)
@@ -117,8 +117,9 @@ def _try(
         snapshot_id_of(head.key),
         rewrite.commit_id,
     )
-    moved = replace(at.root.branches[branch], head=head.ref, base=rewrite.base)
-    root = replace(at.root, branches={**at.root.branches, branch: moved}).with_log(entry)
+    old = context.roots.with_branch(at.root, branch)
+    moved = replace(old.branches[branch], head=head.ref, base=rewrite.base, ahead=snapshot.ahead)
+    root = replace(old, branches={**old.branches, branch: moved}).with_log(entry)
     root = root.with_copies({head.key: head.data, rewrite.base.key: rewrite.base_data}, branch)
     landed = context.roots.swap(at, root, rewrite.commit_id)
     if landed is None:

@@ -5,7 +5,9 @@ The swap is the only linearisation point of the repository. The protocol around 
 1. Before a version is replaced, its canonical form is archived (put-if-absent), so whoever finds
    version v+2 also finds the archive of v+1.
 2. One compare-and-swap with a fresh random write id.
-3. A swap that failed, or whose answer was lost, is looked up: the root carries our write id, or
+3. A root that would be too large gives refs to pages (`planning.paging`), which are written before
+   the swap. `with_branch`, `with_tag` and `whole` bring them back.
+4. A swap that failed, or whose answer was lost, is looked up: the root carries our write id, or
    its log our operation's id, or the archive of the version we tried to make our write id: it
    was a success. The root has not moved: the same bytes are sent again. Otherwise somebody else
    won. If none of this can be found out: `CommitOutcomeUnknownError`, and nothing is tried again.
@@ -14,10 +16,13 @@ The swap is the only linearisation point of the repository. The protocol around 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
+from zarr_manifests.engine.chunks import SessionKeys
+from zarr_manifests.engine.objects import Objects, Upload
 from zarr_manifests.errors import (
     CommitOutcomeUnknownError,
     ConflictError,
@@ -27,12 +32,24 @@ from zarr_manifests.errors import (
     StorageError,
     StorageFullError,
 )
+from zarr_manifests.format.pages import Page
 from zarr_manifests.format.root import (
     ROOT_KEY,
     WRITE_ID_BYTES,
     LogEntry,
+    PageRef,
     Root,
     archive_key,
+)
+from zarr_manifests.planning.paging import (
+    ROOT_BYTES,
+    Section,
+    absorb,
+    merge_at,
+    page_at,
+    plan_spills,
+    pulled,
+    without,
 )
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage, Token
@@ -42,6 +59,7 @@ __all__ = ["RootAt", "Roots"]
 _RESENDS: Final = 5
 _BACKOFF_S: Final = 0.02
 _MAX_BACKOFF_S: Final = 1.0
+_PAGE_CACHE_BYTES: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +86,7 @@ class Roots:
         self._archived = 0  # the newest version known to be archived
         self._latest: RootAt | None = None
         self._read_at = -1
+        self._pages = Objects(storage, runtime, _PAGE_CACHE_BYTES)
 
     @property
     def latest(self) -> RootAt:
@@ -110,6 +129,69 @@ class Roots:
             self._runtime.checkpoint("root.archive")
             self._storage.create(archive_key(at.root.version), at.root.bare().encode())
             self._archived = max(self._archived, at.root.version)
+
+    # --- pages -------------------------------------------------------------------------------
+
+    def with_branch(self, root: Root, name: str) -> Root:
+        """The root with the branch of that name, should it lie in a page."""
+        return self._with(root, name, ["branches"])
+
+    def with_tag(self, root: Root, name: str) -> Root:
+        """The root with the tag of that name, should it lie in a page."""
+        return self._with(root, name, ["tags"])
+
+    def _with(self, root: Root, name: str, sections: Sequence[Section]) -> Root:
+        due: list[PageRef] = []
+        for section in sections:
+            at = page_at(root, section, name)
+            if at is not None:
+                due.append(root.pages[section][at])
+        return pulled(root, self._load(due), name) if due else root
+
+    def whole(self, root: Root) -> Root:
+        """The root with all refs of all pages."""
+        due = [page for pages in root.pages.values() for page in pages]
+        return pulled(root, self._load(due)) if due else root
+
+    def _load(self, pages: Sequence[PageRef]) -> list[Page]:
+        return self._runtime.parallel([partial(self._pages.load, p.blob, Page) for p in pages])
+
+    def _paged(self, root: Root, keys: SessionKeys) -> Root:
+        """The root, made small enough: refs that it has no room for go to pages."""
+        while root.pages or root.tags or len(root.branches) > 1 or root.deleted_tags:
+            if len(root.bare().encode()) <= ROOT_BYTES:
+                return root
+            spills = plan_spills(root)
+            if not any(spill.names for spill in spills):
+                return root
+            # From the last page to the first: positions before it stay as they are.
+            for spill in sorted(spills, key=lambda spill: -(spill.page or 0)):
+                pages = list(root.pages.get(spill.section, ()))
+                here = slice(0, 0) if spill.page is None else slice(spill.page, spill.page + 1)
+                old = next(iter(self._load(pages[here])), None)
+                pages[here] = self._written(absorb(root, spill, old), keys)
+                merged = merge_at(pages)
+                if merged is not None:
+                    two = self._load(pages[merged : merged + 2])
+                    both = Page(
+                        {**two[0].branches, **two[1].branches}, {**two[0].tags, **two[1].tags}
+                    )
+                    count = pages[merged].count + pages[merged + 1].count
+                    one = (pages[merged].first, count, both)
+                    pages[merged : merged + 2] = self._written([one], keys)
+                root = without(root, spill)
+                root = replace(root, pages={**root.pages, spill.section: tuple(pages)})
+        return root
+
+    def _written(self, pages: Sequence[tuple[str, int, Page]], keys: SessionKeys) -> list[PageRef]:
+        refs, calls = [], []
+        for first, count, page in pages:
+            upload = Upload(keys.next("pages"), page.encode())
+            calls.append(partial(self._pages.create, upload.key, upload.data))
+            self._pages.remember(upload.ref, page)
+            refs.append(PageRef(first, upload.ref, count))
+        self._runtime.parallel(calls)
+        return refs
 
     def backoff(self, attempt: int) -> None:
         """Wait a jittered while before the next attempt."""
@@ -161,7 +243,7 @@ class Roots:
             If the storage refused it and the root is unchanged.
         """
         new = replace(
-            new,
+            self._paged(new, SessionKeys(at.root.version, self._runtime)),
             version=at.root.version + 1,
             write_id=self._runtime.random_bytes(WRITE_ID_BYTES),
             written_ms=self._runtime.now_ms(),
@@ -251,7 +333,8 @@ class Roots:
                 snapshot,
                 operation_id,
             )
-            new = change(at.root).with_log(entry).with_copies({}, "main")
+            root = self._with(at.root, ref, ["branches", "tags"])
+            new = _hiding(root, change(root), ref).with_log(entry).with_copies({}, "main")
             self.archive(at)
             swapped = self.swap(at, new, operation_id)
             if swapped is not None:
@@ -261,3 +344,11 @@ class Roots:
         raise ConflictError(
             f"{operation} of {ref!r}: other writers came first {attempts} times; try again later"
         )
+
+
+def _hiding(old: Root, new: Root, name: str) -> Root:
+    """The new root, whose deleted branch is also deleted where a page has it."""
+    hidden = [other for other in new.deleted_branches if other not in new.branches]
+    if name in old.branches and name not in new.branches and new.pages.get("branches"):
+        hidden.append(name)
+    return replace(new, deleted_branches=tuple(dict.fromkeys(hidden)))

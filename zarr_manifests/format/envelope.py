@@ -53,8 +53,11 @@ MAGIC: Final = b"\x89ZMF\r\n\x1a\n"
 MAX_PAYLOAD_BYTES: Final = 1 << 30
 MAX_MS: Final = 253_402_300_799_999
 """The last millisecond of the year 9999, beyond which no date can be told."""
-_MAX_EXPANSION: Final = 1024
-_EXPANDS_FREELY_BYTES: Final = 16 << 20
+_MAX_EXPANSION: Final = 64
+_EXPANDS_FREELY_BYTES: Final = 1 << 20
+_FREE_CONTAINERS: Final = 50_000
+_BYTES_A_CONTAINER: Final = 4
+_LIKE_CONTAINERS: Final = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
 _HEADER = struct.Struct("<8sIBBBBQ")
 _CRC_FROM: Final = 12
 _STORED, _ZSTD = 0, 1
@@ -71,6 +74,7 @@ class Kind(IntEnum):
     MANIFEST = 5
     INDEX = 6
     PAGE = 7
+    DIGEST = 8
 
 
 def pack(payload: Any) -> bytes:
@@ -79,9 +83,19 @@ def pack(payload: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """The value of untrusted msgpack bytes; `CorruptObjectError` if they are none."""
+    """The value of untrusted msgpack bytes; `CorruptObjectError` if they are none.
+
+    What they become takes memory in proportion to their number: lists and maps are as long as
+    they say, and, beyond a number that does no harm, they take 4 bytes each on average.
+    """
+    most = _FREE_CONTAINERS + len(data) // _BYTES_A_CONTAINER
+    hooks: dict[str, Any] = {}
+    # Counting costs time, so it is left where not even as many bytes could begin a list or map.
+    if len(data) > most and len(data) - len(data.translate(None, _LIKE_CONTAINERS)) > most:
+        hooks = {"list_hook": (count := _Count(most)), "object_hook": count}
     try:
-        return msgpack.unpackb(data, raw=False, strict_map_key=False, use_list=True)
+        _skip(data)
+        return msgpack.unpackb(data, raw=False, strict_map_key=False, use_list=True, **hooks)
     except (
         ValueError,
         TypeError,
@@ -90,6 +104,26 @@ def unpack(data: bytes) -> Any:
         msgpack.UnpackException,
     ) as error:
         raise CorruptObjectError(f"the payload is not msgpack: {error}") from error
+
+
+def _skip(data: bytes) -> None:
+    """Go through the bytes without making anything: a list that lies about its length is found."""
+    unpacker = msgpack.Unpacker(max_buffer_size=len(data) or 1)
+    unpacker.feed(data)
+    unpacker.skip()
+
+
+class _Count:
+    """Gives back each list and map, but not more than `most` of them."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    def __call__(self, value: Any) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise CorruptObjectError("the payload is made of too many lists and maps")
+        return value
 
 
 def encode(kind: Kind, payload: Mapping[str, Any]) -> bytes:

@@ -7,9 +7,9 @@ so a reader knows what to fetch without fetching.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
@@ -19,6 +19,18 @@ from zarr_manifests.grid import Box
 from zarr_manifests.ids import NODE_ID_BYTES
 
 __all__ = ["Manifest", "ManifestRef", "Part"]
+
+_ROWS_FREELY: Final = 1 << 20
+_ROWS_A_BYTE: Final = 8
+_VALUES_FREELY: Final = 1 << 22
+_VALUES_A_BYTE: Final = 8
+
+
+def _is_bomb(rows: int, columns: Mapping[str, Any], data: bytes) -> bool:
+    """Whether so few bytes may not become so many rows, or values of columns that vary."""
+    values = rows * sum(isinstance(c, list) and c[:1] != [0] for c in columns.values())
+    most_rows = _ROWS_FREELY + _ROWS_A_BYTE * len(data)
+    return rows > most_rows or values > _VALUES_FREELY + _VALUES_A_BYTE * len(data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +96,17 @@ class Manifest:
     @classmethod
     def of(cls, tables: Iterable[tuple[bytes, ChunkTable]]) -> Manifest:
         """The manifest of these (node id, table) pairs."""
-        return cls(
-            tuple((Part(node, table.box, len(table)), pack(table.pack())) for node, table in tables)
-        )
+        parts = []
+        for node, table in tables:
+            packed = table.pack()
+            data = pack(packed)
+            if _is_bomb(len(table), packed.get("col", {}), data):
+                raise InvalidArgumentError(
+                    f"{len(table)} chunks of one array in one table of {len(data)} bytes are more "
+                    "than a reader takes; commit them in several steps"
+                )
+            parts.append((Part(node, table.box, len(table)), data))
+        return cls(tuple(parts))
 
     def directory(self) -> tuple[Part, ...]:
         """What the manifest holds."""
@@ -99,8 +119,11 @@ class Manifest:
     @staticmethod
     def decode(part: Part, data: bytes) -> ChunkTable:
         """Decode one of the tables."""
+        fields = Fields(unpack(data), "table")
+        if fields.number("n") != part.count or _is_bomb(part.count, fields.table("col"), data):
+            raise CorruptObjectError("a chunk table has not the rows that its manifest names")
         try:
-            table = ChunkTable.parse(Fields(unpack(data), "table"))
+            table = ChunkTable.parse(fields)
         except InvalidArgumentError as error:  # a box that cannot be
             raise CorruptObjectError(f"a chunk table is malformed: {error}") from error
         if (table.box, len(table)) != (part.box, part.count):

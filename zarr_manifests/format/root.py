@@ -35,6 +35,7 @@ __all__ = [
     "Branch",
     "Lease",
     "LogEntry",
+    "PageRef",
     "Root",
     "archive_key",
     "check_ref_name",
@@ -43,7 +44,10 @@ __all__ = [
 ROOT_KEY: Final = "current"
 LOG_TAIL: Final = 32
 WRITE_ID_BYTES: Final = 16
-_EXTRA: Final = ("pending", "pages", "indexes", "streams", "counters")
+_LOG_NAMES_BYTES: Final = 2_560
+_OTHER_COPY_BYTES: Final = 4 * 1024
+_EXTRA: Final = ("pending", "indexes", "streams", "counters")
+_SECTIONS: Final = ("branches", "tags")
 _REF_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,254}", re.ASCII)
 
 
@@ -82,12 +86,15 @@ class Branch:
         The root version at which an exclusive writer claimed the branch; 0 for none.
     floor : str or None
         Id of the oldest snapshot that is still in the branch's history; None for all.
+    ahead : tuple of BlobRef
+        Digests and deltas that opening the head needs and the head carries no copies of.
     """
 
     head: BlobRef
     base: BlobRef | None
     epoch: int = 0
     floor: str | None = None
+    ahead: tuple[BlobRef, ...] = ()
 
     def pack(self) -> dict[str, Any]:
         """As a map for msgpack."""
@@ -97,6 +104,7 @@ class Branch:
             "base": base,
             "epoch": self.epoch,
             "floor": self.floor,
+            "ahead": [ref.pack() for ref in self.ahead],
         }
 
     @classmethod
@@ -104,7 +112,34 @@ class Branch:
         """From a map that `pack` made."""
         head, base = BlobRef.parse_due(fields, "head"), BlobRef.parse_optional(fields, "base")
         floor = fields.text("floor") if fields.has("floor") else None
-        return cls(head, base, fields.number("epoch"), floor)
+        ahead = tuple(BlobRef.parse(ref) for ref in fields.maps("ahead"))
+        return cls(head, base, fields.number("epoch"), floor, ahead)
+
+    def bare(self) -> Branch:
+        """The same without copies."""
+        base = None if self.base is None else self.base.bare()
+        return replace(self, head=self.head.bare(), base=base)
+
+
+@dataclass(frozen=True, slots=True)
+class PageRef:
+    """A page: it has the refs from the name `first` on, up to the next page's."""
+
+    first: str
+    blob: BlobRef
+    count: int
+
+    def pack(self) -> list[Any]:
+        """As a list for msgpack."""
+        return [self.first, self.blob.bare().pack(), self.count]
+
+    @classmethod
+    def parse(cls, value: Any) -> PageRef:
+        """From a list that `pack` made."""
+        match value:
+            case [str(first), dict(blob), int(count)] if count >= 0:
+                return cls(first, BlobRef.parse(Fields(blob, "root.pages")), count)
+        raise CorruptObjectError("root.pages: first name, pointer and count are due")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +235,10 @@ class Root:
         Below this version no unreachable objects are left.
     epochs : mapping of str to int
         Epochs of the compactor and the collector.
+    pages : mapping of str to tuple of PageRef
+        Where the other refs are: pages of `branches` and of `tags`, in the order of names.
+    deleted_branches : tuple of str
+        Names of branches that a page still has and that are deleted.
     extra : mapping
         The other fields of the format, carried over as they are.
     """
@@ -217,43 +256,57 @@ class Root:
     fence: int = 0
     swept: int = 0
     epochs: Mapping[str, int] = field(default_factory=dict)
+    pages: Mapping[str, tuple[PageRef, ...]] = field(default_factory=dict)
+    deleted_branches: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.write_id) != WRITE_ID_BYTES or self.version < 1:
             raise CorruptObjectError("root: a write id or version that cannot be")
+        for section, pages in self.pages.items():
+            names = [page.first for page in pages]
+            if section not in _SECTIONS or names != sorted(set(names)):
+                raise CorruptObjectError("root: pages of nothing, or out of order")
 
     def holds_lease(self, session: str) -> bool:
         """Whether the session holds a lease: it is valid while it is present."""
         return any(lease.session == session for lease in self.leases)
 
     def with_log(self, entry: LogEntry) -> Root:
-        """The same with one more operation in the log's tail."""
-        return replace(self, log=(*self.log, entry)[-LOG_TAIL:])
+        """The same with one more operation in the log's tail, which long names make shorter.
+
+        Nothing is lost: each operation is also the last in the archive of its version.
+        """
+        log = (*self.log, entry)[-LOG_TAIL:]
+        while len(log) > 1 and sum(len(one.ref) for one in log) > _LOG_NAMES_BYTES:
+            log = log[1:]
+        return replace(self, log=log)
 
     def with_copies(self, known: Mapping[str, bytes], first: str) -> Root:
-        """The same, carrying copies of heads and bases while they fit, branch `first` first."""
-        names = sorted(self.branches, key=lambda name: (name != first, name != "main", name))
-        refs: list[BlobRef] = []
-        for name in names:
-            branch = self.branches[name]
-            refs += [branch.head] if branch.base is None else [branch.head, branch.base]
-        copied = iter(with_copies(refs, known, ROOT_COPY_BYTES))
-        branches = {}
-        for name in names:
-            branch = self.branches[name]
-            head = next(copied)
-            base = None if branch.base is None else next(copied)
-            branches[name] = replace(branch, head=head, base=base)
+        """The same, carrying copies of heads and bases while they fit.
+
+        A branch has copies of all that opening it needs or of nothing: less would save no round.
+        First come `first` and `main`; others share a small budget, since every swap writes them
+        anew.
+        """
+        branches = dict(self.branches)
+        room, others = ROOT_COPY_BYTES, _OTHER_COPY_BYTES
+        for name in sorted(branches, key=lambda name: (name != first, name != "main", name)):
+            branch = branches[name]
+            refs = [branch.head] if branch.base is None else [branch.head, branch.base]
+            most = room if name in (first, "main") else min(room, others)
+            copied = [] if branch.ahead else with_copies(refs, known, most)
+            if not copied or any(ref.copy is None for ref in copied):
+                copied = [ref.bare() for ref in refs]
+            spent = sum(len(ref.copy or b"") for ref in copied)
+            room, others = room - spent, others - (spent if name not in (first, "main") else 0)
+            base = None if branch.base is None else copied[1]
+            branches[name] = replace(branch, head=copied[0], base=base)
         return replace(self, branches=branches)
 
     def bare(self) -> Root:
         """The canonical form: without copies."""
-        branches = {
-            name: replace(b, head=b.head.bare(), base=None if b.base is None else b.base.bare())
-            for name, b in self.branches.items()
-        }
-        return replace(self, branches=branches)
+        return replace(self, branches={name: b.bare() for name, b in self.branches.items()})
 
     def encode(self) -> bytes:
         """The object's bytes."""
@@ -272,6 +325,12 @@ class Root:
             "fence": self.fence,
             "swept": self.swept,
             "epochs": dict(self.epochs),
+            "pages": {
+                section: [page.pack() for page in self.pages[section]]
+                for section in sorted(self.pages)
+                if self.pages[section]
+            },
+            "deleted_branches": list(self.deleted_branches),
         }
         return encode(Kind.ROOT, payload | {name: self.extra.get(name) for name in _EXTRA})
 
@@ -288,10 +347,15 @@ class Root:
                 f"the repository needs {features!r}, unknown to this version of zarr-manifests; "
                 "upgrade the package"
             )
-        deleted = fields.items("deleted_tags")
+        deleted, hidden = fields.items("deleted_tags"), fields.items("deleted_branches")
         epochs = fields.table("epochs")
-        if not all(isinstance(name, str) for name in deleted):
-            raise CorruptObjectError("root.deleted_tags: names are due")
+        if not all(isinstance(name, str) for name in (*deleted, *hidden)):
+            raise CorruptObjectError("root: deleted tags and branches are names")
+        pages = {}
+        for section, refs in fields.table("pages").items():
+            if not isinstance(refs, list):
+                raise CorruptObjectError("root.pages: lists are due")
+            pages[section] = tuple(PageRef.parse(value) for value in refs)
         if not all(type(epoch) is int for epoch in epochs.values()):
             raise CorruptObjectError("root.epochs: numbers are due")
         try:
@@ -314,5 +378,7 @@ class Root:
             fields.number("fence"),
             fields.number("swept"),
             epochs,
+            pages,
+            tuple(hidden),
             {name: fields.value.get(name) for name in _EXTRA},
         )

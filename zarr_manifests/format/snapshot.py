@@ -7,7 +7,7 @@ since it. Invariant: a reader never walks to an earlier snapshot; the read list 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from zarr_manifests.format.envelope import MAX_MS, Fields, Kind, decode, encode
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.ids import snapshot_id_of
 
-__all__ = ["DeltaEntry", "Snapshot"]
+__all__ = ["DeltaEntry", "DigestEntry", "Snapshot"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +35,34 @@ class DeltaEntry:
         The chunk tables embedded in it.
     manifests : tuple of ManifestRef
         The manifests with its other chunk tables.
+    coordinates : bool
+        Whether chunk tables of coordinates are embedded in it.
     """
 
     log: BlobRef
     changes_nodes: bool
     embedded: tuple[Part, ...]
     manifests: tuple[ManifestRef, ...]
+    coordinates: bool = False
 
     @classmethod
-    def of(cls, log: BlobRef, delta: Delta) -> DeltaEntry:
-        """The entry of a delta that lies at `log`."""
-        return cls(log.bare(), delta.changes_nodes, delta.embedded.directory(), delta.manifests)
+    def of(cls, log: BlobRef, delta: Delta, coordinates: Container[bytes] = ()) -> DeltaEntry:
+        """The entry of a delta that lies at `log`, given the ids of coordinates."""
+        parts = delta.embedded.directory()
+        coordinate = any(part.node_id in coordinates for part in parts)
+        return cls(log.bare(), delta.changes_nodes, parts, delta.manifests, coordinate)
+
+    @property
+    def at_open(self) -> bool:
+        """Whether opening the snapshot and reading its coordinates needs the delta."""
+        return self.changes_nodes or self.coordinates
 
     def pack(self) -> dict[str, Any]:
         """As a map for msgpack."""
         return {
             "log": self.log.pack(),
             "nodes": self.changes_nodes,
+            "coordinates": self.coordinates,
             "embedded": [part.pack() for part in self.embedded],
             "manifests": [manifest.pack() for manifest in self.manifests],
         }
@@ -64,7 +75,32 @@ class DeltaEntry:
             bool(fields.value.get("nodes")),
             Part.parse_all(fields, "embedded"),
             tuple(ManifestRef.parse(f) for f in fields.maps("manifests")),
+            bool(fields.value.get("coordinates")),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class DigestEntry:
+    """A digest of `count` of the live deltas, from the one at `first` in the read list on."""
+
+    blob: BlobRef
+    first: int
+    count: int
+
+    @property
+    def stop(self) -> int:
+        """Position of the first delta behind it."""
+        return self.first + self.count
+
+    def pack(self) -> dict[str, Any]:
+        """As a map for msgpack."""
+        return {"blob": self.blob.pack(), "first": self.first, "count": self.count}
+
+    @classmethod
+    def parse(cls, fields: Fields) -> DigestEntry:
+        """From a map that `pack` made."""
+        blob = BlobRef.parse_due(fields, "blob")
+        return cls(blob, fields.number("first", 2**31), fields.number("count", 2**31))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +131,8 @@ class Snapshot:
         Refs set, refs unset, and chunk bytes written by this commit.
     streams : mapping of str to int
         Last batch each streaming query has committed.
+    digests : tuple of DigestEntry
+        What runs of the live deltas say together; ascending, apart from each other.
     """
 
     parent: BlobRef | None
@@ -108,10 +146,16 @@ class Snapshot:
     log: BlobRef
     totals: Mapping[str, int] = field(default_factory=dict)
     streams: Mapping[str, int] = field(default_factory=dict)
+    digests: tuple[DigestEntry, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.commit_id) != COMMIT_ID_BYTES:
             raise CorruptObjectError("snapshot: a commit id of the wrong length")
+        ends = [0]
+        for entry in self.digests:
+            ends += [entry.first, entry.stop]
+        if ends != sorted(ends) or ends[-1] > len(self.deltas):
+            raise CorruptObjectError("snapshot: digests of deltas that it does not have")
 
     @property
     def parent_id(self) -> str | None:
@@ -119,13 +163,41 @@ class Snapshot:
         return None if self.parent is None else snapshot_id_of(self.parent.key)
 
     def with_delta_copies(self, known: Mapping[str, bytes]) -> Snapshot:
-        """The same, carrying copies of the deltas a reader needs first while they fit."""
-        order = sorted(range(len(self.deltas)), key=lambda i: (not self.deltas[i].changes_nodes, i))
-        refs = with_copies([self.deltas[i].log for i in order], known, PARENT_COPY_BYTES)
-        deltas = list(self.deltas)
-        for i, ref in zip(order, refs, strict=True):
+        """The same, carrying copies of what a reader needs first while they fit.
+
+        These are the digests, then the deltas needed at opening, then the other deltas. What a
+        digest says needs no copy.
+        """
+        due = [i for i in range(len(self.deltas)) if not self._digested(i)]
+        order = sorted(due, key=lambda i: (not self.deltas[i].at_open, i))
+        wanted = [entry.blob for entry in self.digests] + [self.deltas[i].log for i in order]
+        refs = with_copies(wanted, known, PARENT_COPY_BYTES)
+        digests = [replace(e, blob=ref) for e, ref in zip(self.digests, refs, strict=False)]
+        deltas = [replace(entry, log=entry.log.bare()) for entry in self.deltas]
+        for i, ref in zip(order, refs[len(digests) :], strict=True):
             deltas[i] = replace(deltas[i], log=ref)
-        return replace(self, deltas=tuple(deltas))
+        return replace(self, deltas=tuple(deltas), digests=tuple(digests))
+
+    def _digested(self, position: int) -> bool:
+        return any(entry.first <= position < entry.stop for entry in self.digests)
+
+    def opening(self) -> list[tuple[int, BlobRef]]:
+        """What opening needs besides the base: position in the read list and pointer, in order.
+
+        Digests, and deltas that are in none.
+        """
+        found = [(entry.first, entry.blob) for entry in self.digests]
+        found += [
+            (i, entry.log)
+            for i, entry in enumerate(self.deltas)
+            if entry.at_open and not self._digested(i)
+        ]
+        return sorted(found, key=lambda place: place[0])
+
+    @property
+    def ahead(self) -> tuple[BlobRef, ...]:
+        """What opening needs besides the base and the snapshot, for the branch to name."""
+        return tuple(ref for _, ref in self.opening() if ref.copy is None)
 
     def encode(self) -> bytes:
         """The object's bytes."""
@@ -143,6 +215,7 @@ class Snapshot:
                 "log": self.log.bare().pack(),
                 "totals": dict(self.totals),
                 "streams": dict(self.streams),
+                "digests": [entry.pack() for entry in self.digests],
             },
         )
 
@@ -172,4 +245,5 @@ class Snapshot:
             BlobRef.parse_due(fields, "log"),
             totals,
             streams,
+            tuple(DigestEntry.parse(f) for f in fields.maps("digests")),
         )

@@ -1,0 +1,246 @@
+"""A root that has very many refs: they lie in pages, and cost next to nothing where they do not
+matter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from hashlib import sha256
+
+import numpy as np
+import pytest
+import zarr
+from zarr.core.buffer import cpu
+
+from zarr_manifests import Repository
+from zarr_manifests.engine.roots import Roots
+from zarr_manifests.errors import AlreadyExistsError, NotFoundError
+from zarr_manifests.format.root import LOG_TAIL, LogEntry, Root
+from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.planning.paging import PAGES_MOST, ROOT_BYTES
+from zarr_manifests.runtime import SYSTEM, Runtime
+from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.testing import CountingStorage, LatencyStorage
+
+TAGS, BRANCHES = 10_000, 5_000
+
+
+def stopped_clock() -> Runtime:
+    return replace(SYSTEM, monotonic_s=lambda: 1000.0)
+
+
+def put(repository: Repository, branch: str, key: str, value: bytes) -> str:
+    session = repository.writable_session(branch)
+    session.store.set_sync(key, cpu.Buffer.from_bytes(value))
+    return session.commit("put")
+
+
+def swap(storage: MemoryStorage, new: Mapping[str, object]) -> None:
+    """Swap in a root that differs so: the fast way to very many refs."""
+    roots = Roots(storage, SYSTEM)
+    at = roots.read()
+    roots.archive(at)
+    entry = LogEntry(at.root.version + 1, 1, "create branch", "main", "", b"o" * 16)
+    assert roots.swap(at, replace(at.root, **new).with_log(entry), b"o" * 16)
+
+
+def name_of(what: str, i: int) -> str:
+    """A name that does not compress away."""
+    return f"{what}/{i:06d}-{sha256(bytes(what, 'ascii') + bytes([i % 251, i // 251])).hexdigest()}"
+
+
+def names(what: str, n: int) -> list[str]:
+    return [name_of(what, int(i)) for i in np.random.default_rng(0).permutation(n)]
+
+
+def root_of(storage: MemoryStorage) -> Root:
+    return Roots(storage, SYSTEM).read().root
+
+
+@pytest.fixture(scope="module")
+def made() -> MemoryStorage:
+    storage = MemoryStorage()
+    repository = Repository.create(storage)
+    session = repository.writable_session("main")
+    zarr.create_array(session.store, name="x", data=np.arange(5.0), dimension_names=("x",))
+    session.commit("x")
+    branch = root_of(storage).branches["main"].bare()
+    swap(storage, {"tags": dict.fromkeys(names("tag", TAGS), branch.head)})
+    branches = dict.fromkeys(names("branch", BRANCHES), branch)
+    swap(storage, {"branches": {**branches, "main": branch}})
+    for i in range(LOG_TAIL):
+        put(repository, "main", "note", bytes([i]))
+    return storage
+
+
+@pytest.fixture
+def storage(made: MemoryStorage) -> MemoryStorage:
+    copy = MemoryStorage()
+    for info in made.list():
+        copy.put(info.key, made.get(info.key))
+    return copy
+
+
+def test_the_root_is_bounded(made: MemoryStorage) -> None:
+    root = root_of(made)
+    assert len(root.log) == LOG_TAIL
+    assert len(root.bare().encode()) <= ROOT_BYTES
+    assert len(made.get("current")) <= ROOT_BYTES + 16 * 1024
+    assert all(len(pages) <= PAGES_MOST + 1 for pages in root.pages.values())
+    assert len(made.get(f"root/{root.version:020d}")) <= ROOT_BYTES
+
+
+def test_all_refs_are_there_after_reopening(made: MemoryStorage) -> None:
+    repository = Repository.open(made)
+    tags, branches = repository.list_tags(), repository.list_branches()
+    assert tags.keys() == set(names("tag", TAGS))
+    assert branches.keys() == {*names("branch", BRANCHES), "main"}
+    assert len(set(tags.values())) == 1
+
+
+def test_a_commit_costs_what_it_costs_without_refs(made: MemoryStorage) -> None:
+    costs = []
+    small = MemoryStorage()
+    repository = Repository.create(small)
+    for i in range(LOG_TAIL):
+        put(repository, "main", "note", bytes([i]))
+    big = MemoryStorage()
+    for info in made.list():
+        big.put(info.key, made.get(info.key))
+    for storage in (small, big):
+        counting = CountingStorage(LatencyStorage(storage, latency_s=0.02))
+        session = Repository.open(counting).writable_session("main")
+        session.store.set_sync("note", cpu.Buffer.from_bytes(b"again"))
+        counting.reset()
+        session.commit("again")
+        assert counting.rounds() == 2
+        assert not any(record.key.startswith("pages/") for record in counting.log)
+        costs.append((counting.requests, counting.bytes_written))
+    assert costs[0][0] == costs[1][0]
+    assert costs[1][1] <= costs[0][1] + 3 * ROOT_BYTES  # current and two archives
+
+
+def test_opening_main_costs_one_request(made: MemoryStorage) -> None:
+    counting = CountingStorage(made)
+    Repository.open(counting, runtime=stopped_clock()).readonly_session("main")
+    assert [record.key for record in counting.log] == ["current"]
+
+
+@pytest.mark.parametrize(
+    "ref", [{"tag": name_of("tag", 4711)}, {"branch": name_of("branch", 1234)}]
+)
+def test_a_ref_in_a_page_costs_a_round_more(made: MemoryStorage, ref: dict[str, str]) -> None:
+    counting = CountingStorage(LatencyStorage(made, latency_s=0.02))
+    session = Repository.open(counting, runtime=stopped_clock()).readonly_session(**ref)
+    np.testing.assert_array_equal(zarr.open_array(session.store, path="x")[:], np.arange(5.0))
+    assert [record.key.split("/")[0] for record in counting.log] == [
+        "current",
+        "pages",
+        "snapshots",
+    ]
+    assert counting.bytes_read <= 96 * 1024
+
+
+def test_a_new_tag_writes_one_page_at_most(storage: MemoryStorage) -> None:
+    counting = CountingStorage(storage)
+    repository = Repository.open(counting)
+    written = []
+    for i in range(250):
+        counting.reset()
+        repository.create_tag(name_of("tag", i * 37) + "-new")
+        pages = [r for r in counting.log if r.op == "create" and r.key.startswith("pages/")]
+        assert len(pages) <= 3  # one, or two halves, and perhaps two neighbours made one
+        written.append(sum(record.nbytes for record in pages))
+        assert len(storage.get("current")) <= ROOT_BYTES + 16 * 1024
+    assert any(written)
+    assert sum(written) / len(written) <= 32 * 1024
+    reopened = Repository.open(storage)
+    assert len(reopened.list_tags()) == TAGS + 250
+    assert len(root_of(storage).bare().encode()) <= ROOT_BYTES
+
+
+def test_a_deleted_tag_is_never_used_again_wherever_it_lies(storage: MemoryStorage) -> None:
+    repository = Repository.open(storage)
+    gone = [name_of("tag", i * 41) for i in range(200)]
+    for name in gone:
+        repository.delete_tag(name)
+    root = root_of(storage)
+    assert len(root.deleted_tags) < len(gone)  # some are in pages by now
+    reopened = Repository.open(storage)
+    assert len(reopened.list_tags()) == TAGS - len(gone)
+    for name in gone:
+        with pytest.raises(AlreadyExistsError, match="never used again"):
+            reopened.create_tag(name)
+        with pytest.raises(NotFoundError):
+            reopened.readonly_session(tag=name)
+        with pytest.raises(NotFoundError):
+            reopened.delete_tag(name)
+    with pytest.raises(AlreadyExistsError, match="tags do not move"):
+        reopened.create_tag(name_of("tag", 1))
+
+
+def test_branches_in_pages_take_commits(storage: MemoryStorage) -> None:
+    repository = Repository.open(storage)
+    heads = {}
+    for i in range(120):
+        name = name_of("branch", i * 41)
+        heads[name] = put(repository, name, "note", b"of %d" % i)
+    heads[name_of("branch", 0)] = put(repository, name_of("branch", 0), "note", b"again")
+    reopened = Repository.open(storage)
+    found = reopened.list_branches()
+    assert {name: found[name] for name in heads} == heads
+    assert len(found) == BRANCHES + 1
+    assert len(root_of(storage).bare().encode()) <= ROOT_BYTES
+
+
+def test_branches_in_pages_are_deleted_and_made_again(storage: MemoryStorage) -> None:
+    repository = Repository.open(storage)
+    gone = [name_of("branch", i * 41) for i in range(100)]
+    head = snapshot_id_of(root_of(storage).branches["main"].head.key)
+    for name in gone:
+        repository.delete_branch(name)
+        with pytest.raises(NotFoundError):
+            repository.readonly_session(name)
+    with pytest.raises(NotFoundError):
+        repository.delete_branch(gone[0])
+    repository.create_branch(gone[0], head)
+    with pytest.raises(AlreadyExistsError):
+        repository.create_branch(name_of("branch", 1))
+    repository.reset_branch(name_of("branch", 1), head)
+    reopened = Repository.open(storage)
+    found = reopened.list_branches()
+    assert len(found) == BRANCHES + 1 - 99
+    assert found[gone[0]] == found[name_of("branch", 1)] == head
+    assert found[name_of("branch", 2)] != head
+
+
+def test_a_snapshot_that_only_a_tag_in_a_page_holds_is_in_history(storage: MemoryStorage) -> None:
+    repository = Repository.open(storage)
+    lost = put(repository, "main", "note", b"held by a tag")
+    repository.create_tag(name_of("tag", 3) + "-held")
+    parent = next(iter(repository.ancestry(snapshot_id=lost))).parent_id
+    repository.reset_branch("main", parent)
+    for i in range(150):
+        repository.create_tag(f"{name_of('tag', 3)}-{sha256(bytes([i])).hexdigest()}")
+    assert name_of("tag", 3) + "-held" not in root_of(storage).tags
+    repository.create_branch("found-again", lost)
+    assert repository.list_branches()["found-again"] == lost
+
+
+def test_archives_are_the_same_whoever_writes_them(storage: MemoryStorage) -> None:
+    """A branch that was brought back from its page does not get into an archive of before."""
+    before = root_of(storage)
+    storage.delete_many([f"root/{before.version:020d}"])
+    put(Repository.open(storage), name_of("branch", 777), "note", b"x")
+    assert storage.get(f"root/{before.version:020d}") == before.bare().encode()
+
+
+def test_long_names_make_the_log_shorter_and_not_the_root_larger() -> None:
+    storage = MemoryStorage()
+    repository = Repository.create(storage)
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        repository.create_tag(rng.bytes(127).hex())
+        assert len(root_of(storage).bare().encode()) <= ROOT_BYTES
+    assert 8 <= len(root_of(storage).log) < LOG_TAIL
+    assert len(Repository.open(storage).list_tags()) == 40
