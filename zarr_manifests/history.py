@@ -73,9 +73,13 @@ class Diff:
         Absolute paths; a node that was deleted and made again is in both lists.
     chunks : mapping of str to int64[n, ndim]
         Coordinates of the chunks written or removed, by absolute path, sorted.
+    moved : mapping of str to str
+        New path by old; these are neither created nor deleted, but updated if their metadata
+        changed too.
     """
 
     created: tuple[str, ...]
     updated: tuple[str, ...]
     deleted: tuple[str, ...]
     chunks: Mapping[str, IndexArray]
+    moved: Mapping[str, str] = field(default_factory=dict)

@@ -38,6 +38,7 @@ from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.history import Diff, SnapshotInfo
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
+from zarr_manifests.planning.arrange import moved_paths
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.session import Session
 from zarr_manifests.storage import Storage, from_url
@@ -376,12 +377,15 @@ class Repository:
                 f"{start} is not an ancestor of {end}; give the older snapshot first"
             )
         old, new = before.nodes, after.nodes
-        same = {p for p in old.keys() & new.keys() if old[p].node_id == new[p].node_id}
+        same = {p: p for p in old.keys() & new.keys() if old[p].node_id == new[p].node_id}
+        moved = moved_paths(old, new)
+        same |= moved
         return Diff(
-            _absolute(new.keys() - same),
-            _absolute(p for p in same if old[p] != new[p]),
-            _absolute(old.keys() - same),
+            _absolute(new.keys() - set(same.values())),
+            _absolute(to for p, to in same.items() if old[p].documents != new[to].documents),
+            _absolute(old.keys() - same.keys()),
             self._changed_chunks(after, deltas),
+            dict(zip(map(_slashed, moved), map(_slashed, moved.values()), strict=True)),
         )
 
     def _changed_chunks(
@@ -395,7 +399,7 @@ class Repository:
                     coords = [table.coords() for table in tables]
                     found.setdefault(paths[node_id], []).extend(coords)
         return {
-            path if path.startswith("/") else f"/{path}": np.unique(np.concatenate(coords), axis=0)
+            _slashed(path): np.unique(np.concatenate(coords), axis=0)
             for path, coords in sorted(found.items())
         }
 
@@ -570,4 +574,8 @@ def _known[T](refs: Mapping[str, T], name: str, what: str) -> T:
 
 
 def _absolute(paths: Any) -> tuple[str, ...]:
-    return tuple(sorted(path if path.startswith("/") else f"/{path}" for path in paths))
+    return tuple(sorted(map(_slashed, paths)))
+
+
+def _slashed(path: str) -> str:
+    return path if path.startswith("/") else f"/{path}"

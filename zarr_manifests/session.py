@@ -9,10 +9,11 @@ their changes back.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from zarr_manifests.engine.arrange import move_node, node_path, reindex_chunks, shift_chunks
 from zarr_manifests.engine.changes import Owners
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.commit import (
@@ -35,7 +36,9 @@ from zarr_manifests.errors import (
     SessionClosedError,
 )
 from zarr_manifests.format.nodes import NodeKind
+from zarr_manifests.grid import Coords
 from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.planning.arrange import moved_paths
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.store import ManifestStore
 
@@ -54,20 +57,24 @@ class Status:
         Absolute paths of nodes.
     chunks : mapping of str to int
         Number of chunks written or removed, by absolute path.
+    moved : mapping of str to str
+        New path by old; these are neither created nor deleted.
     """
 
     created: tuple[str, ...]
     updated: tuple[str, ...]
     deleted: tuple[str, ...]
     chunks: Mapping[str, int]
+    moved: Mapping[str, str] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.created or self.updated or self.deleted or self.chunks)
+        return any((self.created, self.updated, self.deleted, self.chunks, self.moved))
 
     def __str__(self) -> str:
         if not self:
             return "no changes"
         lines = [f"{sign} {path}" for sign, path in self._signed()]
+        lines += [f"> {old} to {new}" for old, new in self.moved.items()]
         lines += [f"  {path}: {n} chunks" for path, n in self.chunks.items()]
         return "\n".join(lines)
 
@@ -111,7 +118,7 @@ class Session:
     + /air
     >>> snapshot_id = session.commit("make a group for air temperature")
     >>> session.status()
-    Status(created=(), updated=(), deleted=(), chunks={})
+    Status(created=(), updated=(), deleted=(), chunks={}, moved={})
     """
 
     def __init__(
@@ -166,18 +173,138 @@ class Session:
         nodes = workspace.nodes()
         paths = {node.node_id: node.path for node in nodes.values()}
         opaque = {n.node_id for n in nodes.values() if n.kind is NodeKind.OPAQUE}
-        made = {p: p in before for p, node in changes.nodes.items() if node is not None}
-        gone = [p for p, node in changes.nodes.items() if node is None]
+        moved = moved_paths(before, nodes)
+        old_paths = {new: old for old, new in moved.items()}
+        made = [n for n in changes.nodes.values() if n is not None]
+        created = [n.path for n in made if n.path not in before and n.path not in old_paths]
+        updated = [
+            n.path
+            for n in made
+            if (n.path in before and n.path not in old_paths)
+            or (n.path in old_paths and before[old_paths[n.path]].documents != n.documents)
+        ]
+        gone = [p for p, node in changes.nodes.items() if node is None and p not in moved]
         return Status(
-            tuple(sorted(_absolute(path) for path, known in made.items() if not known)),
-            tuple(sorted(_absolute(path) for path, known in made.items() if known)),
+            tuple(sorted(map(_absolute, created))),
+            tuple(sorted(map(_absolute, updated))),
             tuple(sorted(map(_absolute, gone))),
             {
                 _absolute(paths[node]): len(refs)
                 for node, refs in changes.chunks.items()
                 if refs and node in paths and node not in opaque
             },
+            {_absolute(old): _absolute(new) for old, new in moved.items()},
         )
+
+    # --- moving what is there ----------------------------------------------------------------
+
+    def move(self, old: str, new: str) -> None:
+        """Move a group or array, with everything below it, to another path.
+
+        Only metadata changes: no chunk is read or written, and every node keeps its history.
+        What documents say (dimension names, attributes) stays as it is.
+
+        Parameters
+        ----------
+        old, new : str
+            Paths, with or without a leading slash. The group that `new` lies in must exist.
+
+        Raises
+        ------
+        NotFoundError
+            If there is nothing at `old`, or no group for `new`.
+        AlreadyExistsError
+            If there is something at or below `new`.
+        InvalidArgumentError
+            If `old` is the root, or `new` lies below `old` or below an array.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> session = zm.Repository.create("memory://move-example").writable_session()
+        >>> _ = zarr.create_group(session.store, path="air")
+        >>> session.move("air", "water")
+        >>> list(zarr.open_group(session.store, mode="r"))
+        ['water']
+        """
+        self._check_open()
+        move_node(self._workspace, old, new)
+
+    def rename(self, path: str, name: str) -> None:
+        """Give a group or array another name in the same group; as `move` otherwise."""
+        if not name or "/" in name:
+            raise InvalidArgumentError(f"{name!r} is no name; session.move takes a path")
+        above = node_path(path).rpartition("/")[0]
+        self.move(path, f"{above}/{name}")
+
+    def shift_array(self, path: str, offset_in_chunks: Sequence[int]) -> None:
+        """Move all chunks of an array by whole chunks; none is read or written.
+
+        What would come to lie outside the array is dropped, and what becomes vacant reads as fill
+        value. The array keeps its shape; resize it first to make room. A chunk at the array's
+        edge moves with all it holds, including what lies beyond the edge.
+
+        Parameters
+        ----------
+        path : str
+            The array.
+        offset_in_chunks : sequence of int
+            How far, one number an axis, in chunks; negative towards the beginning.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such array.
+        InvalidArgumentError
+            If there is not one whole number for each axis.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> session = zm.Repository.create("memory://shift-example").writable_session()
+        >>> a = zarr.create_array(session.store, name="a", shape=(6,), chunks=(2,), dtype="i4")
+        >>> a[:] = [1, 2, 3, 4, 5, 6]
+        >>> session.shift_array("a", (-1,))
+        >>> a[:]
+        array([3, 4, 5, 6, 0, 0], dtype=int32)
+        """
+        self._check_open()
+        shift_chunks(self._workspace, path, offset_in_chunks)
+
+    def reindex_array(
+        self, path: str, places: Mapping[Coords, Coords | None] | Callable[[Coords], Coords | None]
+    ) -> None:
+        """Move the chunks of an array to other places in it; none is read or written.
+
+        Parameters
+        ----------
+        path : str
+            The array.
+        places : mapping or callable
+            From a chunk's coordinate to its new one, or to None to drop the chunk. It is asked
+            only for chunks that are there; those a mapping does not name stay.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such array.
+        InvalidArgumentError
+            If a chunk would lie outside the array, or two at one place; nothing is changed.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> session = zm.Repository.create("memory://reindex-example").writable_session()
+        >>> a = zarr.create_array(session.store, name="a", shape=(6,), chunks=(2,), dtype="i4")
+        >>> a[:] = [1, 2, 3, 4, 5, 6]
+        >>> session.reindex_array("a", lambda chunk: (2 - chunk[0],))
+        >>> a[:]
+        array([5, 6, 3, 4, 1, 2], dtype=int32)
+        """
+        self._check_open()
+        reindex_chunks(self._workspace, path, places)
+
+    # --- committing --------------------------------------------------------------------------
 
     def discard_changes(self) -> None:
         """Forget everything that was not committed."""

@@ -315,7 +315,7 @@ def footprint_of(context: Context, view: SnapshotView, delta: Delta) -> Footprin
 
 
 def _touched_paths(view: SnapshotView, delta: Delta) -> frozenset[str]:
-    paths = {node.node_id: node.path for node in view.nodes.values()}
+    paths = {node.node_id: node.path for node in (*view.nodes.values(), *delta.nodes)}
     truncated = {paths.get(node_id, "?") for node_id in delta.truncated}
     return frozenset({node.path for node in delta.nodes} | delta.deleted.keys() | truncated)
 

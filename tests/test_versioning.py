@@ -1,0 +1,368 @@
+"""What is done to versions and in them without writing data: move, shift, revert, pick, amend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from zarr.core.buffer import cpu
+
+from zarr_manifests import Repository, Session
+from zarr_manifests.engine.fold import fold_branch
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    InvalidArgumentError,
+    NotFoundError,
+    ReadOnlyError,
+)
+from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.testing import CountingStorage
+
+
+def put(session: Session, key: str, value: bytes) -> None:
+    session.store.set_sync(key, cpu.Buffer.from_bytes(value))
+
+
+def contents(session: Session) -> dict[str, bytes]:
+    store = session.store
+    return {key: store.get_sync(key).to_bytes() for key in store.workspace.keys_below("")}
+
+
+def at(repository: Repository, branch: str = "main") -> dict[str, bytes]:
+    return contents(repository.readonly_session(branch))
+
+
+def array(
+    session: Session, path: str, values: Any, chunks: tuple[int, ...], names: Any = None
+) -> zarr.Array:
+    values = np.asarray(values)
+    made = zarr.create_array(
+        session.store,
+        name=path,
+        shape=values.shape,
+        chunks=chunks,
+        dtype=values.dtype,
+        compressors=None,
+        dimension_names=names,
+    )
+    made[...] = values
+    return made
+
+
+def commit(repository: Repository, change: Callable[[Session], object], message: str) -> str:
+    session = repository.writable_session()
+    change(session)
+    return session.commit(message)
+
+
+@pytest.fixture
+def repository() -> Repository:
+    """A tree with inline and native chunks, and an opaque key."""
+    repo = Repository.create(MemoryStorage(), {"inline-chunk-bytes": 16})
+
+    def fill(session: Session) -> None:
+        zarr.create_group(session.store, path="g/inner")
+        array(session, "g/x", np.arange(8, dtype="i4"), (2,), ["x"])
+        array(session, "g/inner/big", np.arange(64.0).reshape(8, 8), (4, 4))
+        put(session, "g/notes.txt", b"an opaque key")
+        array(session, "other", np.arange(4, dtype="i4"), (2,))
+
+    commit(repo, fill, "fill")
+    return repo
+
+
+# --- move and rename -------------------------------------------------------------------------
+
+
+def renamed(kept: dict[str, bytes], old: str, new: str) -> dict[str, bytes]:
+    """What a move makes of these keys."""
+    return {
+        new + key[len(old) :] if key.startswith(old + "/") else key: value
+        for key, value in kept.items()
+    }
+
+
+@pytest.mark.parametrize("folded", [False, True])
+def test_a_move_keeps_every_byte_and_id(repository: Repository, folded: bool) -> None:
+    if folded:
+        fold_branch(repository._context, "main")
+    before = at(repository)
+    session = repository.writable_session()
+    ids = {path: node.node_id for path, node in session.store.workspace.nodes().items()}
+    session.move("/g", "moved")
+    assert contents(session) == renamed(before, "g", "moved")
+    session.commit("move")
+    read = repository.readonly_session()
+    assert contents(read) == renamed(before, "g", "moved")
+    now = {path: node.node_id for path, node in read.store.workspace.nodes().items()}
+    assert now["moved/inner/big"] == ids["g/inner/big"]
+    assert set(now.values()) == set(ids.values())
+    fold_branch(repository._context, "main")
+    assert at(repository) == renamed(before, "g", "moved")
+
+
+def test_a_move_uploads_no_chunks_and_no_manifest(repository: Repository) -> None:
+    counting = CountingStorage(repository.storage)
+    session = Repository.open(counting).writable_session()
+    counting.reset()
+    session.move("g", "moved")
+    assert counting.log == []
+    session.commit("move")
+    written = {r.key.partition("/")[0] for r in counting.log if r.op in ("create", "cas", "put")}
+    assert written == {"deltas", "snapshots", "root", "current"}
+
+
+def test_a_rename_stays_in_its_group(repository: Repository) -> None:
+    session = repository.writable_session()
+    session.rename("g/inner/big", "large")
+    session.rename("/other", "another")
+    group = zarr.open_group(session.store, mode="r")
+    assert group["g/inner/large"][7, 7] == 63.0
+    assert group["another"][3] == 3
+    for wrong in ("", "a/b", "..", "."):
+        with pytest.raises(InvalidArgumentError):
+            session.rename("another", wrong)
+
+
+def test_changes_of_the_session_move_along(repository: Repository) -> None:
+    session = repository.writable_session()
+    zarr.open_array(session.store, path="g/x")[:2] = 77
+    session.move("g", "h")
+    zarr.open_array(session.store, path="h/x")[2:4] = 88
+    array(session, "g", np.arange(2, dtype="i4"), (2,))  # the old place is free
+    session.commit("move and write")
+    group = zarr.open_group(repository.readonly_session().store, mode="r")
+    assert group["h/x"][:].tolist() == [77, 77, 88, 88, 4, 5, 6, 7]
+    assert group["g"][:].tolist() == [0, 1]
+
+
+def test_a_moved_array_that_is_shrunk_and_grown_has_lost_its_chunks(
+    repository: Repository,
+) -> None:
+    session = repository.writable_session()
+    session.move("g/x", "x")
+    moved = zarr.open_array(session.store, path="x")
+    moved.resize((2,))
+    moved.resize((8,))
+    assert moved[:].tolist() == [0, 1, 0, 0, 0, 0, 0, 0]
+    session.commit("move, shrink, grow")
+    read = zarr.open_array(repository.readonly_session().store, path="x", mode="r")
+    assert read[:].tolist() == [0, 1, 0, 0, 0, 0, 0, 0]
+
+
+def test_there_and_back_is_no_change(repository: Repository) -> None:
+    session = repository.writable_session()
+    session.move("g", "h")
+    session.move("h", "g")
+    assert not session.has_changes
+    session.move("g", "h")
+    zarr.open_group(session.store, mode="a").store.workspace.delete_below("h/")
+    assert session.status().deleted == ("/g", "/g/inner", "/g/inner/big", "/g/notes.txt", "/g/x")
+
+
+def test_status_and_diff_tell_a_move_from_delete_and_create(repository: Repository) -> None:
+    start = repository.list_branches()["main"]
+    session = repository.writable_session()
+    session.move("g/x", "y")
+    zarr.open_array(session.store, path="y").update_attributes({"units": "m"})
+    zarr.open_array(session.store, path="y")[:2] = 9
+    status = session.status()
+    assert (status.created, status.deleted, status.updated) == ((), (), ("/y",))
+    assert (status.moved, status.chunks) == ({"/g/x": "/y"}, {"/y": 1})
+    assert "> /g/x to /y" in str(status)
+    diff = repository.diff(start, session.commit("move"))
+    assert (diff.created, diff.deleted, diff.updated) == ((), (), ("/y",))
+    assert diff.moved == {"/g/x": "/y"}
+    assert diff.chunks["/y"].tolist() == [[0]]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error"),
+    [
+        ("nothing", "a", NotFoundError),
+        ("g/notes.txt", "a", NotFoundError),
+        ("", "a", InvalidArgumentError),
+        ("g", "/", InvalidArgumentError),
+        ("g", "g", InvalidArgumentError),
+        ("g", "g/deeper", InvalidArgumentError),
+        ("g", "other/deeper", InvalidArgumentError),
+        ("g", "a/../b", InvalidArgumentError),
+        ("g", "a//b", InvalidArgumentError),
+        ("g", "no/such", NotFoundError),
+        ("g", "other", AlreadyExistsError),
+        ("other", "g/notes.txt", AlreadyExistsError),
+        ("other", "g/inner", AlreadyExistsError),
+    ],
+)
+def test_moves_that_are_refused(
+    repository: Repository, old: str, new: str, error: type[Exception]
+) -> None:
+    session = repository.writable_session()
+    with pytest.raises(error):
+        session.move(old, new)
+    assert not session.has_changes
+
+
+def test_a_readonly_session_moves_nothing(repository: Repository) -> None:
+    session = repository.readonly_session()
+    for change in (
+        lambda: session.move("g", "h"),
+        lambda: session.shift_array("g/x", (1,)),
+        lambda: session.reindex_array("g/x", {}),
+    ):
+        with pytest.raises(ReadOnlyError):
+            change()
+
+
+@pytest.mark.parametrize("move_first", [True, False])
+def test_a_move_and_a_write_at_the_same_time_conflict(
+    repository: Repository, move_first: bool
+) -> None:
+    mover, writer = repository.writable_session(), repository.writable_session()
+    mover.move("g", "h")
+    zarr.open_array(writer.store, path="g/x")[:2] = 5
+    first, second = (mover, writer) if move_first else (writer, mover)
+    first.commit("first")
+    with pytest.raises(ConflictError):
+        second.commit("second")
+
+
+def test_forks_write_to_what_was_moved(repository: Repository) -> None:
+    session = repository.writable_session()
+    early = session.fork()
+    session.move("g", "h")
+    late = session.fork()
+    zarr.open_array(early.store, path="g/x")[:2] = 5
+    zarr.open_array(late.store, path="h/x")[2:4] = 6
+    session.merge(early, late)
+    session.commit("both")
+    read = zarr.open_array(repository.readonly_session().store, path="h/x", mode="r")
+    assert read[:].tolist() == [5, 5, 6, 6, 4, 5, 6, 7]
+
+
+# --- shift and reindex -----------------------------------------------------------------------
+
+
+def shifted(padded: np.ndarray, offset: tuple[int, ...]) -> np.ndarray:
+    """The array moved by that many elements, zero where vacant."""
+    moved = np.zeros_like(padded)
+    source, target = [], []
+    for step, n in zip(offset, padded.shape, strict=True):
+        step = max(-n, min(n, step))
+        source.append(slice(max(0, -step), n - max(0, step)))
+        target.append(slice(max(0, step), n - max(0, -step)))
+    moved[tuple(target)] = padded[tuple(source)]
+    return moved
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_shift_is_slicing_by_whole_chunks(data: st.DataObject) -> None:
+    ndim = data.draw(st.integers(1, 3))
+    shape = tuple(data.draw(st.lists(st.integers(1, 7), min_size=ndim, max_size=ndim)))
+    chunks = tuple(data.draw(st.lists(st.integers(1, 3), min_size=ndim, max_size=ndim)))
+    whole = tuple(-(-n // c) * c for n, c in zip(shape, chunks, strict=True))
+    inside = tuple(map(slice, shape))
+    expected = np.zeros(whole, "i4")
+    expected[inside] = np.arange(1, np.prod(shape) + 1).reshape(shape)
+    repository = Repository.create(MemoryStorage(), {"inline-chunk-bytes": 16})
+    session = repository.writable_session()
+    array(session, "a", expected[inside], chunks)
+    for _ in range(data.draw(st.integers(1, 3))):
+        if data.draw(st.booleans()) and session.has_changes:
+            session.commit("in between")
+        offset = data.draw(st.tuples(*[st.integers(-4, 4)] * ndim))
+        session.shift_array("a", offset)
+        elements = tuple(o * c for o, c in zip(offset, chunks, strict=True))
+        expected = shifted(expected, elements)
+        np.testing.assert_array_equal(zarr.open_array(session.store, path="a"), expected[inside])
+    if session.has_changes:
+        session.commit("shifted")
+    fold_branch(repository._context, "main")
+    read = zarr.open_array(repository.readonly_session().store, path="a", mode="r")
+    np.testing.assert_array_equal(read, expected[inside])
+
+
+def test_shift_and_reindex_upload_no_chunks() -> None:
+    counting = CountingStorage(MemoryStorage())
+    repository = Repository.create(counting, {"inline-chunk-bytes": 0})
+    commit(repository, lambda s: array(s, "a", np.arange(40, dtype="i4"), (2,)), "a")
+    session = Repository.open(counting).writable_session()
+    counting.reset()
+    session.shift_array("a", [3])
+    session.reindex_array("a", {(3,): (0,), (19,): None})
+    assert {record.op for record in counting.log} <= {"get"}
+    session.commit("shift")
+    assert not [r for r in counting.log if r.key.startswith("chunks/")]
+    assert len(counting.log) <= 8
+    read = zarr.open_array(repository.readonly_session().store, path="a", mode="r")
+    assert read[:].tolist() == [0, 1, 0, 0, 0, 0, 0, 0, *range(2, 32), 0, 0]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.permutations(range(6)), st.sets(st.integers(0, 5)), st.booleans())
+def test_reindexing_is_a_permutation(order: list[int], dropped: set[int], as_map: bool) -> None:
+    repository = Repository.create(MemoryStorage())
+    commit(repository, lambda s: array(s, "a", np.arange(12, dtype="i4"), (2,)), "a")
+    places = {(i,): None if i in dropped else (to,) for i, to in enumerate(order)}
+    session = repository.writable_session()
+    session.reindex_array("a", places if as_map else places.__getitem__)
+    expected = np.zeros((6, 2), "i4")
+    for i, to in enumerate(order):
+        if i not in dropped:
+            expected[to] = [2 * i, 2 * i + 1]
+    read = zarr.open_array(session.store, path="a")
+    assert read[:].tolist() == expected.ravel().tolist()
+    if session.has_changes:
+        session.commit("reindex")
+    read = zarr.open_array(repository.readonly_session().store, path="a", mode="r")
+    assert read[:].tolist() == expected.ravel().tolist()
+
+
+def test_wrong_shifts_are_refused_and_change_nothing(repository: Repository) -> None:
+    session = repository.writable_session()
+    array(session, "scalar", np.int32(5), ())
+    session.commit("scalar")
+    for path, offset, error in (
+        ("g/x", (1, 1), InvalidArgumentError),
+        ("g/x", (0.5,), InvalidArgumentError),
+        ("g", (1,), NotFoundError),
+        ("nothing", (1,), NotFoundError),
+        ("scalar", (), InvalidArgumentError),
+    ):
+        with pytest.raises(error):
+            session.shift_array(path, offset)
+    for places in ({(0,): (4,)}, {(0,): (1,)}, {(0,): (1, 1)}, lambda chunk: (0,)):
+        with pytest.raises(InvalidArgumentError):
+            session.reindex_array("g/x", places)
+    session.shift_array("g/x", (0,))
+    session.reindex_array("g/x", {})
+    assert not session.has_changes
+
+
+def test_a_huge_shift_leaves_nothing(repository: Repository) -> None:
+    session = repository.writable_session()
+    session.shift_array("g/x", (-(2**70),))
+    assert zarr.open_array(session.store, path="g/x")[:].tolist() == [0] * 8
+    session.commit("away")
+    assert [key for key in at(repository) if key.startswith("g/x/c/")] == []
+
+
+@pytest.mark.parametrize("shift_first", [True, False])
+def test_a_shift_conflicts_with_any_write_to_the_array(
+    repository: Repository, shift_first: bool
+) -> None:
+    writer = repository.writable_session()
+    zarr.open_array(writer.store, path="g/x")[:2] = 5
+    shifter = repository.writable_session()
+    shifter.shift_array("g/x", (1,))
+    first, second = (shifter, writer) if shift_first else (writer, shifter)
+    first.commit("first")
+    with pytest.raises(ConflictError):
+        second.commit("second")
