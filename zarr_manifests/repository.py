@@ -16,6 +16,7 @@ from zarr_manifests.engine.commit import deltas_between, footprint_of
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.create import create_repository
 from zarr_manifests.engine.objects import Objects
+from zarr_manifests.engine.patch import patch
 from zarr_manifests.engine.roots import RootAt, Roots
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import (
@@ -402,6 +403,112 @@ class Repository:
             _slashed(path): np.unique(np.concatenate(coords), axis=0)
             for path, coords in sorted(found.items())
         }
+
+    # --- doing and undoing what a commit did -------------------------------------------------
+
+    def revert(
+        self, snapshot_id: str, branch: str = _DEFAULT_BRANCH, message: str | None = None
+    ) -> str:
+        """Undo what one commit of the branch did, in a new commit; no chunk is read or written.
+
+        Parameters
+        ----------
+        snapshot_id : str
+            The snapshot whose commit is undone.
+        branch : str, default "main"
+            It must be in the history of this branch, which gets the new commit.
+        message : str, optional
+            The new commit's.
+
+        Returns
+        -------
+        str
+            The new snapshot's id.
+
+        Raises
+        ------
+        ConflictError
+            If the branch is not any more as that commit left it, where it changed something.
+        InvalidArgumentError
+            If the snapshot is not in the branch's history, is the first, or has nothing to undo.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://revert-example")
+        >>> with repo.transaction(message="make air") as store:
+        ...     _ = zarr.create_group(store, path="air")
+        >>> _ = repo.revert(repo.list_branches()["main"])
+        >>> [info.message for info in repo.ancestry()]
+        ["revert 'make air'", 'make air', 'create repository']
+        """
+        session = self.writable_session(branch)
+        here = session.store.workspace.view
+        view = self._open_snapshot(snapshot_id)
+        if not any(ref.key == view.ref.key for ref, _ in self._walk(here.ref)):
+            raise InvalidArgumentError(
+                f"snapshot {snapshot_id} is not in the history of branch {branch!r}; there is "
+                "nothing of it to undo there"
+            )
+        if message is None:
+            message = f"revert {view.snapshot.message!r}"
+        return self._patch(session, view, message, {"reverts": snapshot_id}, undo=True)
+
+    def cherry_pick(
+        self, snapshot_id: str, branch: str = _DEFAULT_BRANCH, message: str | None = None
+    ) -> str:
+        """Do what a commit of another branch did on this one; no chunk is read or written.
+
+        Parameters
+        ----------
+        snapshot_id : str
+            The snapshot whose commit is done again.
+        branch : str, default "main"
+            The branch that gets the new commit.
+        message : str, optional
+            The new commit's; that of the picked one if none is given.
+
+        Returns
+        -------
+        str
+            The new snapshot's id.
+
+        Raises
+        ------
+        ConflictError
+            If the branch is not as that commit found it, where it changed something.
+        InvalidArgumentError
+            If the snapshot is the first of the repository, or all it did is here already.
+        SnapshotExpiredError
+            If the snapshot is not in the history of any branch or tag.
+        """
+        session = self.writable_session(branch)
+        self._at(self._context.roots.latest.root, snapshot_id)
+        view = self._open_snapshot(snapshot_id)
+        metadata = {**view.snapshot.metadata, "cherry-picked-from": snapshot_id}
+        return self._patch(session, view, message or view.snapshot.message, metadata, undo=False)
+
+    def _patch(
+        self,
+        session: Session,
+        view: SnapshotView,
+        message: str,
+        metadata: Mapping[str, Any],
+        *,
+        undo: bool,
+    ) -> str:
+        if view.snapshot.parent is None:
+            raise InvalidArgumentError(
+                f"snapshot {view.snapshot_id} is the first of the repository; no commit made it"
+            )
+        workspace = session.store.workspace
+        workspace.changes = patch(self._context, view, workspace.view, undo=undo)
+        if not workspace.changes:
+            raise InvalidArgumentError(
+                f"snapshot {view.snapshot_id} has nothing to {'undo' if undo else 'do'} on branch "
+                f"{session.branch!r}: it is so already"
+            )
+        return session.commit(message, metadata)
 
     # --- branches and tags -------------------------------------------------------------------
 

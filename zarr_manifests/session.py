@@ -14,18 +14,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zarr_manifests.engine.arrange import move_node, node_path, reindex_chunks, shift_chunks
-from zarr_manifests.engine.changes import Owners
+from zarr_manifests.engine.changes import ChangeSet, Owners
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.commit import (
     Committed,
     checked_message,
     checked_metadata,
     commit,
+    delta_of,
     deltas_between,
 )
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.fold import fold_branch
 from zarr_manifests.engine.forks import ForkState, freeze, merge_forks, refuse_unmerged
+from zarr_manifests.engine.patch import combined
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.engine.workspace import Workspace
 from zarr_manifests.errors import (
@@ -35,6 +37,7 @@ from zarr_manifests.errors import (
     ReadOnlyError,
     SessionClosedError,
 )
+from zarr_manifests.format.delta import CommitKind
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.grid import Coords
 from zarr_manifests.ids import snapshot_id_of
@@ -376,31 +379,110 @@ class Session:
         self._check_open()
         message, metadata = checked_message(message), checked_metadata(metadata)
         workspace = self._workspace
-        assert workspace.keys is not None
-        assert self._branch is not None
         with workspace.lock:
             self._check_open()  # another thread's commit may have closed it
             if not discard_unmerged:
                 self.check_forks()
             if not workspace.changes:
                 raise InvalidArgumentError("nothing to commit: the session has no changes")
-            try:
-                done = commit(
-                    self._context,
-                    workspace.view,
-                    workspace.changes,
-                    workspace.keys,
-                    self._branch,
-                    message,
-                    metadata,
+            return self._land(workspace.view, workspace.changes, message, metadata)
+
+    def amend(
+        self,
+        message: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        discard_unmerged: bool = False,
+    ) -> str:
+        """Replace the head of the branch by one commit of what it did and the session's changes.
+
+        The new snapshot's parent is the head's parent. The old head is in the branch's history
+        no more; tags and other branches that point to it stay there.
+
+        Parameters
+        ----------
+        message : str, optional
+            The head's own if none is given.
+        metadata : mapping, optional
+            The head's own if none is given.
+        discard_unmerged : bool, default False
+            As in `commit`.
+
+        Returns
+        -------
+        str
+            The new snapshot's id.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If nothing is to be changed; or if the session's snapshot is the first of the
+            repository or a rewrite, which cannot be replaced.
+        ConflictError
+            If the session's snapshot is not the branch's head any more.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://amend-example")
+        >>> session = repo.writable_session()
+        >>> _ = zarr.create_group(session.store, path="air")
+        >>> _ = session.commit("make a gruop")
+        >>> _ = session.amend("make a group")
+        >>> [info.message for info in repo.ancestry()]
+        ['make a group', 'create repository']
+        """
+        self._check_open()
+        workspace = self._workspace
+        with workspace.lock:
+            self._check_open()
+            if not discard_unmerged:
+                self.check_forks()
+            head, old = workspace.view, workspace.view.snapshot
+            if old.parent is None or old.kind is CommitKind.REWRITE:
+                what = "the first of the repository" if old.parent is None else "a rewrite"
+                raise InvalidArgumentError(
+                    f"snapshot {head.snapshot_id} is {what} and cannot be amended; commit instead"
                 )
-            except BaseException as error:
-                if isinstance(error, CommitOutcomeUnknownError) or not isinstance(
-                    error, ManifestsError
-                ):  # an interrupt may have come after the swap
-                    self._workspace.closed = "whether its last commit took effect is not known"
-                raise
-            self._go_on(done)
+            if not workspace.changes and message is None and metadata is None:
+                raise InvalidArgumentError("nothing to amend: no changes, message or metadata")
+            message = checked_message(old.message if message is None else message)
+            metadata = checked_metadata(old.metadata if metadata is None else metadata)
+            parent = self._context.open_view(old.parent)
+            delta = delta_of(self._context, old)
+            changes = combined(self._context, parent, delta, workspace.changes)
+            return self._land(parent, changes, message, metadata, replaces=head)
+
+    def _land(
+        self,
+        view: SnapshotView,
+        changes: ChangeSet,
+        message: str,
+        metadata: Mapping[str, Any],
+        replaces: SnapshotView | None = None,
+    ) -> str:
+        """Commit changes made on top of `view`, and go on from there; the new snapshot's id."""
+        workspace = self._workspace
+        assert workspace.keys is not None
+        assert self._branch is not None
+        try:
+            done = commit(
+                self._context,
+                view,
+                changes,
+                workspace.keys,
+                self._branch,
+                message,
+                metadata,
+                replaces=replaces,
+            )
+        except BaseException as error:
+            if isinstance(error, CommitOutcomeUnknownError) or not isinstance(
+                error, ManifestsError
+            ):  # an interrupt may have come after the swap
+                workspace.closed = "whether its last commit took effect is not known"
+            raise
+        self._go_on(done)
         return snapshot_id_of(done.head.key)
 
     def _go_on(self, done: Committed) -> None:

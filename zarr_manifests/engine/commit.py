@@ -50,6 +50,7 @@ __all__ = [
     "checked_message",
     "checked_metadata",
     "commit",
+    "delta_of",
     "deltas_between",
     "footprint_of",
 ]
@@ -82,8 +83,12 @@ def commit(
     branch: str,
     message: str,
     metadata: Mapping[str, Any],
+    *,
+    replaces: SnapshotView | None = None,
 ) -> Committed:
     """Commit `changes`, made on top of `view`, to the branch.
+
+    With `replaces`, a child of `view`, the commit takes the place of that head or conflicts.
 
     Raises
     ------
@@ -99,15 +104,17 @@ def commit(
         partial(context.objects.create, upload.key, upload.data) for upload in prepared.uploads
     ]
     pending.append(partial(context.storage.sync, _due_sync(changes)))
-    at, parent = context.roots.latest, view
+    at, parent, head_due = context.roots.latest, view, replaces or view
     seen = at.root.branches.get(branch)
-    if seen is None or seen.head.key != view.ref.key:
+    if seen is None or seen.head.key != head_due.ref.key:
         at = context.roots.read()  # a branch that has moved may have moved again
     for attempt in range(context.config.commit_attempts):
         tip = _checked_tip(at.root, branch, keys.session_id)
-        if tip.head.key != parent.ref.key:
+        if replaces is not None:
+            _check_replaced(branch, tip, replaces)
+        elif tip.head.key != parent.ref.key:
             parent = _rebase(context, view, tip, prepared)
-        head, snapshot, data = _place(prepared, parent, keys)
+        head, snapshot, data = _place(prepared, parent, keys, (replaces or parent).snapshot)
         pending.append(partial(context.objects.create, head.key, data))
         pending.append(partial(context.roots.archive, at))
         context.runtime.parallel(pending)
@@ -223,17 +230,17 @@ def _prepare(
 
 
 def _place(
-    prepared: _Prepared, parent: SnapshotView, keys: SessionKeys
+    prepared: _Prepared, parent: SnapshotView, keys: SessionKeys, tip: Snapshot
 ) -> tuple[BlobRef, Snapshot, bytes]:
-    """The commit's snapshot on top of `parent`."""
+    """The commit's snapshot on top of `parent`, to come after or instead of `tip`."""
     snapshot = replace(
         prepared.snapshot,
         parent=parent.ref.bare(),
         base=parent.snapshot.base,
         deltas=(*parent.snapshot.deltas, DeltaEntry.of(prepared.log, prepared.delta)),
-        streams=parent.snapshot.streams,
-        # Never before the parent, or `as_of` would find what was not there yet.
-        written_ms=max(prepared.snapshot.written_ms, parent.snapshot.written_ms),
+        streams=tip.streams,
+        # Never before the tip, or `as_of` would find what was not there yet.
+        written_ms=max(prepared.snapshot.written_ms, tip.written_ms),
     ).with_delta_copies({upload.key: upload.data for upload in prepared.uploads})
     data = snapshot.encode()
     return BlobRef.to(keys.next("snapshots"), data), snapshot, data
@@ -257,6 +264,15 @@ def _root_with(
     moved = replace(tip, head=head, base=tip.base if same_base else snapshot.base)
     new = replace(root, branches={**root.branches, branch: moved})
     return new.with_log(entry).with_copies({head.key: data}, branch)
+
+
+def _check_replaced(branch: str, tip: Branch, replaces: SnapshotView) -> None:
+    if tip.head.key != replaces.ref.key:
+        raise ConflictError(
+            f"snapshot {replaces.snapshot_id} is not the head of {branch!r} any more, and only a "
+            "head can be amended; nothing was committed. Commit the changes as a new snapshot",
+            [Conflict("/", "history", "the branch has moved")],
+        )
 
 
 def _rebase(context: Context, view: SnapshotView, tip: Branch, prepared: _Prepared) -> SnapshotView:
@@ -290,16 +306,17 @@ def deltas_between(context: Context, older: BlobRef, newer: BlobRef) -> list[Del
             raise CorruptObjectError(f"{ref.key} is its own ancestor; the history is damaged")
         seen.add(ref.key)
         snapshot = context.objects.load(ref, Snapshot)
-        deltas.append(context.objects.load(_log_of(snapshot), Delta))
+        deltas.append(delta_of(context, snapshot))
         ref = snapshot.parent
     return None if ref is None else deltas
 
 
-def _log_of(snapshot: Snapshot) -> BlobRef:
-    """The snapshot's own log, with the copy that its read list may carry."""
-    if snapshot.deltas and snapshot.deltas[-1].log.key == snapshot.log.key:
-        return snapshot.deltas[-1].log
-    return snapshot.log
+def delta_of(context: Context, snapshot: Snapshot) -> Delta:
+    """What the snapshot's commit has changed."""
+    log = snapshot.log
+    if snapshot.deltas and snapshot.deltas[-1].log.key == log.key:
+        log = snapshot.deltas[-1].log  # with the copy that the read list may carry
+    return context.objects.load(log, Delta)
 
 
 def footprint_of(context: Context, view: SnapshotView, delta: Delta) -> Footprint:
