@@ -20,6 +20,7 @@ from zarr_manifests.errors import (
     InvalidArgumentError,
     NotFoundError,
     ReadOnlyError,
+    SnapshotExpiredError,
 )
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import CountingStorage
@@ -366,3 +367,374 @@ def test_a_shift_conflicts_with_any_write_to_the_array(
     first.commit("first")
     with pytest.raises(ConflictError):
         second.commit("second")
+
+
+# --- revert, cherry-pick, amend: against a model ---------------------------------------------
+
+PATHS = ("g/x", "g/inner/big", "other", "new", "g/new", "scalar")
+
+
+def write(session: Session, path: str, seed: int) -> None:
+    found = zarr.open_array(session.store, path=path)
+    if found.ndim:
+        found[: 1 + seed % 5] = seed
+    else:
+        found[...] = seed
+
+
+def create(session: Session, path: str, seed: int) -> None:
+    above, _, name = path.rpartition("/")
+    if above:
+        zarr.open_group(session.store, path=above)  # KeyError without it
+    array(
+        session,
+        path,
+        np.int32(seed) if name == "scalar" else np.arange(seed % 7 + 1),
+        (2,)[: name != "scalar"],
+    )
+
+
+def resize(session: Session, path: str, seed: int) -> None:
+    found = zarr.open_array(session.store, path=path)
+    found.resize(tuple((n + seed) % 11 + 1 for n in found.shape))
+
+
+def change_attributes(session: Session, path: str, seed: int) -> None:
+    zarr.open_array(session.store, path=path).update_attributes({"seed": seed})
+
+
+def delete(session: Session, path: str, seed: int) -> None:
+    session.store.workspace.delete_below(
+        (path if seed % 2 else path.rpartition("/")[0] or path) + "/"
+    )
+
+
+def move(session: Session, path: str, seed: int) -> None:
+    session.move(path if seed % 2 else path.partition("/")[0], PATHS[seed % len(PATHS)])
+
+
+def shift(session: Session, path: str, seed: int) -> None:
+    ndim = zarr.open_array(session.store, path=path).ndim
+    session.shift_array(path, (seed % 5 - 2,) * ndim)
+
+
+def opaque(session: Session, path: str, seed: int) -> None:
+    put(session, path + ".txt", b"%d" % seed)
+
+
+OPERATIONS = (write, write, create, resize, change_attributes, delete, move, shift, opaque)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(OPERATIONS), st.sampled_from(PATHS), st.integers(1, 40)),
+    min_size=1,
+    max_size=6,
+)
+
+
+def do(session: Session, steps: list[tuple[Any, str, int]]) -> None:
+    """Do all of the steps that can be done."""
+    for operation, path, seed in steps:
+        try:
+            operation(session, path, seed)
+        except (KeyError, ValueError, TypeError, FileExistsError, FileNotFoundError):
+            continue  # there is no such node, or there is one already
+
+
+def start() -> Repository:
+    repo = Repository.create(MemoryStorage(), {"inline-chunk-bytes": 16})
+
+    def fill(session: Session) -> None:
+        zarr.create_group(session.store, path="g/inner")
+        array(session, "g/x", np.arange(8, dtype="i4"), (2,), ["x"])
+        array(session, "g/inner/big", np.arange(64.0).reshape(8, 8), (4, 4))
+        put(session, "g/notes.txt", b"an opaque key")
+        array(session, "other", np.arange(4, dtype="i4"), (2,))
+
+    commit(repo, fill, "fill")
+    return repo
+
+
+@settings(max_examples=150, deadline=None)
+@given(STEPS, STEPS, st.sets(st.integers(0, 3)))
+def test_revert_is_the_state_before(first: list[Any], second: list[Any], folds: set[int]) -> None:
+    repository = start()
+    states = [at(repository)]
+    for number, steps in enumerate((first, second)):
+        session = repository.writable_session()
+        do(session, steps)
+        if session.has_changes:
+            session.commit("steps")
+            states.append(at(repository))
+        if number in folds:
+            fold_branch(repository._context, "main")
+    done = [info for info in repository.ancestry() if info.message == "steps"]
+    for number, info in enumerate(done):
+        if states[-1 - number] == states[-2 - number]:
+            return  # what was done in it left everything as it was
+        reverted = repository.revert(info.snapshot_id)
+        assert at(repository) == states[-2 - number]
+        if number in folds:
+            fold_branch(repository._context, "main")
+        again = repository.revert(reverted)
+        assert at(repository) == states[-1 - number]
+        repository.revert(again)
+        assert at(repository) == states[-2 - number]
+
+
+@settings(max_examples=100, deadline=None)
+@given(STEPS, STEPS, st.booleans())
+def test_cherry_picking_is_doing_the_same(first: list[Any], second: list[Any], fold: bool) -> None:
+    repository = start()
+    repository.create_branch("side")
+    expected, picked = [], []
+    for steps in (first, second):
+        session = repository.writable_session("side")
+        do(session, steps)
+        before = at(repository, "side")
+        if session.has_changes:
+            snapshot_id = session.commit("steps", {"by": "test"})
+            if at(repository, "side") != before:
+                picked.append(snapshot_id)
+                expected.append(at(repository, "side"))
+    if fold:
+        fold_branch(repository._context, "main")
+    for snapshot_id, state in zip(picked, expected, strict=True):
+        repository.cherry_pick(snapshot_id)
+        assert at(repository) == state
+        info = next(repository.ancestry())
+        assert info.message == "steps"
+        assert info.metadata == {"by": "test", "cherry-picked-from": snapshot_id}
+    fold_branch(repository._context, "main")
+    if expected:
+        assert at(repository) == expected[-1]
+
+
+@settings(max_examples=100, deadline=None)
+@given(STEPS, STEPS, st.booleans())
+def test_amending_is_one_commit_of_both(first: list[Any], second: list[Any], fold: bool) -> None:
+    repository = start()
+    parent = repository.list_branches()["main"]
+    session = repository.writable_session()
+    do(session, first)
+    if not session.has_changes:
+        return
+    session.commit("first", {"n": 1})
+    do(session, second)
+    expected = contents(session)
+    snapshot_id = session.amend("both")
+    assert contents(session) == at(repository) == expected
+    info = next(repository.ancestry())
+    assert (info.snapshot_id, info.parent_id) == (snapshot_id, parent)
+    assert (info.message, info.metadata) == ("both", {"n": 1})
+    if fold:
+        fold_branch(repository._context, "main")
+        assert at(repository) == expected
+
+
+# --- revert, cherry-pick, amend: what must not happen ----------------------------------------
+
+
+def in_array(path: str, start: int, stop: int, value: int) -> Callable[[Session], object]:
+    def change(session: Session) -> None:
+        zarr.open_array(session.store, path=path)[start:stop] = value
+
+    return change
+
+
+@pytest.mark.parametrize("folded", [False, True])
+def test_a_node_that_comes_back_has_no_chunks_of_later_commits(folded: bool) -> None:
+    repository = Repository.create(MemoryStorage())
+
+    def make(session: Session) -> None:
+        zarr.create_array(session.store, name="a", shape=(4,), chunks=(2,), dtype="i4")[:2] = 1
+        zarr.create_array(session.store, name="scalar", shape=(), dtype="i4")
+
+    def write_both(session: Session) -> None:
+        zarr.open_array(session.store, path="a")[2:] = 2
+        zarr.open_array(session.store, path="scalar")[...] = 2
+
+    made = commit(repository, make, "make")
+    state = at(repository)
+    written = commit(repository, write_both, "write")
+    whole = at(repository)
+    commit(repository, lambda s: s.store.workspace.delete_below(""), "delete")
+    if folded:
+        fold_branch(repository._context, "main")
+    back = repository.cherry_pick(made)
+    assert at(repository) == state
+    repository.cherry_pick(written)
+    assert at(repository) == whole
+    with pytest.raises(ConflictError) as caught:
+        repository.revert(back)
+    found = {(c.path, c.component, c.chunks) for c in caught.value.conflicts}
+    assert found == {("/a", "chunks", ((1,),)), ("/scalar", "chunks", ((),))}
+    assert at(repository) == whole
+
+
+def test_revert_conflicts_where_later_commits_changed_the_same(repository: Repository) -> None:
+    def grow(session: Session) -> None:
+        grown = zarr.open_array(session.store, path="g/x")
+        grown.resize((12,))
+        grown[8:10] = 8
+
+    written = commit(repository, in_array("g/x", 0, 4, 50), "write")
+    commit(repository, in_array("g/x", 2, 4, 60), "write one of the chunks again")
+    with pytest.raises(ConflictError) as caught:
+        repository.revert(written)
+    assert [(c.path, c.chunks) for c in caught.value.conflicts] == [("/g/x", ((1,),))]
+    grown = commit(repository, grow, "grow")
+    commit(repository, in_array("g/x", 10, 12, 70), "write what the growth made room for")
+    with pytest.raises(ConflictError) as caught:
+        repository.revert(grown)
+    assert [(c.path, c.chunks) for c in caught.value.conflicts] == [("/g/x", ((5,),))]
+    tip = repository.list_branches()["main"]
+    named = commit(
+        repository,
+        lambda s: zarr.open_array(s.store, path="g/x").update_attributes({"a": 1}),
+        "attributes",
+    )
+    repository.revert(named)
+    commit(repository, lambda s: s.move("g/x", "elsewhere"), "move")
+    with pytest.raises(ConflictError) as caught:
+        repository.revert(named)
+    assert [(c.path, c.reason) for c in caught.value.conflicts] == [
+        ("/g/x", "it is at /elsewhere here")
+    ]
+    assert repository.diff(tip, repository.list_branches()["main"]).chunks == {}
+
+
+def test_revert_leaves_later_work_on_other_chunks(repository: Repository) -> None:
+    written = commit(repository, in_array("g/x", 0, 2, 50), "write")
+    commit(repository, in_array("g/x", 2, 4, 60), "write another chunk")
+    commit(repository, lambda s: zarr.open_array(s.store, path="g/x").resize((10,)), "grow")
+    commit(repository, lambda s: s.move("g", "h"), "move")
+    snapshot_id = repository.revert(written)
+    read = zarr.open_array(repository.readonly_session().store, path="h/x", mode="r")
+    assert read[:].tolist() == [0, 1, 60, 60, 4, 5, 6, 7, 0, 0]
+    info = next(repository.ancestry())
+    assert (info.snapshot_id, info.message) == (snapshot_id, "revert 'write'")
+    assert info.metadata == {"reverts": written}
+
+
+def test_a_group_that_has_got_children_is_not_reverted_away(repository: Repository) -> None:
+    made = commit(repository, lambda s: zarr.create_group(s.store, path="new"), "group")
+    commit(repository, lambda s: zarr.create_group(s.store, path="new/child"), "child")
+    with pytest.raises(ConflictError, match=r"/new/child.*no more"):
+        repository.revert(made)
+    repository.create_branch("side", made)
+    child = repository.list_branches()["main"]
+    repository.reset_branch("side", next(repository.ancestry(snapshot_id=made)).parent_id or "")
+    with pytest.raises(ConflictError, match=r"/new/child.*is not here"):
+        repository.cherry_pick(child, "side")
+
+
+def test_chunks_are_not_picked_into_an_array_of_another_encoding(repository: Repository) -> None:
+    def other_fill(session: Session) -> None:
+        store = session.store
+        data = store.get_sync("g/x/zarr.json")
+        assert data is not None
+        changed = data.to_bytes().replace(b'"fill_value": 0', b'"fill_value": 9')
+        assert changed != data.to_bytes()
+        put(session, "g/x/zarr.json", changed)
+
+    repository.create_branch("side")
+    written = commit(repository, in_array("g/x", 0, 2, 50), "write")
+    session = repository.writable_session("side")
+    other_fill(session)
+    session.commit("another fill value")
+    with pytest.raises(ConflictError, match="encoded otherwise"):
+        repository.cherry_pick(written, "side")
+
+
+def test_reverts_and_picks_that_make_no_sense(repository: Repository) -> None:
+    first = list(repository.ancestry())[-1].snapshot_id
+    for call in (repository.revert, repository.cherry_pick):
+        with pytest.raises(InvalidArgumentError, match="first of the repository"):
+            call(first)
+    with pytest.raises(InvalidArgumentError, match="nothing to do"):
+        repository.cherry_pick(repository.list_branches()["main"])
+    written = commit(repository, in_array("g/x", 0, 2, 50), "write")
+    repository.revert(written)
+    with pytest.raises(InvalidArgumentError, match="nothing to undo"):
+        repository.revert(written)
+    fold_branch(repository._context, "main")
+    rewrite = repository.list_branches()["main"]
+    with pytest.raises(InvalidArgumentError, match="nothing to undo"):
+        repository.revert(rewrite)
+    repository.create_branch("side", first)
+    with pytest.raises(InvalidArgumentError, match="not in the history"):
+        repository.revert(written, "side")
+    repository.reset_branch("main", first)
+    repository.delete_branch("side")
+    with pytest.raises(SnapshotExpiredError):
+        repository.cherry_pick(written)
+
+
+def test_revert_and_cherry_pick_read_and_write_no_chunks() -> None:
+    counting = CountingStorage(MemoryStorage())
+    repository = Repository.create(counting, {"inline-chunk-bytes": 0})
+    commit(repository, lambda s: array(s, "a", np.arange(40, dtype="i4"), (2,)), "a")
+    repository.create_branch("side")
+    written = commit(repository, in_array("a", 0, 20, 5), "write")
+    for call in (repository.revert, lambda snapshot: repository.cherry_pick(snapshot, "side")):
+        counting.reset()
+        call(written)
+        assert not [r for r in counting.log if r.key.startswith("chunks/")]
+        assert len(counting.log) <= 10
+
+
+def test_amend_keeps_what_others_hold(repository: Repository) -> None:
+    session = repository.writable_session()
+    in_array("g/x", 0, 2, 50)(session)
+    old = session.commit("write")
+    repository.create_tag("before", old)
+    late = repository.writable_session()
+    in_array("g/x", 2, 4, 60)(late)
+    session.amend("write, said better")
+    assert [info.message for info in repository.ancestry()][:2] == ["write, said better", "fill"]
+    assert [info.message for info in repository.ancestry(tag="before")][:2] == ["write", "fill"]
+    with pytest.raises(ConflictError, match="no longer in the branch's history"):
+        late.commit("on top of what is no more")
+
+
+def test_amends_that_are_refused(repository: Repository) -> None:
+    session = repository.writable_session()
+    with pytest.raises(InvalidArgumentError, match="nothing to amend"):
+        session.amend()
+    with pytest.raises(InvalidArgumentError, match="message"):
+        session.amend(" ")
+    in_array("g/x", 0, 2, 50)(session)
+    commit(repository, in_array("g/x", 2, 4, 60), "first")
+    head = repository.list_branches()["main"]
+    with pytest.raises(ConflictError, match="not the head"):
+        session.amend("late")
+    assert repository.list_branches()["main"] == head
+    assert session.has_changes
+    session.commit("as a commit of its own")
+    fold_branch(repository._context, "main")
+    with pytest.raises(InvalidArgumentError, match="a rewrite"):
+        repository.writable_session().amend("no")
+    with pytest.raises(InvalidArgumentError, match="the first"):
+        Repository.create(MemoryStorage()).writable_session().amend("no")
+    with pytest.raises(ReadOnlyError):
+        repository.readonly_session().amend("no")
+
+
+def test_of_two_amends_one_lands(repository: Repository) -> None:
+    one, two = repository.writable_session(), repository.writable_session()
+    one.amend("one")
+    with pytest.raises(ConflictError, match="not the head"):
+        two.amend("two")
+    assert next(repository.ancestry()).message == "one"
+
+
+def test_amend_uploads_no_chunk_again() -> None:
+    counting = CountingStorage(MemoryStorage())
+    repository = Repository.create(counting, {"inline-chunk-bytes": 0})
+    session = repository.writable_session()
+    array(session, "a", np.arange(40, dtype="i4"), (2,))
+    session.commit("a")
+    in_array("a", 0, 2, 7)(session)
+    counting.reset()
+    session.amend("a, right")
+    assert not [r for r in counting.log if r.key.startswith("chunks/") and r.op != "sync"]
+    assert len(counting.log) <= 10
