@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -738,3 +739,101 @@ def test_amend_uploads_no_chunk_again() -> None:
     session.amend("a, right")
     assert not [r for r in counting.log if r.key.startswith("chunks/") and r.op != "sync"]
     assert len(counting.log) <= 10
+
+
+# --- du, and what notebooks show -------------------------------------------------------------
+
+
+def test_du_adds_up_by_array_and_by_kind(repository: Repository) -> None:
+    session = repository.writable_session()
+    big = zarr.open_array(session.store, path="g/inner/big")
+    big[:4, :4] = 0  # a chunk that is all fill value is removed
+    usage = {array.path: array for array in session.du()}
+    assert set(usage) == {"/g/x", "/g/inner/big", "/g/notes.txt", "/other"}
+    assert (usage["/g/x"].inline_chunks, usage["/g/x"].inline_bytes) == (4, 32)
+    assert (usage["/g/inner/big"].native_chunks, usage["/g/inner/big"].native_bytes) == (3, 384)
+    assert (usage["/g/notes.txt"].chunks, usage["/g/notes.txt"].nbytes) == (1, 13)
+    session.commit("remove a chunk")
+    whole = repository.du()
+    assert whole.arrays == session.du()
+    assert (whole.chunks, whole.nbytes) == (10, 32 + 384 + 13 + 16)
+    assert [info.message for info in whole.snapshots] == [
+        "remove a chunk",
+        "fill",
+        "create repository",
+    ]
+    filled = whole.snapshots[1]
+    assert (filled.totals["refs-set"], filled.totals["chunk-bytes"]) == (11, 32 + 512 + 13 + 16)
+    assert repository.du(snapshot_id=filled.snapshot_id).nbytes == 32 + 512 + 13 + 16
+    repository.create_tag("filled", filled.snapshot_id)
+    assert repository.du(tag="filled").chunks == 11
+
+
+def test_du_reads_no_chunk_and_in_few_rounds() -> None:
+    counting = CountingStorage(MemoryStorage())
+    repository = Repository.create(counting, {"inline-chunk-bytes": 0})
+
+    def fill(session: Session) -> None:
+        for i in range(20):
+            array(session, f"a{i}", np.arange(40, dtype="i4"), (2,))
+
+    commit(repository, fill, "arrays")
+    fold_branch(repository._context, "main")
+    cold = Repository.open(counting)
+    session = cold.readonly_session()
+    counting.reset()
+    assert sum(usage.chunks for usage in session.du()) == 20 * 20
+    assert {record.key.partition("/")[0] for record in counting.log} <= {"manifests"}
+    assert len(counting.log) <= 2
+
+
+def test_html_shows_what_tree_shows(repository: Repository) -> None:
+    session = repository.writable_session()
+    session.move("g", "moved")
+    pages = [session._repr_html_(), session.store._repr_html_()]
+    pages.append(repository._repr_html_().replace("├── g<", "├── moved<"))
+    for page in pages:
+        for line in ("├── moved", "│   ├── inner", "│   │   └── big", "│   └── x", "└── other"):
+            assert line in page
+        for cell in ("(8, 8)", "float64", "4 x 4", "(x: 8)"):
+            assert cell in page
+        assert page.count("<") == page.count(">")
+    assert "&gt; /g to /moved" in pages[0]
+    assert "branch main" in pages[2]
+    empty = Repository.create(MemoryStorage()).readonly_session()
+    assert "(empty)" in empty._repr_html_()
+
+
+def test_html_escapes_everything() -> None:
+    evil = "<script>alert('&')</script>"
+    repository = Repository.create(MemoryStorage())
+    with repository.transaction(message=evil) as store:
+        group = zarr.create_group(store, path=f"a {evil.replace('/', '')}")
+        group.create_array(
+            evil.replace("/", ""),
+            shape=(1,),
+            dtype="f8",
+            dimension_names=[evil],
+            attributes={"units": evil},
+        )
+    repository.create_branch("plain")
+    session = repository.readonly_session()
+    for page in (repository._repr_html_(), session._repr_html_(), session.store._repr_html_()):
+        assert "<script" not in page
+        assert "&lt;script&gt;" in page
+        tags = set(re.findall(r"</?(\w+)", page))
+        assert tags <= {"div", "strong", "table", "thead", "tbody", "tr", "th", "td"}
+
+
+def test_html_of_very_much_is_short_and_of_what_is_gone_no_error(
+    repository: Repository,
+) -> None:
+    session = repository.writable_session()
+    for i in range(600):
+        put(session, f"many/g{i}/zarr.json", b'{"zarr_format": 3, "node_type": "group"}')
+    page = session._repr_html_()
+    assert page.count("<tr>") < 520
+    assert "... and 106 more" in page
+    assert "at first use" in session.fork().store._repr_html_()
+    repository.storage.delete_many(["current"])
+    assert "no repository" in repository._repr_html_()

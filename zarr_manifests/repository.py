@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.display import html_page
 from zarr_manifests.engine.commit import deltas_between, footprint_of
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.create import create_repository
@@ -23,6 +24,7 @@ from zarr_manifests.errors import (
     AlreadyExistsError,
     CorruptObjectError,
     InvalidArgumentError,
+    ManifestsError,
     NotFoundError,
     ObjectNotFoundError,
     SnapshotExpiredError,
@@ -37,7 +39,7 @@ from zarr_manifests.format.root import (
 )
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import IndexArray
-from zarr_manifests.history import Diff, SnapshotInfo
+from zarr_manifests.history import Diff, SnapshotInfo, Usage
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
 from zarr_manifests.planning.arrange import moved_paths
 from zarr_manifests.runtime import SYSTEM, Runtime
@@ -45,11 +47,12 @@ from zarr_manifests.session import Session
 from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.store import ManifestStore
 
-__all__ = ["Diff", "Repository", "SnapshotInfo"]
+__all__ = ["Diff", "Repository", "SnapshotInfo", "Usage"]
 
 _DEFAULT_BRANCH: Final = "main"
 _FRESH_S: Final = 0.1
 _REF_ATTEMPTS: Final = 100
+_SHOWN_REFS: Final = 20
 
 
 class Repository:
@@ -176,6 +179,19 @@ class Repository:
 
     def __repr__(self) -> str:
         return f"<Repository {self.url}>"
+
+    def _repr_html_(self) -> str:
+        facts = [("at", self.url), ("id", self.repository_id)]
+        try:
+            refs = [(f"branch {name}", head) for name, head in self.list_branches().items()]
+            refs += [(f"tag {name}", head) for name, head in self.list_tags().items()]
+            nodes = self.readonly_session().store.workspace.nodes()
+        except ManifestsError as error:  # what is shown to look around must not fail
+            return html_page("Repository", [*facts, ("error", str(error))])
+        facts += refs[:_SHOWN_REFS]
+        if len(refs) > _SHOWN_REFS:
+            facts.append(("...", f"and {len(refs) - _SHOWN_REFS:,} more"))
+        return html_page("Repository", facts, nodes)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.storage, self.config)
@@ -388,6 +404,21 @@ class Repository:
             self._changed_chunks(after, deltas),
             dict(zip(map(_slashed, moved), map(_slashed, moved.values()), strict=True)),
         )
+
+    def du(
+        self,
+        branch: str | None = None,
+        *,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+    ) -> Usage:
+        """Chunks and bytes of every array of a snapshot, and of every commit that led to it.
+
+        Counted from manifests and snapshots; no chunk is read. Of `main` if nothing is given.
+        """
+        session = self.readonly_session(branch, tag=tag, snapshot_id=snapshot_id)
+        history = self.ancestry(snapshot_id=session.snapshot_id)
+        return Usage(session.du(), tuple(history))
 
     def _changed_chunks(
         self, after: SnapshotView, deltas: Sequence[Delta]

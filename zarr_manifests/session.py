@@ -11,8 +11,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from zarr_manifests.display import html_page
 from zarr_manifests.engine.arrange import move_node, node_path, reindex_chunks, shift_chunks
 from zarr_manifests.engine.changes import ChangeSet, Owners
 from zarr_manifests.engine.chunks import SessionKeys
@@ -40,6 +42,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.delta import CommitKind
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.grid import Coords
+from zarr_manifests.history import ArrayUsage
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.arrange import moved_paths
 from zarr_manifests.runtime import SYSTEM, Runtime
@@ -137,6 +140,18 @@ class Session:
     def __repr__(self) -> str:
         mode = "read-only" if self.read_only else f"writable on {self._branch!r}"
         return f"<Session {self._context.storage.url} at {self.snapshot_id}, {mode}>"
+
+    def _repr_html_(self) -> str:
+        view = self._workspace.view
+        facts = [
+            ("at", self._context.storage.url),
+            ("snapshot", view.snapshot_id),
+            ("message", view.snapshot.message),
+            ("mode", "read-only" if self.read_only else f"writable on branch {self._branch!r}"),
+        ]
+        if not self.read_only:
+            facts.append(("changes", str(self.status())))
+        return html_page("Session", facts, self._workspace.nodes())
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(
@@ -511,6 +526,17 @@ class Session:
         except ManifestsError:
             # The next commit is due to fold again.
             _LOG.warning("folding the deltas of %r failed", self._branch, exc_info=True)
+
+    def du(self) -> tuple[ArrayUsage, ...]:
+        """Chunks and bytes of every array, and of every key that is no part of one.
+
+        Counted from manifests, changes of the session included; no chunk is read.
+        """
+        nodes = [n for n in self._workspace.nodes().values() if n.kind is not NodeKind.GROUP]
+        calls = [partial(self._workspace.chunks, node) for node in nodes]
+        tables = self._context.runtime.parallel(calls)
+        found = map(ArrayUsage.of, (_absolute(node.path) for node in nodes), tables)
+        return tuple(sorted(found, key=lambda usage: usage.path))
 
     def fork(self) -> Fork:
         """A copy of the session for another process.
