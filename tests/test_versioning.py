@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xarray as xr
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.fold import fold_branch
 from zarr_manifests.errors import (
@@ -24,7 +26,7 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
 )
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.testing import CountingStorage
+from zarr_manifests.testing import CountingStorage, Fault, FaultKind, FaultyStorage
 
 
 def put(session: Session, key: str, value: bytes) -> None:
@@ -837,3 +839,77 @@ def test_html_of_very_much_is_short_and_of_what_is_gone_no_error(
     assert "at first use" in session.fork().store._repr_html_()
     repository.storage.delete_many(["current"])
     assert "no repository" in repository._repr_html_()
+
+
+# --- others at the same time -----------------------------------------------------------------
+
+
+def test_amend_and_revert_land_when_only_other_refs_have_moved() -> None:
+    storage = MemoryStorage()
+    repository = Repository.create(storage)
+    other = Repository.open(storage)
+    commit(repository, lambda s: array(s, "a", np.arange(4, dtype="i4"), (2,)), "a")
+    session = repository.writable_session()
+    other.create_tag("meanwhile")
+    session.amend("amended")
+    assert next(repository.ancestry()).message == "amended"
+    assert next(other.ancestry(tag="meanwhile")).message == "a"
+
+
+def test_a_revert_is_put_on_top_of_what_lands_meanwhile(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = commit(repository, in_array("g/x", 0, 2, 50), "write")
+    land = Session.commit
+
+    def late(session: Session, message: str, metadata: Any = None) -> str:
+        monkeypatch.setattr(Session, "commit", land)
+        commit(repository, in_array("g/x", 2, 4, 60), "meanwhile")
+        return session.commit(message, metadata)
+
+    monkeypatch.setattr(Session, "commit", late)
+    repository.revert(written)
+    assert [info.message for info in repository.ancestry()][:3] == [
+        "revert 'write'",
+        "meanwhile",
+        "write",
+    ]
+    read = zarr.open_array(repository.readonly_session().store, path="g/x", mode="r")
+    assert read[:].tolist() == [0, 1, 60, 60, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("kind", ["lose_answer", "fail_after"])
+def test_an_amend_whose_answer_is_lost_has_landed(kind: FaultKind) -> None:
+    storage = MemoryStorage()
+    repository = Repository.create(storage)
+    commit(repository, lambda s: array(s, "a", np.arange(4, dtype="i4"), (2,)), "a")
+    faulty = FaultyStorage(storage, [Fault(kind, op="cas")])
+    snapshot_id = Repository.open(faulty).writable_session().amend("amended")
+    assert [info.message for info in repository.ancestry()] == ["amended", "create repository"]
+    assert repository.list_branches()["main"] == snapshot_id
+
+
+# --- xarray --------------------------------------------------------------------------------------
+
+
+def test_xarray_opens_what_was_moved_at_every_ref() -> None:
+    storage = MemoryStorage()
+    repository = Repository.create(storage)
+    ds = xr.Dataset({"t": ("x", np.arange(6.0))}, {"x": np.arange(6)})
+    written = zm.write(ds, storage, message="write", group="air")
+    repository.create_tag("v1", written)
+    repository.create_branch("side", written)
+    moved = commit(repository, lambda s: s.move("air", "moved"), "move")
+    commit(repository, lambda s: s.rename("moved/t", "u"), "rename")
+    engine = "zarr_manifests"
+    for ref in ({"tag": "v1"}, {"branch": "side"}, {"snapshot_id": written}):
+        with xr.open_dataset(storage, engine=engine, group="air", **ref) as read:
+            xr.testing.assert_identical(read.load(), ds)
+        with xr.open_datatree(storage, engine=engine, **ref) as tree:
+            assert tree.groups == ("/", "/air")
+            xr.testing.assert_identical(tree["air"].to_dataset().load(), ds)
+    with xr.open_datatree(storage, engine=engine, snapshot_id=moved) as tree:
+        xr.testing.assert_identical(tree["moved"].to_dataset().load(), ds)
+    with xr.open_datatree(storage, engine=engine) as tree:
+        read = tree["moved"].to_dataset().load()
+        xr.testing.assert_identical(read, ds.rename_vars(t="u"))
