@@ -913,3 +913,20 @@ def test_xarray_opens_what_was_moved_at_every_ref() -> None:
     with xr.open_datatree(storage, engine=engine) as tree:
         read = tree["moved"].to_dataset().load()
         xr.testing.assert_identical(read, ds.rename_vars(t="u"))
+
+
+# --- what the history says -----------------------------------------------------------------------
+
+
+def test_the_kind_of_a_commit_says_what_was_done(repository: Repository) -> None:
+    kinds = {
+        "metadata": lambda s: s.move("g/inner/big", "big"),
+        "overwrite": lambda s: s.shift_array("big", (1, 0)),
+        "delete": lambda s: s.shift_array("big", (9, 0)),
+    }
+    for kind, change in kinds.items():
+        commit(repository, change, kind)
+        assert next(repository.ancestry()).kind == kind
+    commit(repository, lambda s: s.store.workspace.delete_below("other/"), "delete other")
+    repository.revert(next(repository.ancestry()).snapshot_id)
+    assert [info.kind for info in repository.ancestry()][:2] == ["append", "delete"]

@@ -350,7 +350,11 @@ def _totals(changes: ChangeSet, tables: Mapping[bytes, ChunkTable]) -> dict[str,
 def _kind(view: SnapshotView, changes: ChangeSet, tables: Mapping[bytes, ChunkTable]) -> CommitKind:
     """The commit's label: deletions first, then whether written chunks lie beyond the old grid."""
     unset = any((table.kind == RefKind.UNSET).any() for table in tables.values())
-    if unset or changes.truncated or None in changes.nodes.values():
+    # Where the chunks of an array were moved, all that was there is cut off, and has new rows.
+    cut = any(any(shape) or node not in tables for node, shape in changes.truncated.items())
+    alive = {node.node_id for node in changes.nodes.values() if node is not None}  # or moved
+    gone = {view.nodes[path].node_id for path, node in changes.nodes.items() if node is None}
+    if unset or cut or gone - alive:
         return CommitKind.DELETE
     if not tables:
         return CommitKind.METADATA
