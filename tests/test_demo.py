@@ -167,7 +167,8 @@ def test_the_steps_do_the_job(tmp_path: Path) -> None:
     for opened in (old, head):
         assert opened.opening.bytes_written == 0
         assert opened.opening.requests <= 5
-        assert opened.one_month.requests == 2
+        # Both chunks, and each delta that touches the variable, all in one round.
+        assert opened.one_month.requests <= 2 + len(commits) + 1
         assert opened.the_rest.requests == 2 * (opened.months - 1)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from zarr_manifests import errors
 from zarr_manifests.config import RepositoryConfig
-from zarr_manifests.history import Diff, SnapshotInfo
+from zarr_manifests.history import ArrayUsage, Diff, SnapshotInfo, Usage
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork, Session, Status
 from zarr_manifests.store import ManifestStore
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from zarr_manifests.xarray import write
 
 __all__ = [
+    "ArrayUsage",
     "Diff",
     "Fork",
     "ManifestStore",
@@ -26,6 +27,7 @@ __all__ = [
     "Session",
     "SnapshotInfo",
     "Status",
+    "Usage",
     "errors",
     "write",
 ]

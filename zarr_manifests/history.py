@@ -1,4 +1,4 @@
-"""What the history of a repository is told in: one entry a snapshot, and differences."""
+"""What a repository tells of itself: one entry a snapshot, differences, and the room it takes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.ids import snapshot_id_of
 
-__all__ = ["Diff", "SnapshotInfo"]
+__all__ = ["ArrayUsage", "Diff", "SnapshotInfo", "Usage"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +74,86 @@ class Diff:
         Absolute paths; a node that was deleted and made again is in both lists.
     chunks : mapping of str to int64[n, ndim]
         Coordinates of the chunks written or removed, by absolute path, sorted.
+    moved : mapping of str to str
+        New path by old; these are neither created nor deleted, but updated if their metadata
+        changed too.
     """
 
     created: tuple[str, ...]
     updated: tuple[str, ...]
     deleted: tuple[str, ...]
     chunks: Mapping[str, IndexArray]
+    moved: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayUsage:
+    """What an array refers to.
+
+    Parameters
+    ----------
+    path : str
+        Absolute path.
+    inline_chunks, inline_bytes : int
+        Chunks that are in manifests.
+    native_chunks, native_bytes : int
+        Chunks in objects of the repository.
+    virtual_chunks, virtual_bytes : int
+        Chunks in files elsewhere.
+    """
+
+    path: str
+    inline_chunks: int = 0
+    inline_bytes: int = 0
+    native_chunks: int = 0
+    native_bytes: int = 0
+    virtual_chunks: int = 0
+    virtual_bytes: int = 0
+
+    @property
+    def chunks(self) -> int:
+        """All chunks that are there."""
+        return self.inline_chunks + self.native_chunks + self.virtual_chunks
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of them."""
+        return self.inline_bytes + self.native_bytes + self.virtual_bytes
+
+    @classmethod
+    def of(cls, path: str, table: ChunkTable | None) -> ArrayUsage:
+        """What the chunk table refers to; it may be None, for no chunks."""
+        if table is None:
+            return cls(path)
+        counts = []
+        for kind in (RefKind.INLINE, RefKind.NATIVE, RefKind.VIRTUAL):
+            rows = table.kind == kind
+            counts += [int(rows.sum()), int(table.length[rows].sum())]
+        return cls(path, *counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one snapshot refers to, and what each snapshot of its history has brought.
+
+    Parameters
+    ----------
+    arrays : tuple of ArrayUsage
+        By path, of every array and of every key that is no part of one.
+    snapshots : tuple of SnapshotInfo
+        The history, newest first; `totals` says how many chunks each commit set and removed
+        (`refs-set`, `refs-unset`), and the bytes of those it set (`chunk-bytes`).
+    """
+
+    arrays: tuple[ArrayUsage, ...]
+    snapshots: tuple[SnapshotInfo, ...]
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of all arrays."""
+        return sum(array.chunks for array in self.arrays)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays' chunks."""
+        return sum(array.nbytes for array in self.arrays)

@@ -12,16 +12,19 @@ from typing import Any, Final
 import numpy as np
 
 from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.display import html_page
 from zarr_manifests.engine.commit import deltas_between, footprint_of
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.create import create_repository
 from zarr_manifests.engine.objects import Objects
+from zarr_manifests.engine.patch import patch
 from zarr_manifests.engine.roots import RootAt, Roots
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import (
     AlreadyExistsError,
     CorruptObjectError,
     InvalidArgumentError,
+    ManifestsError,
     NotFoundError,
     ObjectNotFoundError,
     SnapshotExpiredError,
@@ -36,18 +39,20 @@ from zarr_manifests.format.root import (
 )
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import IndexArray
-from zarr_manifests.history import Diff, SnapshotInfo
+from zarr_manifests.history import Diff, SnapshotInfo, Usage
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
+from zarr_manifests.planning.arrange import moved_paths
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.session import Session
 from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.store import ManifestStore
 
-__all__ = ["Diff", "Repository", "SnapshotInfo"]
+__all__ = ["Diff", "Repository", "SnapshotInfo", "Usage"]
 
 _DEFAULT_BRANCH: Final = "main"
 _FRESH_S: Final = 0.1
 _REF_ATTEMPTS: Final = 100
+_SHOWN_REFS: Final = 20
 
 
 class Repository:
@@ -174,6 +179,19 @@ class Repository:
 
     def __repr__(self) -> str:
         return f"<Repository {self.url}>"
+
+    def _repr_html_(self) -> str:
+        facts = [("at", self.url), ("id", self.repository_id)]
+        try:
+            refs = [(f"branch {name}", head) for name, head in self.list_branches().items()]
+            refs += [(f"tag {name}", head) for name, head in self.list_tags().items()]
+            nodes = self.readonly_session().store.workspace.nodes()
+        except ManifestsError as error:  # what is shown to look around must not fail
+            return html_page("Repository", [*facts, ("error", str(error))])
+        facts += refs[:_SHOWN_REFS]
+        if len(refs) > _SHOWN_REFS:
+            facts.append(("...", f"and {len(refs) - _SHOWN_REFS:,} more"))
+        return html_page("Repository", facts, nodes)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.storage, self.config)
@@ -378,13 +396,31 @@ class Repository:
                 f"{start} is not an ancestor of {end}; give the older snapshot first"
             )
         old, new = before.nodes, after.nodes
-        same = {p for p in old.keys() & new.keys() if old[p].node_id == new[p].node_id}
+        same = {p: p for p in old.keys() & new.keys() if old[p].node_id == new[p].node_id}
+        moved = moved_paths(old, new)
+        same |= moved
         return Diff(
-            _absolute(new.keys() - same),
-            _absolute(p for p in same if old[p] != new[p]),
-            _absolute(old.keys() - same),
+            _absolute(new.keys() - set(same.values())),
+            _absolute(to for p, to in same.items() if old[p].documents != new[to].documents),
+            _absolute(old.keys() - same.keys()),
             self._changed_chunks(after, deltas),
+            dict(zip(map(_slashed, moved), map(_slashed, moved.values()), strict=True)),
         )
+
+    def du(
+        self,
+        branch: str | None = None,
+        *,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+    ) -> Usage:
+        """Chunks and bytes of every array of a snapshot, and of every commit that led to it.
+
+        Counted from manifests and snapshots; no chunk is read. Of `main` if nothing is given.
+        """
+        session = self.readonly_session(branch, tag=tag, snapshot_id=snapshot_id)
+        history = self.ancestry(snapshot_id=session.snapshot_id)
+        return Usage(session.du(), tuple(history))
 
     def _changed_chunks(
         self, after: SnapshotView, deltas: Sequence[Delta]
@@ -397,9 +433,115 @@ class Repository:
                     coords = [table.coords() for table in tables]
                     found.setdefault(paths[node_id], []).extend(coords)
         return {
-            path if path.startswith("/") else f"/{path}": np.unique(np.concatenate(coords), axis=0)
+            _slashed(path): np.unique(np.concatenate(coords), axis=0)
             for path, coords in sorted(found.items())
         }
+
+    # --- doing and undoing what a commit did -------------------------------------------------
+
+    def revert(
+        self, snapshot_id: str, branch: str = _DEFAULT_BRANCH, message: str | None = None
+    ) -> str:
+        """Undo what one commit of the branch did, in a new commit; no chunk is read or written.
+
+        Parameters
+        ----------
+        snapshot_id : str
+            The snapshot whose commit is undone.
+        branch : str, default "main"
+            It must be in the history of this branch, which gets the new commit.
+        message : str, optional
+            The new commit's.
+
+        Returns
+        -------
+        str
+            The new snapshot's id.
+
+        Raises
+        ------
+        ConflictError
+            If the branch is not any more as that commit left it, where it changed something.
+        InvalidArgumentError
+            If the snapshot is not in the branch's history, is the first, or has nothing to undo.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://revert-example")
+        >>> with repo.transaction(message="make air") as store:
+        ...     _ = zarr.create_group(store, path="air")
+        >>> _ = repo.revert(repo.list_branches()["main"])
+        >>> [info.message for info in repo.ancestry()]
+        ["revert 'make air'", 'make air', 'create repository']
+        """
+        session = self.writable_session(branch)
+        here = session.store.workspace.view
+        view = self._open_snapshot(snapshot_id)
+        if not any(ref.key == view.ref.key for ref, _ in self._walk(here.ref)):
+            raise InvalidArgumentError(
+                f"snapshot {snapshot_id} is not in the history of branch {branch!r}; there is "
+                "nothing of it to undo there"
+            )
+        if message is None:
+            message = f"revert {view.snapshot.message!r}"
+        return self._patch(session, view, message, {"reverts": snapshot_id}, undo=True)
+
+    def cherry_pick(
+        self, snapshot_id: str, branch: str = _DEFAULT_BRANCH, message: str | None = None
+    ) -> str:
+        """Do what a commit of another branch did on this one; no chunk is read or written.
+
+        Parameters
+        ----------
+        snapshot_id : str
+            The snapshot whose commit is done again.
+        branch : str, default "main"
+            The branch that gets the new commit.
+        message : str, optional
+            The new commit's; that of the picked one if none is given.
+
+        Returns
+        -------
+        str
+            The new snapshot's id.
+
+        Raises
+        ------
+        ConflictError
+            If the branch is not as that commit found it, where it changed something.
+        InvalidArgumentError
+            If the snapshot is the first of the repository, or all it did is here already.
+        SnapshotExpiredError
+            If the snapshot is not in the history of any branch or tag.
+        """
+        session = self.writable_session(branch)
+        self._at(self._context.roots.latest.root, snapshot_id)
+        view = self._open_snapshot(snapshot_id)
+        metadata = {**view.snapshot.metadata, "cherry-picked-from": snapshot_id}
+        return self._patch(session, view, message or view.snapshot.message, metadata, undo=False)
+
+    def _patch(
+        self,
+        session: Session,
+        view: SnapshotView,
+        message: str,
+        metadata: Mapping[str, Any],
+        *,
+        undo: bool,
+    ) -> str:
+        if view.snapshot.parent is None:
+            raise InvalidArgumentError(
+                f"snapshot {view.snapshot_id} is the first of the repository; no commit made it"
+            )
+        workspace = session.store.workspace
+        workspace.changes = patch(self._context, view, workspace.view, undo=undo)
+        if not workspace.changes:
+            raise InvalidArgumentError(
+                f"snapshot {view.snapshot_id} has nothing to {'undo' if undo else 'do'} on branch "
+                f"{session.branch!r}: it is so already"
+            )
+        return session.commit(message, metadata)
 
     # --- branches and tags -------------------------------------------------------------------
 
@@ -580,4 +722,8 @@ def _known[T](refs: Mapping[str, T], name: str, what: str) -> T:
 
 
 def _absolute(paths: Any) -> tuple[str, ...]:
-    return tuple(sorted(path if path.startswith("/") else f"/{path}" for path in paths))
+    return tuple(sorted(map(_slashed, paths)))
+
+
+def _slashed(path: str) -> str:
+    return path if path.startswith("/") else f"/{path}"

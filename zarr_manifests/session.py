@@ -9,10 +9,13 @@ their changes back.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from zarr_manifests.display import html_page
+from zarr_manifests.engine.arrange import move_node, node_path, reindex_chunks, shift_chunks
 from zarr_manifests.engine.changes import Owners
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.commit import (
@@ -20,11 +23,13 @@ from zarr_manifests.engine.commit import (
     checked_message,
     checked_metadata,
     commit,
+    delta_of,
     deltas_between,
 )
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.fold import fold_branch
 from zarr_manifests.engine.forks import ForkState, freeze, merge_forks, refuse_unmerged
+from zarr_manifests.engine.patch import combined
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.engine.workspace import Workspace
 from zarr_manifests.errors import (
@@ -34,8 +39,12 @@ from zarr_manifests.errors import (
     ReadOnlyError,
     SessionClosedError,
 )
+from zarr_manifests.format.delta import CommitKind
 from zarr_manifests.format.nodes import NodeKind
+from zarr_manifests.grid import Coords
+from zarr_manifests.history import ArrayUsage
 from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.planning.arrange import moved_paths
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.store import ManifestStore
 
@@ -54,20 +63,24 @@ class Status:
         Absolute paths of nodes.
     chunks : mapping of str to int
         Number of chunks written or removed, by absolute path.
+    moved : mapping of str to str
+        New path by old; these are neither created nor deleted.
     """
 
     created: tuple[str, ...]
     updated: tuple[str, ...]
     deleted: tuple[str, ...]
     chunks: Mapping[str, int]
+    moved: Mapping[str, str] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.created or self.updated or self.deleted or self.chunks)
+        return any((self.created, self.updated, self.deleted, self.chunks, self.moved))
 
     def __str__(self) -> str:
         if not self:
             return "no changes"
         lines = [f"{sign} {path}" for sign, path in self._signed()]
+        lines += [f"> {old} to {new}" for old, new in self.moved.items()]
         lines += [f"  {path}: {n} chunks" for path, n in self.chunks.items()]
         return "\n".join(lines)
 
@@ -111,7 +124,7 @@ class Session:
     + /air
     >>> snapshot_id = session.commit("make a group for air temperature")
     >>> session.status()
-    Status(created=(), updated=(), deleted=(), chunks={})
+    Status(created=(), updated=(), deleted=(), chunks={}, moved={})
     """
 
     def __init__(
@@ -127,6 +140,18 @@ class Session:
     def __repr__(self) -> str:
         mode = "read-only" if self.read_only else f"writable on {self._branch!r}"
         return f"<Session {self._context.storage.url} at {self.snapshot_id}, {mode}>"
+
+    def _repr_html_(self) -> str:
+        view = self._workspace.view
+        facts = [
+            ("at", self._context.storage.url),
+            ("snapshot", view.snapshot_id),
+            ("message", view.snapshot.message),
+            ("mode", "read-only" if self.read_only else f"writable on branch {self._branch!r}"),
+        ]
+        if not self.read_only:
+            facts.append(("changes", str(self.status())))
+        return html_page("Session", facts, self._workspace.nodes())
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(
@@ -166,18 +191,138 @@ class Session:
         nodes = workspace.nodes()
         paths = {node.node_id: node.path for node in nodes.values()}
         opaque = {n.node_id for n in nodes.values() if n.kind is NodeKind.OPAQUE}
-        made = {p: p in before for p, node in changes.nodes.items() if node is not None}
-        gone = [p for p, node in changes.nodes.items() if node is None]
+        moved = moved_paths(before, nodes)
+        old_paths = {new: old for old, new in moved.items()}
+        made = [n for n in changes.nodes.values() if n is not None]
+        created = [n.path for n in made if n.path not in before and n.path not in old_paths]
+        updated = [
+            n.path
+            for n in made
+            if (n.path in before and n.path not in old_paths)
+            or (n.path in old_paths and before[old_paths[n.path]].documents != n.documents)
+        ]
+        gone = [p for p, node in changes.nodes.items() if node is None and p not in moved]
         return Status(
-            tuple(sorted(_absolute(path) for path, known in made.items() if not known)),
-            tuple(sorted(_absolute(path) for path, known in made.items() if known)),
+            tuple(sorted(map(_absolute, created))),
+            tuple(sorted(map(_absolute, updated))),
             tuple(sorted(map(_absolute, gone))),
             {
                 _absolute(paths[node]): len(refs)
                 for node, refs in changes.chunks.items()
                 if refs and node in paths and node not in opaque
             },
+            {_absolute(old): _absolute(new) for old, new in moved.items()},
         )
+
+    # --- moving what is there ----------------------------------------------------------------
+
+    def move(self, old: str, new: str) -> None:
+        """Move a group or array, with everything below it, to another path.
+
+        Only metadata changes: no chunk is read or written, and every node keeps its history.
+        What documents say (dimension names, attributes) stays as it is.
+
+        Parameters
+        ----------
+        old, new : str
+            Paths, with or without a leading slash. The group that `new` lies in must exist.
+
+        Raises
+        ------
+        NotFoundError
+            If there is nothing at `old`, or no group for `new`.
+        AlreadyExistsError
+            If there is something at or below `new`.
+        InvalidArgumentError
+            If `old` is the root, or `new` lies below `old` or below an array.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> session = zm.Repository.create("memory://move-example").writable_session()
+        >>> _ = zarr.create_group(session.store, path="air")
+        >>> session.move("air", "water")
+        >>> list(zarr.open_group(session.store, mode="r"))
+        ['water']
+        """
+        self._check_open()
+        move_node(self._workspace, old, new)
+
+    def rename(self, path: str, name: str) -> None:
+        """Give a group or array another name in the same group; as `move` otherwise."""
+        if not name or "/" in name:
+            raise InvalidArgumentError(f"{name!r} is no name; session.move takes a path")
+        above = node_path(path).rpartition("/")[0]
+        self.move(path, f"{above}/{name}")
+
+    def shift_array(self, path: str, offset_in_chunks: Sequence[int]) -> None:
+        """Move all chunks of an array by whole chunks; none is read or written.
+
+        What would come to lie outside the array is dropped, and what becomes vacant reads as fill
+        value. The array keeps its shape; resize it first to make room. A chunk at the array's
+        edge moves with all it holds, including what lies beyond the edge.
+
+        Parameters
+        ----------
+        path : str
+            The array.
+        offset_in_chunks : sequence of int
+            How far, one number an axis, in chunks; negative towards the beginning.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such array.
+        InvalidArgumentError
+            If there is not one whole number for each axis.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> session = zm.Repository.create("memory://shift-example").writable_session()
+        >>> a = zarr.create_array(session.store, name="a", shape=(6,), chunks=(2,), dtype="i4")
+        >>> a[:] = [1, 2, 3, 4, 5, 6]
+        >>> session.shift_array("a", (-1,))
+        >>> a[:]
+        array([3, 4, 5, 6, 0, 0], dtype=int32)
+        """
+        self._check_open()
+        shift_chunks(self._workspace, path, offset_in_chunks)
+
+    def reindex_array(
+        self, path: str, places: Mapping[Coords, Coords | None] | Callable[[Coords], Coords | None]
+    ) -> None:
+        """Move the chunks of an array to other places in it; none is read or written.
+
+        Parameters
+        ----------
+        path : str
+            The array.
+        places : mapping or callable
+            From a chunk's coordinate to its new one, or to None to drop the chunk. It is asked
+            only for chunks that are there; those a mapping does not name stay.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such array.
+        InvalidArgumentError
+            If a chunk would lie outside the array, or two at one place; nothing is changed.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> session = zm.Repository.create("memory://reindex-example").writable_session()
+        >>> a = zarr.create_array(session.store, name="a", shape=(6,), chunks=(2,), dtype="i4")
+        >>> a[:] = [1, 2, 3, 4, 5, 6]
+        >>> session.reindex_array("a", lambda chunk: (2 - chunk[0],))
+        >>> a[:]
+        array([5, 6, 3, 4, 1, 2], dtype=int32)
+        """
+        self._check_open()
+        reindex_chunks(self._workspace, path, places)
+
+    # --- committing --------------------------------------------------------------------------
 
     def discard_changes(self) -> None:
         """Forget everything that was not committed."""
@@ -249,33 +394,113 @@ class Session:
         self._check_open()
         message, metadata = checked_message(message), checked_metadata(metadata)
         workspace = self._workspace
-        assert workspace.keys is not None
-        assert self._branch is not None
         with workspace.lock:
             self._check_open()  # another thread's commit may have closed it
             if not discard_unmerged:
                 self.check_forks()
             if not workspace.changes:
                 raise InvalidArgumentError("nothing to commit: the session has no changes")
-            try:
-                with workspace.packed() as (changes, packs):
-                    done = commit(
-                        self._context,
-                        workspace.view,
-                        changes,
-                        workspace.keys,
-                        self._branch,
-                        message,
-                        metadata,
-                        packs,
-                    )
-            except BaseException as error:
-                if isinstance(error, CommitOutcomeUnknownError) or not isinstance(
-                    error, ManifestsError
-                ):  # an interrupt may have come after the swap
-                    self._workspace.closed = "whether its last commit took effect is not known"
-                raise
-            self._go_on(done)
+            return self._land(message, metadata)
+
+    def amend(
+        self,
+        message: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        discard_unmerged: bool = False,
+    ) -> str:
+        """Replace the head of the branch by one commit of what it did and the session's changes.
+
+        The new snapshot's parent is the head's parent. The old head is in the branch's history
+        no more; tags and other branches that point to it stay there.
+
+        Parameters
+        ----------
+        message : str, optional
+            The head's own if none is given.
+        metadata : mapping, optional
+            The head's own if none is given.
+        discard_unmerged : bool, default False
+            As in `commit`.
+
+        Returns
+        -------
+        str
+            The new snapshot's id.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If nothing is to be changed; or if the session's snapshot is the first of the
+            repository or a rewrite, which cannot be replaced.
+        ConflictError
+            If the session's snapshot is not the branch's head any more.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://amend-example")
+        >>> session = repo.writable_session()
+        >>> _ = zarr.create_group(session.store, path="air")
+        >>> _ = session.commit("make a gruop")
+        >>> _ = session.amend("make a group")
+        >>> [info.message for info in repo.ancestry()]
+        ['make a group', 'create repository']
+        """
+        self._check_open()
+        workspace = self._workspace
+        with workspace.lock:
+            self._check_open()
+            if not discard_unmerged:
+                self.check_forks()
+            head, old = workspace.view, workspace.view.snapshot
+            if old.parent is None or old.kind is CommitKind.REWRITE:
+                what = "the first of the repository" if old.parent is None else "a rewrite"
+                raise InvalidArgumentError(
+                    f"snapshot {head.snapshot_id} is {what} and cannot be amended; commit instead"
+                )
+            if not workspace.changes and message is None and metadata is None:
+                raise InvalidArgumentError("nothing to amend: no changes, message or metadata")
+            message = checked_message(old.message if message is None else message)
+            metadata = checked_metadata(old.metadata if metadata is None else metadata)
+            return self._land(message, metadata, amended=head)
+
+    def _land(
+        self,
+        message: str,
+        metadata: Mapping[str, Any],
+        amended: SnapshotView | None = None,
+    ) -> str:
+        """Commit the changes, together with what the head that is amended did; the new id."""
+        workspace, context = self._workspace, self._context
+        assert workspace.keys is not None
+        assert self._branch is not None
+        view, delta = workspace.view, None
+        if amended is not None and amended.snapshot.parent is not None:
+            view = context.open_view(amended.snapshot.parent)
+            delta = delta_of(context, amended.snapshot)
+        try:
+            with workspace.packed() as (changes, packs):
+                if delta is not None:
+                    changes = combined(context, view, delta, changes)
+                done = commit(
+                    context,
+                    view,
+                    changes,
+                    workspace.keys,
+                    self._branch,
+                    message,
+                    metadata,
+                    packs,
+                    replaces=amended,
+                )
+        except BaseException as error:
+            if isinstance(error, CommitOutcomeUnknownError) or not isinstance(
+                error, ManifestsError
+            ):  # an interrupt may have come after the swap
+                workspace.closed = "whether its last commit took effect is not known"
+            raise
+        self._go_on(done)
         return snapshot_id_of(done.head.key)
 
     def _go_on(self, done: Committed) -> None:
@@ -304,6 +529,17 @@ class Session:
         except ManifestsError:
             # The next commit is due to fold again.
             _LOG.warning("folding the deltas of %r failed", self._branch, exc_info=True)
+
+    def du(self) -> tuple[ArrayUsage, ...]:
+        """Chunks and bytes of every array, and of every key that is no part of one.
+
+        Counted from manifests, changes of the session included; no chunk is read.
+        """
+        nodes = [n for n in self._workspace.nodes().values() if n.kind is not NodeKind.GROUP]
+        calls = [partial(self._workspace.chunks, node) for node in nodes]
+        tables = self._context.runtime.parallel(calls)
+        found = map(ArrayUsage.of, (_absolute(node.path) for node in nodes), tables)
+        return tuple(sorted(found, key=lambda usage: usage.path))
 
     def fork(self) -> Fork:
         """A copy of the session for another process.

@@ -25,6 +25,7 @@ from zarr.abc.store import (
 )
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 
+from zarr_manifests.display import html_page
 from zarr_manifests.engine.forks import ForkState, freeze, revive
 from zarr_manifests.engine.workspace import Entry, Workspace
 from zarr_manifests.errors import InvalidArgumentError, ReadOnlyError, SessionClosedError
@@ -127,6 +128,16 @@ class ManifestStore(Store):
             f"<ManifestStore {self.workspace.storage.url} at {self.workspace.view.snapshot_id}, "
             f"{mode}>"
         )
+
+    def _repr_html_(self) -> str:
+        contents = self._contents
+        if isinstance(contents, ForkState):  # it is not opened for being shown
+            facts = [("at", contents.storage.url), ("opened", "at first use")]
+            return html_page("ManifestStore", facts)
+        view = contents.view
+        mode = "read-only" if self.read_only else "writable"
+        facts = [("at", contents.storage.url), ("snapshot", view.snapshot_id), ("mode", mode)]
+        return html_page("ManifestStore", facts, contents.nodes())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (self.freeze(explicit=False), self.read_only)

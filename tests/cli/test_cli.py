@@ -170,10 +170,74 @@ def test_info_of_very_many_refs_is_short(tmp_path: Path) -> None:
     assert "... and 6 more" in shown
 
 
+# --- du, diff, branch, tag -----------------------------------------------------------------------
+
+
+def test_du_counts_what_each_array_refers_to(url: str) -> None:
+    snapshot, header, *shown = lines("du", url)
+    assert snapshot == zm.Repository.open(url).list_branches()["main"]
+    assert header.split() == ["chunks", "inline", "native", "virtual", "bytes"]
+    (usage, scalar), nbytes = zm.Repository.open(url).readonly_session().du(), 0
+    assert (usage.path, usage.chunks, usage.native_chunks) == ("/air/temperature", 2, 0)
+    nbytes = usage.inline_bytes
+    assert nbytes > 0
+    assert shown[0].split() == [
+        "/air/temperature",
+        "2",
+        str(nbytes),
+        *["B", "0", "B", "0", "B"],
+        str(nbytes),
+        "B",
+    ]
+    assert shown[1].split()[:2] == ["/depth", "0"]
+    assert scalar.nbytes == 0
+    assert shown[2].split()[:2] == ["all", "2"]
+    assert lines("du", url, "--branch", "trial")[2].split()[1] == "4"
+
+
+def test_diff_lists_nodes_and_chunks(url: str) -> None:
+    assert lines("diff", url, "main", "trial") == ["  /air/temperature: 2 chunks"]
+    assert lines("diff", url, "main", "main") == ["no changes"]
+    repo = zm.Repository.open(url)
+    session = repo.writable_session("trial")
+    session.move("air", "water")
+    zarr.create_group(session.store, path="new")
+    session.store.workspace.delete_below("depth/")
+    moved = session.commit("move")
+    assert lines("diff", url, "main", moved) == [
+        "+ /new",
+        "- /depth",
+        "> /air to /water",
+        "> /air/temperature to /water/temperature",
+        "  /water/temperature: 2 chunks",
+    ]
+    failed = call("diff", url, moved, "main")
+    assert (failed.exit_code, failed.stdout) == (2, "")
+    assert "is not an ancestor" in failed.stderr
+
+
+@pytest.mark.parametrize("verb", ["branch", "tag"])
+def test_refs_are_listed_made_and_deleted(verb: str, url: str) -> None:
+    repo = zm.Repository.open(url)
+    names = repo.list_branches if verb == "branch" else repo.list_tags
+    before = names()
+    assert dict(map(str.split, lines(verb, url))) == before
+    main, trial = (repo.list_branches()[name] for name in ("main", "trial"))
+    assert lines(verb, url, "one") == lines(verb, url, "two", "--at", trial) == []
+    assert names() == {**before, "one": main, "two": trial}
+    assert lines(verb, url, "one", "--delete") == []
+    assert names() == {**before, "two": trial}
+    for wrong in (("--delete",), ("--at", main), ("two", "--delete", "--at", main)):
+        failed = call(verb, url, *wrong)
+        assert (failed.exit_code, failed.stdout) == (2, "")
+    assert call(verb, url, "two").exit_code == 1
+    assert call(verb, url, "nope", "-d").exit_code == 1
+
+
 # --- errors and usage ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verb", ["log", "tree", "info"])
+@pytest.mark.parametrize("verb", ["log", "tree", "info", "du", "branch", "tag"])
 def test_no_repository_is_one_line(verb: str, tmp_path: Path) -> None:
     result = call(verb, tmp_path / "nothing")
     assert result.exit_code == 1
@@ -183,7 +247,7 @@ def test_no_repository_is_one_line(verb: str, tmp_path: Path) -> None:
     assert not (tmp_path / "nothing").exists()
 
 
-@pytest.mark.parametrize("verb", ["log", "tree", "info"])
+@pytest.mark.parametrize("verb", ["log", "tree", "info", "du", "branch", "tag"])
 def test_a_damaged_repository_is_one_line(verb: str, url: str) -> None:
     current = Path(url) / "current"
     current.write_bytes(current.read_bytes()[:-1])
@@ -194,7 +258,7 @@ def test_a_damaged_repository_is_one_line(verb: str, url: str) -> None:
     assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("verb", ["log", "tree"])
+@pytest.mark.parametrize("verb", ["log", "tree", "du"])
 def test_what_is_not_there_is_named(verb: str, url: str) -> None:
     result = call(verb, url, "--branch", "nope")
     assert result.exit_code == 1
@@ -204,7 +268,7 @@ def test_what_is_not_there_is_named(verb: str, url: str) -> None:
 @pytest.mark.parametrize(
     "options", [("-b", "main", "-t", "empty"), ("-s", "not-an-id")], ids=["two refs", "no id"]
 )
-@pytest.mark.parametrize("verb", ["log", "tree"])
+@pytest.mark.parametrize("verb", ["log", "tree", "du"])
 def test_what_cannot_be_meant_is_a_usage_error(
     verb: str, options: tuple[str, ...], url: str
 ) -> None:
@@ -227,7 +291,7 @@ def test_the_version_is_that_of_the_package() -> None:
 
 def test_every_verb_explains_itself() -> None:
     overview = call("--help")
-    for verb in ("demo", "log", "tree", "info"):
+    for verb in ("demo", "log", "tree", "info", "du", "diff", "branch", "tag"):
         assert verb in overview.stdout
         assert call(verb, "-h").exit_code == 0
 

@@ -412,3 +412,30 @@ def test_pages_hold_the_refs_that_the_root_does_not() -> None:
     found = reader.Reader(storage.get)
     assert found.root["pages"].keys() == {"branches", "tags"}
     assert found.heads().keys() == {*repository.list_branches(), *repository.list_tags()}
+
+
+def test_what_was_moved_shifted_and_brought_back_reads_the_same() -> None:
+    storage = MemoryStorage()
+    make(storage)
+    repo = zm.Repository.open(storage, {"max-delta-count": 50})
+
+    def change(message: str, call: Any) -> str:
+        session = repo.writable_session("main")
+        call(session)
+        return session.commit(message)
+
+    change("move", lambda session: session.move("air", "moved"))
+    change("shift", lambda session: session.shift_array("moved/t", (1, 0)))
+    change("rename", lambda session: session.rename("scalar", "number"))
+    gone = change("delete", lambda session: session.store.workspace.delete_below(""))
+    repo.revert(gone)
+    session = repo.writable_session("main")
+    session.move("moved/t", "t")
+    session.amend("bring back and move")
+    own = reader.Reader(storage.get)
+    seen = [snapshot_id for snapshot_id, _ in own.history(own.heads()["main"])]
+    assert seen == [info.snapshot_id for info in repo.ancestry()]
+    for snapshot_id in seen:
+        store = repo.readonly_session(snapshot_id=snapshot_id).store
+        assert own.read(snapshot_id) == contents(store)
+    assert "t/zarr.json" in own.read(seen[0])

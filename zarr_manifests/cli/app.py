@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 import zarr_manifests
-from zarr_manifests.cli import demo, info, log, tree
+from zarr_manifests.cli import demo, diff, du, info, log, refs, tree
 from zarr_manifests.cli.console import write_error
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 
@@ -60,3 +60,7 @@ app.command(name="demo")(demo.run)
 app.command(name="log")(log.run)
 app.command(name="tree")(tree.run)
 app.command(name="info")(info.run)
+app.command(name="du")(du.run)
+app.command(name="diff")(diff.run)
+app.command(name="branch")(refs.run_branch)
+app.command(name="tag")(refs.run_tag)

@@ -156,11 +156,13 @@ class Merge:
             known = self.owners.nodes.get(path) == (copy_id, node)
             if known and not (node and node.node_id in theirs.chunks):
                 del theirs.nodes[path]
+        alive = {node.node_id for node in after.nodes.values() if node is not None}
         replaced = {
             old.node_id: path
             for path, new in theirs.nodes.items()
             if (old := self._node(before, path)) is not None
             and (new is None or new.node_id != old.node_id)
+            and old.node_id not in alive  # or it was only moved
         }
         for node_id in replaced:
             theirs.chunks.pop(node_id, None)

@@ -59,6 +59,7 @@ __all__ = [
     "checked_message",
     "checked_metadata",
     "commit",
+    "delta_of",
     "deltas_between",
     "footprint_of",
 ]
@@ -92,8 +93,12 @@ def commit(
     message: str,
     metadata: Mapping[str, Any],
     packs: Sequence[Pack] = (),
+    *,
+    replaces: SnapshotView | None = None,
 ) -> Committed:
     """Commit `changes`, made on top of `view`, to the branch, and write the packs they refer to.
+
+    With `replaces`, a child of `view`, the commit takes the place of that head or conflicts.
 
     Raises
     ------
@@ -110,16 +115,20 @@ def commit(
     ]
     pending += [partial(pack.write, context.storage, durable=True) for pack in packs]
     pending.append(partial(context.storage.sync, _due_sync(changes)))
-    at, parent = context.roots.latest, view
+    at, parent, head_due = context.roots.latest, view, replaces or view
     seen = context.roots.with_branch(at.root, branch).branches.get(branch)
-    if seen is None or seen.head.key != view.ref.key:
+    if seen is None or seen.head.key != head_due.ref.key:
         at = context.roots.read()  # a branch that has moved may have moved again
     for attempt in range(context.config.commit_attempts):
         root = context.roots.with_branch(at.root, branch)
         tip = _checked_tip(root, branch, keys.session_id)
-        if tip.head.key != parent.ref.key:
+        if replaces is not None:
+            _check_replaced(branch, tip, replaces)
+        elif tip.head.key != parent.ref.key:
             parent = _rebase(context, view, tip, prepared)
-        head, snapshot, uploads = _place(context, prepared, parent, keys)
+        head, snapshot, uploads = _place(
+            context, prepared, parent, keys, (replaces or parent).snapshot
+        )
         pending += [partial(context.objects.create, u.key, u.data) for u in uploads]
         pending.append(partial(context.roots.archive, at))
         context.runtime.parallel(pending)
@@ -236,9 +245,16 @@ def _prepare(
 
 
 def _place(
-    context: Context, prepared: _Prepared, parent: SnapshotView, keys: SessionKeys
+    context: Context,
+    prepared: _Prepared,
+    parent: SnapshotView,
+    keys: SessionKeys,
+    tip: Snapshot,
 ) -> tuple[BlobRef, Snapshot, list[Upload]]:
-    """The commit's snapshot on top of `parent`, and what to upload: it and perhaps a digest."""
+    """The commit's snapshot on top of `parent`, and what to upload: it and perhaps a digest.
+
+    It comes after or instead of `tip`.
+    """
     known = {upload.key: upload.data for upload in prepared.uploads}
     nodes = {**parent.nodes, **{node.path: node for node in prepared.delta.nodes}}
     held = {part.node_id for part in prepared.delta.embedded.directory()}
@@ -248,10 +264,10 @@ def _place(
         parent=parent.ref.bare(),
         base=parent.snapshot.base,
         deltas=(*parent.snapshot.deltas, entry),
-        streams=parent.snapshot.streams,
+        streams=tip.streams,
         digests=parent.snapshot.digests,
-        # Never before the parent, or `as_of` would find what was not there yet.
-        written_ms=max(prepared.snapshot.written_ms, parent.snapshot.written_ms),
+        # Never before the tip, or `as_of` would find what was not there yet.
+        written_ms=max(prepared.snapshot.written_ms, tip.written_ms),
     ).with_delta_copies(known)
     uploads = []
     if needs_digest(snapshot):
@@ -305,6 +321,15 @@ def _root_with(
     return new.with_log(entry).with_copies({head.key: data}, branch)
 
 
+def _check_replaced(branch: str, tip: Branch, replaces: SnapshotView) -> None:
+    if tip.head.key != replaces.ref.key:
+        raise ConflictError(
+            f"snapshot {replaces.snapshot_id} is not the head of {branch!r} any more, and only a "
+            "head can be amended; nothing was committed. Commit the changes as a new snapshot",
+            [Conflict("/", "history", "the branch has moved")],
+        )
+
+
 def _rebase(context: Context, view: SnapshotView, tip: Branch, prepared: _Prepared) -> SnapshotView:
     """The tip, opened, if the commit may be put on top of it."""
     between = deltas_between(context, view.ref, tip.head)
@@ -336,16 +361,17 @@ def deltas_between(context: Context, older: BlobRef, newer: BlobRef) -> list[Del
             raise CorruptObjectError(f"{ref.key} is its own ancestor; the history is damaged")
         seen.add(ref.key)
         snapshot = context.objects.load(ref, Snapshot)
-        deltas.append(context.objects.load(_log_of(snapshot), Delta))
+        deltas.append(delta_of(context, snapshot))
         ref = snapshot.parent
     return None if ref is None else deltas
 
 
-def _log_of(snapshot: Snapshot) -> BlobRef:
-    """The snapshot's own log, with the copy that its read list may carry."""
-    if snapshot.deltas and snapshot.deltas[-1].log.key == snapshot.log.key:
-        return snapshot.deltas[-1].log
-    return snapshot.log
+def delta_of(context: Context, snapshot: Snapshot) -> Delta:
+    """What the snapshot's commit has changed."""
+    log = snapshot.log
+    if snapshot.deltas and snapshot.deltas[-1].log.key == log.key:
+        log = snapshot.deltas[-1].log  # with the copy that the read list may carry
+    return context.objects.load(log, Delta)
 
 
 def footprint_of(context: Context, view: SnapshotView, delta: Delta) -> Footprint:
@@ -361,7 +387,7 @@ def footprint_of(context: Context, view: SnapshotView, delta: Delta) -> Footprin
 
 
 def _touched_paths(view: SnapshotView, delta: Delta) -> frozenset[str]:
-    paths = {node.node_id: node.path for node in view.nodes.values()}
+    paths = {node.node_id: node.path for node in (*view.nodes.values(), *delta.nodes)}
     truncated = {paths.get(node_id, "?") for node_id in delta.truncated}
     return frozenset({node.path for node in delta.nodes} | delta.deleted.keys() | truncated)
 
@@ -379,7 +405,11 @@ def _totals(tables: Mapping[bytes, ChunkTable], chunk_objects: int) -> dict[str,
 def _kind(view: SnapshotView, changes: ChangeSet, tables: Mapping[bytes, ChunkTable]) -> CommitKind:
     """The commit's label: deletions first, then whether written chunks lie beyond the old grid."""
     unset = any((table.kind == RefKind.UNSET).any() for table in tables.values())
-    if unset or changes.truncated or None in changes.nodes.values():
+    # Where the chunks of an array were moved, all that was there is cut off, and has new rows.
+    cut = any(any(shape) or node not in tables for node, shape in changes.truncated.items())
+    alive = {node.node_id for node in changes.nodes.values() if node is not None}  # or moved
+    gone = {view.nodes[path].node_id for path, node in changes.nodes.items() if node is None}
+    if unset or cut or gone - alive:
         return CommitKind.DELETE
     if not tables:
         return CommitKind.METADATA

@@ -421,6 +421,24 @@ class Workspace:
         self.changes.nodes[path] = node
         return node
 
+    def put_node(self, path: str, node: Node | None) -> None:
+        """Have this node, or none, at the path; its chunks are not looked at."""
+        with self.lock:
+            if self.view.nodes.get(path) == node:
+                self.changes.nodes.pop(path, None)
+            else:
+                self.changes.nodes[path] = node
+
+    def put_chunks(self, node: Node, refs: Mapping[Coords, ChunkRef]) -> None:
+        """Have these chunks in the array and no others; it has at least one axis."""
+        with self.lock:
+            self.changes.chunks.pop(node.node_id, None)
+            for coords, ref in refs.items():
+                self._hold(node, coords, ref)
+            if self._is_stored(node):
+                assert node.array is not None
+                self.changes.truncated[node.node_id] = (0,) * len(node.array.shape)
+
     # --- documents ---------------------------------------------------------------------------
 
     def _set_document(self, key: str, data: bytes) -> bool:
@@ -489,9 +507,16 @@ class Workspace:
         refs = self.changes.chunks.get(node.node_id, {})
         for coords in [c for c in refs if any(x >= n for x, n in zip(c, after, strict=True))]:
             del refs[coords]
-        if node.path in self.view.nodes and self.view.nodes[node.path].node_id == node.node_id:
+        if self._is_stored(node):
             cut = narrower(self.changes.truncated.get(node.node_id), after)
-            self.changes.truncated[node.node_id] = cut or after
+            self.changes.truncated[node.node_id] = cut if cut is not None else after
+
+    def _is_stored(self, node: Node) -> bool:
+        """Whether the snapshot has the node, there or, if it was moved, elsewhere."""
+        here = self.view.nodes.get(node.path)
+        if here is not None and here.node_id == node.node_id:
+            return True
+        return any(known.node_id == node.node_id for known in self.view.nodes.values())
 
     def _replace_node(self, path: str, documents: Mapping[str, bytes]) -> None:
         """Put a new node at the path (or none); chunks of the old one keep their keys' values."""

@@ -128,7 +128,7 @@ class Snapshot:
     log : BlobRef
         This commit's own delta.
     totals : mapping of str to int
-        Refs set, refs unset, and chunk bytes written by this commit.
+        Refs set and unset, bytes of the chunks set, and chunk objects written by this commit.
     streams : mapping of str to int
         Last batch each streaming query has committed.
     digests : tuple of DigestEntry

@@ -1,0 +1,56 @@
+"""`zarr-manifests branch` and `tag`: list, make and delete names of snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from zarr_manifests.cli.console import Url, columns, console
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.repository import Repository
+
+__all__ = ["run_branch", "run_tag"]
+
+_Name = Annotated[str | None, typer.Argument(help="The one to make or delete.", show_default=False)]
+_At = Annotated[
+    str | None,
+    typer.Option("--at", help="Make it at the snapshot with this id.", show_default="main's head"),
+]
+_Delete = Annotated[bool, typer.Option("--delete", "-d", help="Delete it.")]
+
+
+def run_branch(url: Url, name: _Name = None, at: _At = None, delete: _Delete = False) -> None:
+    """List branches; or make one, or delete one."""
+    repo = Repository.open(url)
+    _run(name, at, delete, repo.list_branches, repo.create_branch, repo.delete_branch)
+
+
+def run_tag(url: Url, name: _Name = None, at: _At = None, delete: _Delete = False) -> None:
+    """List tags; or make one, or delete one, whose name is then never used again."""
+    repo = Repository.open(url)
+    _run(name, at, delete, repo.list_tags, repo.create_tag, repo.delete_tag)
+
+
+def _run(
+    name: str | None,
+    at: str | None,
+    delete: bool,
+    list_all: Callable[[], dict[str, str]],
+    create: Callable[[str, str | None], None],
+    remove: Callable[[str], None],
+) -> None:
+    if (name is None and (delete or at is not None)) or (delete and at is not None):
+        raise InvalidArgumentError("give a NAME with --at to make it there, or with --delete")
+    if name is not None and delete:
+        remove(name)
+    elif name is not None:
+        create(name, at)
+    else:
+        table = columns("", "", whole=("",))
+        table.show_header = False
+        for known, snapshot_id in list_all().items():
+            table.add_row(known, snapshot_id)
+        if table.row_count:
+            console().print(table)

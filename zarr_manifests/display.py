@@ -1,0 +1,173 @@
+"""A hierarchy as lines of a tree, and as HTML for notebooks.
+
+What a terminal shows and what a notebook shows comes from the same rows. Names, units and
+messages are anybody's: rows carry them as they are, and whoever shows them makes them harmless,
+here by escaping each one where it goes into HTML.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import islice
+from typing import Any, Final
+
+from zarr_manifests.format.nodes import Node, NodeKind
+from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT
+
+__all__ = ["Row", "hierarchy", "html_page"]
+
+_SHOWN_ROWS: Final = 500
+_CELL: Final = "text-align:left;padding:0 1em 0 0;white-space:pre-wrap"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A group or array as one line.
+
+    Parameters
+    ----------
+    guide, name : str
+        The lines of the tree before it, and its name.
+    node : Node
+        The node itself.
+    dimensions, type, chunk, units : str
+        What there is to say of an array; empty for a group.
+    """
+
+    guide: str
+    name: str
+    node: Node
+    dimensions: str = ""
+    type: str = ""
+    chunk: str = ""
+    units: str = ""
+
+
+def hierarchy(nodes: Mapping[str, Node]) -> Iterator[Row]:
+    """Groups and arrays in depth-first order, each behind the lines of a tree.
+
+    Examples
+    --------
+    >>> import zarr, zarr_manifests as zm
+    >>> from zarr_manifests.display import hierarchy
+    >>> session = zm.Repository.create("memory://display-example").writable_session()
+    >>> _ = zarr.create_array(session.store, name="air/t", shape=(4,), chunks=(2,), dtype="f4")
+    >>> for row in hierarchy(session.store.workspace.nodes()):
+    ...     print(row.guide + row.name)
+    /
+    └── air
+        └── t
+    """
+    shown = {path: node for path, node in nodes.items() if node.kind is not NodeKind.OPAQUE}
+    children: dict[str, list[str]] = {}
+    for path in shown:
+        if path:
+            children.setdefault(_parent(path, shown), []).append(path)
+    if "" in shown:
+        yield _row("", "/", shown[""])
+    yield from _below("", "", children, shown)
+
+
+def _parent(path: str, shown: Mapping[str, Node]) -> str:
+    """The nearest path above that has a node: groups need not have one."""
+    above = path.rpartition("/")[0]
+    while above and above not in shown:
+        above = above.rpartition("/")[0]
+    return above
+
+
+def _below(
+    path: str, indent: str, children: Mapping[str, list[str]], shown: Mapping[str, Node]
+) -> Iterator[Row]:
+    paths = sorted(children.get(path, ()))
+    for below in paths:
+        last = below == paths[-1]
+        name = below[len(path) + 1 :] if path else below
+        yield _row(indent + ("└── " if last else "├── "), name, shown[below])
+        yield from _below(below, indent + ("    " if last else "│   "), children, shown)
+
+
+def _row(guide: str, name: str, node: Node) -> Row:
+    array = node.array
+    if array is None:
+        return Row(guide, name, node)
+    fields = _fields(node)
+    names = array.dimension_names or (None,) * len(array.shape)
+    sizes = [str(n) if d is None else f"{d}: {n}" for d, n in zip(names, array.shape, strict=True)]
+    kind, attributes = fields.get("data_type", ""), fields.get("attributes")
+    return Row(
+        guide,
+        name,
+        node,
+        f"({', '.join(sizes)})",
+        str(kind.get("name", "") if isinstance(kind, dict) else kind),
+        " x ".join(map(str, array.chunk_shape)) or "scalar",
+        str(attributes.get("units", "") if isinstance(attributes, dict) else ""),
+    )
+
+
+def _fields(node: Node) -> Mapping[str, Any]:
+    """Data type and attributes as a v3 document has them."""
+    if V3_DOCUMENT in node.documents:
+        fields: Mapping[str, Any] = json.loads(node.documents[V3_DOCUMENT])
+        return fields
+    array = json.loads(node.documents.get(V2_ARRAY, b"{}"))
+    try:
+        attributes = json.loads(node.documents.get(V2_ATTRIBUTES, b"{}"))
+    except ValueError:  # they may be anything
+        attributes = None
+    kind = array.get("dtype", "")
+    return {
+        "data_type": kind if isinstance(kind, str) else "structured",
+        "attributes": attributes,
+    }
+
+
+def html_page(
+    title: str, facts: Sequence[tuple[str, str]], nodes: Mapping[str, Node] | None = None
+) -> str:
+    """What a notebook shows of a repository, session or store: facts, then the hierarchy.
+
+    Parameters
+    ----------
+    title : str
+        What it is.
+    facts : sequence of (str, str)
+        Name and value.
+    nodes : mapping of str to Node, optional
+        The nodes by path.
+    """
+    parts = [f"<div><strong>{escape(title)}</strong>"]
+    parts.append(_table(facts))
+    if nodes is not None:
+        rows = hierarchy(nodes)
+        lines = [
+            (f"{r.guide}{r.name}", r.dimensions, r.type, r.chunk, r.units)
+            for r in islice(rows, _SHOWN_ROWS)
+        ]
+        left = sum(1 for _ in rows)
+        parts.append(_table(lines, ("", "dimensions", "type", "chunk", "units"), mono=True))
+        if left:
+            parts.append(f"<div>... and {left:,} more</div>")
+        if not lines:
+            parts.append("<div>(empty)</div>")
+    parts.append("</div>")
+    return "".join(parts)
+
+
+def _table(
+    lines: Sequence[Sequence[str]], header: Sequence[str] = (), *, mono: bool = False
+) -> str:
+    if not lines:
+        return ""
+    style = "font-family:monospace" if mono else ""
+    head = "".join(f'<th style="{_CELL}">{escape(name)}</th>' for name in header)
+    body = "".join(
+        "<tr>" + "".join(f'<td style="{_CELL}">{escape(cell)}</td>' for cell in line) + "</tr>"
+        for line in lines
+    )
+    head = f"<thead><tr>{head}</tr></thead>" if head else ""
+    return f'<table style="{style}">{head}<tbody>{body}</tbody></table>'

@@ -1,0 +1,112 @@
+"""Moving nodes, and the chunks of an array, without touching a byte of any chunk.
+
+A node's chunks are known by its id, so a move changes paths only: the node and all that lies
+below it, opaque entries too, get new paths and keep their ids. Shifting and reindexing an array
+give its chunk refs new coordinates: everything stored is cut off, and the refs are recorded anew
+at their new places, so that whoever wrote to the array meanwhile is in conflict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from zarr_manifests.engine.workspace import Workspace
+from zarr_manifests.errors import InvalidArgumentError, NotFoundError
+from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.nodes import Node, NodeKind
+from zarr_manifests.grid import Coords, IndexArray
+from zarr_manifests.keys import ArrayMeta
+from zarr_manifests.planning.arrange import plan_move, reindexed, shifted
+
+__all__ = ["move_node", "node_path", "reindex_chunks", "shift_chunks"]
+
+
+def node_path(path: str) -> str:
+    """A path as nodes have it: without slashes at its ends.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a segment is empty, `.` or `..`.
+    """
+    stripped = path.strip("/")
+    if stripped and not {"", ".", ".."}.isdisjoint(stripped.split("/")):
+        raise InvalidArgumentError(f"{path[:80]!r} is no path of a group or array")
+    return stripped
+
+
+def move_node(workspace: Workspace, old: str, new: str) -> None:
+    """Give the node at `old`, and all below it, its place at `new`."""
+    old, new = node_path(old), node_path(new)
+    with workspace.lock:
+        moves = plan_move(workspace.nodes(), old, new)
+        moved = [(workspace.node(path), to) for path, to in moves.items()]
+        for path in moves:
+            workspace.put_node(path, None)
+        for node, to in moved:
+            assert node is not None
+            workspace.put_node(to, replace(node, path=to))
+
+
+def shift_chunks(workspace: Workspace, path: str, offset: Sequence[int]) -> None:
+    """Move all chunks of an array by that many chunks along each axis."""
+    with workspace.lock:
+        node, meta = _array(workspace, path)
+        if len(offset) != len(meta.shape) or not all(
+            isinstance(step, int | np.integer) for step in offset
+        ):
+            raise InvalidArgumentError(
+                f"/{node.path} has {len(meta.shape)} axes; {tuple(offset)} is not a whole number "
+                "of chunks for each"
+            )
+        table = workspace.chunks(node)
+        if table is not None and any(offset):
+            keep, coords = shifted(table.coords(), tuple(map(int, offset)), meta.grid.hi)
+            _rearrange(workspace, node, table, keep, coords)
+
+
+def reindex_chunks(
+    workspace: Workspace,
+    path: str,
+    places: Mapping[Coords, Coords | None] | Callable[[Coords], Coords | None],
+) -> None:
+    """Move the chunks of an array to where `places` says."""
+    with workspace.lock:
+        node, meta = _array(workspace, path)
+        table = workspace.chunks(node)
+        if table is None:
+            return
+        find = (lambda c: places.get(c, c)) if isinstance(places, Mapping) else places
+        before = table.coords()
+        keep, coords = reindexed(before, find, meta.grid, f"/{node.path}")
+        if not keep.all() or (coords != before).any():
+            _rearrange(workspace, node, table, keep, coords)
+
+
+def _array(workspace: Workspace, path: str) -> tuple[Node, ArrayMeta]:
+    node = workspace.node(node_path(path))
+    if node is None or node.kind is not NodeKind.ARRAY or node.array is None:
+        arrays = [f"/{p}" for p, n in sorted(workspace.nodes().items()) if n.array is not None]
+        listed = ", ".join(arrays[:10]) or "none"
+        raise NotFoundError(f"there is no array /{node_path(path)}; there are: {listed}")
+    if not node.array.shape:
+        raise InvalidArgumentError(f"/{node.path} has no axes to move its chunk along")
+    return node, node.array
+
+
+def _rearrange(
+    workspace: Workspace,
+    node: Node,
+    table: ChunkTable,
+    keep: npt.NDArray[np.bool_],
+    coords: IndexArray,
+) -> None:
+    # Asked for one by one: a table would hold the bytes of chunks that are still staged.
+    refs = [workspace.ref(node, tuple(c)) for c in table.coords()[keep].tolist()]
+    places = map(tuple, coords[keep].tolist())
+    found = zip(places, refs, strict=True)
+    workspace.put_chunks(node, {place: ref for place, ref in found if ref is not None})

@@ -1,0 +1,197 @@
+"""Doing what a commit did, or undoing it, on another snapshot, as changes of a session there.
+
+The commit's delta says which nodes and chunks are concerned; `planning.patch` says what becomes
+of each. Chunk refs are taken over as they are, so no chunk is read or written. Invariants: of a
+patch that conflicts nothing is applied; a node that is not on the other snapshot comes with its
+id, all its chunks, and a truncation of whatever older deltas hold under that id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from zarr_manifests.engine.changes import ChangeSet, same_bytes
+from zarr_manifests.engine.commit import delta_of, footprint_of
+from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.view import SnapshotView
+from zarr_manifests.errors import Conflict, ConflictError
+from zarr_manifests.format.chunk_table import UNSET, ChunkRef, ChunkTable, StoredRef
+from zarr_manifests.format.delta import Delta
+from zarr_manifests.format.nodes import Node
+from zarr_manifests.grid import Coords
+from zarr_manifests.planning.merge import inside, narrower, select
+from zarr_manifests.planning.patch import decide_nodes, same_structure
+from zarr_manifests.planning.rebase import Footprint
+
+__all__ = ["combined", "patch"]
+
+_LISTED_CHUNKS: Final = 20
+
+
+def patch(
+    context: Context, commit: SnapshotView, here: SnapshotView, *, undo: bool = False
+) -> ChangeSet:
+    """What to change on `here` to do what the commit did, or to undo it.
+
+    Raises
+    ------
+    ConflictError
+        If `here` is not as the commit found it, or left it, where it changed something.
+    """
+    assert commit.snapshot.parent is not None  # callers refuse the first snapshot
+    parent = context.open_view(commit.snapshot.parent)
+    delta = delta_of(context, commit.snapshot)
+    old, new = (commit, parent) if undo else (parent, commit)
+    paths = {node.path for node in delta.nodes} | delta.deleted.keys()
+    nodes, conflicts = decide_nodes(paths, old.nodes, new.nodes, here.nodes)
+    result = {path: node for path, node in {**here.nodes, **nodes}.items() if node is not None}
+    states = _States(_State.of(old), _State.of(new), _State.of(here), _by_id(result))
+    changes = ChangeSet(nodes)
+    for node_id, coords in _touched(states, footprint_of(context, commit, delta), delta).items():
+        conflicts += _patch_chunks(changes, node_id, coords, states)
+    if conflicts:
+        what = "undone" if undo else "done again"
+        raise ConflictError(
+            f"what commit {commit.snapshot_id} did cannot be {what} here: the same has been "
+            "changed otherwise; nothing was committed. Make the changes by hand",
+            conflicts,
+        )
+    return changes
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """A snapshot whose chunks are asked for by node; of a node it does not have there are none.
+
+    (Deltas keep the chunks of deleted nodes, so a view may still find them.)
+    """
+
+    view: SnapshotView
+    nodes: Mapping[bytes, Node]
+
+    @classmethod
+    def of(cls, view: SnapshotView) -> _State:
+        return cls(view, _by_id(view.nodes))
+
+    def lookup(self, node_id: bytes, coords: Coords) -> ChunkRef | None:
+        return self.view.lookup(node_id, coords) if node_id in self.nodes else None
+
+    def coords(self, node_id: bytes) -> set[Coords]:
+        """All chunks of the node that are there."""
+        table = self.view.chunks(node_id) if node_id in self.nodes else None
+        return set() if table is None else _coords(table)
+
+
+@dataclass(frozen=True, slots=True)
+class _States:
+    """Before the commit (or after it, to undo it), after it, and where it is to be done."""
+
+    before: _State
+    after: _State
+    here: _State
+    result: Mapping[bytes, Node]
+    """The nodes there will be here."""
+
+
+def _by_id(nodes: Mapping[str, Node]) -> dict[bytes, Node]:
+    return {node.node_id: node for node in nodes.values()}
+
+
+def _coords(table: ChunkTable) -> set[Coords]:
+    return {tuple(coords) for coords in table.coords().tolist()}
+
+
+def _touched(states: _States, footprint: Footprint, delta: Delta) -> dict[bytes, set[Coords]]:
+    """Chunks that the commit has changed, or that the change of nodes here takes along."""
+    before, after, here, result = states.before, states.after, states.here, states.result
+    touched = {
+        node_id: set().union(*map(_coords, tables)) for node_id, tables in footprint.tables.items()
+    }
+    for node_id in delta.truncated:
+        found = before.coords(node_id) | after.coords(node_id)
+        touched[node_id] = touched.get(node_id, set()) | found
+    for node_id in here.nodes.keys() - result.keys():
+        touched[node_id] = before.coords(node_id) | here.coords(node_id)
+    for node_id in result.keys() - here.nodes.keys():
+        touched[node_id] = after.coords(node_id)
+        if not _ndim(result[node_id]):  # nothing else tells that an older chunk is gone
+            touched[node_id].add(())
+    for node_id in here.nodes.keys() & result.keys():
+        now, then = here.nodes[node_id].array, result[node_id].array
+        if now is not None and then is not None and now.grid != then.grid:
+            cut = {coords for coords in here.coords(node_id) if coords not in then.grid}
+            touched[node_id] = touched.get(node_id, set()) | cut
+    return touched
+
+
+def _ndim(node: Node) -> int:
+    return len(node.array.shape) if node.array is not None else 0
+
+
+def _patch_chunks(
+    changes: ChangeSet, node_id: bytes, touched: set[Coords], states: _States
+) -> list[Conflict]:
+    """Record the chunks of one node that have to change; returns what is in the way."""
+    now, then = states.here.nodes.get(node_id), states.result.get(node_id)
+    was, wanted = states.before.nodes.get(node_id), states.after.nodes.get(node_id)
+    known = now or wanted or was
+    path = known.path if known is not None else "?"
+    path = path if path.startswith("/") else f"/{path}"
+    if now is None and then is None:
+        # What the commit deleted and what is not here are the same.
+        return [Conflict(path, "chunks", "it is not here")] if wanted is not None else []
+    if then is not None and wanted is not None and not same_structure(then, wanted):
+        return [Conflict(path, "metadata", "its chunks are encoded otherwise here")]
+    refs: dict[Coords, StoredRef] = {}
+    differ: list[Coords] = []
+    for coords in sorted(touched):
+        to, found = states.after.lookup(node_id, coords), states.here.lookup(node_id, coords)
+        if now is not None and same_bytes(found, to):
+            continue
+        fits = to is None or then is None or then.array is None or coords in then.array.grid
+        if fits and (now is None or same_bytes(found, states.before.lookup(node_id, coords))):
+            refs[coords] = UNSET if to is None else to
+        else:
+            differ.append(coords)
+    if differ:
+        where = tuple(differ[:_LISTED_CHUNKS])
+        return [Conflict(path, "chunks", "there are other bytes here", where)]
+    if then is not None:  # else its chunks go with it
+        if now is None and _ndim(then):
+            changes.truncated[node_id] = (0,) * _ndim(then)
+        if refs:
+            changes.chunks[node_id] = refs
+    return []
+
+
+def combined(context: Context, parent: SnapshotView, delta: Delta, later: ChangeSet) -> ChangeSet:
+    """What a commit on `parent` and the changes made on top of it have changed together."""
+    nodes: dict[str, Node | None] = {node.path: node for node in delta.nodes}
+    nodes |= dict.fromkeys(delta.deleted)
+    for path, node in later.nodes.items():
+        if node == parent.nodes.get(path):
+            nodes.pop(path, None)
+        else:
+            nodes[path] = node
+    result = {**parent.nodes, **nodes}
+    alive = {node.node_id for node in result.values() if node is not None}
+    cuts = dict(delta.truncated)
+    for node_id, shape in later.truncated.items():
+        cut = narrower(cuts.get(node_id), shape)
+        cuts[node_id] = shape if cut is None else cut
+    chunks: dict[bytes, dict[Coords, StoredRef]] = {}
+    for node_id, tables in footprint_of(context, parent, delta).tables.items():
+        shape = later.truncated.get(node_id, ())
+        for table in tables:
+            kept = select(table, inside(table.coords(), shape)) if shape else table
+            chunks.setdefault(node_id, {}).update(kept.refs())
+    for node_id, coords, ref in later.refs():
+        chunks.setdefault(node_id, {})[coords] = ref
+    return ChangeSet(
+        nodes,
+        {node_id: refs for node_id, refs in chunks.items() if node_id in alive},
+        {node_id: shape for node_id, shape in cuts.items() if node_id in alive},
+        list(later.unsynced),
+    )

@@ -1,0 +1,100 @@
+"""Putting what one commit did, or its opposite, onto another snapshot: a three-way decision.
+
+There are three states: `before` and `after` what the commit did, and `here`, where it is to be
+done. What is here as it was before becomes as it is after; what is here as it is after already
+stays; anything else is a conflict. To revert a commit is the same with before and after swapped.
+Decisions are made by state, so what somebody has changed and changed back is no conflict.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from zarr_manifests.errors import Conflict
+from zarr_manifests.format.nodes import Node, NodeKind
+
+__all__ = ["decide_nodes", "same_structure"]
+
+type Nodes = Mapping[str, Node]
+
+
+def decide_nodes(
+    paths: Iterable[str], before: Nodes, after: Nodes, here: Nodes
+) -> tuple[dict[str, Node | None], list[Conflict]]:
+    """What to change of the nodes at these paths (None deletes one), and what is in the way."""
+    concerned = set(paths)
+    places = {node.node_id: path for path, node in here.items()}
+    changes: dict[str, Node | None] = {}
+    conflicts = []
+    for path in sorted(concerned):
+        was, to, now = before.get(path), after.get(path), here.get(path)
+        found = [places.get(node.node_id, path) for node in (was, to) if node is not None]
+        elsewhere = [place for place in found if place not in concerned]
+        if elsewhere:
+            reason = f"it is at {_shown(elsewhere[0])} here"
+            conflicts.append(Conflict(_shown(path), "metadata", reason))
+        elif _same(now, to):
+            continue
+        elif _same(now, was):
+            changes[path] = to
+        else:
+            reason = "it is not here" if now is None else "it is something else here"
+            conflicts.append(Conflict(_shown(path), "metadata", reason))
+    merged = {**here, **changes}
+    result = {path: node for path, node in merged.items() if node is not None}
+    return changes, conflicts + _misplaced(changes, result)
+
+
+def same_structure(a: Node, b: Node) -> bool:
+    """Whether a chunk's bytes mean the same in both: their documents differ in shape at most.
+
+    Attributes do not count, as they say nothing of how chunks are encoded.
+    """
+    return a.kind == b.kind and _structure(a) == _structure(b)
+
+
+def _structure(node: Node) -> dict[str, dict[str, Any]]:
+    documents = {name: json.loads(data) for name, data in node.documents.items()}
+    return {
+        name: {k: v for k, v in fields.items() if k not in ("shape", "attributes")}
+        for name, fields in documents.items()
+        if name != ".zattrs"
+    }
+
+
+def _same(a: Node | None, b: Node | None) -> bool:
+    """Whether the two are one node; groups of the same documents are as good as one."""
+    if a is None or b is None or a.node_id == b.node_id:
+        return a == b
+    return a.kind is b.kind is NodeKind.GROUP and a.documents == b.documents
+
+
+def _misplaced(changes: Mapping[str, Node | None], result: Nodes) -> list[Conflict]:
+    """Nodes that would lie in no group, or below an array, by these changes."""
+    conflicts = []
+    gone = [path for path, node in changes.items() if node is None]
+    for path, node in result.items():
+        if node.kind is NodeKind.OPAQUE:
+            continue
+        above = path.rpartition("/")[0]
+        if path and path not in changes and above in gone and above not in result:
+            reason = "it would lie in a group that is no more"
+            conflicts.append(Conflict(_shown(path), "metadata", reason))
+        if path in changes and above and above not in result:
+            reason = "the group it would lie in is not here"
+            conflicts.append(Conflict(_shown(path), "metadata", reason))
+        parts = path.split("/")
+        for end in range(len(parts) if path else 0):
+            top = "/".join(parts[:end])
+            array = result.get(top)
+            new = path in changes or top in changes
+            if new and array is not None and array.kind is NodeKind.ARRAY:
+                reason = f"it would lie below the array {_shown(top)}"
+                conflicts.append(Conflict(_shown(path), "metadata", reason))
+    return conflicts
+
+
+def _shown(path: str) -> str:
+    return path if path.startswith("/") else f"/{path}"
