@@ -173,9 +173,9 @@ class Session:
             tuple(sorted(_absolute(path) for path, known in made.items() if known)),
             tuple(sorted(map(_absolute, gone))),
             {
-                _absolute(paths[node]): len(refs)
-                for node, refs in changes.chunks.items()
-                if refs and node in paths and node not in opaque
+                _absolute(paths[node]): count
+                for node in changes.touched()
+                if node in paths and node not in opaque and (count := changes.count(node))
             },
         )
 

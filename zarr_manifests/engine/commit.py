@@ -174,7 +174,7 @@ def _prepare(
     message: str,
     metadata: Mapping[str, Any],
 ) -> _Prepared:
-    tables = {node: ChunkTable.of(refs) for node, refs in changes.chunks.items() if refs}
+    tables = {node: table for node in changes.touched() if (table := changes.table(node))}
     encoded = {node: Manifest.of([(node, table)]) for node, table in tables.items()}
     sizes = {node: len(manifest.parts[0][1]) for node, manifest in encoded.items()}
     plan = plan_embedding(sizes)
@@ -319,9 +319,13 @@ def _totals(changes: ChangeSet, tables: Mapping[bytes, ChunkTable]) -> dict[str,
     return {
         "refs-set": sum(map(len, tables.values())) - unset,
         "refs-unset": unset,
-        "chunk-bytes": sum(int(table.length.sum()) for table in tables.values()),
+        "chunk-bytes": sum(_written_bytes(table) for table in tables.values()),
         "chunk-objects": len(changes.unsynced),
     }
+
+
+def _written_bytes(table: ChunkTable) -> int:
+    return int(table.length[table.kind != RefKind.VIRTUAL].sum())
 
 
 def _kind(view: SnapshotView, changes: ChangeSet, tables: Mapping[bytes, ChunkTable]) -> CommitKind:

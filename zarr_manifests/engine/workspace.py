@@ -25,7 +25,7 @@ from zarr_manifests.engine.changes import ChangeSet, same_bytes
 from zarr_manifests.engine.chunks import ChunkReader, SessionKeys
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.view import SnapshotView
-from zarr_manifests.errors import Conflict, InvalidArgumentError, StorageError
+from zarr_manifests.errors import Conflict, InvalidArgumentError, NotFoundError, StorageError
 from zarr_manifests.format.chunk_table import (
     UNSET,
     ChunkRef,
@@ -33,9 +33,10 @@ from zarr_manifests.format.chunk_table import (
     InlineRef,
     NativeRef,
     Unset,
+    VirtualRef,
 )
 from zarr_manifests.format.nodes import Node, NodeKind
-from zarr_manifests.grid import Coords
+from zarr_manifests.grid import Box, Coords
 from zarr_manifests.ids import NODE_ID_BYTES, crc32c
 from zarr_manifests.keys import (
     V3_DOCUMENT,
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Entry", "Workspace"]
 
-type Entry = InlineRef | NativeRef
+type Entry = InlineRef | NativeRef | VirtualRef
 """What is at a key: a document is given as inline bytes."""
 
 _OPAQUE: Final = "/"
@@ -112,7 +113,7 @@ class Workspace:
         self.keys = keys
         self.changes = ChangeSet()
         self.pickled = False
-        self.reader = ChunkReader(self.storage, view.snapshot_id)
+        self.reader = ChunkReader(self.storage, view.snapshot_id, self.context.containers)
 
     # --- what is there -----------------------------------------------------------------------
 
@@ -143,7 +144,7 @@ class Workspace:
 
     def ref(self, node: Node, coords: Coords) -> ChunkRef | None:
         """Where a chunk of the node is; None if it is absent."""
-        ref = self.changes.chunks.get(node.node_id, {}).get(coords)
+        ref = self.changes.get(node.node_id, coords)
         if ref is not None:
             return None if isinstance(ref, Unset) else ref
         cut = self.changes.truncated.get(node.node_id)
@@ -157,7 +158,9 @@ class Workspace:
         with self.lock:
             cut = self.changes.truncated.get(node.node_id)
             changed = dict(self.changes.chunks.get(node.node_id, ()))
-        tables = (ChunkTable.of(changed),) if changed else ()
+            tables = self.changes.tables.get(node.node_id, ())
+        if changed:
+            tables = (*tables, ChunkTable.of(changed))
         if cut is None and not tables:
             return stored
         return fold([stored] if stored is not None else [], merge_layers([Layer(cut, tables)]))
@@ -341,13 +344,44 @@ class Workspace:
         elif not refs:
             del self.changes.chunks[node.node_id]
 
+    def put_table(self, path: str, grid: Box, table: ChunkTable) -> None:
+        """Lay a table of refs over the array at `path`, which has that grid.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such array any more.
+        """
+        self._before_change(path)
+        with self.lock:
+            node = self.array_at(path)
+            if node.array is None or node.array.grid != grid:
+                raise InvalidArgumentError(
+                    f"/{path} was changed by another thread meanwhile; set the refs again"
+                )
+            self.changes.put_table(node.node_id, table)
+
+    def array_at(self, path: str) -> Node:
+        """The array at that path, with or without a leading slash.
+
+        Raises
+        ------
+        NotFoundError
+            If there is none.
+        """
+        node = self.node(path.strip("/"))
+        if node is None or node.array is None:
+            known = sorted(f"/{n.path}" for n in self.nodes().values() if n.array is not None)
+            listed = ", ".join(known[:10]) or "none"
+            raise NotFoundError(f"there is no array {path!r}; there are: {listed}")
+        return node
+
     def _drop(self, path: str) -> None:
         """Delete a node and all its chunks."""
         node = self.node(path)
         if node is None:
             return
-        self.changes.chunks.pop(node.node_id, None)
-        self.changes.truncated.pop(node.node_id, None)
+        self.changes.forget(node.node_id)
         if path in self.view.nodes:
             self.changes.nodes[path] = None
         else:
@@ -401,6 +435,7 @@ class Workspace:
         refs = self.changes.chunks.get(node.node_id, {})
         for coords in [c for c in refs if any(x >= n for x, n in zip(c, after, strict=True))]:
             del refs[coords]
+        self.changes.cut_tables(node.node_id, after)
         if node.path in self.view.nodes and self.view.nodes[node.path].node_id == node.node_id:
             cut = narrower(self.changes.truncated.get(node.node_id), after)
             self.changes.truncated[node.node_id] = cut or after
