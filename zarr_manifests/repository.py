@@ -42,6 +42,7 @@ from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.session import Session
 from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.store import ManifestStore
+from zarr_manifests.virtual.containers import Containers
 
 __all__ = ["Diff", "Repository", "SnapshotInfo"]
 
@@ -80,6 +81,7 @@ class Repository:
         location: str | os.PathLike[str] | Storage,
         config: RepositoryConfig | Mapping[str, Any] | None = None,
         *,
+        virtual_containers: Mapping[str, str | os.PathLike[str]] | None = None,
         runtime: Runtime = SYSTEM,
     ) -> Repository:
         """Make a repository at an empty place, with a branch `main`.
@@ -90,6 +92,9 @@ class Repository:
             A path, a URL (`file://`, `memory://name`) or a storage.
         config : RepositoryConfig or mapping, optional
             Saved with the repository.
+        virtual_containers : mapping of str to str or path, optional
+            Places elsewhere that virtual chunks may be read from: a name, and the URL or path of
+            a folder. It counts for this object, what comes from it and their pickles only.
         runtime : Runtime
             Clock, randomness and threads; for tests.
 
@@ -102,10 +107,10 @@ class Repository:
         UnsupportedStorageError
             If the storage cannot put-if-absent and compare-and-swap.
         """
-        storage = _storage(location)
+        storage, containers = _storage(location), Containers.of(virtual_containers)
         objects, roots = Objects(storage, runtime), Roots(storage, runtime)
         at = create_repository(storage, runtime, objects, _config(config), _DEFAULT_BRANCH)
-        return cls(_context(storage, runtime, objects, roots, at.root, None), at)
+        return cls(_context(storage, runtime, objects, roots, at.root, None, containers), at)
 
     @classmethod
     def open(
@@ -113,6 +118,7 @@ class Repository:
         location: str | os.PathLike[str] | Storage,
         config: RepositoryConfig | Mapping[str, Any] | None = None,
         *,
+        virtual_containers: Mapping[str, str | os.PathLike[str]] | None = None,
         runtime: Runtime = SYSTEM,
     ) -> Repository:
         """Open the repository at that place.
@@ -124,6 +130,9 @@ class Repository:
         config : RepositoryConfig or mapping, optional
             Used instead of the saved configuration by this object; a mapping changes only the
             options it names. Nothing is saved.
+        virtual_containers : mapping of str to str or path, optional
+            Places elsewhere that virtual chunks may be read from: a name, and the URL or path of
+            a folder. It counts for this object, what comes from it and their pickles only.
         runtime : Runtime
             Clock, randomness and threads; for tests.
 
@@ -136,11 +145,11 @@ class Repository:
         CorruptObjectError
             If its root is damaged.
         """
-        storage = _storage(location)
+        storage, containers = _storage(location), Containers.of(virtual_containers)
         roots = Roots(storage, runtime)
         at = roots.read()
         objects = Objects(storage, runtime)
-        return cls(_context(storage, runtime, objects, roots, at.root, config), at)
+        return cls(_context(storage, runtime, objects, roots, at.root, config, containers), at)
 
     @classmethod
     def open_or_create(
@@ -148,6 +157,7 @@ class Repository:
         location: str | os.PathLike[str] | Storage,
         config: RepositoryConfig | Mapping[str, Any] | None = None,
         *,
+        virtual_containers: Mapping[str, str | os.PathLike[str]] | None = None,
         runtime: Runtime = SYSTEM,
     ) -> Repository:
         """Open the repository at that place, or make it if the place is empty.
@@ -157,11 +167,13 @@ class Repository:
         storage = _storage(location)
         if not cls.exists(storage):
             try:
-                return cls.create(storage, config, runtime=runtime)
+                return cls.create(
+                    storage, config, virtual_containers=virtual_containers, runtime=runtime
+                )
             except AlreadyExistsError:
                 if not cls.exists(storage):
                     raise
-        return cls.open(storage, config, runtime=runtime)
+        return cls.open(storage, config, virtual_containers=virtual_containers, runtime=runtime)
 
     @staticmethod
     def exists(location: str | os.PathLike[str] | Storage) -> bool:
@@ -176,7 +188,7 @@ class Repository:
         return f"<Repository {self.url}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.storage, self.config)
+        return _reopen, (self.storage, self.config, self._context.containers)
 
     @property
     def storage(self) -> Storage:
@@ -549,17 +561,18 @@ def _context(
     roots: Roots,
     root: Root,
     overlay: RepositoryConfig | Mapping[str, Any] | None,
+    containers: Containers,
 ) -> Context:
     if isinstance(overlay, RepositoryConfig):
         config = overlay
     else:
         hyphened = {str(k).replace("_", "-"): v for k, v in (overlay or {}).items()}
         config = RepositoryConfig.from_dict(root.config.to_dict() | hyphened)
-    return Context(root.repository_id, storage, runtime, objects, roots, config)
+    return Context(root.repository_id, storage, runtime, objects, roots, config, containers)
 
 
-def _reopen(storage: Storage, config: RepositoryConfig) -> Repository:
-    return Repository.open(storage, config)
+def _reopen(storage: Storage, config: RepositoryConfig, containers: Containers) -> Repository:
+    return Repository.open(storage, config, virtual_containers=containers.prefixes)
 
 
 def _known[T](refs: Mapping[str, T], name: str, what: str) -> T:
