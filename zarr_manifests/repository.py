@@ -15,6 +15,7 @@ from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.engine.commit import deltas_between, footprint_of
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.create import create_repository
+from zarr_manifests.engine.imports import import_references
 from zarr_manifests.engine.objects import Objects
 from zarr_manifests.engine.roots import RootAt, Roots
 from zarr_manifests.engine.view import SnapshotView
@@ -43,6 +44,12 @@ from zarr_manifests.session import Session
 from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.store import ManifestStore
 from zarr_manifests.virtual.containers import Containers
+from zarr_manifests.virtual.references import (
+    References,
+    list_zarr,
+    location_of,
+    read_kerchunk,
+)
 
 __all__ = ["Diff", "Repository", "SnapshotInfo"]
 
@@ -299,6 +306,134 @@ class Repository:
             session.commit(message, metadata)
         else:
             session.check_forks()
+
+    # --- taking what is elsewhere ------------------------------------------------------------
+
+    def import_zarr(
+        self,
+        url: str | os.PathLike[str],
+        path: str = "/",
+        copy: bool = False,
+        *,
+        message: str | None = None,
+        branch: str = _DEFAULT_BRANCH,
+    ) -> str:
+        """Take a plain Zarr store in, in one commit: its metadata, and refs to its chunks.
+
+        The store's files must stay as they are: each is noted with its size and time of
+        modification, and reading one that has changed is an error.
+
+        Parameters
+        ----------
+        url : str or path
+            Path or URL (`file://`, `memory://`) of the store.
+        path : str
+            Where to; nothing may be there. Groups above it are made.
+        copy : bool
+            Copy the chunks instead, so that the store is not needed any more.
+        message : str, optional
+            Of the commit.
+        branch : str
+            What to commit to.
+
+        Returns
+        -------
+        str
+            The new snapshot's id.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no Zarr store at the URL.
+        AlreadyExistsError
+            If there is something at the path.
+        UnsupportedFormatError
+            If the store has metadata that is not understood.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> from zarr_manifests.storage import MemoryStorage
+        >>> plain = MemoryStorage("plain-zarr")
+        >>> plain.put("zarr.json", b'{"zarr_format": 3, "node_type": "group"}')
+        >>> repo = zm.Repository.create("memory://import-example")
+        >>> snapshot_id = repo.import_zarr("memory://plain-zarr", message="take it in")
+        >>> list(zarr.open_group(repo.readonly_session().store, mode="r"))
+        []
+        """
+        references, location = list_zarr(url), location_of(url)
+        return self._import(
+            references,
+            path,
+            Containers.of({"source": location}),
+            message or f"import {location}",
+            branch,
+            copy=copy,
+        )
+
+    def import_kerchunk(
+        self,
+        references: str | os.PathLike[str] | Mapping[str, Any],
+        path: str = "/",
+        *,
+        message: str | None = None,
+        branch: str = _DEFAULT_BRANCH,
+    ) -> str:
+        """Take kerchunk references in, in one commit: metadata, and refs to chunks.
+
+        Parameters
+        ----------
+        references : str, path or mapping
+            A JSON file, or what is in one. Of files that lie below a container, size and time of
+            modification are noted, and reading one that has changed is an error.
+        path : str
+            Where to; nothing may be there. Groups above it are made.
+        message : str, optional
+            Of the commit.
+        branch : str
+            What to commit to.
+
+        Returns
+        -------
+        str
+            The new snapshot's id.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such file.
+        AlreadyExistsError
+            If there is something at the path.
+        InvalidArgumentError
+            If a reference is malformed, or a location has a user or a password in it.
+        UnsupportedFormatError
+            If references are generated, or there is metadata that is not understood.
+        UnsupportedStorageError
+            If the scheme of a location is not supported.
+        """
+        found = read_kerchunk(references, self._context.containers)
+        return self._import(
+            found,
+            path,
+            self._context.containers,
+            message or "import kerchunk references",
+            branch,
+            copy=False,
+        )
+
+    def _import(
+        self,
+        references: References,
+        path: str,
+        trusted: Containers,
+        message: str,
+        branch: str,
+        *,
+        copy: bool,
+    ) -> str:
+        session = self.writable_session(branch)
+        import_references(session.store.workspace, path, references, trusted, copy=copy)
+        return session.commit(message)
 
     def _fresh_root(self) -> Root:
         """The root as it is now.

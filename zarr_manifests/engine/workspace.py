@@ -179,6 +179,10 @@ class Workspace:
                     return node, coords
         return None
 
+    def chunk_at(self, key: str) -> tuple[Node, Coords] | None:
+        """The array and coordinate of which the key is a chunk, whether it is there or not."""
+        return self._chunk(key)
+
     def keys_below(self, prefix: str) -> Iterator[str]:
         """All keys that start with `prefix`, in no particular order."""
         for path, node in self.nodes().items():

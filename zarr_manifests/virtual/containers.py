@@ -176,6 +176,12 @@ class Containers:
         name, root = held
         return name, path[len(root) :].lstrip("/")
 
+    def source_at(
+        self, url: str, modified_ms: int | None = None, nbytes: int | None = None
+    ) -> VirtualSource:
+        """The source that a location means, with what is known of it."""
+        return VirtualSource(*self.locate(url), None, modified_ms, nbytes)
+
     def _holding(self, scheme: str, path: str) -> tuple[str, str] | None:
         """Name and path of the innermost container that holds a normalised path."""
         found: tuple[str, str] | None = None

@@ -62,6 +62,21 @@ class VirtualReader:
     def __init__(self, containers: Containers) -> None:
         self._containers = containers
 
+    def version(self, url: str) -> Version:
+        """The version that the file at the location has now.
+
+        Raises
+        ------
+        VirtualContainerError
+            If it lies below no container, or leads out of it. Nothing was read.
+        MissingChunkError
+            If there is no such file.
+        """
+        source = self._containers.source_at(url)
+        place = self._containers.resolve(source)
+        read = _read_file if place.scheme == "file" else _read_memory
+        return read(place, 0, 0, source)[1]
+
     def read(self, ref: VirtualRef, start: int, length: int) -> bytes:
         """`length` bytes of the chunk from `start` on; both lie within the chunk.
 
