@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +52,20 @@ BUILT_IN = {
 }
 
 
+def test_the_tree_is_as_documented() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "errors.md").read_text(encoding="utf-8")
+    tree = page.split("```")[1]
+    documented: dict[str, set[str]] = {}
+    above = ["Exception"]
+    for indent, name, built_ins in re.findall(
+        r"^([│├└─ ]*)(\w+)(?: \((.+)\))?$", tree, re.MULTILINE
+    ):
+        depth = 1 + len(indent) // 4
+        documented[name] = {above[depth - 1], *(built_ins.split(", ") if built_ins else ())}
+        above[depth:] = [name]
+    assert documented == {kind.__name__: {b.__name__ for b in kind.__bases__} for kind in ALL}
+
+
 def test_there_is_one_root_and_everything_is_public() -> None:
     assert all(issubclass(kind, ManifestsError) for kind in ALL)
     assert {kind.__name__ for kind in ALL} <= set(errors.__all__)
@@ -87,7 +103,7 @@ def test_what_they_carry_travels_with_them() -> None:
     conflict = Conflict("/a", "chunks", "came first", ((1, 2),))
     error = pickle.loads(pickle.dumps(ConflictError("no", [conflict])))
     assert error.conflicts == (conflict,)
-    assert "/a: chunks at chunks [(1, 2)]: came first" in str(error)
+    assert "/a: chunks [(1, 2)]: came first" in str(error)
     unknown = pickle.loads(pickle.dumps(CommitOutcomeUnknownError("?", "ab12")))
     assert unknown.commit_id == "ab12"
     config = pickle.loads(pickle.dumps(ConfigError(["a: x", "b: y"])))

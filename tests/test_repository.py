@@ -548,3 +548,19 @@ def test_readonly_session_cannot_commit(repository: Repository) -> None:
 def test_a_location_that_is_none_is_refused() -> None:
     with pytest.raises((InvalidArgumentError, ObjectNotFoundError, UnsupportedStorageError)):
         Repository.open("ftp://host/place")
+
+
+@pytest.mark.parametrize("name", ["my data.nc", "some data/part.nc", "x~"])
+def test_no_repository_is_made_among_files_that_no_key_can_name(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"theirs")
+    (tmp_path / ".hidden").write_bytes(b"does not count")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(AlreadyExistsError, match="is not empty"):
+        Repository.open_or_create(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+    path.unlink()
+    if path.parent != tmp_path:
+        path.parent.rmdir()
+    Repository.create(tmp_path)

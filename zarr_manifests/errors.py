@@ -125,7 +125,7 @@ class Conflict:
     chunks: tuple[tuple[int, ...], ...] = ()
 
     def __str__(self) -> str:
-        where = f" at chunks {list(self.chunks)}" if self.chunks else ""
+        where = f" {list(self.chunks)}" if self.chunks else ""
         return f"{self.path}: {self.component}{where}: {self.reason}"
 
 

@@ -200,7 +200,7 @@ class Session:
         Raises
         ------
         UnmergedForksError
-            If there are copies that wrote chunks, and none was merged.
+            If there are copies that changed anything, and none was merged.
         """
         if self._workspace.pickled and not self._merged:
             refuse_unmerged(self._workspace)
@@ -224,7 +224,7 @@ class Session:
         metadata : mapping, optional
             Anything msgpack can hold, kept with the snapshot.
         discard_unmerged : bool, default False
-            Commit although pickled copies of the store have written chunks that were not merged.
+            Commit although pickled copies of the store changed something that was not merged.
 
         Returns
         -------
@@ -238,7 +238,7 @@ class Session:
         ConflictError
             If the changes cannot be put on top of what came first. The session keeps them.
         UnmergedForksError
-            If copies of the store wrote chunks in other processes and none was merged.
+            If copies of the store changed anything and none was merged.
         FencedError
             If the session is older than the repository's fence.
         CommitOutcomeUnknownError

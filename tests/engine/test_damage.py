@@ -7,6 +7,8 @@ still reads.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
     UnsupportedFormatError,
 )
+from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import snapshot_key
 from zarr_manifests.storage import MemoryStorage, Storage
 from zarr_manifests.testing import CountingStorage
@@ -196,6 +199,24 @@ def test_a_damaged_archive_hinders_nobody(seeded: Seeded) -> None:
     session = Repository.open(storage).writable_session("main")
     put(session, "a/c/89", b"x")
     session.commit("goes on")
+
+
+def test_a_history_that_runs_in_a_circle_ends(seeded: Seeded) -> None:
+    """Found by its keys alone: with every object in the cache no checksum stands in the way."""
+    storage = MemoryStorage()
+    for info in seeded.storage.list():
+        storage.put(info.key, seeded.storage.get(info.key))
+    repository = Repository.open(storage)
+    newest, _, third, *_, first = [info.snapshot_id for info in repository.ancestry()]
+    objects = repository._context.objects
+    head, ref = (repository._open_snapshot(i).ref for i in (newest, third))
+    looping = replace(objects.load(ref, Snapshot), parent=head)
+    objects._cache.clear()
+    objects.remember(ref, looping)
+    with pytest.raises(CorruptObjectError, match="is its own ancestor"):
+        list(islice(repository.ancestry(), 100))
+    with pytest.raises(CorruptObjectError, match="is its own ancestor"):
+        repository.diff(first, newest)
 
 
 def test_a_missing_log_fails_closed(seeded: Seeded) -> None:

@@ -26,6 +26,7 @@ from zarr_manifests.errors import (
     ManifestsError,
     NotARepositoryError,
     NotFoundError,
+    SessionClosedError,
     StorageError,
     StorageFullError,
 )
@@ -279,6 +280,25 @@ def test_swap_that_always_fails_far_away_is_in_doubt() -> None:
         session.commit("new")
     assert len(bytes.fromhex(caught.value.commit_id)) == 16
     with pytest.raises(ManifestsError, match="closed"):
+        session.commit("again")
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_full_disk_far_away_is_a_refusal_only_if_nothing_was_sent_before(before: int) -> None:
+    """A swap that timed out may still land when the next one is refused."""
+    storage = MemoryStorage()
+    seed(storage)
+    faults = [Fault("fail_before", op="cas", count=before)] if before else []
+    faults.append(Fault("fail_before", op="cas", skip=before, error=StorageFullError))
+    faulty = RemoteStorage(FaultyStorage(storage, faults))
+    session = Repository.open(faulty, runtime=RUNTIME).writable_session("main")
+    put(session, "a/c/5", b"new")
+    with pytest.raises(CommitOutcomeUnknownError if before else StorageFullError):
+        session.commit("new")
+    if before:
+        with pytest.raises(SessionClosedError):
+            session.commit("again")
+    else:
         session.commit("again")
 
 

@@ -138,6 +138,18 @@ def test_missing_longer_and_of_another_kind() -> None:
         Objects(storage, SYSTEM).load(ref, Delta)
 
 
+def test_what_is_cached_is_no_answer_to_another_pointer() -> None:
+    storage = MemoryStorage()
+    ref, delta = stored(storage, 1)
+    objects = Objects(storage, SYSTEM)
+    assert objects.load(ref, Delta) == delta
+    for other in (replace(ref, crc32c=ref.crc32c ^ 1), replace(ref, length=ref.length + 1)):
+        with pytest.raises(CorruptObjectError, match="its pointer"):
+            objects.load(other, Delta)
+    with pytest.raises(CorruptObjectError, match="kind"):
+        objects.load(ref, Snapshot)
+
+
 def test_create_is_put_if_absent_and_takes_its_own_bytes_for_success() -> None:
     storage = MemoryStorage()
     faulty = FaultyStorage(storage, [Fault("lose_answer", op="create")])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
+from collections.abc import Callable
 from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,13 @@ import zarr
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository
+from zarr_manifests.engine.objects import Objects
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.delta import Delta
 from zarr_manifests.ids import session_of
-from zarr_manifests.storage import LocalStorage
+from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
+from zarr_manifests.testing import Call, WrappedStorage
 
 _WORKERS, _COMMITS = 4, 25
 
@@ -132,3 +139,71 @@ def test_forked_children_that_share_everything_use_names_of_their_own(tmp_path: 
     session.commit("the parent's own")
     read = Repository.open(tmp_path / "r").readonly_session("main").store
     assert sorted(read.workspace.keys_below("a/c/")) == [f"a/c/{i}" for i in (50, 51, 52, 98, 99)]
+
+
+class _Gate(WrappedStorage):
+    """Holds up the calls of one kind in the process it was made in, until it is opened."""
+
+    def __init__(self, storage: Storage, op: str) -> None:
+        super().__init__(storage)
+        self._op, self._pid = op, os.getpid()
+        self.reached, self.opened = threading.Event(), threading.Event()
+
+    def _around[R](self, call: Call[R]) -> R:
+        if call.op == self._op and os.getpid() == self._pid:
+            self.reached.set()
+            assert self.opened.wait(60)
+        return super()._around(call)
+
+
+def _exit_code_of_child(work: Callable[[], object]) -> int | None:
+    """Of a child of `os.fork` that does the work; None if it had to be killed."""
+    child = multiprocessing.get_context("fork").Process(target=work)
+    child.start()
+    child.join(20)
+    code = child.exitcode
+    if code is None:
+        child.kill()
+        child.join()
+    return code
+
+
+def _while_held(gate: _Gate, call: Callable[[], object], child: Callable[[], object]) -> int | None:
+    """The exit code of a child that is forked while the gate holds up a thread's call."""
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert gate.reached.wait(20)
+    try:
+        return _exit_code_of_child(child)
+    finally:
+        gate.opened.set()
+        thread.join(20)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_does_not_wait_for_what_its_parent_fetches() -> None:
+    gate = _Gate(MemoryStorage(), "get")
+    delta = Delta(b"d" * 16)
+    ref = BlobRef.to(f"deltas/{1:012d}-{'ab' * 12}/0", delta.encode())
+    gate.create(ref.key, delta.encode())
+    objects = Objects(gate, SYSTEM)
+    assert (
+        _while_held(gate, lambda: objects.load(ref, Delta), lambda: objects.load(ref, Delta)) == 0
+    )
+    assert objects.load(ref, Delta) == delta
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_does_not_wait_for_locks_of_its_parents_threads(tmp_path: Path) -> None:
+    gate = _Gate(LocalStorage(tmp_path / "r"), "cas")
+    _make(tmp_path / "r", 9)
+    session = Repository.open(gate).writable_session()
+    value = cpu.Buffer.from_bytes(b"x")
+    session.store.set_sync("a/c/0", value)
+
+    def work() -> None:
+        session.store.set_sync("a/c/1", value)
+        assert session.store.get_sync("a/c/0") is not None
+
+    assert _while_held(gate, lambda: session.commit("the parent's"), work) == 0
+    assert next(Repository.open(tmp_path / "r").ancestry()).message == "the parent's"

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zarr_manifests import Repository
 from zarr_manifests.engine.objects import Objects
 from zarr_manifests.engine.view import SnapshotView
+from zarr_manifests.engine.workspace import Workspace
 from zarr_manifests.errors import CorruptObjectError, ManifestsError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import UNSET, ChunkTable, InlineRef, StoredRef
 from zarr_manifests.format.delta import CommitKind, Delta
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
-from zarr_manifests.format.nodes import Base
+from zarr_manifests.format.nodes import Base, Node, NodeKind
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.runtime import SYSTEM
@@ -88,6 +92,36 @@ def test_a_manifest_that_lacks_what_the_base_says_it_has() -> None:
     for node in (A, B):
         with pytest.raises(CorruptObjectError, match=f"{leaf.blob.key} has no chunk table"):
             view.lookup(node, (0,))
+
+
+@pytest.mark.parametrize("where", ["delta", "leaf"])
+def test_a_table_of_other_axes_is_not_read_as_absent(where: str) -> None:
+    written = Written()
+    flat = table({(0,): b"x", (1,): b"y"})
+    delta = Delta(b"d" * 16, embedded=Manifest.of([(A, flat)] if where == "delta" else []))
+    view = written.view([delta], (written.manifest((A, flat)),) if where == "leaf" else ())
+    assert view.lookup(A, (0,)) == InlineRef(b"x")
+    for coords in ((0, 0), ()):
+        with pytest.raises(CorruptObjectError, match=f"1 axes for a node of {len(coords)}"):
+            view.lookup(A, coords)
+    document = json.dumps(
+        {
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": [4, 4],
+            "data_type": "uint8",
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1, 1]}},
+            "chunk_key_encoding": {"name": "default"},
+            "fill_value": 0,
+            "codecs": [{"name": "bytes"}],
+        }
+    ).encode()
+    workspace = Workspace(Repository.create(MemoryStorage())._context, view)
+    workspace.changes.nodes["a"] = node = Node("a", A, NodeKind.ARRAY, {"zarr.json": document})
+    with pytest.raises(CorruptObjectError, match="1 axes for a node of 2"):
+        workspace.chunks(node)
+    with pytest.raises(CorruptObjectError, match="1 axes for a node of 2"):
+        workspace.find("a/c/0/0")
 
 
 coords = st.lists(st.integers(0, 3), max_size=3).map(tuple)

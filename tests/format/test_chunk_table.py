@@ -171,6 +171,12 @@ def test_an_empty_table() -> None:
     assert table.get((2,)) is None
 
 
+def test_an_empty_table_in_a_box_whose_strides_are_beyond_an_integer() -> None:
+    fields = {"n": 0, "lo": [0, 0, 0], "hi": [0, 2**62, 2**62], "src": [], "col": {}}
+    table = ChunkTable.parse(Fields(fields, "table"))
+    assert table.coords().shape == (0, 3)
+
+
 def test_dense_tables_have_no_index() -> None:
     dense = ChunkTable.of({(i, j): InlineRef(b"x") for i in range(4) for j in range(5)})
     assert dense.index is None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
+import zstandard
 
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -14,6 +16,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format import envelope
 from zarr_manifests.format.blobs import BlobRef, with_copies
 from zarr_manifests.format.envelope import Fields, Kind, crc_of, decode, encode, unpack
+from zarr_manifests.ids import crc32c
 
 KEY = f"deltas/{1:012d}-{'ab' * 12}/0"
 
@@ -37,6 +40,23 @@ def test_compressed_where_that_makes_it_smaller() -> None:
     assert data[14] == 1
     assert len(data) < 200
     assert read(data) == {"a": bytes(10_000)}
+
+
+def test_what_would_expand_too_far_is_stored_as_it_is_and_refused_compressed() -> None:
+    """Up to 16 MiB anything goes; beyond that a payload is at most 1024 times its bytes."""
+    for nbytes, codec in ((16 << 20) - 8, 1), ((16 << 20) - 7, 0):
+        data = encode(Kind.DELTA, {"a": bytes(nbytes)})
+        assert int.from_bytes(data[16:24], "little") == nbytes + 8
+        assert data[14] == codec
+        assert read(data) == {"a": bytes(nbytes)}
+    packed = zstandard.ZstdCompressor().compress(data[24:])
+    covered = data[12:14] + b"\1\0" + data[16:24] + packed
+    bomb = data[:8] + crc32c(covered).to_bytes(4, "little") + covered
+    with pytest.raises(CorruptObjectError, match=f"{len(packed)} bytes cannot hold a payload"):
+        read(bomb)
+    padded = encode(Kind.DELTA, {"a": bytes(nbytes) + os.urandom(20_000)})
+    assert padded[14] == 1  # its bytes allow for what it becomes
+    assert len(read(padded)["a"]) == nbytes + 20_000
 
 
 def test_pointers_tell_length_and_checksum() -> None:

@@ -541,3 +541,24 @@ def test_each_field_left_out_or_of_another_type(kind: str, samples: dict[str, by
     assert len(found) > 50
     for what, error in found:
         assert isinstance(error, CorruptObjectError | UnsupportedFormatError), what
+
+
+@pytest.mark.parametrize("place", ["root", "log", "snapshot"])
+@pytest.mark.parametrize(
+    ("ms", "sound"), [(253_402_300_799_999, True), (253_402_300_800_000, False)]
+)
+def test_times_beyond_the_year_9999(
+    place: str, ms: int, sound: bool, samples: dict[str, bytes]
+) -> None:
+    kind = "snapshot" if place == "snapshot" else "root"
+    fields = msgpack.unpackb(_payload_of(samples[kind]))
+    if place == "log":
+        fields["log"] = [[1, ms, "create", "main", "", b""]]
+    else:
+        fields["at_ms"] = ms
+    data = envelope(KINDS[kind], msgpack.packb(fields))
+    if sound:
+        read(kind, data)
+    else:
+        with pytest.raises(CorruptObjectError, match=r"at_ms|root\.log"):
+            read(kind, data)

@@ -34,7 +34,7 @@ def test_shared_chunks_are_named_and_sorted() -> None:
     assert conflict.path == "/air/a"
     assert conflict.component == "chunks"
     assert conflict.chunks == ((0, 0), (9, 1))
-    assert "/air/a: chunks at chunks [(0, 0), (9, 1)]: also written by" in str(conflict)
+    assert "/air/a: chunks [(0, 0), (9, 1)]: also written by" in str(conflict)
 
 
 def test_at_most_twenty_chunks_are_listed() -> None:

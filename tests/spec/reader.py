@@ -23,6 +23,7 @@ from numcodecs import blosc
 ROOT, SNAPSHOT, BASE, DELTA, MANIFEST = 1, 2, 3, 4, 5
 UNSET, INLINE, NATIVE, VIRTUAL = 0, 1, 2, 3
 GROUP, ARRAY, OPAQUE = 0, 1, 2
+LAST_MS = 253402300799999
 SESSION = re.compile(r"[0-9]{12}-[0-9a-f]{24}", re.ASCII)
 
 type Get = Callable[[str], bytes]
@@ -49,6 +50,7 @@ def open_object(data: bytes, kind: int) -> dict[str, Any]:
     demand(codec in (0, 1) and length <= 2**30, "codec or length")
     body = data[24:]
     if codec == 1:
+        demand(length <= max(2**24, 1024 * len(body)), "expansion")
         demand(zstandard.frame_content_size(body) == length, "size of the frame")
         body = zstandard.ZstdDecompressor().decompress(body, max_output_size=length)
     demand(len(body) == length, "length")
@@ -59,6 +61,11 @@ def unpack(data: bytes) -> dict[str, Any]:
     value = msgpack.unpackb(data, raw=False, strict_map_key=False)
     demand(isinstance(value, dict), "a map")
     return value
+
+
+def timed(fields: dict[str, Any]) -> dict[str, Any]:
+    demand(0 <= fields["at_ms"] <= LAST_MS, "time")
+    return fields
 
 
 def column(packed: list[Any], n: int) -> list[int]:
@@ -186,8 +193,9 @@ class Reader:
         self.get = get
         self.get_file = get_file
         self.copies = copies
-        self.root = open_object(get("current"), ROOT)
+        self.root = timed(open_object(get("current"), ROOT))
         demand(not self.root.get("features"), "features")
+        demand(all(0 <= at <= LAST_MS for _, at, *_ in self.root["log"]), "time of an operation")
 
     def follow(self, pointer: dict[str, Any], kind: int) -> dict[str, Any]:
         demand(SESSION.fullmatch(pointer["k"].split("/")[1]), "key")
@@ -206,15 +214,15 @@ class Reader:
         """Id and fields of the snapshot and its ancestors, newest first."""
         pointer = head
         while pointer is not None:
-            snapshot = self.follow(pointer, SNAPSHOT)
+            snapshot = timed(self.follow(pointer, SNAPSHOT))
             yield pointer["k"].removeprefix("snapshots/").replace("/", "-"), snapshot
             pointer = snapshot.get("parent")
 
     def read(self, snapshot_id: str) -> dict[str, bytes]:
         """All keys and values of a snapshot."""
         session, _, number = snapshot_id.rpartition("-")
-        snapshot = open_object(self.get(f"snapshots/{session}/{number}"), SNAPSHOT)
-        return self.contents(snapshot)
+        data = self.get(f"snapshots/{session}/{number}")
+        return self.contents(timed(open_object(data, SNAPSHOT)))
 
     def contents(self, snapshot: dict[str, Any]) -> dict[str, bytes]:
         base: dict[str, Any] = {"nodes": [], "manifests": []}

@@ -12,13 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import msgpack
 import numpy as np
 import pytest
 import zarr
+import zstandard
 from zarr.core.buffer import default_buffer_prototype
 
 import zarr_manifests as zm
+from zarr_manifests.format import envelope
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.columns import decode_column
 from zarr_manifests.format.delta import Delta
@@ -254,6 +257,22 @@ def test_a_flipped_bit_is_noticed(repository: zm.Repository, at: int, bit: int, 
     data[at] ^= bit
     with pytest.raises(reader.FormatError, match=fault):
         reader.Reader(lambda _: bytes(data))
+
+
+def test_bounds_of_what_is_read_are_those_of_the_package(repository: zm.Repository) -> None:
+    for nbytes in (2**24 - 8, 2**24):
+        data = envelope.encode(envelope.Kind.DELTA, {"a": bytes(nbytes)})
+        assert reader.open_object(data, reader.DELTA) == {"a": bytes(nbytes)}
+    packed = zstandard.ZstdCompressor().compress(data[24:])
+    covered = data[12:14] + b"\1\0" + data[16:24] + packed
+    bomb = data[:8] + google_crc32c.value(covered).to_bytes(4, "little") + covered
+    with pytest.raises(reader.FormatError, match="expansion"):
+        reader.open_object(bomb, reader.DELTA)
+    fields = reader.open_object(repository.storage.get("current"), reader.ROOT)
+    fields["at_ms"] = envelope.MAX_MS + 1
+    late = envelope.encode(envelope.Kind.ROOT, fields)
+    with pytest.raises(reader.FormatError, match="time"):
+        reader.Reader(lambda _: late)
 
 
 def test_the_reader_knows_nothing_of_the_package() -> None:

@@ -272,6 +272,29 @@ def test_other_refusals_are_storage_errors(tmp_path: Path, number: int) -> None:
         assert not isinstance(error.value, StorageFullError)
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_a_failed_sync_is_not_made_good_by_a_later_one(tmp_path: Path, number: int) -> None:
+    """The system drops the pages it could not write, and the next fsync succeeds over nothing."""
+    disk = _RefusingDisk("fsync_file", number)
+    storage = LocalStorage(tmp_path, disk=disk)
+    for key in ("lost", "kept"):
+        assert storage.create(key, b"1", durable=False)
+    full = number == errno.ENOSPC
+    with pytest.raises(StorageFullError if full else StorageError, match=os.strerror(number)):
+        storage.sync(["lost"])
+    disk.armed = False
+    storage.sync(["kept"])
+    for again in (lambda: storage.sync(["kept", "lost"]), lambda: storage.create("lost", b"2")):
+        with pytest.raises(StorageError, match=f"{tmp_path}/lost .*must be written again"):
+            again()
+    assert storage.get("lost") == b"1"
+    storage.put("lost", b"2", durable=False)  # another file, of that name
+    storage.sync(["lost"])
+    storage.delete_many(["lost"])
+    with pytest.raises(ObjectNotFoundError):
+        storage.sync(["lost"])
+
+
 def test_a_folder_above_that_cannot_be_read_is_no_error(tmp_path: Path) -> None:
     class Disk(PosixDisk):
         def fsync_dir(self, directory: str) -> None:

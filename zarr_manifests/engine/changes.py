@@ -258,13 +258,15 @@ class Merge:
         """
         theirs = after.since(before)
         self._single_out(before, theirs)
-        for node_id, refs in theirs.chunks.items():  # what was merged before counts once
-            for coords in [c for c, r in refs.items() if self._owner(node_id, c) == (copy_id, r)]:
-                del refs[coords]
-        for path in [
-            p for p, n in theirs.nodes.items() if self.owners.nodes.get(p) == (copy_id, n)
-        ]:
-            del theirs.nodes[path]
+        for node_id, refs in [*theirs.chunks.items()]:  # what was merged before counts once
+            new = {c: ref for c, ref in refs.items() if self._owner(node_id, c) != (copy_id, ref)}
+            theirs.chunks[node_id] = new
+            if not new:
+                del theirs.chunks[node_id]
+        for path, node in [*theirs.nodes.items()]:
+            known = self.owners.nodes.get(path) == (copy_id, node)
+            if known and not (node and node.node_id in (*theirs.chunks, *theirs.tables)):
+                del theirs.nodes[path]
         replaced = {
             old.node_id: path
             for path, new in theirs.nodes.items()

@@ -34,7 +34,7 @@ from zarr_manifests.errors import (
     InvalidArgumentError,
 )
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.chunk_table import ChunkTable, NativeRef, RefKind
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
 from zarr_manifests.format.envelope import pack, unpack
 from zarr_manifests.format.manifest import Manifest, ManifestRef
@@ -98,7 +98,7 @@ def commit(
     pending: list[Callable[[], object]] = [
         partial(context.objects.create, upload.key, upload.data) for upload in prepared.uploads
     ]
-    pending.append(partial(context.storage.sync, tuple(changes.unsynced)))
+    pending.append(partial(context.storage.sync, _due_sync(changes)))
     at, parent = context.roots.latest, view
     seen = at.root.branches.get(branch)
     if seen is None or seen.head.key != view.ref.key:
@@ -123,6 +123,12 @@ def commit(
         f"commit to {branch!r}: other writers came first {context.config.commit_attempts} times; "
         "the session keeps its changes, commit again later"
     )
+
+
+def _due_sync(changes: ChangeSet) -> tuple[str, ...]:
+    """The chunk objects that must be durable: what was overwritten since need not be, or cannot."""
+    used = {ref.key for _, _, ref in changes.refs() if isinstance(ref, NativeRef)}
+    return tuple(key for key in changes.unsynced if key in used)
 
 
 def checked_message(message: object) -> str:

@@ -63,6 +63,11 @@ def create_repository(
 
 def _check_empty(storage: Storage) -> None:
     """Refuse a place that holds anything but what an abandoned `create` leaves."""
+    stray = storage.stray()
+    if stray is not None:
+        raise AlreadyExistsError(
+            f"{storage.url} is not empty (it holds {stray!r}); choose an empty place"
+        )
     abandoned = (f"deltas/{0:012d}-", f"snapshots/{0:012d}-")
     for info in storage.list():
         if info.key == ROOT_KEY:

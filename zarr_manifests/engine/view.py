@@ -26,7 +26,19 @@ from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.merge import Layer, Overlay, fold, inside, merge_layers
 from zarr_manifests.runtime import Runtime
 
-__all__ = ["SnapshotView"]
+__all__ = ["SnapshotView", "check_axes"]
+
+
+def check_axes(box: Box, ndim: int) -> None:
+    """Refuse a chunk table that counts other axes than its node has: it would read as absent.
+
+    Raises
+    ------
+    CorruptObjectError
+        If the numbers differ.
+    """
+    if box.ndim != ndim:
+        raise CorruptObjectError(f"a chunk table of {box.ndim} axes for a node of {ndim}")
 
 
 class SnapshotView:
@@ -98,6 +110,7 @@ class SnapshotView:
         """Where the chunk is; None if it is absent."""
         overlay = self.overlay(node_id)
         if overlay.table is not None:
+            check_axes(overlay.table.box, len(coords))
             ref = overlay.table.get(coords)
             if ref is not None:
                 return None if isinstance(ref, Unset) else ref
@@ -105,6 +118,7 @@ class SnapshotView:
         if cut is not None and not inside(np.array(coords, np.int64).reshape(1, -1), cut)[0]:
             return None
         for box, manifest in self._leaves.get(node_id, ()):
+            check_axes(box, len(coords))
             if coords in box:
                 ref = self._leaf(node_id, box, manifest).get(coords)
                 return None if isinstance(ref, Unset) else ref

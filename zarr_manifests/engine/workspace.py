@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 from zarr_manifests.engine.changes import ChangeSet, same_bytes
 from zarr_manifests.engine.chunks import ChunkReader, SessionKeys
 from zarr_manifests.engine.context import Context
-from zarr_manifests.engine.view import SnapshotView
+from zarr_manifests.engine.view import SnapshotView, check_axes
 from zarr_manifests.errors import Conflict, InvalidArgumentError, NotFoundError, StorageError
 from zarr_manifests.format.chunk_table import (
     UNSET,
@@ -155,6 +155,8 @@ class Workspace:
     def chunks(self, node: Node) -> ChunkTable | None:
         """All chunks of the node that are there; None if there is none."""
         stored = self.view.chunks(node.node_id)
+        if stored is not None:
+            check_axes(stored.box, len(node.array.shape) if node.array else 0)
         with self.lock:
             cut = self.changes.truncated.get(node.node_id)
             changed = dict(self.changes.chunks.get(node.node_id, ()))

@@ -10,13 +10,15 @@ How each promise is kept:
 - *Durable*: the file is fsynced before it gets its name, and after that its folder, and each
   folder above whose own name is not known to be on the disk yet, before the call returns. A
   `create` that finds the object there makes it durable too, since its caller may rely on it.
+  An fsync that fails is never made good by a later one of the same file: the system drops the
+  pages that it could not write, and then has nothing left to fail on.
 - The token of a version is a digest of its bytes. Bytes that return are the same version again,
   so whoever swaps puts something unique into what it writes.
 
 Files that no key can name, such as the lock and temporary files, do not exist for a reader.
 """
 # Paths are plain strings here, since pathlib costs as much as the system calls:
-# ruff: noqa: PTH100, PTH111, PTH112, PTH116, PTH120
+# ruff: noqa: PTH100, PTH111, PTH112, PTH116, PTH120, PTH208
 
 from __future__ import annotations
 
@@ -100,6 +102,7 @@ class LocalStorage:
         self._writable = False
         self._settled = {"/"}  # folders whose own name is known to be on the disk
         self._made: set[str] = set()  # folders made here whose name may not be
+        self._lost: dict[str, tuple[int, int]] = {}  # device and inode of files that failed fsync
 
     def __repr__(self) -> str:
         return f"LocalStorage({self._path!r})"
@@ -167,6 +170,16 @@ class LocalStorage:
         folder, _, _ = check_prefix(prefix).rpartition("/")
         return self._walk(folder + "/" if folder else "", prefix, after)
 
+    def stray(self) -> str | None:
+        try:
+            names = sorted(os.listdir(self._path))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._read_error(error, "") from error
+        # Hidden files are the system's or this storage's own.
+        return next((n for n in names if not n.startswith(".") and not _is_key(n)), None)
+
     async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         return self.get(key, start, length)
 
@@ -232,10 +245,11 @@ class LocalStorage:
         folders: dict[str, None] = {}
         for key in keys:
             path = self._prefix + check_key(key)
-            try:
-                self._sync_file(path)
-            except OSError as error:
-                raise self._read_error(error, key) from error
+            with self._translated(path):
+                try:
+                    self._sync_file(path)
+                except (FileNotFoundError, NotADirectoryError) as error:
+                    raise self._read_error(error, key) from error
             folders[os.path.dirname(path)] = None
         with self._translated(self._path):
             self._sync_folders(folders)
@@ -318,9 +332,20 @@ class LocalStorage:
             self._made.add(folder)
 
     def _sync_file(self, path: str) -> None:
+        """Bring the bytes of a file that has a name to the disk, unless that failed before."""
         fd = os.open(path, _READ)
         try:
-            self._disk.fsync_file(fd)
+            if path in self._lost and self._lost[path] == _identity(fd):
+                raise StorageError(
+                    f"{path} could not be brought to the disk, and its bytes may be lost whatever "
+                    "a later attempt says: its chunk must be written again, or the changes made "
+                    "again in a new session"
+                )
+            try:
+                self._disk.fsync_file(fd)
+            except OSError:
+                self._lost[path] = _identity(fd)
+                raise
         finally:
             os.close(fd)
 
@@ -437,6 +462,12 @@ def _message(error: OSError, action: str, path: str) -> str:
 
 def _reopen(kind: type[LocalStorage], path: str, force: bool, disk: PosixDisk) -> LocalStorage:
     return kind(path, force=force, disk=disk)
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    """What tells a file from one that later takes its name."""
+    found = os.fstat(fd)
+    return found.st_dev, found.st_ino
 
 
 def _is_file(path: str) -> bool:

@@ -176,6 +176,9 @@ class MemoryStorage:
             keys = tuple(self._objects)
         return self._infos(sorted(key for key in keys if key.startswith(prefix) and key > after))
 
+    def stray(self) -> str | None:
+        return None
+
     def delete_many(self, keys: Iterable[str]) -> None:
         for key in keys:
             check_key(key)

@@ -215,6 +215,13 @@ class Storage(Protocol):
         """Objects whose key starts with `prefix` and sorts after `after`, in key order."""
         ...
 
+    def stray(self) -> str | None:
+        """Name of something that lies at the place and that no key can name; None if nothing is.
+
+        So that a repository is not made among somebody's other files.
+        """
+        ...
+
     def delete_many(self, keys: Iterable[str]) -> None:
         """Delete the objects; keys that do not exist are no error."""
         ...

@@ -33,7 +33,7 @@ type FaultKind = Literal[
 _KINDS: Final[tuple[str, ...]] = get_args(FaultKind.__value__)
 _READS = frozenset({"get", "get_ranges", "get_tagged"})
 _WRITES = frozenset({"put", "create", "create_after", "cas", "delete_many"})
-_OPS = _READS | _WRITES | {"head", "list", "sync"}
+_OPS = _READS | _WRITES | {"head", "list", "stray", "sync"}
 # Other faults can befall any call.
 _ONLY = {"truncate": _READS, "flip_bits": _READS, "duplicate_late": _WRITES}
 

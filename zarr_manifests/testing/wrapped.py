@@ -117,6 +117,9 @@ class WrappedStorage:
     def list(self, prefix: str = "", after: str = "") -> Iterator[ObjectInfo]:
         return self._around(Call("list", (prefix,), lambda: self._storage.list(prefix, after)))
 
+    def stray(self) -> str | None:
+        return self._around(Call("stray", ("",), self._storage.stray))
+
     def delete_many(self, keys: Iterable[str]) -> None:
         many = tuple(keys)
         self._around(Call("delete_many", many, lambda: self._storage.delete_many(many)))
