@@ -47,6 +47,8 @@ BUILT_IN = {
     "UnmergedForksError": RuntimeError,
     "UnsupportedFormatError": ValueError,
     "UnsupportedStorageError": ValueError,
+    "VirtualContainerError": PermissionError,
+    "VirtualSourceChangedError": OSError,
 }
 
 

@@ -1,10 +1,12 @@
 """Every error this package raises on purpose, in one tree, grouped by what a caller would do.
 
-- *Ask differently*: `NotFoundError`, `AlreadyExistsError`, `InvalidArgumentError`, `ConfigError`.
+- *Ask differently*: `NotFoundError`, `AlreadyExistsError`, `InvalidArgumentError`, `ConfigError`,
+  `VirtualContainerError`.
 - *Decide, then commit again*: `ConflictError`, `UnmergedForksError`.
 - *Open a new session*: `SnapshotExpiredError`, `FencedError`, `SessionClosedError`.
 - *Look before doing anything else*: `CommitOutcomeUnknownError`.
-- *Something is damaged*: `CorruptObjectError`, `MissingChunkError`, `UnsupportedFormatError`.
+- *Something is damaged*: `CorruptObjectError`, `VirtualSourceChangedError`, `MissingChunkError`,
+  `UnsupportedFormatError`.
 - *The storage said no*: `StorageError` and what derives from it.
 - *Something must be installed*: `JavaNotFoundError`.
 
@@ -42,6 +44,8 @@ __all__ = [
     "UnmergedForksError",
     "UnsupportedFormatError",
     "UnsupportedStorageError",
+    "VirtualContainerError",
+    "VirtualSourceChangedError",
 ]
 
 
@@ -73,6 +77,10 @@ class InvalidArgumentError(ManifestsError, ValueError):
 
 class ReadOnlyError(ManifestsError, PermissionError, ValueError):
     """A write was asked of something that was opened for reading only (Zarr: a `ValueError`)."""
+
+
+class VirtualContainerError(ManifestsError, PermissionError):
+    """A virtual chunk lies where the repository was not opened to read; nothing was touched."""
 
 
 class ConfigError(InvalidArgumentError):
@@ -184,6 +192,10 @@ class CommitOutcomeUnknownError(ManifestsError, OSError):
 
 class CorruptObjectError(ManifestsError, OSError):
     """An object of the repository is not what its pointer, checksum or format says."""
+
+
+class VirtualSourceChangedError(CorruptObjectError):
+    """A file that a virtual chunk lies in is not what it was when it was referenced."""
 
 
 class MissingChunkError(ManifestsError, OSError):

@@ -16,6 +16,7 @@ from zarr_manifests.display import html_page
 from zarr_manifests.engine.commit import deltas_between, footprint_of
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.create import create_repository
+from zarr_manifests.engine.imports import import_references
 from zarr_manifests.engine.objects import Objects
 from zarr_manifests.engine.patch import patch
 from zarr_manifests.engine.roots import RootAt, Roots
@@ -46,6 +47,13 @@ from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.session import Session
 from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.store import ManifestStore
+from zarr_manifests.virtual.containers import Containers
+from zarr_manifests.virtual.references import (
+    References,
+    list_zarr,
+    location_of,
+    read_kerchunk,
+)
 
 __all__ = ["Diff", "Repository", "SnapshotInfo", "Usage"]
 
@@ -85,6 +93,7 @@ class Repository:
         location: str | os.PathLike[str] | Storage,
         config: RepositoryConfig | Mapping[str, Any] | None = None,
         *,
+        virtual_containers: Mapping[str, str | os.PathLike[str]] | None = None,
         runtime: Runtime = SYSTEM,
     ) -> Repository:
         """Make a repository at an empty place, with a branch `main`.
@@ -95,6 +104,9 @@ class Repository:
             A path, a URL (`file://`, `memory://name`) or a storage.
         config : RepositoryConfig or mapping, optional
             Saved with the repository.
+        virtual_containers : mapping of str to str or path, optional
+            Places elsewhere that virtual chunks may be read from: a name, and the URL or path of
+            a folder. It counts for this object, what comes from it and their pickles only.
         runtime : Runtime
             Clock, randomness and threads; for tests.
 
@@ -107,10 +119,10 @@ class Repository:
         UnsupportedStorageError
             If the storage cannot put-if-absent and compare-and-swap.
         """
-        storage = _storage(location)
+        storage, containers = _storage(location), Containers.of(virtual_containers)
         objects, roots = Objects(storage, runtime), Roots(storage, runtime)
         at = create_repository(storage, runtime, objects, _config(config), _DEFAULT_BRANCH)
-        return cls(_context(storage, runtime, objects, roots, at.root, None), at)
+        return cls(_context(storage, runtime, objects, roots, at.root, None, containers), at)
 
     @classmethod
     def open(
@@ -118,6 +130,7 @@ class Repository:
         location: str | os.PathLike[str] | Storage,
         config: RepositoryConfig | Mapping[str, Any] | None = None,
         *,
+        virtual_containers: Mapping[str, str | os.PathLike[str]] | None = None,
         runtime: Runtime = SYSTEM,
     ) -> Repository:
         """Open the repository at that place.
@@ -129,6 +142,9 @@ class Repository:
         config : RepositoryConfig or mapping, optional
             Used instead of the saved configuration by this object; a mapping changes only the
             options it names. Nothing is saved.
+        virtual_containers : mapping of str to str or path, optional
+            Places elsewhere that virtual chunks may be read from: a name, and the URL or path of
+            a folder. It counts for this object, what comes from it and their pickles only.
         runtime : Runtime
             Clock, randomness and threads; for tests.
 
@@ -141,11 +157,11 @@ class Repository:
         CorruptObjectError
             If its root is damaged.
         """
-        storage = _storage(location)
+        storage, containers = _storage(location), Containers.of(virtual_containers)
         roots = Roots(storage, runtime)
         at = roots.read()
         objects = Objects(storage, runtime)
-        return cls(_context(storage, runtime, objects, roots, at.root, config), at)
+        return cls(_context(storage, runtime, objects, roots, at.root, config, containers), at)
 
     @classmethod
     def open_or_create(
@@ -153,6 +169,7 @@ class Repository:
         location: str | os.PathLike[str] | Storage,
         config: RepositoryConfig | Mapping[str, Any] | None = None,
         *,
+        virtual_containers: Mapping[str, str | os.PathLike[str]] | None = None,
         runtime: Runtime = SYSTEM,
     ) -> Repository:
         """Open the repository at that place, or make it if the place is empty.
@@ -162,11 +179,13 @@ class Repository:
         storage = _storage(location)
         if not cls.exists(storage):
             try:
-                return cls.create(storage, config, runtime=runtime)
+                return cls.create(
+                    storage, config, virtual_containers=virtual_containers, runtime=runtime
+                )
             except AlreadyExistsError:
                 if not cls.exists(storage):
                     raise
-        return cls.open(storage, config, runtime=runtime)
+        return cls.open(storage, config, virtual_containers=virtual_containers, runtime=runtime)
 
     @staticmethod
     def exists(location: str | os.PathLike[str] | Storage) -> bool:
@@ -194,7 +213,7 @@ class Repository:
         return html_page("Repository", facts, nodes)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.storage, self.config)
+        return _reopen, (self.storage, self.config, self._context.containers)
 
     @property
     def storage(self) -> Storage:
@@ -306,6 +325,134 @@ class Repository:
             session.commit(message, metadata)
         else:
             session.check_forks()
+
+    # --- taking what is elsewhere ------------------------------------------------------------
+
+    def import_zarr(
+        self,
+        url: str | os.PathLike[str],
+        path: str = "/",
+        copy: bool = False,
+        *,
+        message: str | None = None,
+        branch: str = _DEFAULT_BRANCH,
+    ) -> str:
+        """Take a plain Zarr store in, in one commit: its metadata, and refs to its chunks.
+
+        The store's files must stay as they are: each is noted with its size and time of
+        modification, and reading one that has changed is an error.
+
+        Parameters
+        ----------
+        url : str or path
+            Path or URL (`file://`, `memory://`) of the store.
+        path : str
+            Where to; nothing may be there. Groups above it are made.
+        copy : bool
+            Copy the chunks instead, so that the store is not needed any more.
+        message : str, optional
+            Of the commit.
+        branch : str
+            What to commit to.
+
+        Returns
+        -------
+        str
+            The new snapshot's id.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no Zarr store at the URL.
+        AlreadyExistsError
+            If there is something at the path.
+        UnsupportedFormatError
+            If the store has metadata that is not understood.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> from zarr_manifests.storage import MemoryStorage
+        >>> plain = MemoryStorage("plain-zarr")
+        >>> plain.put("zarr.json", b'{"zarr_format": 3, "node_type": "group"}')
+        >>> repo = zm.Repository.create("memory://import-example")
+        >>> snapshot_id = repo.import_zarr("memory://plain-zarr", message="take it in")
+        >>> list(zarr.open_group(repo.readonly_session().store, mode="r"))
+        []
+        """
+        references, location = list_zarr(url), location_of(url)
+        return self._import(
+            references,
+            path,
+            Containers.of({"source": location}),
+            message or f"import {location}",
+            branch,
+            copy=copy,
+        )
+
+    def import_kerchunk(
+        self,
+        references: str | os.PathLike[str] | Mapping[str, Any],
+        path: str = "/",
+        *,
+        message: str | None = None,
+        branch: str = _DEFAULT_BRANCH,
+    ) -> str:
+        """Take kerchunk references in, in one commit: metadata, and refs to chunks.
+
+        Parameters
+        ----------
+        references : str, path or mapping
+            A JSON file, or what is in one. Of files that lie below a container, size and time of
+            modification are noted, and reading one that has changed is an error.
+        path : str
+            Where to; nothing may be there. Groups above it are made.
+        message : str, optional
+            Of the commit.
+        branch : str
+            What to commit to.
+
+        Returns
+        -------
+        str
+            The new snapshot's id.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such file.
+        AlreadyExistsError
+            If there is something at the path.
+        InvalidArgumentError
+            If a reference is malformed, or a location has a user or a password in it.
+        UnsupportedFormatError
+            If references are generated, or there is metadata that is not understood.
+        UnsupportedStorageError
+            If the scheme of a location is not supported.
+        """
+        found = read_kerchunk(references, self._context.containers)
+        return self._import(
+            found,
+            path,
+            self._context.containers,
+            message or "import kerchunk references",
+            branch,
+            copy=False,
+        )
+
+    def _import(
+        self,
+        references: References,
+        path: str,
+        trusted: Containers,
+        message: str,
+        branch: str,
+        *,
+        copy: bool,
+    ) -> str:
+        session = self.writable_session(branch)
+        import_references(session.store.workspace, path, references, trusted, copy=copy)
+        return session.commit(message)
 
     def _fresh_root(self) -> Root:
         """The root as it is now.
@@ -701,17 +848,18 @@ def _context(
     roots: Roots,
     root: Root,
     overlay: RepositoryConfig | Mapping[str, Any] | None,
+    containers: Containers,
 ) -> Context:
     if isinstance(overlay, RepositoryConfig):
         config = overlay
     else:
         hyphened = {str(k).replace("_", "-"): v for k, v in (overlay or {}).items()}
         config = RepositoryConfig.from_dict(root.config.to_dict() | hyphened)
-    return Context(root.repository_id, storage, runtime, objects, roots, config)
+    return Context(root.repository_id, storage, runtime, objects, roots, config, containers)
 
 
-def _reopen(storage: Storage, config: RepositoryConfig) -> Repository:
-    return Repository.open(storage, config)
+def _reopen(storage: Storage, config: RepositoryConfig, containers: Containers) -> Repository:
+    return Repository.open(storage, config, virtual_containers=containers.prefixes)
 
 
 def _known[T](refs: Mapping[str, T], name: str, what: str) -> T:

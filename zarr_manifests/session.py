@@ -207,9 +207,9 @@ class Session:
             tuple(sorted(map(_absolute, updated))),
             tuple(sorted(map(_absolute, gone))),
             {
-                _absolute(paths[node]): len(refs)
-                for node, refs in changes.chunks.items()
-                if refs and node in paths and node not in opaque
+                _absolute(paths[node]): count
+                for node in changes.touched()
+                if node in paths and node not in opaque and (count := changes.count(node))
             },
             {_absolute(old): _absolute(new) for old, new in moved.items()},
         )

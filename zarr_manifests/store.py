@@ -13,8 +13,8 @@ for what it writes, whose changes reach a commit only through `Session.merge`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from typing import Any
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from zarr.abc.store import (
     ByteRequest,
@@ -30,6 +30,10 @@ from zarr_manifests.engine.forks import ForkState, freeze, revive
 from zarr_manifests.engine.workspace import Entry, Workspace
 from zarr_manifests.errors import InvalidArgumentError, ReadOnlyError, SessionClosedError
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock, Runtime
+from zarr_manifests.virtual.columns import VirtualRefs, table_of
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 __all__ = ["ManifestStore"]
 
@@ -255,6 +259,113 @@ class ManifestStore(Store):
         """Remove all values below the directory."""
         self._check_writable()
         await self._run(self.workspace.delete_below, _directory(prefix))
+
+    # --- references to bytes elsewhere -------------------------------------------------------
+
+    def set_virtual_refs(
+        self,
+        array_path: str,
+        index: ArrayLike,
+        locations: Sequence[str],
+        source: ArrayLike,
+        offset: ArrayLike,
+        length: ArrayLike,
+        *,
+        etags: Sequence[str | None] | None = None,
+        modified: ArrayLike | None = None,
+        sizes: ArrayLike | None = None,
+        checksums: ArrayLike | None = None,
+    ) -> None:
+        """Make chunks of an array byte ranges of files elsewhere, all of them or none.
+
+        Nothing is read or checked there; a later read fails if a file is not what is said here.
+
+        Parameters
+        ----------
+        array_path : str
+            Path of the array.
+        index : int[n, ndim]
+            Chunk coordinates, in any order, none twice.
+        locations : sequence of str
+            Files, as URLs (`file://`, `memory://`) or `virtual://<container>/<path>`. One that
+            lies below a container of the repository is stored relative to it.
+        source : int[n]
+            Position of each chunk's file in `locations`.
+        offset, length : int[n]
+            Where each chunk is in its file, in bytes.
+        etags : sequence of (str or None), optional
+            Of the files.
+        modified : int[len(locations)] or datetime64, optional
+            The files' times of modification, in milliseconds since 1970 UTC; -1 or not-a-time
+            where not known.
+        sizes : int[len(locations)], optional
+            Bytes of the files; -1 where not known.
+        checksums : int[n], optional
+            crc32c of each chunk; -1 where not known.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such array.
+        InvalidArgumentError
+            If the columns do not fit together or to the array's grid, or a location is malformed
+            or has a user or a password in it.
+        UnsupportedStorageError
+            If the scheme of a location is not supported.
+        ReadOnlyError
+            If the store does not take writes.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> from zarr_manifests.storage import MemoryStorage
+        >>> MemoryStorage("virtual-files").put("a.bin", bytes(range(8)))
+        >>> repo = zm.Repository.create(
+        ...     "memory://virtual-example", virtual_containers={"raw": "memory://virtual-files"}
+        ... )
+        >>> store = repo.writable_session("main").store
+        >>> a = zarr.create_array(
+        ...     store, name="a", shape=(8,), chunks=(4,), dtype="u1", compressors=None
+        ... )
+        >>> store.set_virtual_refs(
+        ...     "a", [[0], [1]], ["virtual://raw/a.bin"], [0, 0], [0, 4], [4, 4]
+        ... )
+        >>> a[:]
+        array([0, 1, 2, 3, 4, 5, 6, 7], dtype=uint8)
+        """
+        self._check_writable()
+        workspace = self.workspace
+        node = workspace.array_at(array_path)
+        assert node.array is not None
+        table = table_of(
+            node.array.grid,
+            workspace.context.containers,
+            index,
+            locations,
+            source,
+            offset,
+            length,
+            etags=etags,
+            modified=modified,
+            sizes=sizes,
+            checksums=checksums,
+        )
+        if table is not None:
+            workspace.put_table(node.path, node.array.grid, table)
+
+    def get_virtual_refs(self, array_path: str) -> VirtualRefs:
+        """The virtual chunks of an array, as the columns `set_virtual_refs` takes.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such array.
+        """
+        workspace = self.workspace
+        node = workspace.array_at(array_path)
+        assert node.array is not None
+        containers = workspace.context.containers
+        return VirtualRefs.of(workspace.chunks(node), node.array.grid.ndim, containers)
 
     # --- listing -----------------------------------------------------------------------------
 

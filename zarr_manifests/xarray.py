@@ -405,7 +405,7 @@ def _changes_nothing(store: ManifestStore) -> bool:
     """
     workspace = store.workspace
     changes, reader = workspace.changes, workspace.reader
-    if changes.nodes or changes.truncated:
+    if changes.nodes or changes.truncated or changes.tables:
         return False
     pairs = []
     for node_id, coords, new in changes.refs():

@@ -11,12 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numcodecs import blosc
 
-from zarr_manifests.errors import (
-    CorruptObjectError,
-    InvalidArgumentError,
-    ManifestsError,
-    UnsupportedFormatError,
-)
+from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError, ManifestsError
 from zarr_manifests.format import chunk_table
 from zarr_manifests.format.chunk_table import (
     UNSET,
@@ -24,14 +19,20 @@ from zarr_manifests.format.chunk_table import (
     InlineRef,
     NativeRef,
     StoredRef,
+    VirtualRef,
 )
 from zarr_manifests.format.columns import MAX_ROWS, decode_column, encode_column
 from zarr_manifests.format.envelope import Fields, pack, unpack
+from zarr_manifests.format.manifest import Manifest
+from zarr_manifests.format.virtual_sources import NO_SOURCES, VirtualSource, VirtualSources
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.merge import Layer, Overlay, fold, merge_layers
 
 SESSION = f"{1:012d}-" + "ab" * 12
 OTHER = f"{2:012d}-" + "cd" * 12
+FILE = VirtualSource("archive", "1999/t.nc", "e-tag", 1_600_000_000_000, 4096)
+WEB = VirtualSource("", "file:///data/u.nc")
+FILES = VirtualSources.of([FILE, WEB])
 
 
 def parsed(table: ChunkTable) -> ChunkTable:
@@ -237,9 +238,9 @@ def test_contradictory_tables_are_refused(changes: dict[str, Any]) -> None:
         forged(table, **changes)
 
 
-def test_virtual_refs_of_a_later_version() -> None:
+def test_a_virtual_ref_without_its_file_is_refused() -> None:
     table = ChunkTable.of({(0,): NativeRef(OTHER, 1, 5, 7, 9)})
-    with pytest.raises(UnsupportedFormatError, match="upgrade"):
+    with pytest.raises(CorruptObjectError, match="contradict"):
         forged(table, kind=[0, 3])
 
 
@@ -266,7 +267,7 @@ def test_whatever_passes_for_a_table_can_be_used(data: st.DataObject) -> None:
     )
     constant = st.sampled_from([0, 1, 2, 3, 255, 2**31, 2**62]).map(lambda v: [0, v])
     column = constant | plain | big
-    kinds = st.lists(st.integers(0, 2), min_size=rows, max_size=rows).map(
+    kinds = st.lists(st.integers(0, 3), min_size=rows, max_size=rows).map(
         lambda v: [2, 0, 1, 0, bytes(v)]
     )
     columns = {
@@ -282,6 +283,7 @@ def test_whatever_passes_for_a_table_can_be_used(data: st.DataObject) -> None:
         "hi": data.draw(st.sampled_from([[], [300], [rows], [2, 200], [2**40]])),
         "src": data.draw(st.sampled_from([[], [SESSION], [SESSION, OTHER]])),
         "inl": data.draw(st.binary(max_size=12)),
+        "virt": data.draw(st.none() | st.just(FILES.pack())),
         "col": columns,
     }
     try:
@@ -292,3 +294,149 @@ def test_whatever_passes_for_a_table_can_be_used(data: st.DataObject) -> None:
         fold([table], Overlay(None, None))
     except ManifestsError:
         pass
+
+
+# --- virtual refs ----------------------------------------------------------------------------
+
+
+def test_virtual_refs_round_trip_beside_others() -> None:
+    refs: dict[tuple[int, ...], StoredRef] = {
+        (0, 0): VirtualRef(FILE, 100, 50, 7),
+        (0, 1): VirtualRef(FILE, 150, 60),
+        (1, 0): InlineRef(b"abc"),
+        (1, 1): VirtualRef(WEB, 0, 2**40, 0),
+        (2, 0): NativeRef(SESSION, 2, 6, 8, 10),
+        (2, 1): UNSET,
+    }
+    table = parsed(ChunkTable.of(refs))
+    assert dict(table.refs()) == refs
+    assert [source.location for source in (table.virtual[0], table.virtual[1])] == [
+        "virtual://archive/1999/t.nc",
+        "file:///data/u.nc",
+    ]
+
+
+def test_merging_brings_files_together_and_drops_those_not_used() -> None:
+    old = ChunkTable.of({(i,): VirtualRef(FILE, i, 1) for i in range(4)})
+    new = ChunkTable.of({(1,): VirtualRef(WEB, 9, 1), (2,): VirtualRef(FILE, 8, 1, 3)})
+    merged = fold([old], merge_layers([Layer(None, (new,))]))
+    assert merged is not None
+    assert len(merged.virtual) == 2
+    assert dict(merged.refs()) == dict(old.refs()) | dict(new.refs())
+    cut = fold([merged], merge_layers([Layer((1,), ())]))
+    assert cut is not None
+    assert [cut.virtual[i] for i in range(len(cut.virtual))] == [FILE]
+    over = fold(
+        [old], merge_layers([Layer(None, (ChunkTable.of({(0,): UNSET}),)), Layer((1,), ())])
+    )
+    assert over is None
+    inline = fold([old], merge_layers([Layer((0,), (ChunkTable.of({(0,): InlineRef(b"a")}),))]))
+    assert inline is not None
+    assert inline.virtual is NO_SOURCES
+
+
+@pytest.mark.parametrize(
+    "virt",
+    [
+        {"paths": b"../a\0b"},
+        {"paths": b"a/./b\0b"},
+        {"paths": b"/a\0b"},
+        {"paths": b"a/\0b"},
+        {"paths": b"a//c\0b"},
+        {"paths": b"a/..\0b"},
+        {"paths": b"a\0"},
+        {"paths": b"a"},
+        {"paths": b"a\0b\0c"},
+        {"paths": b"\xff\0b"},
+        {"names": ["archive"]},
+        {"names": ["arch/ive", ""]},
+        {"names": [1, ""]},
+        {"container": [0, 2]},
+        {"modified": [0, -1]},
+        {"size": None},
+        {"etags": b"a"},
+        {"n": 1},
+        {"n": 0},
+        {"n": 2**40},
+    ],
+)
+def test_forged_files_are_refused(virt: dict[str, Any]) -> None:
+    table = ChunkTable.of({(0,): VirtualRef(FILE, 0, 5), (1,): VirtualRef(WEB, 0, 5)})
+    packed = unpack(pack(table.virtual.pack()))
+    assert dict(forged(table, virt=packed).refs()) == dict(table.refs())
+    with pytest.raises(CorruptObjectError):
+        forged(table, virt=packed | virt)
+
+
+def test_offsets_count_from_the_last_row_of_the_same_object() -> None:
+    """Whether files follow one another or take turns, chunks that lie side by side cost nothing."""
+    n, files = 4096, 8
+    zeros = np.zeros(n, np.int64)
+    for source in (np.repeat(np.arange(files), n // files), np.tile(np.arange(files), n // files)):
+        offset = np.empty(n, np.int64)
+        for file in range(files):
+            offset[source == file] = 512 + 100 * np.arange(n // files)
+        table = ChunkTable(
+            Box((0,), (n,)),
+            None,
+            np.full(n, 3),
+            source,
+            zeros,
+            offset,
+            np.full(n, 100),
+            zeros,
+            (),
+            b"",
+            VirtualSources.of([VirtualSource("a", f"{i}.nc") for i in range(files)]),
+        )
+        assert len(pack(table.pack()["col"]["offset"])) < 120
+        np.testing.assert_array_equal(parsed(table).offset, offset)
+
+
+def big_table(source: Any, offset: Any, length: Any, files: int) -> ChunkTable:
+    n = len(source)
+    paths = tuple(f"daily/{1980 + i // 365}/t2m_{i % 365:03d}_era5.nc" for i in range(files))
+    rng = np.random.default_rng(1)
+    found = VirtualSources(
+        ("era5",),
+        np.zeros(files, np.int64),
+        paths,
+        1_600_000_000_000 + rng.integers(0, 10**9, files),
+        rng.integers(10**8, 10**9, files),
+    )
+    zeros = np.zeros(n, np.int64)
+    kind = np.full(n, 3)
+    return ChunkTable(
+        Box((0,), (n,)), None, kind, source, zeros, offset, length, zeros, (), b"", found
+    )
+
+
+def test_a_million_refs_are_small() -> None:
+    n, files = 1_000_000, 1_000
+    rng = np.random.default_rng(0)
+    length = rng.normal(100_000, 12_000, n).astype(np.int64)
+    source = np.repeat(np.arange(files), n // files)
+    ends = np.cumsum(length.reshape(files, -1), axis=1)
+    header = rng.integers(20_000, 20_500, files)[:, None]
+    offset = (ends - length.reshape(files, -1) + header).ravel()
+    assert (
+        len(Manifest.of([(b"n" * 12, big_table(source, offset, length, files))]).encode()) < 3 * n
+    )
+    regular = big_table(
+        np.zeros(n, np.int64), 8192 + 65536 * np.arange(n), np.full(n, 65536), files=1
+    )
+    assert len(Manifest.of([(b"n" * 12, regular)]).encode()) < 0.1 * n
+    zeros = np.zeros(n, np.int64)
+    native = ChunkTable(
+        Box((0,), (n,)),
+        None,
+        np.full(n, 2),
+        zeros,
+        np.arange(n),
+        zeros,
+        length,
+        rng.integers(0, 2**32, n),
+        (SESSION,),
+        b"",
+    )
+    assert len(Manifest.of([(b"n" * 12, native)]).encode()) < 7 * n

@@ -520,13 +520,15 @@ def test_what_only_a_newer_version_knows_is_refused(samples: dict[str, bytes]) -
             read("root", envelope(1, msgpack.packb(fields | {"config": config})))
 
 
-def test_virtual_refs_are_refused_and_not_read_as_absent(samples: dict[str, bytes]) -> None:
+def test_virtual_refs_without_files_are_refused_and_not_read_as_absent(
+    samples: dict[str, bytes],
+) -> None:
     fields = msgpack.unpackb(_payload_of(samples["manifest"]))
     ((part, table),) = fields["tables"]
     rows = msgpack.unpackb(table)
     rows["col"]["kind"] = [0, 3]
     fields["tables"] = [[part, msgpack.packb(rows)]]
-    with pytest.raises(UnsupportedFormatError, match="virtual"):
+    with pytest.raises(CorruptObjectError, match="contradict"):
         read("manifest", envelope(5, msgpack.packb(fields)))
 
 

@@ -15,11 +15,14 @@ from zarr_manifests.format.chunk_table import (
     NativeRef,
     StoredRef,
     Unset,
+    VirtualRef,
 )
+from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.planning.merge import (
     Layer,
     Overlay,
+    difference,
     fold,
     inside,
     merge_layers,
@@ -30,8 +33,17 @@ from zarr_manifests.planning.merge import (
 
 SESSIONS = [f"{i:012d}-" + "ab" * 12 for i in range(3)]
 
+FILES = [VirtualSource("a", f"{i}.nc", "e" * i or None, i or None, 5) for i in range(3)]
+
 refs: st.SearchStrategy[StoredRef] = st.one_of(
     st.just(UNSET),
+    st.builds(
+        VirtualRef,
+        st.sampled_from(FILES),
+        st.integers(0, 10**6),
+        st.integers(0, 10**6),
+        st.none() | st.integers(0, 2**32 - 1),
+    ),
     st.builds(InlineRef, st.binary(max_size=6)),
     st.builds(
         NativeRef,
@@ -239,3 +251,31 @@ def test_a_table_is_cut_along_the_first_axis_where_that_is_enough() -> None:
         Box((0, 0), (1, 3)),
         Box((0, 3), (1, 4)),
     ]
+
+
+few = st.dictionaries(
+    st.tuples(st.integers(0, 3), st.integers(0, 2)), st.sampled_from(
+        [
+            UNSET,
+            InlineRef(b"a"),
+            InlineRef(b"b"),
+            NativeRef(SESSIONS[0], 1, 2, 3, 4),
+            NativeRef(SESSIONS[1], 1, 2, 3, 4),
+            VirtualRef(FILES[0], 2, 3, 4),
+            VirtualRef(FILES[1], 2, 3, 4),
+            VirtualRef(FILES[1], 2, 3, 0),
+            VirtualRef(FILES[1], 2, 3, None),
+        ]
+    ),
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(few, few)
+def test_a_difference_is_what_changed_and_nothing_else(
+    old: dict[Coords, StoredRef], new: dict[Coords, StoredRef]
+) -> None:
+    found = difference(ChunkTable.of(new) if new else None, ChunkTable.of(old) if old else None)
+    expected = {c: ref for c, ref in new.items() if old.get(c) != ref}
+    expected |= dict.fromkeys(old.keys() - new.keys(), UNSET)
+    assert (dict(found.refs()) if found is not None else {}) == expected

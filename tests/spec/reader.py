@@ -21,7 +21,7 @@ import zstandard
 from numcodecs import blosc
 
 ROOT, SNAPSHOT, BASE, DELTA, MANIFEST, PAGE, DIGEST = 1, 2, 3, 4, 5, 7, 8
-UNSET, INLINE, NATIVE = 0, 1, 2
+UNSET, INLINE, NATIVE, VIRTUAL = 0, 1, 2, 3
 GROUP, ARRAY, OPAQUE = 0, 1, 2
 LAST_MS = 253402300799999
 SESSION = re.compile(r"[0-9]{12}-[0-9a-f]{24}", re.ASCII)
@@ -91,8 +91,31 @@ def numbers(data: bytes, width: int, packed: int, n: int) -> list[int]:
     return np.frombuffer(data, f"<u{width}").tolist()
 
 
-type Place = bytes | tuple[str, int, int, int] | None
-"""Inline bytes; or key, offset, length, crc32c; or None: unset."""
+type File = tuple[str, str, str | None, int | None, int | None]
+"""Container (empty: the path is a URL), path, etag, time of modification (ms), size."""
+type Place = bytes | tuple[str | File, int, int, int | None] | None
+"""Inline bytes; or key or file, offset, length, crc32c if known; or None: unset."""
+
+
+def virtual_files(packed: dict[str, Any] | None) -> list[File]:
+    """The files that virtual refs point into."""
+    if packed is None:
+        return []
+    n = packed["n"]
+    demand(0 < n <= 2**24, "number of files")
+    paths = packed["paths"].decode().split("\0")
+    etags = [""] * n if packed.get("etags") is None else packed["etags"].decode().split("\0")
+    demand(len(paths) == len(etags) == n, "a path and an etag for every file")
+    names = packed["names"]
+    files: list[File] = []
+    known = [column(packed[name], n) for name in ("container", "modified", "size")]
+    for path, etag, container, modified, size in zip(paths, etags, *known, strict=True):
+        name = names[container]
+        demand(re.fullmatch(r"[A-Za-z0-9._-]{0,64}", name, re.ASCII), "name of a container")
+        demand(path and not (name and {"", ".", ".."} & set(path.split("/"))), "path of a file")
+        times = (modified - 1 if modified else None, size - 1 if size else None)
+        files.append((name, path, etag or None, *times))
+    return files
 
 
 def table_rows(packed: dict[str, Any]) -> dict[Coords, Place]:
@@ -109,11 +132,13 @@ def table_rows(packed: dict[str, Any]) -> dict[Coords, Place]:
     index = columns.get("index", range(n))
     demand(all(a < b for a, b in pairwise(index)), "index")
     rows: dict[Coords, Place] = {}
-    end = 0
+    files = virtual_files(packed.get("virt"))
+    ends: dict[tuple[int, int, int], int] = {}
     for i in range(n):
         stored, length = columns["offset"][i], columns["length"][i]
-        offset = end + (-(stored >> 1) - 1 if stored % 2 else stored >> 1)
-        end = offset + length
+        where = (columns["kind"][i], columns["source"][i], columns["number"][i])
+        offset = ends.get(where, 0) + (-(stored >> 1) - 1 if stored % 2 else stored >> 1)
+        ends[where] = end = offset + length
         demand(offset >= 0, "offset")
         kind = columns["kind"][i]
         coords = place_of(index[i], lo, shape)
@@ -125,6 +150,10 @@ def table_rows(packed: dict[str, Any]) -> dict[Coords, Place]:
         elif kind == NATIVE:
             key = f"chunks/{sources[columns['source'][i]]}/{columns['number'][i]}"
             rows[coords] = (key, offset, length, columns["crc32c"][i])
+        elif kind == VIRTUAL:
+            demand(columns["number"][i] in (0, 1), "whether a checksum is known")
+            crc = columns["crc32c"][i] if columns["number"][i] else None
+            rows[coords] = (files[columns["source"][i]], offset, length, crc)
         else:
             raise FormatError("kind of a row")
     return rows
@@ -156,11 +185,15 @@ def chunk_key(document: dict[str, Any], coords: Coords) -> str:
 class Reader:
     """A repository, given a function that gets an object's bytes by its key.
 
-    With `copies=False` the copies that travel with pointers are not used.
+    With `copies=False` the copies that travel with pointers are not used. `get_file` gets the bytes
+    of the file that virtual refs point into, and checks that it is the one that was meant.
     """
 
-    def __init__(self, get: Get, *, copies: bool = True) -> None:
+    def __init__(
+        self, get: Get, *, copies: bool = True, get_file: Callable[[File], bytes] | None = None
+    ) -> None:
         self.get = get
+        self.get_file = get_file
         self.copies = copies
         self.root = timed(open_object(get("current"), ROOT))
         demand(not self.root.get("features"), "features")
@@ -284,6 +317,11 @@ class Reader:
             return place
         assert place is not None
         key, offset, length, crc = place
-        data = self.get(key)[offset : offset + length]
-        demand(len(data) == length and google_crc32c.value(data) == crc, f"chunk in {key}")
+        if isinstance(key, str):
+            data = self.get(key)[offset : offset + length]
+        else:
+            assert self.get_file is not None, "virtual refs need whoever reads files"
+            data = self.get_file(key)[offset : offset + length]
+        demand(len(data) == length, f"length of a chunk in {key}")
+        demand(crc is None or google_crc32c.value(data) == crc, f"chunk in {key}")
         return data

@@ -317,13 +317,13 @@ def test_the_chunk_table_of_the_specification() -> None:
     packed = reader.unpack(bytes.fromhex(table["hex"]))
 
     def plain(place: Any) -> Any:
-        return place.hex() if isinstance(place, bytes) else place and list(place)
+        return place.hex() if isinstance(place, bytes) else json.loads(json.dumps(place))
 
     rows = {c: plain(place) for c, place in reader.table_rows(packed).items()}
     assert rows == {tuple(coords): value for coords, _, value in table["rows"]}
     own = ChunkTable.parse(Fields(packed, "table"))
     assert [list(coords) for coords, _ in own.refs()] == [row[0] for row in table["rows"]]
-    kinds = [("unset", "inline", "native")[kind] for kind in own.kind]
+    kinds = [("unset", "inline", "native", "virtual")[kind] for kind in own.kind]
     assert kinds == [row[1] for row in table["rows"]]
 
 
@@ -439,3 +439,37 @@ def test_what_was_moved_shifted_and_brought_back_reads_the_same() -> None:
         store = repo.readonly_session(snapshot_id=snapshot_id).store
         assert own.read(snapshot_id) == contents(store)
     assert "t/zarr.json" in own.read(seen[0])
+
+
+def test_virtual_refs_are_found_by_the_specification(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "a.bin").write_bytes(bytes(range(100)))
+    repo = zm.Repository.create(tmp_path / "repo", virtual_containers={"raw": tmp_path / "raw"})
+    with commit(repo, "refer") as store:
+        zarr.create_array(store, name="a", shape=(90,), chunks=(10,), dtype="u1", compressors=None)
+        store.set_virtual_refs(
+            "a",
+            np.arange(8)[:, None],
+            ["virtual://raw/a.bin", "virtual://raw/gone.bin"],
+            [0, 0, 0, 0, 0, 0, 0, 1],
+            [90, 0, 10, 20, 30, 40, 50, 3],
+            np.full(8, 10),
+            etags=["e", None],
+            modified=[-1, 5],
+            sizes=[100, -1],
+        )
+    seen = []
+
+    def get_file(file: Any) -> bytes:
+        seen.append(file)
+        name, path, *_ = file
+        return (tmp_path / name / path).read_bytes() if path == "a.bin" else bytes(100)
+
+    found = reader.Reader(
+        lambda key: (tmp_path / "repo" / key).read_bytes(), get_file=get_file
+    ).read(repo.list_branches()["main"])
+    assert found["a/c/0"] == bytes(range(90, 100))
+    assert found["a/c/6"] == bytes(range(50, 60))
+    assert found["a/c/7"] == bytes(10)
+    assert "a/c/8" not in found
+    assert set(seen) == {("raw", "a.bin", "e", None, 100), ("raw", "gone.bin", None, 5, None)}

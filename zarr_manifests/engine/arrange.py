@@ -21,6 +21,7 @@ from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.keys import ArrayMeta
 from zarr_manifests.planning.arrange import plan_move, reindexed, shifted
+from zarr_manifests.planning.merge import rearranged
 
 __all__ = ["move_node", "node_path", "reindex_chunks", "shift_chunks"]
 
@@ -63,7 +64,7 @@ def shift_chunks(workspace: Workspace, path: str, offset: Sequence[int]) -> None
                 f"/{node.path} has {len(meta.shape)} axes; {tuple(offset)} is not a whole number "
                 "of chunks for each"
             )
-        table = workspace.chunks(node)
+        table = workspace.settled_chunks(node)
         if table is not None and any(offset):
             keep, coords = shifted(table.coords(), tuple(map(int, offset)), meta.grid.hi)
             _rearrange(workspace, node, table, keep, coords)
@@ -77,7 +78,7 @@ def reindex_chunks(
     """Move the chunks of an array to where `places` says."""
     with workspace.lock:
         node, meta = _array(workspace, path)
-        table = workspace.chunks(node)
+        table = workspace.settled_chunks(node)
         if table is None:
             return
         find = (lambda c: places.get(c, c)) if isinstance(places, Mapping) else places
@@ -105,8 +106,4 @@ def _rearrange(
     keep: npt.NDArray[np.bool_],
     coords: IndexArray,
 ) -> None:
-    # Asked for one by one: a table would hold the bytes of chunks that are still staged.
-    refs = [workspace.ref(node, tuple(c)) for c in table.coords()[keep].tolist()]
-    places = map(tuple, coords[keep].tolist())
-    found = zip(places, refs, strict=True)
-    workspace.put_chunks(node, {place: ref for place, ref in found if ref is not None})
+    workspace.put_chunks(node, rearranged(table, keep, coords))

@@ -1,8 +1,9 @@
 """What a writer has changed and not yet committed.
 
 A `ChangeSet` is a plain value store: nodes by path (None = deleted), chunk refs by node and
-coordinate, truncations. The rules about *what* to record live in `workspace`; here is only how
-change sets are compared and brought together when forks are merged.
+coordinate, whole tables of refs under these, truncations. The rules about *what* to record live
+in `workspace`; here is only how change sets are compared and brought together when forks are
+merged.
 
 Invariant: a node that was made and deleted within the change set leaves no trace in it; refs are
 only recorded for nodes that exist.
@@ -15,11 +16,29 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from zarr_manifests.errors import Conflict
-from zarr_manifests.format.chunk_table import UNSET, InlineRef, NativeRef, StoredRef, Unset
+from zarr_manifests.format.chunk_table import (
+    UNSET,
+    ChunkTable,
+    InlineRef,
+    NativeRef,
+    RefKind,
+    StoredRef,
+    Unset,
+    VirtualRef,
+    native_keys,
+)
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Coords
 from zarr_manifests.ids import crc32c
-from zarr_manifests.planning.merge import narrower
+from zarr_manifests.planning.merge import (
+    Layer,
+    difference,
+    inside,
+    merge_layers,
+    narrower,
+    select,
+    shared_rows,
+)
 
 __all__ = ["ChangeSet", "Merge", "Owners", "same_bytes"]
 
@@ -32,10 +51,11 @@ def same_bytes(a: StoredRef | None, b: StoredRef | None) -> bool:
         return True
     if a is None or b is None or isinstance(a, Unset) or isinstance(b, Unset):
         return False
-    return _fingerprint(a) == _fingerprint(b)
+    one, other = _fingerprint(a), _fingerprint(b)
+    return one == other and None not in one
 
 
-def _fingerprint(ref: InlineRef | NativeRef) -> tuple[int, int]:
+def _fingerprint(ref: InlineRef | NativeRef | VirtualRef) -> tuple[int, int | None]:
     return ref.length, crc32c(ref.data) if isinstance(ref, InlineRef) else ref.crc32c
 
 
@@ -51,6 +71,8 @@ class ChangeSet:
         By node id.
     truncated : dict of bytes to tuple of int
         Node id to grid shape: chunks of the snapshot at or beyond it are gone.
+    tables : dict of bytes to tuple of ChunkTable
+        By node id: refs set in bulk, oldest first; what is in `chunks` is newer.
     unsynced : list of str
         Keys of chunk objects written and not yet durable.
     """
@@ -59,20 +81,90 @@ class ChangeSet:
     chunks: dict[bytes, dict[Coords, StoredRef]] = field(default_factory=dict)
     truncated: dict[bytes, Coords] = field(default_factory=dict)
     unsynced: list[str] = field(default_factory=list)
+    tables: dict[bytes, tuple[ChunkTable, ...]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.nodes or self.truncated or any(self.chunks.values()))
+        return bool(self.nodes or self.truncated or self.tables or any(self.chunks.values()))
 
     def copy(self) -> ChangeSet:
         """A copy that shares nothing mutable."""
         chunks = {node: dict(refs) for node, refs in self.chunks.items()}
-        return ChangeSet(dict(self.nodes), chunks, dict(self.truncated), list(self.unsynced))
+        return ChangeSet(
+            dict(self.nodes),
+            chunks,
+            dict(self.truncated),
+            list(self.unsynced),
+            dict(self.tables),
+        )
+
+    def get(self, node_id: bytes, coords: Coords) -> StoredRef | None:
+        """The changed ref of a chunk; None if it is not changed."""
+        refs = self.chunks.get(node_id)
+        ref = refs.get(coords) if refs is not None else None
+        if ref is None and self.tables:
+            for table in reversed(self.tables.get(node_id, ())):
+                ref = table.get(coords)
+                if ref is not None:
+                    break
+        return ref
+
+    def touched(self) -> list[bytes]:
+        """Ids of the nodes that chunks are changed of."""
+        return list(dict.fromkeys((*(n for n, refs in self.chunks.items() if refs), *self.tables)))
+
+    def table(self, node_id: bytes) -> ChunkTable | None:
+        """All changed chunks of a node; None if there is none."""
+        tables, refs = self.tables.get(node_id, ()), self.chunks.get(node_id)
+        if refs:
+            tables = (*tables, ChunkTable.of(refs))
+        return merge_layers([Layer(None, tables)]).table
+
+    def count(self, node_id: bytes) -> int:
+        """Number of changed chunks of a node."""
+        if node_id not in self.tables:
+            return len(self.chunks.get(node_id, ()))
+        table = self.table(node_id)
+        return 0 if table is None else len(table)
+
+    def put_table(self, node_id: bytes, table: ChunkTable) -> None:
+        """Lay a table of refs over all that is changed of the node."""
+        tables = list(self.tables.get(node_id, ()))
+        refs = self.chunks.pop(node_id, None)
+        for newer in ([ChunkTable.of(refs)] if refs else []) + [table]:
+            # Each is more than twice as long as the next, so that there are few, and a row is
+            # merged few times.
+            while tables and len(tables[-1]) <= 2 * len(newer):
+                merged = merge_layers([Layer(None, (tables.pop(), newer))]).table
+                assert merged is not None  # neither is empty
+                newer = merged
+            tables.append(newer)
+        self.tables[node_id] = tuple(tables)
+
+    def cut_tables(self, node_id: bytes, shape: Coords) -> None:
+        """Drop the rows at or beyond `shape` from the node's tables."""
+        cut = [select(t, inside(t.coords(), shape)) for t in self.tables.pop(node_id, ())]
+        left = tuple(table for table in cut if len(table))
+        if left:
+            self.tables[node_id] = left
+
+    def forget(self, node_id: bytes) -> None:
+        """Drop all that is changed of a node's chunks."""
+        self.chunks.pop(node_id, None)
+        self.tables.pop(node_id, None)
+        self.truncated.pop(node_id, None)
 
     def refs(self) -> Iterator[tuple[bytes, Coords, StoredRef]]:
         """Every changed chunk: node id, coordinate, ref."""
         for node_id, refs in self.chunks.items():
             for coords, ref in refs.items():
                 yield node_id, coords, ref
+
+    def chunk_objects(self) -> set[str]:
+        """Keys of all chunk objects that changed refs lie in."""
+        found = {ref.key for _, _, ref in self.refs() if isinstance(ref, NativeRef)}
+        for tables in self.tables.values():
+            found.update(*map(native_keys, tables))
+        return found
 
     def since(self, before: ChangeSet) -> ChangeSet:
         """What this change set has beyond `before`, from which it grew."""
@@ -82,12 +174,23 @@ class ChangeSet:
             if self.nodes.get(path) != before.nodes.get(path)
             or (path in self.nodes) != (path in before.nodes)
         }
+        # Where tables have changed, all of the node's refs are compared as tables.
+        bulk = {
+            node_id
+            for node_id in self.tables.keys() | before.tables.keys()
+            if self.tables.get(node_id) != before.tables.get(node_id)
+        }
+        tables: dict[bytes, tuple[ChunkTable, ...]] = {}
+        for node_id in bulk:
+            changed = difference(self.table(node_id), before.table(node_id))
+            if changed is not None:
+                tables[node_id] = (changed,)
         chunks: dict[bytes, dict[Coords, StoredRef]] = {}
         for node_id, coords, ref in self.refs():
-            if before.chunks.get(node_id, {}).get(coords) != ref:
+            if node_id not in bulk and before.chunks.get(node_id, {}).get(coords) != ref:
                 chunks.setdefault(node_id, {})[coords] = ref
         for node_id, coords, _ in before.refs():
-            if coords not in self.chunks.get(node_id, {}):
+            if node_id not in bulk and coords not in self.chunks.get(node_id, {}):
                 chunks.setdefault(node_id, {})[coords] = UNSET
         truncated = {
             node: shape
@@ -96,23 +199,38 @@ class ChangeSet:
         }
         known = set(before.unsynced)
         unsynced = [key for key in self.unsynced if key not in known]
-        return ChangeSet(nodes, chunks, truncated, unsynced)
+        return ChangeSet(nodes, chunks, truncated, unsynced, tables)
 
 
 @dataclass(slots=True)
 class Owners:
-    """What has been merged: the copy that each chunk and node came from, and what it was then."""
+    """What has been merged: the copy that each chunk and node came from, and what it was then.
+
+    `tables` are older than `chunks`, which say the same of single chunks, and in the order of
+    their merging.
+    """
 
     chunks: dict[tuple[bytes, Coords], tuple[str, StoredRef]] = field(default_factory=dict)
     nodes: dict[str, tuple[str, Node | None]] = field(default_factory=dict)
+    tables: dict[bytes, tuple[tuple[str, ChunkTable], ...]] = field(default_factory=dict)
+
+    def of(self, node_id: bytes, coords: Coords) -> tuple[str, StoredRef] | None:
+        """The copy that a chunk came from, and what it was then."""
+        found = self.chunks.get((node_id, coords))
+        if found is None:
+            for copy_id, table in reversed(self.tables.get(node_id, ())):
+                ref = table.get(coords)
+                if ref is not None:
+                    return copy_id, ref
+        return found
 
     def copy(self) -> Owners:
         """A copy that shares nothing mutable."""
-        return Owners(dict(self.chunks), dict(self.nodes))
+        return Owners(dict(self.chunks), dict(self.nodes), dict(self.tables))
 
     def take(self, other: Owners) -> None:
         """Become equal to `other`."""
-        self.chunks, self.nodes = other.chunks, other.nodes
+        self.chunks, self.nodes, self.tables = other.chunks, other.nodes, other.tables
 
 
 class Merge:
@@ -147,6 +265,7 @@ class Merge:
         Returns the conflicts; where there are any, nothing was applied.
         """
         theirs = after.since(before)
+        self._single_out(before, theirs)
         for node_id, refs in [*theirs.chunks.items()]:  # what was merged before counts once
             new = {c: ref for c, ref in refs.items() if self._owner(node_id, c) != (copy_id, ref)}
             theirs.chunks[node_id] = new
@@ -154,7 +273,7 @@ class Merge:
                 del theirs.chunks[node_id]
         for path, node in [*theirs.nodes.items()]:
             known = self.owners.nodes.get(path) == (copy_id, node)
-            if known and not (node and node.node_id in theirs.chunks):
+            if known and not (node and node.node_id in (*theirs.chunks, *theirs.tables)):
                 del theirs.nodes[path]
         alive = {node.node_id for node in after.nodes.values() if node is not None}
         replaced = {
@@ -166,6 +285,7 @@ class Merge:
         }
         for node_id in replaced:
             theirs.chunks.pop(node_id, None)
+            theirs.tables.pop(node_id, None)
         conflicts = [
             Conflict(f"/{path}", "metadata", "changed in the session and in a fork, differently")
             for path, node in theirs.nodes.items()
@@ -175,7 +295,7 @@ class Merge:
         conflicts += [
             Conflict(f"/{path}", "chunks", "written in the session and deleted in a fork")
             for node_id, path in replaced.items()
-            if self.mine.chunks.get(node_id, {}) != before.chunks.get(node_id, {})
+            if self._moved(before, node_id) is not None
         ]
         conflicts += self._chunk_conflicts(before, theirs, copy_id)
         conflicts += self._cut_conflicts(before, theirs)
@@ -184,7 +304,32 @@ class Merge:
         return conflicts
 
     def _owner(self, node_id: bytes, coords: Coords) -> tuple[str, StoredRef] | None:
-        return self.owners.chunks.get((node_id, coords))
+        return self.owners.of(node_id, coords)
+
+    def _moved(self, before: ChangeSet, node_id: bytes) -> ChunkTable | None:
+        """Chunks of a node that the session has changed otherwise than the fork began with."""
+        ours, was = self.mine, before
+        if ours.tables.get(node_id) == was.tables.get(node_id) and (
+            ours.chunks.get(node_id, {}) == was.chunks.get(node_id, {})
+        ):
+            return None
+        return difference(ours.table(node_id), was.table(node_id))
+
+    def _single_out(self, before: ChangeSet, theirs: ChangeSet) -> None:
+        """Of refs that a fork has set in bulk, look one by one at those the session has, too."""
+        for node_id, (table,) in list(theirs.tables.items()):
+            moved = self._moved(before, node_id)
+            if moved is None:
+                continue
+            both = shared_rows(table, moved)
+            contested = select(table, both)
+            if len(contested):
+                theirs.chunks.setdefault(node_id, {}).update(contested.refs())
+                left = select(table, ~both)
+                if len(left):
+                    theirs.tables[node_id] = (left,)
+                else:
+                    del theirs.tables[node_id]
 
     def _node(self, changes: ChangeSet, path: str) -> Node | None:
         return changes.nodes[path] if path in changes.nodes else self._stored.get(path)
@@ -193,14 +338,18 @@ class Merge:
         self, theirs: ChangeSet, after: ChangeSet, replaced: Iterable[bytes], copy_id: str
     ) -> None:
         for node_id in replaced:
-            self.mine.chunks.pop(node_id, None)
-            self.mine.truncated.pop(node_id, None)
+            self.mine.forget(node_id)
         for path, node in theirs.nodes.items():
             self.owners.nodes[path] = copy_id, node
             if node is None and path not in after.nodes:
                 self.mine.nodes.pop(path, None)
             else:
                 self.mine.nodes[path] = node
+        for node_id, tables in theirs.tables.items():
+            for table in tables:
+                self.mine.put_table(node_id, table)
+                owned = self.owners.tables.get(node_id, ())
+                self.owners.tables[node_id] = (*owned, (copy_id, table))
         for node_id, coords, ref in theirs.refs():
             self.mine.chunks.setdefault(node_id, {})[coords] = ref
             self.owners.chunks[node_id, coords] = copy_id, ref
@@ -214,24 +363,29 @@ class Merge:
     ) -> list[Conflict]:
         nodes = {**self._stored, **self.mine.nodes, **theirs.nodes}
         paths = {node.node_id: path for path, node in nodes.items() if node is not None}
+        reason = "written in a fork, to an array that the session has deleted"
         conflicts: list[Conflict] = []
+        for node_id, (table,) in theirs.tables.items():
+            if node_id not in paths:
+                lost = [tuple(c) for c in table.coords()[:20].tolist()]
+                conflicts.append(Conflict("/?", "chunks", reason, tuple(lost)))
         for node_id, refs in theirs.chunks.items():
             if node_id not in paths:
-                reason = "written in a fork, to an array that the session has deleted"
                 conflicts.append(Conflict("/?", "chunks", reason, tuple(sorted(refs)[:20])))
                 continue
-            ours, was = self.mine.chunks.get(node_id, {}), before.chunks.get(node_id, {})
-            twice = [
-                coords
-                for coords, ref in refs.items()
-                if ours.get(coords) != was.get(coords)
-                and self._owner(node_id, coords) != (copy_id, ours.get(coords))
-                and not same_bytes(ours.get(coords), ref)
-            ]
+            twice = []
+            for coords, ref in refs.items():
+                ours, was = self.mine.get(node_id, coords), before.get(node_id, coords)
+                if (
+                    ours != was
+                    and self._owner(node_id, coords) != (copy_id, ours)
+                    and not same_bytes(ours, ref)
+                ):
+                    twice.append(coords)
             if twice:
-                reason = "written with different bytes by two writers of the same session"
+                differs = "written with different bytes by two writers of the same session"
                 where = tuple(sorted(twice)[:20])
-                conflicts.append(Conflict(f"/{paths[node_id]}", "chunks", reason, where))
+                conflicts.append(Conflict(f"/{paths[node_id]}", "chunks", differs, where))
         return conflicts
 
     def _cut_conflicts(self, before: ChangeSet, theirs: ChangeSet) -> list[Conflict]:
@@ -248,6 +402,11 @@ class Merge:
                 continue
             refs = {**self.mine.chunks.get(node.node_id, {}), **theirs.chunks.get(node.node_id, {})}
             cut = [c for c, ref in refs.items() if c not in node.array.grid and ref is not UNSET]
+            for side in (self.mine, theirs):
+                for table in side.tables.get(node.node_id, ()):
+                    out = ~inside(table.coords(), node.array.grid.hi)
+                    out &= table.kind != RefKind.UNSET
+                    cut += [tuple(c) for c in table.coords()[out][:20].tolist()]
             if cut:
                 reason = "written by one writer and cut off by another of the same session"
                 conflicts.append(Conflict(f"/{path}", "chunks", reason, tuple(sorted(cut)[:20])))

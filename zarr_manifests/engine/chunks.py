@@ -8,14 +8,17 @@ writes.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 
 from zarr_manifests.errors import CorruptObjectError, MissingChunkError, ObjectNotFoundError
-from zarr_manifests.format.chunk_table import ChunkRef, InlineRef, NativeRef
+from zarr_manifests.format.chunk_table import ChunkRef, InlineRef, NativeRef, VirtualRef
 from zarr_manifests.ids import crc32c, new_session_id, object_key
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
+from zarr_manifests.virtual.containers import Containers
+from zarr_manifests.virtual.files import VirtualReader
 
 __all__ = ["ChunkReader", "SessionKeys"]
 
@@ -63,8 +66,11 @@ class SessionKeys:
 class ChunkReader:
     """Reads chunks of one snapshot, or of a session that grew from it."""
 
-    def __init__(self, storage: Storage, snapshot_id: str) -> None:
+    def __init__(
+        self, storage: Storage, snapshot_id: str, containers: Containers | None = None
+    ) -> None:
         self._storage = storage
+        self._virtual = VirtualReader(containers or Containers())
         self._snapshot_id = snapshot_id
 
     def read(self, ref: ChunkRef, start: int, length: int) -> bytes:
@@ -76,9 +82,15 @@ class ChunkReader:
             If the object that holds the chunk is not there.
         CorruptObjectError
             If it is too short, or the whole chunk does not match its checksum.
+        VirtualContainerError
+            If it lies in a file elsewhere that the repository was not opened to read.
+        VirtualSourceChangedError
+            If that file is not what it was when it was referenced.
         """
         if isinstance(ref, InlineRef):
             return ref.data[start : start + length]
+        if isinstance(ref, VirtualRef):
+            return self._virtual.read(ref, start, length)
         try:
             data = self._storage.get(ref.key, ref.offset + start, length)
         except ObjectNotFoundError as error:
@@ -89,6 +101,8 @@ class ChunkReader:
         """As `read`, for an event loop."""
         if isinstance(ref, InlineRef):
             return ref.data[start : start + length]
+        if isinstance(ref, VirtualRef):
+            return await asyncio.to_thread(self._virtual.read, ref, start, length)
         try:
             data = await self._storage.get_async(ref.key, ref.offset + start, length)
         except ObjectNotFoundError as error:

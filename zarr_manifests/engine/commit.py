@@ -36,7 +36,7 @@ from zarr_manifests.errors import (
     InvalidArgumentError,
 )
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.chunk_table import ChunkTable, NativeRef, RefKind
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
 from zarr_manifests.format.digest import Digest
 from zarr_manifests.format.envelope import pack, unpack
@@ -148,7 +148,7 @@ def commit(
 
 def _due_sync(changes: ChangeSet) -> tuple[str, ...]:
     """The chunk objects that must be durable: what was overwritten since need not be, or cannot."""
-    used = {ref.key for _, _, ref in changes.refs() if isinstance(ref, NativeRef)}
+    used = changes.chunk_objects()
     return tuple(key for key in changes.unsynced if key in used)
 
 
@@ -202,7 +202,7 @@ def _prepare(
     metadata: Mapping[str, Any],
     packs: int,
 ) -> _Prepared:
-    tables = {node: ChunkTable.of(refs) for node, refs in changes.chunks.items() if refs}
+    tables = {node: table for node in changes.touched() if (table := changes.table(node))}
     encoded = {node: Manifest.of([(node, table)]) for node, table in tables.items()}
     sizes = {node: len(manifest.parts[0][1]) for node, manifest in encoded.items()}
     plan = plan_embedding(sizes)
@@ -397,9 +397,13 @@ def _totals(tables: Mapping[bytes, ChunkTable], chunk_objects: int) -> dict[str,
     return {
         "refs-set": sum(map(len, tables.values())) - unset,
         "refs-unset": unset,
-        "chunk-bytes": sum(int(table.length.sum()) for table in tables.values()),
+        "chunk-bytes": sum(_written_bytes(table) for table in tables.values()),
         "chunk-objects": chunk_objects,
     }
+
+
+def _written_bytes(table: ChunkTable) -> int:
+    return int(table.length[table.kind != RefKind.VIRTUAL].sum())
 
 
 def _kind(view: SnapshotView, changes: ChangeSet, tables: Mapping[bytes, ChunkTable]) -> CommitKind:

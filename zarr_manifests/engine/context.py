@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.engine.objects import Objects
@@ -12,6 +12,7 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.root import Branch
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
+from zarr_manifests.virtual.containers import Containers
 
 __all__ = ["Context"]
 
@@ -34,6 +35,8 @@ class Context:
         Its root.
     config : RepositoryConfig
         The saved configuration with what `open` laid over it.
+    containers : Containers
+        The places elsewhere that virtual chunks may be read from.
     """
 
     repository_id: str
@@ -42,6 +45,7 @@ class Context:
     objects: Objects
     roots: Roots
     config: RepositoryConfig
+    containers: Containers = field(default_factory=Containers)
 
     def open_view(self, head: BlobRef, base: BlobRef | None = None) -> SnapshotView:
         """Open a snapshot; `base` is the base it is expected to read, if known."""

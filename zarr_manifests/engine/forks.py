@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from zarr_manifests.config import RepositoryConfig
@@ -28,6 +28,7 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.ids import session_of, snapshot_id_of
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock, Runtime
 from zarr_manifests.storage import Storage
+from zarr_manifests.virtual.containers import Containers
 
 __all__ = ["ForkState", "freeze", "merge_forks", "refuse_unmerged", "revive"]
 
@@ -56,6 +57,8 @@ class ForkState:
         The changes it started from, and those it has now.
     explicit : bool
         Whether it was asked for (`session.fork()`) and not made by pickling a session's store.
+    containers : Containers
+        The places elsewhere that virtual chunks may be read from; they hold no secrets.
     """
 
     repository_id: str
@@ -69,6 +72,7 @@ class ForkState:
     before: ChangeSet
     after: ChangeSet
     explicit: bool
+    containers: Containers = field(default_factory=Containers)
 
 
 _VIEWS: OrderedDict[tuple[str, str], SnapshotView] = OrderedDict()
@@ -112,6 +116,7 @@ def freeze(workspace: Workspace, *, explicit: bool) -> ForkState:
         before,
         after,
         explicit,
+        context.containers,
     )
 
 
@@ -124,6 +129,7 @@ def revive(state: ForkState, runtime: Runtime = SYSTEM) -> Workspace:
         Objects(state.storage, runtime),
         Roots(state.storage, runtime),
         state.config,
+        state.containers,
     )
     keys = None
     if state.lineage is not None:

@@ -24,7 +24,7 @@ Not thread-safe: the workspace's lock is held for every call but `Pack.write`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zarr_manifests.engine.changes import ChangeSet
 from zarr_manifests.errors import StorageError
@@ -175,7 +175,7 @@ class Packs:
                     chunks[place.node_id] = dict(chunks[place.node_id])
                     copied.add(place.node_id)
                 chunks[place.node_id][place.coords] = native
-        return ChangeSet(changes.nodes, chunks, changes.truncated, changes.unsynced)
+        return replace(changes, chunks=chunks)
 
     def settle(self, pack: Pack, changes: ChangeSet) -> None:
         """Replace the pack's staged refs by native ones if it was written, else open it again."""

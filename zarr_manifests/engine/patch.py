@@ -181,17 +181,17 @@ def combined(context: Context, parent: SnapshotView, delta: Delta, later: Change
     for node_id, shape in later.truncated.items():
         cut = narrower(cuts.get(node_id), shape)
         cuts[node_id] = shape if cut is None else cut
-    chunks: dict[bytes, dict[Coords, StoredRef]] = {}
+    together = ChangeSet(nodes, {}, cuts, list(later.unsynced))
     for node_id, tables in footprint_of(context, parent, delta).tables.items():
-        shape = later.truncated.get(node_id, ())
+        cut_off = later.truncated.get(node_id)
         for table in tables:
-            kept = select(table, inside(table.coords(), shape)) if shape else table
-            chunks.setdefault(node_id, {}).update(kept.refs())
-    for node_id, coords, ref in later.refs():
-        chunks.setdefault(node_id, {})[coords] = ref
-    return ChangeSet(
-        nodes,
-        {node_id: refs for node_id, refs in chunks.items() if node_id in alive},
-        {node_id: shape for node_id, shape in cuts.items() if node_id in alive},
-        list(later.unsynced),
-    )
+            kept = table if cut_off is None else select(table, inside(table.coords(), cut_off))
+            if len(kept):
+                together.put_table(node_id, kept)
+    for node_id in later.touched():
+        newer = later.table(node_id)
+        if newer is not None:
+            together.put_table(node_id, newer)
+    for node_id in {*together.touched(), *cuts} - alive:
+        together.forget(node_id)
+    return together

@@ -29,7 +29,7 @@ from zarr_manifests.engine.chunks import ChunkReader, SessionKeys
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.packs import Pack, Packs, StagedRef, check_created, native_ref
 from zarr_manifests.engine.view import SnapshotView, check_axes
-from zarr_manifests.errors import Conflict, InvalidArgumentError
+from zarr_manifests.errors import Conflict, InvalidArgumentError, NotFoundError
 from zarr_manifests.format.chunk_table import (
     UNSET,
     ChunkRef,
@@ -37,9 +37,10 @@ from zarr_manifests.format.chunk_table import (
     InlineRef,
     NativeRef,
     Unset,
+    VirtualRef,
 )
 from zarr_manifests.format.nodes import Node, NodeKind
-from zarr_manifests.grid import Coords
+from zarr_manifests.grid import Box, Coords
 from zarr_manifests.ids import NODE_ID_BYTES, crc32c
 from zarr_manifests.keys import (
     DOCUMENTS,
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Entry", "Workspace"]
 
-type Entry = InlineRef | NativeRef
+type Entry = InlineRef | NativeRef | VirtualRef
 """What is at a key: a document is given as inline bytes."""
 
 _OPAQUE: Final = "/"
@@ -119,7 +120,7 @@ class Workspace:
         self.changes = ChangeSet()
         self.packs = Packs(self.context.config.pack_bytes, self._new_chunk_key)
         self.pickled = False
-        self.reader = ChunkReader(self.storage, view.snapshot_id)
+        self.reader = ChunkReader(self.storage, view.snapshot_id, self.context.containers)
 
     # --- what is there -----------------------------------------------------------------------
 
@@ -150,7 +151,7 @@ class Workspace:
 
     def ref(self, node: Node, coords: Coords) -> ChunkRef | None:
         """Where a chunk of the node is; None if it is absent."""
-        ref = self.changes.chunks.get(node.node_id, {}).get(coords)
+        ref = self.changes.get(node.node_id, coords)
         if ref is not None:
             return None if isinstance(ref, Unset) else ref
         cut = self.changes.truncated.get(node.node_id)
@@ -166,7 +167,9 @@ class Workspace:
         with self.lock:
             cut = self.changes.truncated.get(node.node_id)
             changed = dict(self.changes.chunks.get(node.node_id, ()))
-        tables = (ChunkTable.of(changed),) if changed else ()
+            tables = self.changes.tables.get(node.node_id, ())
+        if changed:
+            tables = (*tables, ChunkTable.of(changed))
         if cut is None and not tables:
             return stored
         return fold([stored] if stored is not None else [], merge_layers([Layer(cut, tables)]))
@@ -184,6 +187,10 @@ class Workspace:
                 if meta and coords is not None and coords in meta.grid:
                     return node, coords
         return None
+
+    def chunk_at(self, key: str) -> tuple[Node, Coords] | None:
+        """The array and coordinate of which the key is a chunk, whether it is there or not."""
+        return self._chunk(key)
 
     def keys_below(self, prefix: str) -> Iterator[str]:
         """All keys that start with `prefix`, in no particular order."""
@@ -402,13 +409,45 @@ class Workspace:
         elif not refs:
             del self.changes.chunks[node.node_id]
 
+    def put_table(self, path: str, grid: Box, table: ChunkTable) -> None:
+        """Lay a table of refs over the array at `path`, which has that grid.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such array any more.
+        """
+        self._before_change(path)
+        with self.lock:
+            node = self.array_at(path)
+            if node.array is None or node.array.grid != grid:
+                raise InvalidArgumentError(
+                    f"/{path} was changed by another thread meanwhile; set the refs again"
+                )
+            self._settle_staged(node)
+            self.changes.put_table(node.node_id, table)
+
+    def array_at(self, path: str) -> Node:
+        """The array at that path, with or without a leading slash.
+
+        Raises
+        ------
+        NotFoundError
+            If there is none.
+        """
+        node = self.node(path.strip("/"))
+        if node is None or node.array is None:
+            known = sorted(f"/{n.path}" for n in self.nodes().values() if n.array is not None)
+            listed = ", ".join(known[:10]) or "none"
+            raise NotFoundError(f"there is no array {path!r}; there are: {listed}")
+        return node
+
     def _drop(self, path: str) -> None:
         """Delete a node and all its chunks."""
         node = self.node(path)
         if node is None:
             return
-        self.changes.chunks.pop(node.node_id, None)
-        self.changes.truncated.pop(node.node_id, None)
+        self.changes.forget(node.node_id)
         if path in self.view.nodes:
             self.changes.nodes[path] = None
         else:
@@ -429,12 +468,23 @@ class Workspace:
             else:
                 self.changes.nodes[path] = node
 
-    def put_chunks(self, node: Node, refs: Mapping[Coords, ChunkRef]) -> None:
+    def settled_chunks(self, node: Node) -> ChunkTable | None:
+        """As `chunks`, with no chunk staged: a table would carry its bytes as if it were inline."""
+        with self.lock:
+            self._settle_staged(node)
+            return self.chunks(node)
+
+    def _settle_staged(self, node: Node) -> None:
+        staged = self.changes.chunks.get(node.node_id, {}).values()
+        if any(isinstance(ref, StagedRef) for ref in staged):
+            self.flush()
+
+    def put_chunks(self, node: Node, table: ChunkTable | None) -> None:
         """Have these chunks in the array and no others; it has at least one axis."""
         with self.lock:
-            self.changes.chunks.pop(node.node_id, None)
-            for coords, ref in refs.items():
-                self._hold(node, coords, ref)
+            self.changes.forget(node.node_id)
+            if table is not None:
+                self.changes.put_table(node.node_id, table)
             if self._is_stored(node):
                 assert node.array is not None
                 self.changes.truncated[node.node_id] = (0,) * len(node.array.shape)
@@ -507,6 +557,7 @@ class Workspace:
         refs = self.changes.chunks.get(node.node_id, {})
         for coords in [c for c in refs if any(x >= n for x, n in zip(c, after, strict=True))]:
             del refs[coords]
+        self.changes.cut_tables(node.node_id, after)
         if self._is_stored(node):
             cut = narrower(self.changes.truncated.get(node.node_id), after)
             self.changes.truncated[node.node_id] = cut if cut is not None else after

@@ -3,9 +3,10 @@
 A `ChunkTable` holds, sorted by linear index in its *own* box (so that a resize of the array never
 changes what a stored table means), one row a chunk: what kind of ref it is and where the bytes
 are. The index column is absent when every coordinate of the box has a row. Native refs point to
-`chunks/<source>/<number>`; `offset` is stored as its distance from the previous row's end, which
-is constant where chunks lie one after another. Inline chunks lie in a blob beside the columns, in
-row order.
+`chunks/<source>/<number>`, virtual refs into a file elsewhere (`virtual_sources`). `offset` is
+stored as its distance from the end of the last row before it in the same object or file, which is
+constant where chunks lie one after another. Inline chunks lie in a blob beside the columns, in row
+order.
 
 Invariants, checked when a table is built and so for every table read from disk: indexes strictly
 increase inside the box, kinds are known, sources exist, inline lengths add up to the blob.
@@ -19,14 +20,12 @@ from enum import IntEnum
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
-from zarr_manifests.errors import (
-    CorruptObjectError,
-    InvalidArgumentError,
-    UnsupportedFormatError,
-)
+from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.columns import MAX_ROWS, Column, decode_column, encode_column
 from zarr_manifests.format.envelope import Fields
+from zarr_manifests.format.virtual_sources import NO_SOURCES, VirtualSource, VirtualSources
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import is_session_id, object_key
 
@@ -39,6 +38,8 @@ __all__ = [
     "RefKind",
     "StoredRef",
     "Unset",
+    "VirtualRef",
+    "native_keys",
 ]
 
 
@@ -91,6 +92,26 @@ class NativeRef:
         return object_key("chunks", self.source, self.number)
 
 
+@dataclass(frozen=True, slots=True)
+class VirtualRef:
+    """A chunk that is a byte range of a file elsewhere.
+
+    Parameters
+    ----------
+    source : VirtualSource
+        The file.
+    offset, length : int
+        Where the chunk is in the file, in bytes.
+    crc32c : int or None
+        Of the chunk's bytes, if known.
+    """
+
+    source: VirtualSource
+    offset: int
+    length: int
+    crc32c: int | None = None
+
+
 class Unset:
     """The type of `UNSET`: the chunk is absent, whatever older tables say."""
 
@@ -104,11 +125,19 @@ class Unset:
 
 
 UNSET: Final = Unset()
-type ChunkRef = InlineRef | NativeRef
-type StoredRef = InlineRef | NativeRef | Unset
+type ChunkRef = InlineRef | NativeRef | VirtualRef
+type StoredRef = InlineRef | NativeRef | VirtualRef | Unset
 
 _COLUMNS: Final = ("kind", "source", "number", "offset", "length", "crc32c")
-_MOST: Final = {"crc32c": 2**32 - 1, "kind": 3, "number": 10**9 - 1, "length": 2**48}
+_MOST: Final = {
+    "crc32c": 2**32 - 1,
+    "kind": 3,
+    "source": MAX_ROWS,
+    "number": 10**9 - 1,
+    "length": 2**48,
+}
+# Plain numbers: a lookup compares with them, and an enum's members are slow to reach.
+_INLINE, _NATIVE, _VIRTUAL = int(RefKind.INLINE), int(RefKind.NATIVE), int(RefKind.VIRTUAL)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,11 +151,14 @@ class ChunkTable:
     index : int64[n] or None
         Linear index of each row in `box`; None when row i is coordinate i.
     kind, source, number, offset, length, crc32c : int64[n]
-        One value a row; `source` is a position in `sources`. Unused values are 0.
+        One value a row; `source` is a position in `sources`, or in `virtual` for a virtual ref,
+        whose `number` says whether its `crc32c` is known (1 or 0). Unused values are 0.
     sources : tuple of str
         Session ids.
     inline : bytes
         The inline chunks' bytes, in row order.
+    virtual : VirtualSources
+        The files that virtual refs point into.
 
     Raises
     ------
@@ -144,10 +176,11 @@ class ChunkTable:
     crc32c: Column
     sources: tuple[str, ...]
     inline: bytes
+    virtual: VirtualSources = NO_SOURCES
 
     def __post_init__(self) -> None:
         n = len(self.kind)
-        native, inline = self.kind == RefKind.NATIVE, self.kind == RefKind.INLINE
+        inline = self.kind == RefKind.INLINE
         if self.index is None:
             sound = n == self.box.size
         else:
@@ -160,9 +193,11 @@ class ChunkTable:
                 )
             )
         sound = sound and all(map(is_session_id, self.sources))
-        if sound and n:  # rows without a source say 0 as well, whether or not there is any
-            sound = int(self.source.max()) < max(len(self.sources), 1)
-            sound = sound and (bool(self.sources) or not native.any())
+        if sound and n:  # rows without a source say 0
+            most = np.array([1, 1, len(self.sources), len(self.virtual)])
+            sound = bool((self.source < most[self.kind]).all())
+            elsewhere = self.kind == RefKind.VIRTUAL
+            sound = sound and not (elsewhere.any() and int(self.number[elsewhere].max()) > 1)
         if not sound or int(self.length[inline].sum()) != len(self.inline):
             raise CorruptObjectError("the columns of a chunk table contradict each other")
 
@@ -191,10 +226,14 @@ class ChunkTable:
         """The ref in that row."""
         kind = int(self.kind[row])
         length = int(self.length[row])
-        if kind == RefKind.NATIVE:
+        if kind == _NATIVE:
             source, number = self.sources[int(self.source[row])], int(self.number[row])
             return NativeRef(source, number, int(self.offset[row]), length, int(self.crc32c[row]))
-        if kind == RefKind.INLINE:
+        if kind == _VIRTUAL:
+            crc = int(self.crc32c[row]) if self.number[row] else None
+            file = self.virtual[int(self.source[row])]
+            return VirtualRef(file, int(self.offset[row]), length, crc)
+        if kind == _INLINE:
             start = int(self.offset[row])
             return InlineRef(self.inline[start : start + length])
         return UNSET
@@ -225,11 +264,11 @@ class ChunkTable:
         }
         if self.inline:
             packed["inl"] = self.inline
+        if len(self.virtual):
+            packed["virt"] = self.virtual.pack()
         if len(self):
             columns = {name: getattr(self, name) for name in _COLUMNS}
-            gap = self.offset - np.concatenate([[0], (self.offset + self.length)[:-1]])
-            # Zigzag, since an offset may lie before the previous row's end.
-            columns["offset"] = (gap << 1) ^ (gap >> 63)
+            columns["offset"] = _gaps(columns)
             if self.index is not None:
                 columns["index"] = self.index
             packed["col"] = {name: encode_column(column) for name, column in columns.items()}
@@ -252,23 +291,19 @@ class ChunkTable:
         columns = {
             name: decode_column(stored[name], n, _MOST.get(name, 2**62)) for name in _COLUMNS
         }
-        if int(columns["kind"].max()) > RefKind.NATIVE:
-            raise UnsupportedFormatError(
-                f"{fields.where}: virtual chunk refs are unknown here; upgrade the package"
-            )
-        zigzag = columns["offset"]
-        ends = np.cumsum((zigzag >> 1) ^ -(zigzag & 1)) + np.concatenate(
-            [[0], np.cumsum(columns["length"])[:-1]]
-        )
-        if int(ends.min()) < 0:
+        offset = _offsets(columns)
+        if int(offset.min()) < 0:
             raise CorruptObjectError(f"{fields.where}: an offset is negative")
-        columns["offset"] = ends
+        columns["offset"] = offset
         index = decode_column(stored["index"], n) if "index" in stored else None
         inline = fields.binary("inl") if fields.has("inl") else b""
         is_inline = columns["kind"] == RefKind.INLINE
-        if (ends[is_inline] + columns["length"][is_inline] > len(inline)).any():
+        if (offset[is_inline] > len(inline) - columns["length"][is_inline]).any():
             raise CorruptObjectError(f"{fields.where}: an inline chunk lies beyond its blob")
-        return cls(box, index, **columns, sources=tuple(sources), inline=inline)
+        virtual = NO_SOURCES
+        if fields.has("virt"):
+            virtual = VirtualSources.parse(Fields(fields.value["virt"], f"{fields.where}.virt"))
+        return cls(box, index, **columns, sources=tuple(sources), inline=inline, virtual=virtual)
 
     @classmethod
     def of(cls, refs: Mapping[Coords, StoredRef]) -> ChunkTable:
@@ -293,6 +328,7 @@ class ChunkTable:
         """The table of refs that are sorted by their linear index in `box`."""
         columns = {name: np.zeros(len(refs), np.int64) for name in _COLUMNS}
         numbers: dict[str, int] = {}
+        files: dict[VirtualSource, int] = {}
         inline: list[bytes] = []
         filled = 0
         for row, ref in enumerate(refs):
@@ -307,6 +343,12 @@ class ChunkTable:
                     columns["source"][row] = numbers.setdefault(source, len(numbers))
                     columns["number"][row], columns["crc32c"][row] = number, crc
                     columns["offset"][row], columns["length"][row] = offset, length
+                case VirtualRef(file, offset, length, known):
+                    columns["kind"][row] = RefKind.VIRTUAL
+                    columns["source"][row] = files.setdefault(file, len(files))
+                    columns["offset"][row], columns["length"][row] = offset, length
+                    if known is not None:
+                        columns["number"][row], columns["crc32c"][row] = 1, known
                 case Unset():
                     columns["kind"][row] = RefKind.UNSET
         dense = len(refs) == box.size
@@ -316,9 +358,69 @@ class ChunkTable:
             **columns,
             sources=tuple(numbers),
             inline=b"".join(inline),
+            virtual=VirtualSources.of(list(files)) if files else NO_SOURCES,
         )
 
     def refs(self) -> Iterable[tuple[Coords, StoredRef]]:
         """Coordinate and ref of every row."""
         for row, coords in enumerate(self.coords().tolist()):
             yield tuple(coords), self.ref(row)
+
+
+def native_keys(table: ChunkTable) -> set[str]:
+    """Keys of the chunk objects that rows of the table lie in."""
+    native = table.kind == RefKind.NATIVE
+    pairs = np.stack([table.source[native], table.number[native]], axis=1)
+    return {
+        NativeRef(table.sources[source], number, 0, 0, 0).key
+        for source, number in np.unique(pairs, axis=0).tolist()
+    }
+
+
+def _gaps(columns: Mapping[str, Column]) -> Column:
+    """Distance of each row's offset from where the last row before it in its object ends.
+
+    Zigzag-encoded, since it may be negative.
+    """
+    order, first = _by_object(columns)
+    offset, length = columns["offset"][order], columns["length"][order]
+    gap = offset.copy()
+    gap[1:] -= np.where(first[1:], 0, offset[:-1] + length[:-1])
+    stored: Column = np.empty_like(gap)
+    stored[order] = (gap << 1) ^ (gap >> 63)
+    return stored
+
+
+def _offsets(columns: Mapping[str, Column]) -> Column:
+    """What `_gaps` was made of."""
+    order, first = _by_object(columns)
+    stored, length = columns["offset"][order], columns["length"][order]
+    starts = np.flatnonzero(first)
+    # In place, for the sake of a reader's memory.
+    offset: Column = stored & 1
+    np.negative(offset, out=offset)
+    offset ^= stored >> 1
+    offset[1:] += length[:-1]
+    offset[starts[1:]] -= length[starts[1:] - 1]
+    step = offset[starts]
+    np.cumsum(offset, out=offset)
+    offset -= np.repeat(offset[starts] - step, np.diff(starts, append=len(offset)))
+    if isinstance(order, slice):
+        return offset
+    placed: Column = np.empty_like(offset)
+    placed[order] = offset
+    return placed
+
+
+def _by_object(columns: Mapping[str, Column]) -> tuple[Any, npt.NDArray[np.bool_]]:
+    """The rows' order by object, then by row, and which of them are their object's first."""
+    kind, source, number = columns["kind"], columns["source"], columns["number"]
+    # 2 + 25 + 30 bits at most.
+    key = (kind * (int(source.max()) + 1) + source) * (int(number.max()) + 1) + number
+    order: Any = slice(None)
+    if (key[1:] < key[:-1]).any():
+        order = np.argsort(key, kind="stable")
+        key = key[order]
+    first = np.ones(len(key), np.bool_)
+    np.not_equal(key[1:], key[:-1], out=first[1:])
+    return order, first

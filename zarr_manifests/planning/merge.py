@@ -9,23 +9,27 @@ the base.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.virtual_sources import NO_SOURCES, VirtualSources
 from zarr_manifests.grid import Box, Coords, IndexArray
 
 __all__ = [
     "Layer",
     "Overlay",
+    "difference",
     "fold",
     "inside",
     "merge_layers",
     "narrower",
+    "rearranged",
     "select",
+    "shared_rows",
     "split",
 ]
 
@@ -69,6 +73,22 @@ def inside(coords: IndexArray, shape: Coords) -> npt.NDArray[np.bool_]:
 def select(table: ChunkTable, keep: npt.NDArray[np.bool_]) -> ChunkTable:
     """The table's rows where `keep` (bool[n]) holds."""
     return _gather([table], table.box, table.linear_index()[keep], np.flatnonzero(keep))
+
+
+def rearranged(
+    table: ChunkTable, keep: npt.NDArray[np.bool_], coords: IndexArray
+) -> ChunkTable | None:
+    """The rows where `keep` (bool[n]) holds, each at its `coords` (int64[n, ndim], no two equal).
+
+    None if none is kept.
+    """
+    rows = np.flatnonzero(keep)
+    if not len(rows):
+        return None
+    box = Box.around_coords(coords[rows])
+    index = box.ravel(coords[rows])
+    order = np.argsort(index)
+    return _gather([table], box, index[order], rows[order])
 
 
 def split(table: ChunkTable, most_rows: int) -> list[ChunkTable]:
@@ -131,6 +151,61 @@ def fold(leaves: Sequence[ChunkTable], overlay: Overlay) -> ChunkTable | None:
     return merged if len(merged) else None
 
 
+def difference(new: ChunkTable | None, old: ChunkTable | None) -> ChunkTable | None:
+    """What to lay over `old` to get `new`: rows that are new or other, and UNSET for those gone.
+
+    None if they are the same.
+    """
+    if new is None or old is None:
+        if old is None:
+            return new
+        return _unset(old)
+    if new is old:
+        return None
+    kept_new, kept_old = shared_rows(new, old), shared_rows(old, new)
+    # Both gathered with the other's files and sessions, so that positions in these compare.
+    (a, b), n = _aligned(new, old), int(kept_new.sum())
+    same = np.ones(n, np.bool_)
+    for name in ("kind", "source", "number", "length", "crc32c"):
+        same &= getattr(a, name)[kept_new] == getattr(b, name)[kept_old]
+    inline = a.kind[kept_new] == RefKind.INLINE
+    same &= inline | (a.offset[kept_new] == b.offset[kept_old])
+    rows, others = np.flatnonzero(kept_new), np.flatnonzero(kept_old)
+    for i in np.flatnonzero(same & inline).tolist():
+        same[i] = a.ref(int(rows[i])) == b.ref(int(others[i]))
+    changed = np.ones(len(new), np.bool_)
+    changed[rows[same]] = False
+    tables = [select(new, changed), _unset(select(old, ~kept_old))]
+    return merge_layers([Layer(None, tuple(tables))]).table
+
+
+def shared_rows(table: ChunkTable, other: ChunkTable) -> npt.NDArray[np.bool_]:
+    """Which rows of `table` have a coordinate that `other` has, too."""
+    box = Box.around((table.box, other.box))
+    return np.isin(box.ravel(table.coords()), box.ravel(other.coords()), assume_unique=True)
+
+
+def _aligned(new: ChunkTable, old: ChunkTable) -> tuple[ChunkTable, ChunkTable]:
+    """Both tables, counting the same sessions and files."""
+    sessions = tuple(dict.fromkeys((*new.sources, *old.sources)))
+    place = {session: i for i, session in enumerate(sessions)}
+    virtual, places = VirtualSources.union((new.virtual, old.virtual))
+
+    def moved(table: ChunkTable, files: npt.NDArray[np.int64]) -> ChunkTable:
+        mapping = np.array([place[session] for session in table.sources], np.int64)
+        source = _shifted(table, RefKind.NATIVE, mapping) + _shifted(table, RefKind.VIRTUAL, files)
+        return replace(table, source=source, sources=sessions, virtual=virtual)
+
+    return moved(new, places[0]), moved(old, places[1])
+
+
+def _unset(table: ChunkTable) -> ChunkTable:
+    """UNSET at every coordinate of the table."""
+    zeros = np.broadcast_to(np.int64(0), (len(table),))
+    columns = (zeros, zeros, zeros, zeros, zeros, zeros)
+    return ChunkTable(table.box, table.index, *columns, (), b"")
+
+
 def _newest(tables: Sequence[ChunkTable]) -> ChunkTable:
     """Of every coordinate the row from the last table that has one."""
     if len(tables) == 1:
@@ -165,16 +240,22 @@ def _gather(
     def column(name: str) -> npt.NDArray[np.int64]:
         return np.concatenate([getattr(table, name) for table in tables])[rows]
 
+    virtual, places = VirtualSources.union([table.virtual for table in tables])
     kind, length, offset = column("kind"), column("length"), column("offset").copy()
     # Unset and inline rows have no source; position 0 stands for "none" there.
     source = np.concatenate(
         [
-            mapping[table.source] * (table.kind == RefKind.NATIVE)
-            if len(mapping)
-            else np.zeros(len(table), np.int64)
-            for table, (mapping, _) in zip(tables, shifts, strict=True)
+            _shifted(table, RefKind.NATIVE, mapping) + _shifted(table, RefKind.VIRTUAL, place)
+            for table, (mapping, _), place in zip(tables, shifts, places, strict=True)
         ]
     )[rows]
+    is_virtual = kind == RefKind.VIRTUAL
+    if not is_virtual.any():
+        virtual = NO_SOURCES
+    else:
+        used, where = np.unique(source[is_virtual], return_inverse=True)
+        if len(used) < len(virtual):
+            source[is_virtual], virtual = where, virtual.take(used)
     is_inline = kind == RefKind.INLINE
     inline = b""
     if is_inline.any():
@@ -197,4 +278,15 @@ def _gather(
         column("crc32c"),
         tuple(sources),
         inline,
+        virtual,
     )
+
+
+def _shifted(
+    table: ChunkTable, kind: RefKind, places: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """The sources of the rows of that kind, each put at its new place; 0 for other rows."""
+    if not len(places):
+        return np.zeros(len(table), np.int64)
+    of_kind = table.kind == kind
+    return np.asarray(places[np.where(of_kind, table.source, 0)] * of_kind)

@@ -1,0 +1,56 @@
+"""Refs set in bulk over chunks that the same session has written, staged or as objects."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+import zarr_manifests as zm
+from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.testing import CountingStorage
+
+
+def written(tmp_path: Path, config: dict[str, int]) -> tuple[CountingStorage, zm.Session]:
+    """A session that has written chunk 0 and made chunk 3 virtual, in this order."""
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "a.bin").write_bytes(bytes(range(10)))
+    storage = CountingStorage(MemoryStorage())
+    containers: dict[str, str | os.PathLike[str]] = {"raw": tmp_path / "raw"}
+    repo = zm.Repository.create(storage, config, virtual_containers=containers)
+    session = repo.writable_session()
+    a = zarr.create_array(
+        session.store, name="a", shape=(40,), chunks=(10,), dtype="u1", compressors=None
+    )
+    a[:10] = 7
+    session.store.set_virtual_refs("a", np.array([[3]]), ["virtual://raw/a.bin"], [0], [0], [10])
+    np.testing.assert_array_equal(a[:10], np.full(10, 7))
+    np.testing.assert_array_equal(a[30:], np.arange(10))
+    return storage, session
+
+
+@pytest.mark.parametrize("pack_chunk_bytes", [0, 1024])
+def test_the_chunk_is_an_object_that_is_durable_before_the_commit(
+    tmp_path: Path, pack_chunk_bytes: int
+) -> None:
+    config = {"inline-chunk-bytes": 0, "pack-chunk-bytes": pack_chunk_bytes}
+    storage, session = written(tmp_path, config)
+    (key,) = [r.key for r in storage.log if r.op == "create" and r.key.startswith("chunks/")]
+    storage.reset()
+    session.commit("both")
+    assert [r.key for r in storage.log if r.op == "sync"] == [key]
+    table = session.store.workspace.chunks(session.store.workspace.nodes()["a"])
+    assert table is not None
+    assert not table.inline
+    np.testing.assert_array_equal(zarr.open_array(session.store, path="a")[:10], np.full(10, 7))
+
+
+def test_an_amended_commit_makes_the_sessions_chunks_durable(tmp_path: Path) -> None:
+    storage, session = written(tmp_path, {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0})
+    session.commit("both")
+    zarr.open_array(session.store, path="a")[10:20] = 9
+    (key,) = [r.key for r in storage.log if r.op == "create" and r.key.startswith("chunks/")][1:]
+    storage.reset()
+    session.amend("all three")
+    assert [r.key for r in storage.log if r.op == "sync"] == [key]

@@ -1,0 +1,216 @@
+"""Plain Zarr stores and kerchunk references, taken in without copying."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from zarr.storage import LocalStore
+
+import zarr_manifests as zm
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnsupportedFormatError,
+    UnsupportedStorageError,
+    VirtualContainerError,
+    VirtualSourceChangedError,
+)
+from zarr_manifests.storage import MemoryStorage
+
+DATA = np.arange(48, dtype="f4").reshape(6, 8)
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    """A Zarr store: compressed, sharded, without axes, with a chunk that is absent, nested."""
+    root = zarr.create_group(LocalStore(tmp_path / "plain"), attributes={"title": "winds"})
+    root.create_array("t", shape=(6, 8), chunks=(2, 8), dtype="f4")[:4] = DATA[:4]
+    group = root.create_group("more/deep")
+    group.create_array("sharded", data=DATA, chunks=(2, 2), shards=(4, 4))
+    group.create_array("scalar", data=np.array(7.0))
+    group.create_array("empty", shape=(3,), dtype="i4")
+    (tmp_path / "plain" / "notes.txt").write_bytes(b"kept as they are")
+    return tmp_path / "plain"
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> zm.Repository:
+    return zm.Repository.create(tmp_path / "repo", virtual_containers={"here": tmp_path})
+
+
+def check(repo: zm.Repository, path: str = "") -> None:
+    root = zarr.open_group(repo.readonly_session().store, mode="r", path=path)
+    assert root.attrs["title"] == "winds"
+    np.testing.assert_array_equal(root["t"][:4], DATA[:4])
+    np.testing.assert_array_equal(root["t"][4:], 0)
+    np.testing.assert_array_equal(root["more/deep/sharded"][:], DATA)
+    np.testing.assert_array_equal(root["more/deep/sharded"][1:3, 5], DATA[1:3, 5])
+    assert root["more/deep/scalar"][()] == 7
+    np.testing.assert_array_equal(root["more/deep/empty"][:], 0)
+
+
+def chunk_bytes(repo: zm.Repository) -> int:
+    return sum(info.nbytes for info in repo.storage.list("chunks/"))
+
+
+def test_a_zarr_store_is_taken_in_without_its_bytes(repo: zm.Repository, plain: Path) -> None:
+    snapshot_id = repo.import_zarr(plain, message="take it in")
+    (info, _) = repo.ancestry()
+    assert (info.snapshot_id, info.message) == (snapshot_id, "take it in")
+    check(repo)
+    assert chunk_bytes(repo) == 0
+    store = repo.readonly_session().store
+    refs = store.get_virtual_refs("t")
+    assert refs.locations == tuple((plain / "t/c" / f"{i}/0").as_uri() for i in range(2))
+    assert refs.sizes.tolist() == refs.length.tolist()
+    assert store.workspace.find("notes.txt") is not None
+
+
+def test_a_zarr_store_is_copied(repo: zm.Repository, plain: Path, tmp_path: Path) -> None:
+    repo.import_zarr(plain.as_uri(), "/a/b", copy=True)
+    plain.rename(tmp_path / "gone")
+    check(zm.Repository.open(tmp_path / "repo"), "a/b")
+    assert len(repo.readonly_session().store.get_virtual_refs("a/b/t")) == 0
+    assert set(zarr.open_group(repo.readonly_session().store, mode="r")) == {"a"}
+
+
+def test_what_was_taken_in_is_read_with_its_container_only(
+    repo: zm.Repository, plain: Path, tmp_path: Path
+) -> None:
+    repo.import_zarr(plain)
+    with pytest.raises(VirtualContainerError, match="'here'"):
+        check(zm.Repository.open(tmp_path / "repo"))
+    file = plain / "t" / "c" / "0" / "0"
+    os.utime(file, ns=(0, file.stat().st_mtime_ns + 5_000_000))
+    with pytest.raises(VirtualSourceChangedError):
+        check(repo)
+
+
+def test_nothing_that_is_there_is_changed(repo: zm.Repository, plain: Path) -> None:
+    with repo.transaction(message="array") as store:
+        zarr.create_array(store, name="a", shape=(1,), dtype="i1")
+    for path in ("/", "a", "/a/"):
+        with pytest.raises(AlreadyExistsError, match="there is something"):
+            repo.import_zarr(plain, path)
+    with pytest.raises(InvalidArgumentError, match="is an array"):
+        repo.import_zarr(plain, "a/b")
+    assert len(list(repo.ancestry())) == 2
+    repo.import_zarr(plain, "b")
+    check(repo, "b")
+
+
+def test_stores_that_are_refused(repo: zm.Repository, plain: Path, tmp_path: Path) -> None:
+    for place in (tmp_path / "nothing", plain / "t" / "c"):
+        with pytest.raises(NotFoundError):
+            repo.import_zarr(place)
+    (plain / "link").symlink_to(plain / "t")
+    with pytest.raises(InvalidArgumentError, match="symbolic link"):
+        repo.import_zarr(plain)
+    (plain / "link").unlink()
+    (plain / "t" / "zarr.json").write_text("{")
+    with pytest.raises(UnsupportedFormatError, match="not understood"):
+        repo.import_zarr(plain)
+    with pytest.raises(UnsupportedStorageError):
+        repo.import_zarr("s3://bucket/store")
+    assert len(list(repo.ancestry())) == 1
+
+
+def test_a_store_in_memory(plain: Path, tmp_path: Path) -> None:
+    source = MemoryStorage("plain-in-memory")
+    names = [p for p in plain.rglob("*") if p.is_file()]
+    for name in names:
+        source.put(f"in/{name.relative_to(plain)}", name.read_bytes())
+    repo = zm.Repository.create(
+        tmp_path / "repo", virtual_containers={"m": "memory://plain-in-memory"}
+    )
+    repo.import_zarr("memory://plain-in-memory/in")
+    check(repo)
+
+
+# --- kerchunk --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kerchunk(tmp_path: Path) -> dict[str, Any]:
+    """References to a file that holds one array's chunks."""
+    (tmp_path / "all.bin").write_bytes(b"head" + DATA.tobytes())
+    (tmp_path / "last.bin").write_bytes(DATA[4:].tobytes())
+    scratch = zarr.storage.MemoryStore()
+    root = zarr.create_group(scratch)
+    root.create_array("t", shape=(6, 8), chunks=(2, 8), dtype="f4", compressors=None)
+    root.create_array("i", shape=(2,), chunks=(1,), dtype="u1", compressors=None)
+    documents = {key: value.to_bytes() for key, value in scratch._store_dict.items()}
+    return {
+        "version": 1,
+        "templates": {"u": f"{tmp_path}/all.bin"},
+        "refs": {
+            "zarr.json": documents["zarr.json"].decode(),
+            "t/zarr.json": json.loads(documents["t/zarr.json"]),
+            "i/zarr.json": documents["i/zarr.json"].decode(),
+            "t/c/0/0": ["{{u}}", 4, 64],
+            "t/c/1/0": [(tmp_path / "all.bin").as_uri(), 68, 64],
+            "t/c/2/0": [str(tmp_path / "last.bin")],
+            "i/c/0": "base64:" + base64.b64encode(b"\xff").decode(),
+            "i/c/1": "a",
+        },
+    }
+
+
+def test_kerchunk_references(repo: zm.Repository, kerchunk: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "refs.json").write_text(json.dumps(kerchunk))
+    repo.import_kerchunk(tmp_path / "refs.json", "one")
+    repo.import_kerchunk(kerchunk, "two", message="two")
+    kerchunk["refs"]["t/c/0/0"][0] = str(tmp_path / "all.bin")
+    repo.import_kerchunk(kerchunk["refs"], "three")
+    for name in ("one", "two", "three"):
+        root = zarr.open_group(repo.readonly_session().store, mode="r", path=name)
+        np.testing.assert_array_equal(root["t"][:], DATA)
+        assert root["i"][:].tolist() == [255, ord("a")]
+    refs = repo.readonly_session().store.get_virtual_refs("one/t")
+    assert len(refs.locations) == 2
+    assert refs.sizes.tolist() == [196, 64]
+    (tmp_path / "all.bin").write_bytes(bytes(500))
+    with pytest.raises(VirtualSourceChangedError):
+        zarr.open_array(repo.readonly_session().store, mode="r", path="one/t")[:]
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"gen": [{}]}, UnsupportedFormatError),
+        ({"refs": []}, InvalidArgumentError),
+        ({"refs": {"zarr.json": 5}}, InvalidArgumentError),
+        ({"refs": {"a": ["file:///a", 1]}}, InvalidArgumentError),
+        ({"refs": {"a": ["file:///a", -1, 5]}}, InvalidArgumentError),
+        ({"refs": {"a": ["a.nc", 1, 5]}}, InvalidArgumentError),
+        ({"refs": {"a": ["{{v}}", 1, 5]}}, InvalidArgumentError),
+        ({"refs": {"a": ["{{u + 1}}", 1, 5]}}, UnsupportedFormatError),
+        ({"refs": {"a": ["s3://bucket/a", 1, 5]}}, UnsupportedStorageError),
+        ({"refs": {"a": "base64:!"}}, InvalidArgumentError),
+        ({"refs": {"a": ["file:///a"]}}, VirtualContainerError),
+        ({"refs": {"a": ["file:///a", 1, 5]}}, VirtualContainerError),
+        ({"refs": {".zarray": "{}"}}, UnsupportedFormatError),
+    ],
+)
+def test_references_that_are_refused(
+    repo: zm.Repository, kerchunk: dict[str, Any], change: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        repo.import_kerchunk(kerchunk | change)
+    assert len(list(repo.ancestry())) == 1
+
+
+def test_files_that_hold_no_references(repo: zm.Repository, tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError):
+        repo.import_kerchunk(tmp_path / "refs.json")
+    (tmp_path / "refs.json").write_text("{")
+    with pytest.raises(InvalidArgumentError, match="JSON"):
+        repo.import_kerchunk(tmp_path / "refs.json")

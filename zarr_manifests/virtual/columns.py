@@ -1,0 +1,222 @@
+"""Virtual refs as numpy columns: checked as a whole, and made a chunk table without a loop.
+
+Invariant: what `table_of` returns has one row a coordinate, inside the array's grid, and files
+whose locations hold no secrets; `VirtualRefs.of` gives the same columns back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.columns import MAX_ROWS, Column
+from zarr_manifests.format.virtual_sources import VirtualSources
+from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.virtual.containers import Containers
+
+__all__ = ["VirtualRefs", "table_of"]
+
+_MOST_LENGTH: Final = 2**48
+_MOST_OFFSET: Final = 2**60
+_MOST_CRC: Final = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VirtualRefs:
+    """The virtual chunks of an array, as columns.
+
+    Parameters
+    ----------
+    index : int64[n, ndim]
+        Chunk coordinates, in C order.
+    locations : tuple of str
+        URLs of the files; `virtual://<container>/<path>` where the container is not opened.
+    source : int64[n]
+        Position of each chunk's file in `locations`.
+    offset, length : int64[n]
+        Where each chunk is in its file, in bytes.
+    etags : tuple of (str or None)
+        Of the files, where known.
+    modified, sizes : int64[len(locations)]
+        Of the files: time of modification (milliseconds since 1970 UTC) and bytes; -1 where not
+        known.
+    checksums : int64[n]
+        crc32c of each chunk; -1 where not known.
+    """
+
+    index: IndexArray
+    locations: tuple[str, ...]
+    source: Column
+    offset: Column
+    length: Column
+    etags: tuple[str | None, ...]
+    modified: Column
+    sizes: Column
+    checksums: Column
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @staticmethod
+    def of(table: ChunkTable | None, ndim: int, containers: Containers) -> VirtualRefs:
+        """The virtual rows of a table."""
+        none = np.zeros(0, np.int64)
+        if table is None:
+            return VirtualRefs(none.reshape(0, ndim), (), none, none, none, (), none, none, none)
+        rows = table.kind == RefKind.VIRTUAL
+        files = table.virtual
+        known = [files[i] for i in range(len(files))]
+        return VirtualRefs(
+            table.coords()[rows],
+            tuple(containers.url_of(file) for file in known),
+            table.source[rows],
+            table.offset[rows],
+            table.length[rows],
+            tuple(file.etag for file in known),
+            files.modified_ms.copy(),
+            files.nbytes.copy(),
+            np.where(table.number[rows] == 1, table.crc32c[rows], -1),
+        )
+
+
+def table_of(
+    grid: Box,
+    containers: Containers,
+    index: npt.ArrayLike,
+    locations: Sequence[str],
+    source: npt.ArrayLike,
+    offset: npt.ArrayLike,
+    length: npt.ArrayLike,
+    *,
+    etags: Sequence[str | None] | None = None,
+    modified: npt.ArrayLike | None = None,
+    sizes: npt.ArrayLike | None = None,
+    checksums: npt.ArrayLike | None = None,
+) -> ChunkTable | None:
+    """The chunk table of virtual refs into an array with that grid; None if there are none.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the columns do not fit together or to the grid, or a location is refused.
+    UnsupportedStorageError
+        If the scheme of a location is not supported.
+    """
+    n, files = np.shape(np.asarray(source))[:1], len(locations)
+    rows = n[0] if n else 0
+    columns = {
+        "source": _column("source", source, rows, 0, files - 1),
+        "offset": _column("offset", offset, rows, 0, _MOST_OFFSET),
+        "length": _column("length", length, rows, 0, _MOST_LENGTH),
+        "crc32c": _column("checksums", checksums, rows, -1, _MOST_CRC),
+    }
+    coords = _coords(index, rows, grid)
+    found = _files(containers, locations, etags, modified, sizes)
+    if not rows:
+        return None
+    box = Box.around_coords(coords) if grid.ndim else grid
+    linear = box.ravel(coords)
+    order: Any = slice(None)
+    if (linear[1:] <= linear[:-1]).any():
+        order = np.argsort(linear, kind="stable")
+        linear = linear[order]
+        twice = np.flatnonzero(linear[1:] == linear[:-1])
+        if len(twice):
+            first = tuple(coords[order][twice[0]].tolist())
+            raise InvalidArgumentError(
+                f"index: the chunk {first} is named twice, as are {len(twice)} in all"
+            )
+    used, source_of = np.unique(columns["source"], return_inverse=True)
+    crc = columns["crc32c"][order]
+    return ChunkTable(
+        box,
+        None if rows == box.size else linear,
+        np.broadcast_to(np.int64(RefKind.VIRTUAL), (rows,)),
+        source_of[order].astype(np.int64),
+        (crc >= 0).astype(np.int64),
+        columns["offset"][order],
+        columns["length"][order],
+        np.maximum(crc, 0),
+        (),
+        b"",
+        found if len(used) == files else found.take(used),
+    )
+
+
+def _numbers(name: str, values: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    array = np.asarray(values)
+    if array.size and array.dtype.kind not in "iu":
+        raise InvalidArgumentError(f"{name}: whole numbers are due, not {array.dtype}")
+    if array.dtype.kind == "u" and array.size and int(array.max()) > 2**63 - 1:
+        raise InvalidArgumentError(f"{name}: a value is beyond 2**63")
+    # A copy, since what the caller does with the array afterwards must not change what was set.
+    return array.astype(np.int64)
+
+
+def _column(name: str, values: npt.ArrayLike | None, n: int, least: int, most: int) -> Column:
+    if values is None:
+        return np.full(n, -1, np.int64)
+    column = _numbers(name, values)
+    if column.shape != (n,):
+        raise InvalidArgumentError(f"{name}: {n} values in one axis are due, not {column.shape}")
+    if n and not (least <= int(column.min()) and int(column.max()) <= most):
+        raise InvalidArgumentError(f"{name}: a value is not in {least}..{most}")
+    return column
+
+
+def _coords(index: npt.ArrayLike, n: int, grid: Box) -> IndexArray:
+    coords = _numbers("index", index)
+    if coords.shape != (n, grid.ndim):
+        raise InvalidArgumentError(
+            f"index: chunk coordinates of shape {(n, grid.ndim)} are due, not {coords.shape}"
+        )
+    if n > MAX_ROWS:
+        raise InvalidArgumentError(f"{n} refs at once are beyond {MAX_ROWS}; set them in parts")
+    outside = (coords < 0) | (coords >= np.asarray(grid.hi, np.int64))
+    if outside.any():
+        first = tuple(coords[outside.any(axis=1)][0].tolist())
+        raise InvalidArgumentError(
+            f"index: the chunk {first} is not in the array's grid of {grid.shape} chunks"
+        )
+    return coords
+
+
+def _files(
+    containers: Containers,
+    locations: Sequence[str],
+    etags: Sequence[object] | None,
+    modified: npt.ArrayLike | None,
+    sizes: npt.ArrayLike | None,
+) -> VirtualSources:
+    if isinstance(locations, str):
+        raise InvalidArgumentError("locations: a sequence of URLs is due, not one string")
+    n = len(locations)
+    tags = tuple("" if etag is None else etag for etag in etags) if etags is not None else ()
+    if etags is not None and len(tags) != n:
+        raise InvalidArgumentError(f"etags: {n} are due, one for each location, not {len(tags)}")
+    texts = tuple(tag for tag in tags if isinstance(tag, str) and tag.isprintable())
+    if len(texts) != len(tags):
+        raise InvalidArgumentError("etags: strings without control characters, or None, are due")
+    if modified is not None and np.asarray(modified).dtype.kind == "M":
+        # "Not a time" is the smallest number there is.
+        modified = np.maximum(np.asarray(modified).astype("datetime64[ms]").astype(np.int64), -1)
+    names: dict[str, int] = {}
+    container, paths = np.empty(n, np.int64), []
+    for i, location in enumerate(locations):
+        name, path = containers.locate(location)
+        container[i] = names.setdefault(name, len(names))
+        paths.append(path)
+    return VirtualSources(
+        tuple(names),
+        container,
+        tuple(paths),
+        _column("modified", modified, n, -1, _MOST_OFFSET),
+        _column("sizes", sizes, n, -1, _MOST_OFFSET),
+        texts if any(texts) else (),
+    )

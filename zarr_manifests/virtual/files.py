@@ -1,0 +1,215 @@
+"""Reading byte ranges of files elsewhere, and only of those that were meant.
+
+Invariants:
+
+- Nothing outside a container is opened: symbolic links are resolved first, and then every folder
+  on the way is opened without following any, so that a link put there meanwhile is refused too.
+- A file is compared with what was known of it when it was referenced, after its bytes were read:
+  a change before or during the read is noticed.
+- Bytes that are not all there are an error, and so is a file that is not.
+"""
+# Paths are plain strings here, since what is checked is text:
+# ruff: noqa: PTH118
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from dataclasses import dataclass
+
+from zarr_manifests.errors import (
+    CorruptObjectError,
+    InvalidArgumentError,
+    MissingChunkError,
+    ObjectNotFoundError,
+    StorageError,
+    VirtualContainerError,
+    VirtualSourceChangedError,
+)
+from zarr_manifests.format.chunk_table import VirtualRef
+from zarr_manifests.format.virtual_sources import VirtualSource
+from zarr_manifests.ids import crc32c
+from zarr_manifests.storage import from_url
+from zarr_manifests.virtual.containers import Containers, Place
+
+__all__ = ["Version", "VirtualReader", "file_version"]
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Not blocking, or opening a named pipe would wait for somebody to write to it.
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What tells one version of a file from another."""
+
+    etag: str
+    modified_ms: int
+    nbytes: int
+
+
+def file_version(found: os.stat_result) -> Version:
+    """The version of a local file. Its etag is the one that object_store gives local files."""
+    modified_us = found.st_mtime_ns // 1000
+    etag = f"{found.st_ino:x}-{modified_us:x}-{found.st_size:x}"
+    return Version(etag, found.st_mtime_ns // 1_000_000, found.st_size)
+
+
+class VirtualReader:
+    """Reads virtual chunks below the given containers."""
+
+    def __init__(self, containers: Containers) -> None:
+        self._containers = containers
+
+    def version(self, url: str) -> Version:
+        """The version that the file at the location has now.
+
+        Raises
+        ------
+        VirtualContainerError
+            If it lies below no container, or leads out of it. Nothing was read.
+        MissingChunkError
+            If there is no such file.
+        """
+        source = self._containers.source_at(url)
+        place = self._containers.resolve(source)
+        read = _read_file if place.scheme == "file" else _read_memory
+        return read(place, 0, 0, source)[1]
+
+    def read(self, ref: VirtualRef, start: int, length: int) -> bytes:
+        """`length` bytes of the chunk from `start` on; both lie within the chunk.
+
+        Raises
+        ------
+        VirtualContainerError
+            If the file lies below no container, or leads out of it. Nothing was read.
+        MissingChunkError
+            If there is no such file.
+        VirtualSourceChangedError
+            If the file is not what it was when it was referenced.
+        CorruptObjectError
+            If it is too short, or the whole chunk does not match its checksum.
+        StorageError
+            If it cannot be read.
+        """
+        place = self._containers.resolve(ref.source)
+        read = _read_file if place.scheme == "file" else _read_memory
+        data, version = read(place, ref.offset + start, length, ref.source)
+        _check_version(place, ref.source, version)
+        if len(data) != length:
+            raise CorruptObjectError(
+                f"{place.url} ends at byte {version.nbytes}, within a chunk of {ref.length} bytes "
+                f"from {ref.offset} on; restore the file, or reference it anew"
+            )
+        if length == ref.length and ref.crc32c is not None and crc32c(data) != ref.crc32c:
+            raise CorruptObjectError(
+                f"a chunk of {ref.length} bytes from {ref.offset} on in {place.url} does not match "
+                "its checksum; restore the file, or reference it anew"
+            )
+        return data
+
+
+def _check_version(place: Place, known: VirtualSource, found: Version) -> None:
+    changes = [
+        f"its {what} is {is_now}, and was {was}"
+        for what, was, is_now in (
+            ("etag", known.etag, found.etag),
+            ("time of modification (ms)", known.modified_ms, found.modified_ms),
+            ("size", known.nbytes, found.nbytes),
+        )
+        if was is not None and was != is_now
+    ]
+    if changes:
+        raise VirtualSourceChangedError(
+            f"{place.url} has changed since it was referenced: {'; '.join(changes)}. Restore the "
+            "file, or reference it anew"
+        )
+
+
+def _missing(place: Place) -> MissingChunkError:
+    return MissingChunkError(
+        f"{place.url}, which a chunk lies in, is not there; restore the file, or open the "
+        "repository with the place where it is now. It is not read as fill value"
+    )
+
+
+def _read_memory(
+    place: Place, start: int, length: int, known: VirtualSource
+) -> tuple[bytes, Version]:
+    storage = from_url(f"memory://{place.root}")
+    try:
+        data = storage.get(place.path, start, length)
+        info, token = storage.head(place.path), ""
+        if known.etag is not None:
+            token = storage.get_tagged(place.path).token
+    except ObjectNotFoundError as error:
+        raise _missing(place) from error
+    except InvalidArgumentError as error:
+        raise StorageError(f"{place.url} cannot be read: {error}") from error
+    return data, Version(token, info.modified_ms, info.nbytes)
+
+
+def _read_file(
+    place: Place, start: int, length: int, known: VirtualSource
+) -> tuple[bytes, Version]:
+    fd = _open(place)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise StorageError(f"{place.url} is no file")
+        parts = []
+        while length:
+            part = os.pread(fd, min(length, 2**30), start)
+            if not part:
+                break
+            parts.append(part)
+            start += len(part)
+            length -= len(part)
+        # After the read, so that a change during it is seen.
+        return parts[0] if len(parts) == 1 else b"".join(parts), file_version(os.fstat(fd))
+    except (OSError, OverflowError) as error:
+        if isinstance(error, StorageError):
+            raise
+        raise StorageError(f"{place.url} cannot be read: {error}") from error
+    finally:
+        os.close(fd)
+
+
+def _open(place: Place) -> int:
+    """Open a file below its root, wherever links lead as long as it is there."""
+    try:
+        root = os.path.realpath(place.root, strict=True)
+        real = os.path.realpath(os.path.join(root, place.path), strict=True)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise _missing(place) from error
+    except OSError as error:
+        raise StorageError(f"{place.url} cannot be read: {error}") from error
+    inside = root.rstrip("/") + "/"
+    if not real.startswith(inside):
+        raise VirtualContainerError(
+            f"{place.url} leads out of its container through a symbolic link; open the "
+            "repository with a container that holds the link's target too"
+        )
+    try:
+        return _open_below(root, real[len(inside) :].split("/"))
+    except FileNotFoundError as error:
+        raise _missing(place) from error
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise VirtualContainerError(
+                f"a folder on the way to {place.url} became a symbolic link while it was opened"
+            ) from error
+        raise StorageError(f"{place.url} cannot be read: {error}") from error
+
+
+def _open_below(root: str, names: list[str]) -> int:
+    *folders, name = names
+    at = os.open(root, _FOLDER)
+    try:
+        for folder in folders:
+            below = os.open(folder, _FOLDER, dir_fd=at)
+            os.close(at)
+            at = below
+        return os.open(name, _FILE, dir_fd=at)
+    finally:
+        os.close(at)
