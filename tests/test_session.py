@@ -679,7 +679,7 @@ def test_a_commit_that_landed_is_acknowledged_even_if_it_cannot_be_opened() -> N
     faulty = FaultyStorage(storage, [Fault("fail_before", op="get", key="nodes/*", count=None)])
     repository = Repository.open(faulty, {"max-delta-count": 50})
     session = repository.writable_session("main")
-    repository._context.objects._cache_bytes = 0
+    repository._context.objects.cache.max_size = 0
     for branch in (root := repository._context.roots.latest.root).branches.values():
         assert branch.base is not None
     bare = replace(repository._context.roots.latest, root=root.bare())

@@ -11,11 +11,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.config import CacheOptions, RepositoryConfig
 from zarr_manifests.display import html_page
 from zarr_manifests.engine.commit import deltas_between, footprint_of
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.create import create_repository
+from zarr_manifests.engine.disk_cache import DiskCache
 from zarr_manifests.engine.imports import import_references
 from zarr_manifests.engine.objects import Objects
 from zarr_manifests.engine.patch import patch
@@ -42,10 +43,12 @@ from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.history import Diff, SnapshotInfo, Usage
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
+from zarr_manifests.metrics import Meter, Metrics
 from zarr_manifests.planning.arrange import moved_paths
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.session import Session
 from zarr_manifests.storage import Storage, from_url
+from zarr_manifests.storage.metered import MeteredStorage, metered, unmetered
 from zarr_manifests.store import ManifestStore
 from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.references import (
@@ -94,6 +97,7 @@ class Repository:
         config: RepositoryConfig | Mapping[str, Any] | None = None,
         *,
         virtual_containers: Mapping[str, str | os.PathLike[str]] | None = None,
+        cache: CacheOptions | Mapping[str, Any] | None = None,
         runtime: Runtime = SYSTEM,
     ) -> Repository:
         """Make a repository at an empty place, with a branch `main`.
@@ -107,6 +111,9 @@ class Repository:
         virtual_containers : mapping of str to str or path, optional
             Places elsewhere that virtual chunks may be read from: a name, and the URL or path of
             a folder. It counts for this object, what comes from it and their pickles only.
+        cache : CacheOptions or mapping, optional
+            How much metadata is kept in memory, and in which folder of the local disk; for this
+            object, what comes from it and their pickles only.
         runtime : Runtime
             Clock, randomness and threads; for tests.
 
@@ -119,10 +126,13 @@ class Repository:
         UnsupportedStorageError
             If the storage cannot put-if-absent and compare-and-swap.
         """
-        storage, containers = _storage(location), Containers.of(virtual_containers)
-        objects, roots = Objects(storage, runtime), Roots(storage, runtime)
+        storage, containers = _counted(location), Containers.of(virtual_containers)
+        options = CacheOptions.of(cache)
+        DiskCache.check(options)
+        objects = Objects(storage, runtime)
         at = create_repository(storage, runtime, objects, _config(config), _DEFAULT_BRANCH)
-        return cls(_context(storage, runtime, objects, roots, at.root, None, containers), at)
+        roots = Roots(storage, runtime)
+        return cls(_context(storage, runtime, roots, at.root, None, containers, options), at)
 
     @classmethod
     def open(
@@ -131,6 +141,7 @@ class Repository:
         config: RepositoryConfig | Mapping[str, Any] | None = None,
         *,
         virtual_containers: Mapping[str, str | os.PathLike[str]] | None = None,
+        cache: CacheOptions | Mapping[str, Any] | None = None,
         runtime: Runtime = SYSTEM,
     ) -> Repository:
         """Open the repository at that place.
@@ -145,6 +156,9 @@ class Repository:
         virtual_containers : mapping of str to str or path, optional
             Places elsewhere that virtual chunks may be read from: a name, and the URL or path of
             a folder. It counts for this object, what comes from it and their pickles only.
+        cache : CacheOptions or mapping, optional
+            How much metadata is kept in memory, and in which folder of the local disk; for this
+            object, what comes from it and their pickles only.
         runtime : Runtime
             Clock, randomness and threads; for tests.
 
@@ -157,11 +171,28 @@ class Repository:
         CorruptObjectError
             If its root is damaged.
         """
-        storage, containers = _storage(location), Containers.of(virtual_containers)
+        return cls._open(
+            location, config, Containers.of(virtual_containers), CacheOptions.of(cache), runtime
+        )
+
+    @classmethod
+    def _open(
+        cls,
+        location: str | os.PathLike[str] | Storage,
+        config: RepositoryConfig | Mapping[str, Any] | None,
+        containers: Containers,
+        options: CacheOptions,
+        runtime: Runtime = SYSTEM,
+        *,
+        elsewhere: bool = False,
+    ) -> Repository:
+        storage = _counted(location)
         roots = Roots(storage, runtime)
         at = roots.read()
-        objects = Objects(storage, runtime)
-        return cls(_context(storage, runtime, objects, roots, at.root, config, containers), at)
+        context = _context(
+            storage, runtime, roots, at.root, config, containers, options, elsewhere=elsewhere
+        )
+        return cls(context, at)
 
     @classmethod
     def open_or_create(
@@ -170,6 +201,7 @@ class Repository:
         config: RepositoryConfig | Mapping[str, Any] | None = None,
         *,
         virtual_containers: Mapping[str, str | os.PathLike[str]] | None = None,
+        cache: CacheOptions | Mapping[str, Any] | None = None,
         runtime: Runtime = SYSTEM,
     ) -> Repository:
         """Open the repository at that place, or make it if the place is empty.
@@ -180,12 +212,18 @@ class Repository:
         if not cls.exists(storage):
             try:
                 return cls.create(
-                    storage, config, virtual_containers=virtual_containers, runtime=runtime
+                    storage,
+                    config,
+                    virtual_containers=virtual_containers,
+                    cache=cache,
+                    runtime=runtime,
                 )
             except AlreadyExistsError:
                 if not cls.exists(storage):
                     raise
-        return cls.open(storage, config, virtual_containers=virtual_containers, runtime=runtime)
+        return cls.open(
+            storage, config, virtual_containers=virtual_containers, cache=cache, runtime=runtime
+        )
 
     @staticmethod
     def exists(location: str | os.PathLike[str] | Storage) -> bool:
@@ -213,12 +251,13 @@ class Repository:
         return html_page("Repository", facts, nodes)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.storage, self.config, self._context.containers)
+        context = self._context
+        return _reopen, (self.storage, self.config, context.containers, context.cache)
 
     @property
     def storage(self) -> Storage:
         """Where it lies."""
-        return self._context.storage
+        return unmetered(self._context.storage)
 
     @property
     def url(self) -> str:
@@ -234,6 +273,24 @@ class Repository:
     def config(self) -> RepositoryConfig:
         """The configuration in use."""
         return self._context.config
+
+    def metrics(self) -> Metrics:
+        """What this object, its sessions and stores have done so far in this process.
+
+        See Also
+        --------
+        zarr_manifests.metrics.process_totals : The same of all repositories of the process.
+
+        Examples
+        --------
+        >>> import zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://counted-example")
+        >>> before = repo.metrics()
+        >>> _ = repo.list_branches()
+        >>> (repo.metrics() - before).requests
+        1
+        """
+        return self._context.meter.read()
 
     # --- sessions ----------------------------------------------------------------------------
 
@@ -841,25 +898,46 @@ def _config(config: RepositoryConfig | Mapping[str, Any] | None) -> RepositoryCo
     return RepositoryConfig.from_dict(config or {})
 
 
+def _counted(location: str | os.PathLike[str] | Storage) -> MeteredStorage:
+    return metered(_storage(location), Meter())
+
+
 def _context(
     storage: Storage,
     runtime: Runtime,
-    objects: Objects,
     roots: Roots,
     root: Root,
     overlay: RepositoryConfig | Mapping[str, Any] | None,
     containers: Containers,
+    options: CacheOptions,
+    *,
+    elsewhere: bool = False,
 ) -> Context:
     if isinstance(overlay, RepositoryConfig):
         config = overlay
     else:
         hyphened = {str(k).replace("_", "-"): v for k, v in (overlay or {}).items()}
         config = RepositoryConfig.from_dict(root.config.to_dict() | hyphened)
-    return Context(root.repository_id, storage, runtime, objects, roots, config, containers)
+    return Context.of(
+        root.repository_id,
+        storage,
+        runtime,
+        roots,
+        config,
+        containers,
+        options,
+        elsewhere=elsewhere,
+    )
 
 
-def _reopen(storage: Storage, config: RepositoryConfig, containers: Containers) -> Repository:
-    return Repository.open(storage, config, virtual_containers=containers.prefixes)
+def _reopen(
+    storage: Storage,
+    config: RepositoryConfig,
+    containers: Containers,
+    options: CacheOptions | None = None,
+) -> Repository:
+    options = options or CacheOptions()
+    return Repository._open(storage, config, containers, options, elsewhere=True)
 
 
 def _known[T](refs: Mapping[str, T], name: str, what: str) -> T:

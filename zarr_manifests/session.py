@@ -22,13 +22,12 @@ from zarr_manifests.engine.commit import (
     Committed,
     checked_message,
     checked_metadata,
-    commit,
     delta_of,
     deltas_between,
 )
 from zarr_manifests.engine.context import Context
-from zarr_manifests.engine.fold import fold_branch
 from zarr_manifests.engine.forks import ForkState, freeze, merge_forks, refuse_unmerged
+from zarr_manifests.engine.observed import observed_commit, observed_fold
 from zarr_manifests.engine.patch import combined
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.engine.workspace import Workspace
@@ -483,7 +482,7 @@ class Session:
             with workspace.packed() as (changes, packs):
                 if delta is not None:
                     changes = combined(context, view, delta, changes)
-                done = commit(
+                done = observed_commit(
                     context,
                     view,
                     changes,
@@ -522,7 +521,7 @@ class Session:
         if len(view.snapshot.deltas) < context.config.max_delta_count:
             return
         try:
-            folded = fold_branch(context, self._branch)
+            folded = observed_fold(context, self._branch)
             # Somebody may have reset the branch meanwhile; then the fold is not of this commit.
             if folded is not None and deltas_between(context, done.head, folded) is not None:
                 self._start_at(context.open_view(folded), keys)

@@ -182,7 +182,7 @@ def test_a_branch_that_is_reset_before_a_fold(monkeypatch: pytest.MonkeyPatch) -
 
     session = repository.writable_session()
     put(session, "a/c/0", b"mine")
-    monkeypatch.setattr(session_module, "fold_branch", reset_and_fold)
+    monkeypatch.setattr(session_module, "observed_fold", reset_and_fold)
     assert session.commit("mine") == session.snapshot_id
     assert (get(session, "a/c/0"), get(session, "a/c/3")) == (b"mine", None)
     put(session, "a/c/1", b"next")

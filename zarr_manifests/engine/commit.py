@@ -215,6 +215,7 @@ def _prepare(
         manifest = together(group)
         upload = Upload(keys.next("manifests"), manifest.encode())
         uploads.append(upload)
+        context.objects.remember(upload.ref, manifest)
         manifests.append(ManifestRef(upload.ref, manifest.directory()))
     commit_id = context.runtime.random_bytes(COMMIT_ID_BYTES)
     delta = Delta(

@@ -15,11 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.config import CacheOptions, RepositoryConfig
 from zarr_manifests.engine.changes import ChangeSet, Merge, Owners
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
-from zarr_manifests.engine.objects import Objects
 from zarr_manifests.engine.roots import Roots
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.engine.workspace import Workspace
@@ -28,6 +27,7 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.ids import session_of, snapshot_id_of
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock, Runtime
 from zarr_manifests.storage import Storage
+from zarr_manifests.storage.metered import metered
 from zarr_manifests.virtual.containers import Containers
 
 __all__ = ["ForkState", "freeze", "merge_forks", "refuse_unmerged", "revive"]
@@ -59,6 +59,8 @@ class ForkState:
         Whether it was asked for (`session.fork()`) and not made by pickling a session's store.
     containers : Containers
         The places elsewhere that virtual chunks may be read from; they hold no secrets.
+    cache : CacheOptions
+        What a copy may keep of the metadata it reads.
     """
 
     repository_id: str
@@ -73,6 +75,7 @@ class ForkState:
     after: ChangeSet
     explicit: bool
     containers: Containers = field(default_factory=Containers)
+    cache: CacheOptions = field(default_factory=CacheOptions)
 
 
 _VIEWS: OrderedDict[tuple[str, str], SnapshotView] = OrderedDict()
@@ -117,19 +120,22 @@ def freeze(workspace: Workspace, *, explicit: bool) -> ForkState:
         after,
         explicit,
         context.containers,
+        context.cache,
     )
 
 
 def revive(state: ForkState, runtime: Runtime = SYSTEM) -> Workspace:
     """A workspace that goes on from the copied state."""
-    context = Context(
+    storage = metered(state.storage)
+    context = Context.of(
         state.repository_id,
-        state.storage,
+        storage,
         runtime,
-        Objects(state.storage, runtime),
-        Roots(state.storage, runtime),
+        Roots(storage, runtime),
         state.config,
         state.containers,
+        state.cache,
+        elsewhere=True,
     )
     keys = None
     if state.lineage is not None:

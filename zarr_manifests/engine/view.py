@@ -92,8 +92,6 @@ class SnapshotView:
             for part in manifest.parts:
                 leaves.setdefault(part.node_id, []).append((part.box, manifest))
         self._leaves = leaves
-        self._overlays: dict[bytes, Overlay] = {}
-        self._tables: dict[tuple[bytes, Box], ChunkTable] = {}
 
     @classmethod
     def open(
@@ -134,7 +132,7 @@ class SnapshotView:
 
     def lookup(self, node_id: bytes, coords: Coords) -> ChunkRef | None:
         """Where the chunk is; None if it is absent."""
-        overlay = self._overlays.get(node_id)
+        overlay = self._objects.cache.find(self._overlay_name(node_id))
         if overlay is None:  # in one round with the leaf, which is most likely needed as well
             overlay = self.overlay(node_id, self._leaf_at(node_id, coords))
         if overlay.table is not None:
@@ -158,17 +156,37 @@ class SnapshotView:
 
     def overlay(self, node_id: bytes, leaves: Sequence[tuple[Box, ManifestRef]] = ()) -> Overlay:
         """All live deltas' words about the node; `leaves` are fetched in the same round."""
-        found = self._overlays.get(node_id)
+        name = self._overlay_name(node_id)
+        found: Overlay | None = self._objects.cache.find(name)
         if found is None:
-            found = merge_layers(self._layers(node_id, leaves))
-            self._overlays[node_id] = found  # another thread's is equal: the view is immutable
+            layers = self._layers(node_id, leaves)
+            found = merge_layers(layers)
+            self._objects.cache.keep(name, found)  # another thread's is equal
+            rows = sum(len(table) for layer in layers for table in layer.tables)
+            self._objects.meter.add("refs_merged", rows)
         return found
+
+    def _overlay_name(self, node_id: bytes) -> tuple[str, str, int, bytes]:
+        return "overlay", self.ref.key, self.ref.crc32c, node_id
 
     def leaves(self, node_id: bytes) -> list[ChunkTable]:
         """The node's tables in the base."""
         due = self._leaves.get(node_id, [])
-        self._objects.prefetch([(manifest.blob, Manifest) for _, manifest in due])
-        return [self._leaf(node_id, box, manifest) for box, manifest in due]
+        loaded = self._objects.load_all(self._due_leaves(node_id, due))
+        return [
+            self._leaf(node_id, box, manifest, loaded.get(manifest.blob.key))
+            for box, manifest in due
+        ]
+
+    def _due_leaves(
+        self, node_id: bytes, leaves: Sequence[tuple[Box, ManifestRef]]
+    ) -> list[tuple[BlobRef, type[Manifest]]]:
+        """Manifests of the leaves whose tables are not in memory."""
+        return [
+            (manifest.blob, Manifest)
+            for _, manifest in leaves
+            if not self._objects.has_tables(manifest.blob, node_id)
+        ]
 
     def chunks(self, node_id: bytes) -> ChunkTable | None:
         """All chunks of the node that are there; None if there is none."""
@@ -182,17 +200,14 @@ class SnapshotView:
             ids.update(part.node_id for ref in entry.manifests for part in ref.parts)
         return ids.union(*self._cuts.values())
 
-    def _leaf(self, node_id: bytes, box: Box, manifest: ManifestRef) -> ChunkTable:
-        table = self._tables.get((node_id, box))
+    def _leaf(
+        self, node_id: bytes, box: Box, manifest: ManifestRef, loaded: Manifest | None = None
+    ) -> ChunkTable:
+        table = self._objects.tables(manifest.blob, node_id, loaded).get(box)
         if table is None:
-            loaded = self._objects.load(manifest.blob, Manifest)
-            for found in loaded.tables(node_id):
-                self._tables[node_id, found.box] = found
-            table = self._tables.get((node_id, box))
-            if table is None:
-                raise CorruptObjectError(
-                    f"{manifest.blob.key} has no chunk table that the snapshot says it has"
-                )
+            raise CorruptObjectError(
+                f"{manifest.blob.key} has no chunk table that the snapshot says it has"
+            )
         return table
 
     def _layers(self, node_id: bytes, leaves: Sequence[tuple[Box, ManifestRef]]) -> list[Layer]:
@@ -215,12 +230,8 @@ class SnapshotView:
                     manifests.setdefault(position, []).append(ref.blob)
         wanted: list[tuple[BlobRef, Any]] = [(ref, Delta) for ref in deltas.values()]
         wanted += [(ref, Manifest) for refs in manifests.values() for ref in refs]
-        wanted += [
-            (manifest.blob, Manifest)
-            for box, manifest in leaves
-            if (node_id, box) not in self._tables
-        ]
-        self._objects.prefetch(wanted)
+        wanted += self._due_leaves(node_id, leaves)
+        loaded = self._objects.load_all(wanted)
         layers = []
         for position in range(len(self.snapshot.deltas)):
             tables: list[ChunkTable] = []
@@ -232,10 +243,9 @@ class SnapshotView:
             else:
                 cut = self._cuts.get(position, {}).get(node_id)
             if position in deltas:
-                delta = self._objects.load(deltas[position], Delta)
-                tables += delta.embedded.tables(node_id)
+                tables += loaded[deltas[position].key].embedded.tables(node_id)
             for blob in manifests.get(position, ()):
-                tables += self._objects.load(blob, Manifest).tables(node_id)
+                tables += loaded[blob.key].tables(node_id)
             if cut is not None or tables:
                 layers.append(Layer(cut, tuple(tables)))
         return layers
