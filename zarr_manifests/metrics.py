@@ -142,8 +142,10 @@ class Meter:
         counts = self._counts
         with self._lock:
             counts[kind] += 1
-            counts["bytes_read"] += read_bytes
-            counts["bytes_written"] += written_bytes
+            if read_bytes:
+                counts["bytes_read"] += read_bytes
+            if written_bytes:
+                counts["bytes_written"] += written_bytes
 
     def read(self) -> Metrics:
         """The counts at this moment."""

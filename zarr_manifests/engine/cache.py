@@ -73,6 +73,7 @@ class DecodedCache:
         self._objects: OrderedDict[tuple[Any, ...], _Entry] = OrderedDict()
         self._made: OrderedDict[tuple[Any, ...], _Entry] = OrderedDict()
         self._bytes = [0, 0]
+        self._due_s = float("inf")  # no value expires before
         self._restart()
         _CACHES.add(self)
 
@@ -104,8 +105,9 @@ class DecodedCache:
         """The value, None if there is none."""
         with self._lock:
             now_s = self._now_s()
-            self._expire(now_s)
-            part, _ = self._part(name)
+            if now_s >= self._due_s:
+                self._expire(now_s)
+            part = self._objects if name[0] == OBJECT else self._made
             entry = part.get(name)
             if entry is None:
                 return None
@@ -123,6 +125,7 @@ class DecodedCache:
             old = part.pop(name, None)
             part[name] = entry
             self._bytes[at] += entry.nbytes - (old.nbytes if old is not None else 0)
+            self._due_s = min(self._due_s, entry.used_s + self._expire_s)
             self._shrink(name)
 
     def obtain(self, name: tuple[Any, ...], make: Callable[[], Any]) -> Any:
@@ -164,8 +167,13 @@ class DecodedCache:
         return (self._objects, 0) if name[0] == OBJECT else (self._made, 1)
 
     def _expire(self, now_s: float) -> None:
+        self._due_s = float("inf")
         for at, part in enumerate((self._objects, self._made)):
-            while part and now_s - next(iter(part.values())).used_s >= self._expire_s:
+            while part:
+                due_s = next(iter(part.values())).used_s + self._expire_s
+                if due_s > now_s:
+                    self._due_s = min(self._due_s, due_s)
+                    break
                 self._drop(part, at)
 
     def _shrink(self, newest: tuple[Any, ...]) -> None:
