@@ -112,12 +112,15 @@ class Objects:
         self, ref: BlobRef, node_id: bytes, manifest: Manifest | None = None
     ) -> Mapping[Box, ChunkTable]:
         """A manifest's chunk tables of one node, decoded, by box; `manifest` is it, if at hand."""
+        name = _tables_name(ref, node_id)
+        found = self.cache.find(name)
+        if found is None:
 
-        def decode() -> Mapping[Box, ChunkTable]:
-            whole = manifest or self.load(ref, Manifest)
-            return {table.box: table for table in whole.tables(node_id)}
+            def decode() -> Mapping[Box, ChunkTable]:
+                whole = manifest or self.load(ref, Manifest)
+                return {table.box: table for table in whole.tables(node_id)}
 
-        found = self.cache.obtain(_tables_name(ref, node_id), decode)
+            found = self.cache.obtain(name, decode)
         return cast(Mapping[Box, ChunkTable], found)
 
     def has_tables(self, ref: BlobRef, node_id: bytes) -> bool:
