@@ -128,6 +128,7 @@ def test_a_constant_column_counts_as_the_single_number_it_is() -> None:
     many, few = (np.broadcast_to(np.int64(7), (n,)) for n in (1_000_000, 10))
     assert decoded_bytes(many) == decoded_bytes(few) < 1000
     assert decoded_bytes((many, many)) < decoded_bytes(many) + 200, "counted once"
+    assert decoded_bytes(np.zeros(10_000)[:10]) > 80_000, "a part keeps the whole alive"
 
 
 def cache_of(max_size: int = 1 << 30, **options: Any) -> DecodedCache:
