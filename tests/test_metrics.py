@@ -247,12 +247,23 @@ def test_one_line_for_each_commit_and_compaction(caplog: pytest.LogCaptureFixtur
     assert commit.getMessage().startswith(f"commit {ids[2]} on main in ")
 
 
-def test_nothing_is_logged_unless_asked_for(caplog: pytest.LogCaptureFixture) -> None:
-    with_array(Repository.create(MemoryStorage()))
-    assert caplog.records == []
+def test_nothing_is_logged_unless_asked_for() -> None:
+    script = """
+        import logging, sys
+        logging.basicConfig(stream=sys.stdout)
+        import zarr, zarr_manifests as zm
+        def commit(name):
+            with zm.Repository.create(f"memory://{name}").transaction(message="group") as store:
+                _ = zarr.create_group(store, path="g")
+        commit("quiet")
+        logging.getLogger("zarr_manifests.operations").setLevel(logging.INFO)
+        commit("asked")
+    """
+    (line,) = run(script).splitlines()
+    assert line.startswith("INFO:zarr_manifests.operations:commit ")
 
 
-def test_a_log_that_is_full_does_not_fail_a_commit_that_landed(
+def test_a_commit_is_logged_though_its_snapshot_is_not_in_memory(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """What the snapshot says is left out when it is not in memory any more."""
