@@ -32,6 +32,7 @@ from zarr_manifests.format.chunk_table import (
     InlineRef,
     NativeRef,
     StoredRef,
+    VirtualRef,
 )
 from zarr_manifests.format.delta import CommitKind, Delta
 from zarr_manifests.format.digest import Digest
@@ -40,6 +41,7 @@ from zarr_manifests.format.nodes import Base, Node, NodeKind
 from zarr_manifests.format.pages import Page
 from zarr_manifests.format.root import Branch, Lease, LogEntry, PageRef, Root
 from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
+from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.merge import Layer, fold, merge_layers
 
@@ -97,6 +99,20 @@ stored_refs: st.SearchStrategy[StoredRef] = st.one_of(
         st.integers(0, 2**45),
         st.integers(0, 2**45),
         st.integers(0, 2**32 - 1),
+    ),
+    st.builds(
+        VirtualRef,
+        st.builds(
+            VirtualSource,
+            st.sampled_from(("", "era5")),
+            st.sampled_from(("a.nc", "b/c.nc")),
+            st.none() | st.just("etag"),
+            st.none() | st.integers(0, 2**40),
+            st.none() | st.integers(0, 2**40),
+        ),
+        st.integers(0, 2**45),
+        st.integers(0, 2**45),
+        st.none() | st.integers(0, 2**32 - 1),
     ),
 )
 
@@ -197,7 +213,8 @@ def digest_values(draw: st.DrawFn) -> Digest:
     covered |= {node: draw(st.none() | shapes) for node, _ in held}
     cuts = draw(st.lists(st.dictionaries(node_ids, shapes, max_size=2), max_size=3))
     deleted = draw(st.dictionaries(texts, node_ids, max_size=3))
-    return Digest(draw(node_tuples), deleted, tuple(cuts), covered, Manifest.of(held))
+    of = draw(st.lists(st.integers(0, 2**32 - 1), min_size=len(cuts), max_size=len(cuts)))
+    return Digest(draw(node_tuples), deleted, tuple(cuts), covered, Manifest.of(held), tuple(of))
 
 
 roots = st.builds(
@@ -337,6 +354,8 @@ def samples() -> dict[str, bytes]:
         (2, 2): NativeRef("000000000001-" + "ab" * 12, 7, 100, 50, 12345),
         (3, 0): UNSET,
         (3, 1): NativeRef("000000000002-" + "cd" * 12, 8, 90, 10, 12),
+        (3, 2): VirtualRef(VirtualSource("era5", "a/b.nc", '"etag"', 9, 99), 10, 20, 30),
+        (4, 0): VirtualRef(VirtualSource("", "file:///c.nc"), 10, 20),
     }
     manifest = Manifest.of([(node.node_id, ChunkTable.of(refs))])
     manifest_ref = ManifestRef(ref, manifest.directory())
@@ -382,7 +401,12 @@ def samples() -> dict[str, bytes]:
         "manifest": manifest,
         "page": Page({"dev": Branch(snapshot, nodes, ahead=(ref,))}, {"v1": snapshot, "v0": None}),
         "digest": Digest(
-            (node,), {"g": b"g" * 12}, ({b"t" * 12: (3,)},), {node.node_id: (2, 2)}, manifest
+            (node,),
+            {"g": b"g" * 12},
+            ({b"t" * 12: (3,)},),
+            {node.node_id: (2, 2)},
+            manifest,
+            (12345,),
         ),
     }
     return {kind: value.encode() for kind, value in values.items()}

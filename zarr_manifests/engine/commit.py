@@ -371,15 +371,20 @@ def delta_of(context: Context, snapshot: Snapshot) -> Delta:
     log = snapshot.log
     if snapshot.deltas and snapshot.deltas[-1].log.key == log.key:
         log = snapshot.deltas[-1].log  # with the copy that the read list may carry
-    return context.objects.load(log, Delta)
+    delta = context.objects.load(log, Delta)
+    if delta.commit_id != snapshot.commit_id:
+        raise CorruptObjectError(f"{log.key} is the log of another commit than its snapshot's")
+    return delta
 
 
 def footprint_of(context: Context, view: SnapshotView, delta: Delta) -> Footprint:
     """What a commit touched, from its delta."""
     tables: dict[bytes, tuple[ChunkTable, ...]] = {}
-    manifests = [delta.embedded]
-    manifests += [context.objects.load(ref.blob, Manifest) for ref in delta.manifests]
-    for manifest in manifests:
+    manifests = [(delta.embedded, delta.embedded.directory())]
+    manifests += [(context.objects.load(ref.blob, Manifest), ref.parts) for ref in delta.manifests]
+    for manifest, named in manifests:
+        if manifest.directory() != named:
+            raise CorruptObjectError("a manifest of a delta has other chunk tables than it says")
         for part, data in manifest.parts:
             found = manifest.decode(part, data)
             tables[part.node_id] = (*tables.get(part.node_id, ()), found)

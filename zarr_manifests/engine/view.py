@@ -24,6 +24,7 @@ from zarr_manifests.format.nodes import Base, Node
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.planning.digests import tells_about
 from zarr_manifests.planning.merge import Layer, Overlay, fold, inside, merge_layers
 from zarr_manifests.runtime import Runtime
 
@@ -87,6 +88,8 @@ class SnapshotView:
             else:
                 self._cuts[position] = found.truncated
         self.nodes: Mapping[str, Node] = nodes
+        if len({node.node_id for node in nodes.values()}) != len(nodes):
+            raise CorruptObjectError(f"two nodes of snapshot {self.snapshot_id} have the same id")
         leaves: dict[bytes, list[tuple[Box, ManifestRef]]] = {}
         for manifest in base.manifests:
             for part in manifest.parts:
@@ -121,10 +124,14 @@ class SnapshotView:
             loads.append(partial(objects.load, due, Base))
         loaded = runtime.parallel(loads)
         found = loaded.pop() if due is not None else Base((), ())
-        for entry in snapshot.digests:
-            if len(objects.load(entry.blob, Digest).truncated) != entry.count:
-                raise CorruptObjectError(f"{entry.blob.key} is a digest of other deltas")
         opening = dict(zip((position for position, _ in wanted), loaded, strict=True))
+        for position, value in opening.items():
+            if isinstance(value, Delta):
+                snapshot.deltas[position].check(value)
+        for entry in snapshot.digests:
+            digest = objects.load(entry.blob, Digest)
+            if not tells_about(digest, snapshot.deltas[entry.first : entry.stop]):
+                raise CorruptObjectError(f"{entry.blob.key} is a digest of other deltas")
         return cls(objects, ref, snapshot, found, opening)
 
     @property
@@ -147,14 +154,22 @@ class SnapshotView:
             return None
         for box, manifest in self._leaf_at(node_id, coords):
             ref = self._leaf(node_id, box, manifest).get(coords)
-            return None if isinstance(ref, Unset) else ref
+            if isinstance(ref, Unset):
+                raise CorruptObjectError(f"{manifest.blob.key} is a leaf and has an unset row")
+            return ref
         return None
 
     def _leaf_at(self, node_id: bytes, coords: Coords) -> list[tuple[Box, ManifestRef]]:
         leaves = self._leaves.get(node_id, [])
         for box, _ in leaves:
             check_axes(box, len(coords))
-        return [leaf for leaf in leaves if coords in leaf[0]]
+        found = [leaf for leaf in leaves if coords in leaf[0]]
+        if len(found) > 1:
+            raise CorruptObjectError(
+                f"{found[0][1].blob.key} and {found[1][1].blob.key} both say where chunk {coords} "
+                "is: leaves of a base must not overlap"
+            )
+        return found
 
     def overlay(self, node_id: bytes, leaves: Sequence[tuple[Box, ManifestRef]] = ()) -> Overlay:
         """All live deltas' words about the node; `leaves` are fetched in the same round."""
@@ -186,7 +201,7 @@ class SnapshotView:
         table = self._tables.get((node_id, box))
         if table is None:
             loaded = self._objects.load(manifest.blob, Manifest)
-            for found in loaded.tables(node_id):
+            for found in manifest.tables(loaded, node_id):
                 self._tables[node_id, found.box] = found
             table = self._tables.get((node_id, box))
             if table is None:
@@ -198,7 +213,7 @@ class SnapshotView:
     def _layers(self, node_id: bytes, leaves: Sequence[tuple[Box, ManifestRef]]) -> list[Layer]:
         """One layer for each live delta that speaks of the node, fetched in one round."""
         deltas: dict[int, BlobRef] = {}
-        manifests: dict[int, list[BlobRef]] = {}
+        manifests: dict[int, list[ManifestRef]] = {}
         digests = {
             entry.first: digest
             for entry in self.snapshot.digests
@@ -212,9 +227,9 @@ class SnapshotView:
                 deltas[position] = entry.log
             for ref in entry.manifests:
                 if any(part.node_id == node_id for part in ref.parts):
-                    manifests.setdefault(position, []).append(ref.blob)
+                    manifests.setdefault(position, []).append(ref)
         wanted: list[tuple[BlobRef, Any]] = [(ref, Delta) for ref in deltas.values()]
-        wanted += [(ref, Manifest) for refs in manifests.values() for ref in refs]
+        wanted += [(ref.blob, Manifest) for refs in manifests.values() for ref in refs]
         wanted += [
             (manifest.blob, Manifest)
             for box, manifest in leaves
@@ -233,9 +248,11 @@ class SnapshotView:
                 cut = self._cuts.get(position, {}).get(node_id)
             if position in deltas:
                 delta = self._objects.load(deltas[position], Delta)
+                if position not in self.opening:
+                    self.snapshot.deltas[position].check(delta)
                 tables += delta.embedded.tables(node_id)
-            for blob in manifests.get(position, ()):
-                tables += self._objects.load(blob, Manifest).tables(node_id)
+            for ref in manifests.get(position, ()):
+                tables += ref.tables(self._objects.load(ref.blob, Manifest), node_id)
             if cut is not None or tables:
                 layers.append(Layer(cut, tuple(tables)))
         return layers

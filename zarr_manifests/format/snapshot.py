@@ -7,7 +7,7 @@ since it. Invariant: a reader never walks to an earlier snapshot; the read list 
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -52,6 +52,18 @@ class DeltaEntry:
         coordinate = any(part.node_id in coordinates for part in parts)
         return cls(log.bare(), delta.changes_nodes, parts, delta.manifests, coordinate)
 
+    def check(self, delta: Delta) -> None:
+        """Refuse a delta that is not as this entry says: chunks would read as something else.
+
+        Raises
+        ------
+        CorruptObjectError
+            If it has other chunk tables, or changes nodes though it is said not to.
+        """
+        told = self.changes_nodes, self.embedded, _parts(self.manifests)
+        if told != (delta.changes_nodes, delta.embedded.directory(), _parts(delta.manifests)):
+            raise CorruptObjectError(f"{self.log.key} is not as the snapshot says it is")
+
     @property
     def at_open(self) -> bool:
         """Whether opening the snapshot and reading its coordinates needs the delta."""
@@ -77,6 +89,10 @@ class DeltaEntry:
             tuple(ManifestRef.parse(f) for f in fields.maps("manifests")),
             bool(fields.value.get("coordinates")),
         )
+
+
+def _parts(manifests: Iterable[ManifestRef]) -> list[tuple[BlobRef, tuple[Part, ...]]]:
+    return [(manifest.blob.bare(), manifest.parts) for manifest in manifests]
 
 
 @dataclass(frozen=True, slots=True)
