@@ -67,6 +67,7 @@ sessions = st.builds(
     lambda start, tail: f"{start:012d}-{tail.hex()}", st.integers(0, 10**12 - 1), node_ids
 )
 texts = st.text(max_size=12)
+paths = texts.map(lambda text: text.lstrip("/"))
 numbers = st.integers(0, 2**63 - 1)
 times = st.integers(0, 253_402_300_799_999)  # to the end of the year 9999
 
@@ -128,13 +129,13 @@ def chunk_refs(draw: st.DrawFn, most: int = 12) -> dict[tuple[int, ...], StoredR
 tables = st.builds(ChunkTable.of, chunk_refs())
 manifests = st.builds(Manifest.of, st.lists(st.tuples(node_ids, tables), max_size=3))
 nodes = st.one_of(
-    st.builds(Node, texts, node_ids, st.just(NodeKind.GROUP), st.just({"zarr.json": GROUP})),
-    st.builds(Node, texts, node_ids, st.just(NodeKind.ARRAY), st.just({"zarr.json": ARRAY})),
-    st.builds(Node, texts, node_ids, st.just(NodeKind.OPAQUE), st.just({})),
-    st.builds(Node, texts, node_ids, st.just(NodeKind.GROUP), st.just({".zgroup": V2_GROUP})),
+    st.builds(Node, paths, node_ids, st.just(NodeKind.GROUP), st.just({"zarr.json": GROUP})),
+    st.builds(Node, paths, node_ids, st.just(NodeKind.ARRAY), st.just({"zarr.json": ARRAY})),
+    st.builds(Node, texts.map("/{}".format), node_ids, st.just(NodeKind.OPAQUE), st.just({})),
+    st.builds(Node, paths, node_ids, st.just(NodeKind.GROUP), st.just({".zgroup": V2_GROUP})),
     st.builds(
         Node,
-        texts,
+        paths,
         node_ids,
         st.just(NodeKind.ARRAY),
         st.binary(max_size=20).map(lambda data: {".zarray": V2_ARRAY, ".zattrs": data}),
@@ -192,6 +193,7 @@ branches = st.builds(
     st.none() | texts,
     st.lists(blob_refs(), max_size=2).map(tuple),
 )
+leases = st.builds(Lease, ids16, sessions, texts, numbers, texts)
 page_refs = st.lists(
     st.builds(PageRef, texts, blob_refs("pages").map(BlobRef.bare), numbers),
     min_size=1,
@@ -202,6 +204,7 @@ pages = st.builds(
     Page,
     st.dictionaries(texts, branches, max_size=3),
     st.dictionaries(texts, st.none() | blob_refs("snapshots").map(BlobRef.bare), max_size=3),
+    st.lists(leases, max_size=2).map(lambda found: {lease.name: lease for lease in found}),
 )
 shapes = st.lists(numbers, max_size=3).map(tuple)
 
@@ -234,11 +237,12 @@ roots = st.builds(
     st.lists(st.builds(LogEntry, numbers, times, texts, texts, texts, ids16), max_size=3).map(
         tuple
     ),
-    st.lists(st.builds(Lease, ids16, sessions, texts, numbers, texts), max_size=2).map(tuple),
+    st.lists(leases, max_size=2).map(tuple),
     numbers,
     numbers,
     st.dictionaries(texts, numbers, max_size=2),
-    st.dictionaries(st.sampled_from(("branches", "tags")), page_refs, max_size=2),
+    st.dictionaries(st.sampled_from(("branches", "tags", "leases")), page_refs, max_size=2),
+    st.lists(texts, max_size=2).map(tuple),
     st.lists(texts, max_size=2).map(tuple),
     st.fixed_dictionaries(dict.fromkeys(("pending", "indexes", "streams", "counters"), plain)),
 )
@@ -381,6 +385,7 @@ def samples() -> dict[str, bytes]:
             {"collector": 3},
             {"branches": (PageRef("a", replace(ref.bare(), key=WHERE), 7),)},
             ("hidden",),
+            ("given-up",),
         ),
         "snapshot": Snapshot(
             snapshot,
@@ -399,7 +404,11 @@ def samples() -> dict[str, bytes]:
         "base": Base((node,), (manifest_ref,)),
         "delta": delta,
         "manifest": manifest,
-        "page": Page({"dev": Branch(snapshot, nodes, ahead=(ref,))}, {"v1": snapshot, "v0": None}),
+        "page": Page(
+            {"dev": Branch(snapshot, nodes, ahead=(ref,))},
+            {"v1": snapshot, "v0": None},
+            {lease.name: lease},
+        ),
         "digest": Digest(
             (node,),
             {"g": b"g" * 12},

@@ -211,11 +211,12 @@ class Reader:
         """The pointer of every branch's head and of every tag."""
         branches, tags = {}, {}
         pages = self.root.get("pages") or {}
-        for refs in pages.values():
+        for section, refs in pages.items():
             for first, blob, count in refs:
                 page = self.follow(blob, PAGE)
-                names = sorted({*page["branches"], *page["tags"]})
+                names = sorted(page[section])
                 demand(len(names) == count and names[0] >= first, "names of a page")
+                demand(sum(map(len, page.values())) == count, "other names in a page")
                 branches |= page["branches"]
                 tags |= page["tags"]
         for name in self.root.get("deleted_branches") or ():

@@ -26,7 +26,7 @@ from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.objects import Upload
 from zarr_manifests.engine.packs import Pack
-from zarr_manifests.engine.roots import RootAt
+from zarr_manifests.engine.roots import RootAt, Roots
 from zarr_manifests.engine.view import DIGESTS, SnapshotView
 from zarr_manifests.errors import (
     Conflict,
@@ -121,7 +121,7 @@ def commit(
         at = context.roots.read()  # a branch that has moved may have moved again
     for attempt in range(context.config.commit_attempts):
         root = context.roots.with_branch(at.root, branch)
-        tip = _checked_tip(root, branch, keys.session_id)
+        tip = _checked_tip(context.roots, root, branch, keys.session_id)
         if replaces is not None:
             _check_replaced(branch, tip, replaces)
         elif tip.head.key != parent.ref.key:
@@ -177,14 +177,14 @@ def checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
     return checked
 
 
-def _checked_tip(root: Root, branch: str, session: str) -> Branch:
+def _checked_tip(roots: Roots, root: Root, branch: str, session: str) -> Branch:
     tip = root.branches.get(branch)
     if tip is None:
         raise ConflictError(
             f"branch {branch!r} was deleted since the session began; nothing was committed. "
             "Create it again at the session's snapshot, then commit"
         )
-    if session_start(session) < root.fence and not root.holds_lease(session):
+    if session_start(session) < root.fence and not roots.holds_lease(root, session):
         raise FencedError(
             f"the session began at version {session_start(session)}, before the repository's "
             f"fence {root.fence}: its objects may have been collected. Open a new session and "

@@ -210,6 +210,12 @@ class SnapshotView:
                 )
         return table
 
+    def _embedded(self, position: int, ref: BlobRef) -> Manifest:
+        delta = self._objects.load(ref, Delta)
+        if position not in self.opening:  # where those have been checked
+            self.snapshot.deltas[position].check(delta)
+        return delta.embedded
+
     def _layers(self, node_id: bytes, leaves: Sequence[tuple[Box, ManifestRef]]) -> list[Layer]:
         """One layer for each live delta that speaks of the node, fetched in one round."""
         deltas: dict[int, BlobRef] = {}
@@ -247,10 +253,7 @@ class SnapshotView:
             else:
                 cut = self._cuts.get(position, {}).get(node_id)
             if position in deltas:
-                delta = self._objects.load(deltas[position], Delta)
-                if position not in self.opening:
-                    self.snapshot.deltas[position].check(delta)
-                tables += delta.embedded.tables(node_id)
+                tables += self._embedded(position, deltas[position]).tables(node_id)
             for ref in manifests.get(position, ()):
                 tables += ref.tables(self._objects.load(ref.blob, Manifest), node_id)
             if cut is not None or tables:

@@ -86,7 +86,7 @@ class ManifestRef:
         named = [part for part in self.parts if part.node_id == node_id]
         if named != [part for part in manifest.directory() if part.node_id == node_id]:
             raise CorruptObjectError(
-                f"{self.blob.key} has not the chunk tables that it is said to have"
+                f"{self.blob.key} has no chunk tables such as the snapshot says it has"
             )
         return manifest.tables(node_id)
 

@@ -47,7 +47,7 @@ WRITE_ID_BYTES: Final = 16
 _LOG_NAMES_BYTES: Final = 2_560
 _OTHER_COPY_BYTES: Final = 4 * 1024
 _EXTRA: Final = ("pending", "indexes", "streams", "counters")
-_SECTIONS: Final = ("branches", "tags")
+_SECTIONS: Final = ("branches", "tags", "leases")
 _REF_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,254}", re.ASCII)
 
 
@@ -152,6 +152,11 @@ class Lease:
     expires_ms: int
     owner: str
 
+    @property
+    def name(self) -> str:
+        """What it is known by in pages; those of one session are neighbours."""
+        return f"{self.session}/{self.lease_id.hex()}"
+
     def pack(self) -> list[Any]:
         """As a list for msgpack."""
         return [self.lease_id, self.session, self.snapshot, self.expires_ms, self.owner]
@@ -236,9 +241,9 @@ class Root:
     epochs : mapping of str to int
         Epochs of the compactor and the collector.
     pages : mapping of str to tuple of PageRef
-        Where the other refs are: pages of `branches` and of `tags`, in the order of names.
-    deleted_branches : tuple of str
-        Names of branches that a page still has and that are deleted.
+        Where the others are: pages of `branches`, `tags` and `leases`, in the order of names.
+    deleted_branches, deleted_leases : tuple of str
+        Names of branches and leases that a page still has and that are deleted.
     extra : mapping
         The other fields of the format, carried over as they are.
     """
@@ -258,6 +263,7 @@ class Root:
     epochs: Mapping[str, int] = field(default_factory=dict)
     pages: Mapping[str, tuple[PageRef, ...]] = field(default_factory=dict)
     deleted_branches: tuple[str, ...] = ()
+    deleted_leases: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -269,7 +275,7 @@ class Root:
                 raise CorruptObjectError("root: pages of nothing, or out of order")
 
     def holds_lease(self, session: str) -> bool:
-        """Whether the session holds a lease: it is valid while it is present."""
+        """Whether the root itself has a lease of the session: it is valid while present."""
         return any(lease.session == session for lease in self.leases)
 
     def with_log(self, entry: LogEntry) -> Root:
@@ -331,6 +337,7 @@ class Root:
                 if self.pages[section]
             },
             "deleted_branches": list(self.deleted_branches),
+            "deleted_leases": list(self.deleted_leases),
         }
         return encode(Kind.ROOT, payload | {name: self.extra.get(name) for name in _EXTRA})
 
@@ -348,9 +355,9 @@ class Root:
                 "upgrade the package"
             )
         deleted, hidden = fields.items("deleted_tags"), fields.items("deleted_branches")
-        epochs = fields.table("epochs")
-        if not all(isinstance(name, str) for name in (*deleted, *hidden)):
-            raise CorruptObjectError("root: deleted tags and branches are names")
+        epochs, ended = fields.table("epochs"), fields.items("deleted_leases")
+        if not all(isinstance(name, str) for name in (*deleted, *hidden, *ended)):
+            raise CorruptObjectError("root: deleted tags, branches and leases are names")
         pages = {}
         for section, refs in fields.table("pages").items():
             if not isinstance(refs, list):
@@ -380,5 +387,6 @@ class Root:
             epochs,
             pages,
             tuple(hidden),
+            tuple(ended),
             {name: fields.value.get(name) for name in _EXTRA},
         )
