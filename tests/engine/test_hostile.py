@@ -353,7 +353,7 @@ wild = st.one_of(
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(
-    max_examples=40,
+    max_examples=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
