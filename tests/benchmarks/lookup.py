@@ -1,4 +1,4 @@
-"""How long a lookup in a decoded table of a million rows takes: `python tests/benchmarks/lookup.py`.
+"""How long a lookup in a table of a million rows takes: `python tests/benchmarks/lookup.py`.
 
 Not a test, since machines differ. Due are less than 5 microseconds.
 """

@@ -4,8 +4,8 @@ A section (the branches, the tags with the deleted ones, or the leases) has its 
 of names, each with a range of its own. When the root is too large, the section that takes most
 room in it gives up those of its names that fall into one page: into which most of them fall. That
 page alone is written anew, split if it has become too large. The size of pages grows with the
-section, so that there are never many more than `PAGES_MOST` of them. Invariants: `main` and the branch
-that was written last stay in the root; what is in the root counts before what is in a page.
+section, so that there are never many more than `PAGES_MOST` of them. Invariants: `main` and the
+branch that was written last stay in the root; what the root says counts before what a page says.
 """
 
 from __future__ import annotations
