@@ -20,10 +20,11 @@ def repository(kind: str) -> tuple[Repository, MemoryStorage, str, int]:
     """One with a chunk of that kind; the storage and key of its bytes, and where they begin."""
     storage, files = MemoryStorage(), MemoryStorage(f"checksums-{kind}")
     pack_chunk_bytes = {"native": 0}.get(kind, 262_144)
+    prefixes = {"files": f"memory://checksums-{kind}/in"}
     repository = Repository.create(
         storage,
         {"pack-chunk-bytes": pack_chunk_bytes},
-        virtual_containers={"files": f"memory://checksums-{kind}/in"},
+        virtual_containers=prefixes,
     )
     session = repository.writable_session()
     array = zarr.create_array(
@@ -45,12 +46,7 @@ def repository(kind: str) -> tuple[Repository, MemoryStorage, str, int]:
         ref: Any = session.store.workspace.find("a/c/1")
         held, key, start = storage, ref.key, ref.offset
         assert start == (1024 if kind == "pack" else 0)
-    return (
-        Repository.open(storage, virtual_containers=repository._context.containers.prefixes),
-        held,
-        key,
-        start,
-    )
+    return Repository.open(storage, virtual_containers=prefixes), held, key, start
 
 
 @pytest.mark.parametrize("kind", ["native", "pack", "virtual"])

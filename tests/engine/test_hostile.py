@@ -29,8 +29,11 @@ from zarr.core.buffer import cpu
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.roots import Roots
 from zarr_manifests.errors import CorruptObjectError, ManifestsError
+from zarr_manifests.format.chunk_table import ChunkTable, InlineRef
+from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.format.root import LogEntry
 from zarr_manifests.ids import snapshot_key
+from zarr_manifests.planning.merge import Overlay, fold
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import CountingStorage
@@ -413,6 +416,10 @@ def refuses(storage: MemoryStorage, use: Callable[[Repository], object] | None =
         (use or (lambda repository: contents(repository.readonly_session())))(repository)
 
 
+def reads(*keys: str) -> Callable[[Repository], object]:
+    return lambda repository: [repository.readonly_session().store.get_sync(key) for key in keys]
+
+
 def test_a_delta_without_a_table_that_the_snapshot_says_it_has(plain: Seeded) -> None:
     """It would read as what is older, or as fill value."""
     tried = [key for key in plain.read_list() if plain.fields(key).get("tables")]
@@ -462,10 +469,15 @@ def test_a_digest_of_other_deltas(seeded: Seeded) -> None:
         {"covered": [*covered, [ids["a"], None]]},  # as if no delta spoke of its chunks
         {"covered": [*covered, [ids["v"], None]], "tables": _of_node(held["tables"], ids["v"])},
         {"tables": []},
+        {"tables": [[[*part[:3], 99], table] for part, table in held["tables"]]},
     ):
-        refuses(seeded.forged(digest, lambda fields, change=change: fields | change))
+        storage = seeded.forged(digest, lambda fields, change=change: fields | change)
+        refuses(storage, reads("zarr.json"))  # at opening
     fields = seeded.fields(head)
-    for entry in fields["deltas"][:n]:  # it tells of nodes that none of them is said to change
+    first = fields["digests"][0]["first"]
+    for entry in fields["deltas"][
+        first : first + n
+    ]:  # it tells of nodes that none of them is said to change
         entry["nodes"] = False
     refuses(seeded.forged(head, lambda _: fields))
 
@@ -477,8 +489,38 @@ def _of_node(tables: Any, node_id: bytes) -> Any:
 def test_two_leaves_for_one_chunk(plain: Seeded) -> None:
     base = plain.keys("nodes")[0]
     fields = plain.fields(base)
-    fields["manifests"] = [*fields["manifests"], fields["manifests"][0]]
-    refuses(plain.forged(base, lambda _: fields))
+    fields["manifests"] = [*fields["manifests"], *fields["manifests"]]
+    storage = plain.forged(base, lambda _: fields)
+    refuses(storage)
+    refuses(storage, reads("a/c/20"))
+    table = ChunkTable.of({(1,): InlineRef(b"x")})
+    with pytest.raises(CorruptObjectError, match="same chunk"):
+        fold([table, table], Overlay(None, None))
+
+
+def test_an_unset_row_in_a_leaf(plain: Seeded) -> None:
+    base = plain.fields(plain.keys("nodes")[0])
+    for key in (ref["blob"]["k"] for ref in base["manifests"]):
+        fields = plain.fields(key)
+        for _, table in fields["tables"]:
+            index = {n: c for n, c in table["col"].items() if n == "index"}
+            table["col"] = {name: [0, 0] for name in table["col"]} | index
+            table.pop("inl", None)
+        refuses(plain.forged(key, lambda _, fields=fields: fields), reads("a/c/20", "v/c/15"))
+
+
+def test_opaque_entries_alone_begin_with_a_slash() -> None:
+    for path, kind in (("x", NodeKind.OPAQUE), ("", NodeKind.OPAQUE), ("/x", NodeKind.GROUP)):
+        document = {"zarr.json": b'{"zarr_format":3,"node_type":"group"}'}
+        with pytest.raises(CorruptObjectError):
+            Node(path, b"n" * 12, kind, document if kind is NodeKind.GROUP else {})
+
+
+def test_a_delta_that_is_opened_late_is_checked_late(plain: Seeded) -> None:
+    head = plain.keys("snapshots")[0]
+    fields = plain.fields(head)
+    entry_with(fields, "embedded").update(nodes=False, coordinates=False)
+    refuses(plain.forged(head, lambda _: fields), reads("a/c/11", "x/c/2", "x/c/1"))
 
 
 def test_two_nodes_of_one_id(plain: Seeded) -> None:
