@@ -16,7 +16,7 @@ from typing import Any
 
 from zarr_manifests.display import html_page
 from zarr_manifests.engine.arrange import move_node, node_path, reindex_chunks, shift_chunks
-from zarr_manifests.engine.changes import Owners
+from zarr_manifests.engine.changes import ForkState, Owners
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.commit import (
     Committed,
@@ -28,7 +28,7 @@ from zarr_manifests.engine.commit import (
 )
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.fold import fold_branch
-from zarr_manifests.engine.forks import ForkState, freeze, merge_forks, refuse_unmerged
+from zarr_manifests.engine.forks import freeze, merge_forks, refuse_unmerged
 from zarr_manifests.engine.patch import combined
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.engine.workspace import Workspace

@@ -26,7 +26,8 @@ from zarr.abc.store import (
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 
 from zarr_manifests.display import html_page
-from zarr_manifests.engine.forks import ForkState, freeze, revive
+from zarr_manifests.engine.changes import ForkState
+from zarr_manifests.engine.forks import freeze, revive
 from zarr_manifests.engine.workspace import Entry, Workspace
 from zarr_manifests.errors import InvalidArgumentError, ReadOnlyError, SessionClosedError
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock, Runtime

@@ -28,9 +28,9 @@ import zarr
 from xarray.backends import BackendEntrypoint, ZarrBackendEntrypoint
 
 from zarr_manifests.config import RepositoryConfig
-from zarr_manifests.engine.changes import ChangeSet, same_bytes
+from zarr_manifests.engine.changes import ChangeSet, ForkState, same_bytes
 from zarr_manifests.engine.commit import checked_message, checked_metadata
-from zarr_manifests.engine.forks import ForkState, freeze, revive
+from zarr_manifests.engine.forks import freeze, revive
 from zarr_manifests.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
