@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from zarr_manifests.errors import (
     ReadOnlyError,
     SnapshotExpiredError,
 )
+from zarr_manifests.format.root import Root
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import CountingStorage, Fault, FaultKind, FaultyStorage
 
@@ -869,18 +871,23 @@ def test_amend_and_revert_land_when_only_other_refs_have_moved() -> None:
     assert next(other.ancestry(tag="meanwhile")).message == "a"
 
 
+def first(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
+    """Have something happen between the decision what to patch and the commit of that."""
+    land = Session._land
+
+    def late(session: Session, message: str, metadata: Any, **how: Any) -> str:
+        monkeypatch.setattr(Session, "_land", land)
+        happens()
+        return land(session, message, metadata, **how)
+
+    monkeypatch.setattr(Session, "_land", late)
+
+
 def test_a_revert_is_put_on_top_of_what_lands_meanwhile(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = commit(repository, in_array("g/x", 0, 2, 50), "write")
-    land = Session.commit
-
-    def late(session: Session, message: str, metadata: Any = None) -> str:
-        monkeypatch.setattr(Session, "commit", land)
-        commit(repository, in_array("g/x", 2, 4, 60), "meanwhile")
-        return session.commit(message, metadata)
-
-    monkeypatch.setattr(Session, "commit", late)
+    first(monkeypatch, lambda: commit(repository, in_array("g/x", 2, 4, 60), "meanwhile"))
     repository.revert(written)
     assert [info.message for info in repository.ancestry()][:3] == [
         "revert 'write'",
@@ -889,6 +896,52 @@ def test_a_revert_is_put_on_top_of_what_lands_meanwhile(
     ]
     read = zarr.open_array(repository.readonly_session().store, path="g/x", mode="r")
     assert read[:].tolist() == [0, 1, 60, 60, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("same_process", [True, False])
+def test_a_commit_that_has_left_the_history_meanwhile_is_not_picked(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch, same_process: bool
+) -> None:
+    repository.create_branch("side")
+    session = repository.writable_session("side")
+    in_array("g/x", 0, 2, 50)(session)
+    written = session.commit("write")
+    before = at(repository)
+    other = repository if same_process else Repository.open(repository.storage)
+    first(monkeypatch, lambda: other.delete_branch("side"))
+    with pytest.raises(SnapshotExpiredError, match="not in the history"):
+        repository.cherry_pick(written)
+    assert at(repository) == before
+    repository.create_branch("back")
+    with pytest.raises(SnapshotExpiredError):
+        repository.create_tag("late", written)
+
+
+@pytest.mark.parametrize("same_process", [True, False])
+def test_a_revert_needs_the_snapshot_before_in_history_when_it_lands(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch, same_process: bool
+) -> None:
+    written = commit(repository, in_array("g/x", 0, 2, 50), "write")
+    later = commit(repository, in_array("g/x", 2, 4, 60), "write another")
+    before = at(repository)
+    other = repository if same_process else Repository.open(repository.storage)
+
+    def expire() -> None:
+        """Let the branch's history begin with the commit that is being reverted."""
+
+        def change(root: Root) -> Root:
+            cut = replace(root.branches["main"], floor=written)
+            return replace(root, branches={**root.branches, "main": cut})
+
+        other._context.roots.update(change, "expire", "main", written, 1)
+
+    first(monkeypatch, expire)
+    with pytest.raises(SnapshotExpiredError, match="not in the history"):
+        repository.revert(written)
+    assert at(repository) == before
+    assert [info.message for info in repository.ancestry()] == ["write another", "write"]
+    repository.revert(later)  # what it goes back to is the oldest that is left
+    assert next(info.message for info in repository.ancestry()) == "revert 'write another'"
 
 
 @pytest.mark.parametrize("kind", ["lose_answer", "fail_after"])

@@ -22,9 +22,9 @@ from zarr_manifests.format.digest import Digest
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import Base, Node
 from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.grid import Box, Coords
+from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import snapshot_id_of
-from zarr_manifests.planning.merge import Layer, Overlay, fold, inside, merge_layers
+from zarr_manifests.planning.merge import Layer, Overlay, fold, inside, merge_layers, pick
 from zarr_manifests.runtime import Runtime
 
 __all__ = ["DIGESTS", "SnapshotView", "check_axes"]
@@ -173,6 +173,29 @@ class SnapshotView:
     def chunks(self, node_id: bytes) -> ChunkTable | None:
         """All chunks of the node that are there; None if there is none."""
         return fold(self.leaves(node_id), self.overlay(node_id))
+
+    def chunks_at(self, node_id: bytes, coords: IndexArray) -> ChunkTable | None:
+        """Of these chunks of the node (int64[n, ndim], n >= 1) those that are there.
+
+        Leaves that hold none of them are not read.
+        """
+        ndim = coords.shape[1]
+        for box, _ in self._leaves.get(node_id, []):
+            check_axes(box, ndim)
+        around = Box.around_coords(coords)
+        due = [
+            (box, manifest)
+            for box, manifest in self._leaves.get(node_id, [])
+            if box.overlaps(around) and ((coords >= box.lo) & (coords < box.hi)).all(axis=1).any()
+        ]
+        overlay = self.overlay(node_id, due)  # with the leaves, unless it is known already
+        self._objects.prefetch([(manifest.blob, Manifest) for _, manifest in due])
+        table = overlay.table
+        if table is not None:
+            check_axes(table.box, ndim)
+            table = pick(table, coords)
+        leaves = [pick(self._leaf(node_id, box, manifest), coords) for box, manifest in due]
+        return fold(leaves, Overlay(overlay.truncated, table))
 
     def touched(self) -> set[bytes]:
         """Ids of all nodes that live deltas have chunk tables or truncations for."""
