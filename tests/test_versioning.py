@@ -312,13 +312,17 @@ def test_shift_and_reindex_upload_no_chunks() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.permutations(range(6)), st.sets(st.integers(0, 5)), st.booleans())
-def test_reindexing_is_a_permutation(order: list[int], dropped: set[int], as_map: bool) -> None:
+@given(
+    st.permutations(range(6)), st.sets(st.integers(0, 5)), st.sampled_from(["map", "call", "array"])
+)
+def test_reindexing_is_a_permutation(order: list[int], dropped: set[int], how: str) -> None:
     repository = Repository.create(MemoryStorage())
     commit(repository, lambda s: array(s, "a", np.arange(12, dtype="i4"), (2,)), "a")
     places = {(i,): None if i in dropped else (to,) for i, to in enumerate(order)}
     session = repository.writable_session()
-    session.reindex_array("a", places if as_map else places.__getitem__)
+    rows = [(*was, -1 if to is None else to[0]) for was, to in places.items()]
+    forms = {"map": places, "call": places.__getitem__, "array": np.array(rows, "i1")}
+    session.reindex_array("a", forms[how])
     expected = np.zeros((6, 2), "i4")
     for i, to in enumerate(order):
         if i not in dropped:
@@ -344,11 +348,29 @@ def test_wrong_shifts_are_refused_and_change_nothing(repository: Repository) -> 
     ):
         with pytest.raises(error):
             session.shift_array(path, offset)
-    for places in ({(0,): (4,)}, {(0,): (1,)}, {(0,): (1, 1)}, lambda chunk: (0,)):
-        with pytest.raises(InvalidArgumentError):
+    for places, what in (
+        ({(0,): (4,)}, r"chunk \(0,\) cannot go to \(4,\).*grid \(4,\)"),
+        ({(0,): (-1,)}, r"cannot go to \(-1,\)"),
+        ({(0,): (1,)}, r"chunks \(0,\) and \(1,\) both go to \(1,\)"),
+        ({(0,): (1, 1)}, "one whole number an axis"),
+        ({(0, 0): (1,)}, "one whole number an axis"),
+        ({0: 1}, "one whole number an axis"),
+        ({(0,): (0.5,)}, "one whole number an axis"),
+        ({(0,): (2**70,)}, "one whole number an axis"),
+        (lambda chunk: (0,), "both go to"),
+        (lambda chunk: chunk[0], "one whole number an axis"),
+        (np.array([[0, 1], [1, 0], [0, 2]]), r"chunk \(0,\) is moved twice"),
+        (np.array([[0, 1, 2]]), "columns for the old"),
+        (np.array([[0.0, 1.0]]), "columns for the old"),
+        (np.array([[0, 2**63]], "u8"), "one whole number"),
+        (5, "columns for the old"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=what):
             session.reindex_array("g/x", places)
     session.shift_array("g/x", (0,))
     session.reindex_array("g/x", {})
+    session.reindex_array("g/x", {(9,): (0,)})  # there is no such chunk
+    session.reindex_array("g/x", np.zeros((0, 2), "i8"))
     assert not session.has_changes
 
 

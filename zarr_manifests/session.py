@@ -9,7 +9,7 @@ their changes back.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,10 +40,9 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.delta import CommitKind
 from zarr_manifests.format.nodes import NodeKind
-from zarr_manifests.grid import Coords
 from zarr_manifests.history import ArrayUsage, Status
 from zarr_manifests.ids import snapshot_id_of
-from zarr_manifests.planning.arrange import moved_paths
+from zarr_manifests.planning.arrange import Places, moved_paths
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.store import ManifestStore
 
@@ -252,25 +251,27 @@ class Session:
         self._check_open()
         shift_chunks(self._workspace, path, offset_in_chunks)
 
-    def reindex_array(
-        self, path: str, places: Mapping[Coords, Coords | None] | Callable[[Coords], Coords | None]
-    ) -> None:
+    def reindex_array(self, path: str, places: Places) -> None:
         """Move the chunks of an array to other places in it; none is read or written.
 
         Parameters
         ----------
         path : str
             The array.
-        places : mapping or callable
-            From a chunk's coordinate to its new one, or to None to drop the chunk. It is asked
-            only for chunks that are there; those a mapping does not name stay.
+        places : mapping, callable or int[n, 2 * ndim]
+            From a chunk's coordinate to its new one, or to None to drop the chunk. A callable is
+            asked once for each chunk that is there, which takes seconds for a million. An array
+            has a row a chunk, the old coordinate and then the new one, where -1 on every axis
+            drops the chunk. Chunks that are not named stay; what is named and not there does not
+            matter.
 
         Raises
         ------
         NotFoundError
             If there is no such array.
         InvalidArgumentError
-            If a chunk would lie outside the array, or two at one place; nothing is changed.
+            If a chunk would lie outside the array, or two at one place, or a coordinate has not
+            one whole number for each axis; nothing is changed.
 
         Examples
         --------

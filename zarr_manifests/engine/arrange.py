@@ -8,7 +8,7 @@ at their new places, so that whoever wrote to the array meanwhile is in conflict
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,9 +18,9 @@ from zarr_manifests.engine.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.nodes import Node, NodeKind
-from zarr_manifests.grid import Coords, IndexArray
+from zarr_manifests.grid import IndexArray
 from zarr_manifests.keys import ArrayMeta
-from zarr_manifests.planning.arrange import plan_move, reindexed, shifted
+from zarr_manifests.planning.arrange import Places, moves_of, plan_move, reindexed, shifted
 from zarr_manifests.planning.merge import rearranged
 
 __all__ = ["move_node", "node_path", "reindex_chunks", "shift_chunks"]
@@ -73,7 +73,7 @@ def shift_chunks(workspace: Workspace, path: str, offset: Sequence[int]) -> None
 def reindex_chunks(
     workspace: Workspace,
     path: str,
-    places: Mapping[Coords, Coords | None] | Callable[[Coords], Coords | None],
+    places: Places,
 ) -> None:
     """Move the chunks of an array to where `places` says."""
     with workspace.lock:
@@ -81,9 +81,8 @@ def reindex_chunks(
         table = workspace.settled_chunks(node)
         if table is None:
             return
-        find = (lambda c: places.get(c, c)) if isinstance(places, Mapping) else places
-        before = table.coords()
-        keep, coords = reindexed(before, find, meta.grid, f"/{node.path}")
+        before, name = table.coords(), f"/{node.path}"
+        keep, coords = reindexed(before, moves_of(places, before, name), meta.grid, name)
         if not keep.all() or (coords != before).any():
             _rearrange(workspace, node, table, keep, coords)
 

@@ -23,7 +23,7 @@ from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Box, IndexArray
-from zarr_manifests.planning.merge import agree, inside, narrower, pick, select, unset_at
+from zarr_manifests.planning.merge import agree, inside, narrower, select, unset_at
 from zarr_manifests.planning.patch import decide_nodes, same_structure
 from zarr_manifests.planning.rebase import Footprint
 
@@ -42,6 +42,8 @@ def patch(
     ConflictError
         If `here` is not as the commit found it, or left it, where it changed something.
     """
+    if commit.ref.key == here.ref.key:
+        commit = here  # with all that is known of it
     assert commit.snapshot.parent is not None  # callers refuse the first snapshot
     parent = context.open_view(commit.snapshot.parent)
     delta = delta_of(context, commit.snapshot)
@@ -132,9 +134,10 @@ def _unique(found: Sequence[IndexArray], node_id: bytes, states: _States) -> Ind
     ndim = _ndim(known[0]) if known else next((coords.shape[1] for coords in found), 0)
     if any(coords.shape[1] != ndim for coords in found):
         raise CorruptObjectError(f"a commit has chunks of other axes than the {ndim} of their node")
-    together = np.concatenate([np.zeros((0, ndim), np.int64), *found])
-    if not len(together):
-        return together
+    found = [coords for coords in found if len(coords)]
+    if len(found) < 2:  # a table's rows are in order
+        return found[0] if found else np.zeros((0, ndim), np.int64)
+    together = np.concatenate(found)
     box = Box.around_coords(together)
     return box.unravel(np.unique(box.ravel(together)))
 
@@ -157,31 +160,36 @@ def _patch_chunks(
         return [Conflict(path, "chunks", "it is not here")] if wanted is not None else []
     if then is not None and wanted is not None and not same_structure(then, wanted):
         return [Conflict(path, "metadata", "its chunks are encoded otherwise here")]
-    if not len(touched):
-        to, due = None, touched
-    else:
-        to = states.after.at(node_id, touched)
-        left = fits = np.ones(len(touched), np.bool_)
-        if now is not None:
-            here = states.here.at(node_id, touched)
-            left = ~agree(here, to, touched)
-            fits = agree(here, states.before.at(node_id, touched), touched)
-        if then is not None and then.array is not None:
-            fits = fits & (inside(touched, then.array.grid.hi) | agree(None, to, touched))
-        differ, due = touched[left & ~fits], touched[left]
-        if len(differ):
-            where = tuple(tuple(coords) for coords in differ[:_LISTED_CHUNKS].tolist())
-            return [Conflict(path, "chunks", "there are other bytes here", where)]
+    due, differ = _due(node_id, touched, states) if len(touched) else (touched, touched)
+    if len(differ):
+        where = tuple(tuple(coords) for coords in differ[:_LISTED_CHUNKS].tolist())
+        return [Conflict(path, "chunks", "there are other bytes here", where)]
     if then is not None:  # else its chunks go with it
         if now is None and _ndim(then):
             changes.truncated[node_id] = (0,) * _ndim(then)
         if len(due):
+            to = states.after.at(node_id, due)
             gone = due[agree(None, to, due)]
             if len(gone):
                 changes.put_table(node_id, unset_at(gone))
-            if to is not None and len(gone) < len(due):
-                changes.put_table(node_id, pick(to, due))
+            if to is not None:
+                changes.put_table(node_id, to)
     return []
+
+
+def _due(node_id: bytes, touched: IndexArray, states: _States) -> tuple[IndexArray, IndexArray]:
+    """Chunks to change here, and those of them that are not as they would have to be."""
+    now, then = states.here.nodes.get(node_id), states.result.get(node_id)
+    to = states.after.at(node_id, touched)
+    left = fits = np.ones(len(touched), np.bool_)
+    if now is not None:
+        here = before = states.here.at(node_id, touched)
+        if states.before.view is not states.here.view:
+            before = states.before.at(node_id, touched)
+        left, fits = ~agree(here, to, touched), agree(here, before, touched)
+    if then is not None and then.array is not None:
+        fits = fits & (inside(touched, then.array.grid.hi) | agree(None, to, touched))
+    return touched[left], touched[left & ~fits]
 
 
 def combined(context: Context, parent: SnapshotView, delta: Delta, later: ChangeSet) -> ChangeSet:

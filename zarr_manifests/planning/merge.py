@@ -76,6 +76,8 @@ def inside(coords: IndexArray, shape: Coords) -> npt.NDArray[np.bool_]:
 
 def select(table: ChunkTable, keep: npt.NDArray[np.bool_]) -> ChunkTable:
     """The table's rows where `keep` (bool[n]) holds."""
+    if keep.all():
+        return table
     return _gather([table], table.box, table.linear_index()[keep], np.flatnonzero(keep))
 
 
@@ -212,6 +214,8 @@ def agree(a: ChunkTable | None, b: ChunkTable | None, coords: IndexArray) -> npt
     Bytes are the same if length and checksum are, wherever they lie; or, should a checksum not be
     known, if they are the same part of the same file. The tables are free of UNSET rows.
     """
+    if a is b:
+        return np.ones(len(coords), np.bool_)
     none = np.full(len(coords), -1, np.int64)
     rows_a = none if a is None else _rows_at(a, coords)
     rows_b = none if b is None else _rows_at(b, coords)
