@@ -374,6 +374,44 @@ def test_wrong_shifts_are_refused_and_change_nothing(repository: Repository) -> 
     assert not session.has_changes
 
 
+def test_what_cannot_be_meant_is_refused_in_words(repository: Repository) -> None:
+    session = repository.writable_session()
+    anything: Any = None
+    calls = [
+        lambda: session.move(anything, "g"),
+        lambda: session.rename("g", anything),
+        lambda: session.shift_array(anything, (1,)),
+        lambda: session.shift_array("g/x", anything),
+        lambda: session.shift_array("g/x", 1),
+        lambda: session.shift_array("g/x", (True,)),
+        lambda: session.reindex_array("g/x", anything),
+        lambda: repository.revert(anything),
+        lambda: repository.cherry_pick("main"),
+        lambda: repository.diff("v1", "main"),
+        lambda: repository.create_branch(anything),
+        lambda: repository.create_tag(5),
+        lambda: repository.readonly_session(as_of="2020-01-01"),
+        lambda: repository.readonly_session(snapshot_id=5),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidArgumentError):
+            call()
+    with pytest.raises(InvalidArgumentError, match="list_branches"):
+        repository.reset_branch("main", "main")
+    assert not session.has_changes
+    session.shift_array("g/x", (9,))
+    with pytest.raises(InvalidArgumentError):  # no chunk is left, and it cannot be meant
+        session.reindex_array("g/x", anything)
+
+
+def test_a_move_is_told_in_one_line_for_all_that_goes_along(repository: Repository) -> None:
+    session = repository.writable_session()
+    session.move("g", "moved")
+    session.move("moved/x", "x")
+    assert str(session.status()) == "> /g to /moved\n> /g/x to /x"
+    assert session.status().moved["/g/inner/big"] == "/moved/inner/big"
+
+
 def test_a_huge_shift_leaves_nothing(repository: Repository) -> None:
     session = repository.writable_session()
     session.shift_array("g/x", (-(2**70),))
@@ -862,6 +900,24 @@ def test_html_escapes_everything() -> None:
         assert "&lt;script&gt;" in page
         tags = set(re.findall(r"</?(\w+)", page))
         assert tags <= {"div", "strong", "table", "thead", "tbody", "tr", "th", "td"}
+
+
+def test_html_has_no_character_that_turns_text_around() -> None:
+    repository = Repository.create(MemoryStorage())
+    with repository.transaction(message="\u202egnorw\x1b[31m") as store:
+        zarr.create_group(store, path="a\u202eb")
+    for page in (repository._repr_html_(), repository.readonly_session()._repr_html_()):
+        assert "a b" in page
+        assert page.replace("\n", " ").isprintable()
+
+
+def test_a_fork_shows_itself_without_being_opened(repository: Repository) -> None:
+    session = repository.writable_session()
+    fork = session.fork()
+    assert (
+        repr(fork) == f"<Fork <ManifestStore {repository.url} at {session.snapshot_id}, writable>>"
+    )
+    assert "at first use" in fork.store._repr_html_()
 
 
 def test_html_of_very_much_is_short_and_of_what_is_gone_no_error(

@@ -13,7 +13,24 @@ from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.ids import snapshot_id_of
 
-__all__ = ["ArrayUsage", "Diff", "SnapshotInfo", "Status", "Usage"]
+__all__ = ["ArrayUsage", "Diff", "SnapshotInfo", "Status", "Usage", "moved_tops"]
+
+
+def moved_tops(moved: Mapping[str, str]) -> dict[str, str]:
+    """New path by old of what was moved, without what only went along with its group.
+
+    Examples
+    --------
+    >>> from zarr_manifests.history import moved_tops
+    >>> moved_tops({"/air": "/sky", "/air/t": "/sky/t", "/air/q": "/q"})
+    {'/air': '/sky', '/air/q': '/q'}
+    """
+
+    def went_along(old: str, new: str) -> bool:
+        (above, _, name), (now_above, _, now_name) = old.rpartition("/"), new.rpartition("/")
+        return name == now_name and moved.get(above) == now_above
+
+    return {old: new for old, new in moved.items() if not went_along(old, new)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +203,7 @@ class Status:
         if not self:
             return "no changes"
         lines = [f"{sign} {path}" for sign, path in self._signed()]
-        lines += [f"> {old} to {new}" for old, new in self.moved.items()]
+        lines += [f"> {old} to {new}" for old, new in moved_tops(self.moved).items()]
         lines += [f"  {path}: {n} chunks" for path, n in self.chunks.items()]
         return "\n".join(lines)
 

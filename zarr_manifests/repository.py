@@ -250,8 +250,10 @@ class Repository(Versions):
             If the snapshot is not, or no longer, there.
         InvalidArgumentError
             If more than one of branch, tag and snapshot is given, or `as_of` with one of the
-            latter two.
+            latter two; or one of them cannot be meant.
         """
+        if as_of is not None and not isinstance(as_of, datetime):
+            raise InvalidArgumentError(f"as_of must be a datetime, not {as_of!r}")
         given = [x for x in (branch, tag, snapshot_id) if x is not None]
         if len(given) > 1 or (as_of is not None and (tag or snapshot_id)):
             raise InvalidArgumentError(

@@ -60,6 +60,9 @@ class Fork:
     def __init__(self, state: ForkState, runtime: Runtime = SYSTEM) -> None:
         self._store = ManifestStore(state, read_only=False, runtime=runtime)
 
+    def __repr__(self) -> str:
+        return f"<Fork {self._store!r}>"
+
     @property
     def store(self) -> ManifestStore:
         """The Zarr store to write to."""

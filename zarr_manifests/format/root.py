@@ -56,7 +56,7 @@ def archive_key(version: int) -> str:
     return f"root/{version:020d}"
 
 
-def check_ref_name(name: str) -> str:
+def check_ref_name(name: object) -> str:
     """Return `name` if a branch or tag may have it.
 
     Raises
@@ -64,7 +64,7 @@ def check_ref_name(name: str) -> str:
     InvalidArgumentError
         For anything but letters, digits and `_ . / -`, starting with a letter, digit or `_`.
     """
-    if _REF_NAME.fullmatch(name):
+    if isinstance(name, str) and _REF_NAME.fullmatch(name):
         return name
     raise InvalidArgumentError(
         f"{str(name)[:80]!r} cannot name a branch or tag: use letters, digits and _ . / - and "
