@@ -17,6 +17,7 @@ from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
 from zarr_manifests import Repository, Session
+from zarr_manifests.engine import fold
 from zarr_manifests.engine.fold import fold_branch
 from zarr_manifests.errors import (
     AlreadyExistsError,
@@ -745,6 +746,25 @@ def test_revert_and_cherry_pick_read_and_write_no_chunks() -> None:
         call(written)
         assert not [r for r in counting.log if r.key.startswith("chunks/")]
         assert len(counting.log) <= 10
+
+
+def test_a_revert_reads_the_leaves_of_the_chunks_it_is_about(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fold, "LEAF_ROWS", 8)
+    monkeypatch.setattr(fold, "pack_leaves", lambda sizes: [[leaf] for leaf in sizes])
+    counting = CountingStorage(MemoryStorage())
+    repository = Repository.create(counting, {"inline-chunk-bytes": 0})
+    commit(repository, lambda s: array(s, "a", np.arange(128, dtype="i4"), (2,)), "a")
+    fold_branch(repository._context, "main")
+    written = commit(repository, in_array("a", 20, 24, 5), "write")
+    cold = Repository.open(counting)
+    counting.reset()
+    cold.revert(written)
+    leaves = [r.key for r in counting.log if r.op == "get" and r.key.startswith("manifests/")]
+    assert len(leaves) == 1
+    read = zarr.open_array(cold.readonly_session().store, path="a", mode="r")
+    assert read[:].tolist() == list(range(128))
 
 
 def test_amend_keeps_what_others_hold(repository: Repository) -> None:
