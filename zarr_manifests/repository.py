@@ -231,6 +231,11 @@ class Repository:
         """The configuration in use."""
         return self._context.config
 
+    @property
+    def virtual_containers(self) -> dict[str, str]:
+        """URL prefix of each container that this repository was opened with, by name."""
+        return dict(self._context.containers.prefixes)
+
     # --- sessions ----------------------------------------------------------------------------
 
     def readonly_session(

@@ -94,7 +94,7 @@ def test_what_fsspec_wrote_reads_as_fsspec_reads_it(
     repo.import_kerchunk(folder, "in", message="take it in")
     store = repo.readonly_session().store
     mapper = LazyReferenceMapper(str(folder), engine="pyarrow")
-    fs = fsspec.filesystem("reference", fo=mapper, skip_instance_cache=True)
+    fs = fsspec.filesystem("reference", fo=mapper, remote_protocol="file", skip_instance_cache=True)
     for name in ("g/t", "g/row", "scalar", "empty"):
         meta = json.loads((folder / ".zmetadata").read_text())["metadata"][f"{name}/.zarray"]
         shape = [-(-n // c) for n, c in zip(meta["shape"], meta["chunks"], strict=True)]
