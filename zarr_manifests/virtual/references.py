@@ -183,30 +183,38 @@ def _without_consolidated(values: Mapping[str, bytes]) -> dict[str, bytes]:
         If it is malformed, or knows of a document that is not there.
     """
     kept = dict(values)
-    for key in [key for key in values if key.rpartition("/")[2] in (".zmetadata", "zarr.json")]:
+    for key, document in values.items():
         folder, _, name = key.rpartition("/")
-        try:
-            if name == ".zmetadata":
-                named = list(json.loads(kept.pop(key))["metadata"])
-            elif b'"consolidated_metadata"' in kept[key]:
-                fields = json.loads(kept[key])
-                if "consolidated_metadata" not in fields:  # but somewhere in its attributes
-                    continue
-                known = fields.pop("consolidated_metadata") or {"metadata": ()}
-                named = [f"{path}/zarr.json" for path in known["metadata"]]
+        if name == ".zmetadata":
+            del kept[key]
+            named = _consolidated(key, document, "metadata")[1]
+        elif name == "zarr.json" and b'"consolidated_metadata"' in document:
+            fields, paths = _consolidated(key, document, "consolidated_metadata", "metadata")
+            if "consolidated_metadata" in fields:  # and not somewhere in its attributes
+                del fields["consolidated_metadata"]
                 kept[key] = json.dumps(fields).encode()
-            else:
-                continue
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise InvalidArgumentError(f"the consolidated metadata {key!r} is malformed") from error
-        for document in named:
-            place = f"{folder}/{document}" if folder else document
+            named = [f"{path}/zarr.json" for path in paths]
+        else:
+            continue
+        for other in named:
+            place = f"{folder}/{other}" if folder else other
             if place not in values:
                 raise InvalidArgumentError(
                     f"the consolidated metadata {key!r} knows of {place!r}, which is not there, so "
                     "that it is not clear what the store holds; consolidate it anew, or remove it"
                 )
     return kept
+
+
+def _consolidated(key: str, document: bytes, *names: str) -> tuple[dict[str, Any], list[str]]:
+    """A document, and the keys of the map that these names lead to; none if there is nothing."""
+    try:
+        found = fields = json.loads(document)
+        for name in names:
+            found = found[name] if name == "metadata" else (found.get(name) or {"metadata": {}})
+        return fields, list(found.keys())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InvalidArgumentError(f"the consolidated metadata {key!r} is malformed") from error
 
 
 def list_zarr(url: str | os.PathLike[str]) -> References:
