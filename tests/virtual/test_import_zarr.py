@@ -152,7 +152,7 @@ def test_documents_that_only_consolidated_metadata_knows_are_not_left_out(
     for name in (".zarray", "zarr.json"):
         (plain / "flag" / name).unlink(missing_ok=True)
     repo = zm.Repository.create(tmp_path / "repo")
-    with pytest.raises(InvalidArgumentError, match="'flag/.*consolidate it anew"):
+    with pytest.raises(InvalidArgumentError, match=r"'flag/.*consolidate it anew"):
         repo.import_zarr(plain)
 
 
@@ -171,7 +171,7 @@ def test_files_are_refused(tmp_path: Path) -> None:
         for path in (tmp_path / "plain").rglob("*"):
             file.write(path, path.relative_to(tmp_path / "plain"))
     repo = zm.Repository.create(tmp_path / "repo")
-    with pytest.raises(UnsupportedFormatError, match="ZIP file.*unpack it"):
+    with pytest.raises(UnsupportedFormatError, match=r"ZIP file.*unpack it"):
         repo.import_zarr(tmp_path / "plain.zip")
     with pytest.raises(UnsupportedFormatError, match="is a file"):
         repo.import_zarr(tmp_path / "plain" / "zarr.json")

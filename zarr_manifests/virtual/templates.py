@@ -28,7 +28,7 @@ type _Rule = Callable[[Mapping[str, _Value]], _Value]
 
 _EXPRESSION: Final = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 _FORMAT: Final = re.compile(r"%0?[0-9]{0,2}d")
-_MOST_CHARS: Final = 1000
+_MOST_CHARS: Final = 200
 _MOST_RENDERED: Final = 1 << 16
 _KEPT: Final = 1000
 """Expressions that are kept compiled."""
