@@ -289,3 +289,21 @@ def test_many_keys_are_decoded_as_one_is(
             assert keys.decode(rest, ndim) == tuple(at)
     plain = [keys.encode(tuple(range(i, i + ndim))) for i in range(5)] if ndim else []
     assert keys.decode_many(plain, ndim)[1].all()
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        *("01.2", "1.02", "00.0", "1", "1.2.3", "1.", ".1", "", "+1.2", "1.a", "1 .2", "1\n.2"),
+        *("\u0661.2", "9223372036854775808.0", "9999999999999999999.0"),
+    ],
+)
+def test_keys_that_are_not_canonical_are_not_known_among_many(odd: str) -> None:
+    for keys, lead in ((ChunkKeys("v2", "."), ""), (ChunkKeys("default", "."), "c.")):
+        coords, known = keys.decode_many([f"{lead}7.8", lead + odd, f"{lead}0.10"], 2)
+        if "\n" not in odd:
+            assert coords[[0, 2]].tolist() == [[7, 8], [0, 10]]
+            assert known.tolist() == [True, False, True]
+        assert not known[1]
+    for odd_lead in ("d.", "cc.", "0."):
+        assert not ChunkKeys("default", ".").decode_many([f"{odd_lead}7.8"], 2)[1].any()

@@ -193,6 +193,7 @@ def test_arrays_in_the_key_space_of_another(tmp_path: Path) -> None:
         [4, 5, 6, 7],
         [8, 9, 10, 11],
     ]
+    assert len(store.get_virtual_refs("a")) == 6
     nested = zarr.open_array(store, path="a/c/1", mode="r", zarr_format=2)[:]
     assert nested.tolist() == np.eye(3).tolist()
     opaque = {path[1:] for path in store.workspace.nodes() if path.startswith("/")}

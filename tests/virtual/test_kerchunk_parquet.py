@@ -181,8 +181,8 @@ def test_a_million_references_take_no_work_for_each(tmp_path: Path) -> None:
 
 # --- what is refused -------------------------------------------------------------------------
 
+TWO: dict[str, Any] = json.loads(zarray([2], [1]))
 GOOD: dict[str, Any] = {"path": ["/a", None], "offset": [1, 0], "size": [5, 0]}
-NONE = [None, None]
 
 
 def plain(folder: Path, columns: dict[str, Any] | pa.Table, **fields: Any) -> Path:
@@ -263,7 +263,8 @@ def test_a_wrong_record_size_is_noticed_by_what_does_not_fit(
             InvalidArgumentError,
         ),
         (lambda at: plain(at, GOOD, metadata={"a/zarr.json": {}}), UnsupportedFormatError),
-        (lambda at: plain(at, GOOD, metadata={"../a/.zarray": {}}), UnsupportedFormatError),
+        (lambda at: plain(at, GOOD, metadata={"../refs/a/.zarray": TWO}), UnsupportedFormatError),
+        (lambda at: plain(at, GOOD, metadata={"/a/.zarray": TWO}), UnsupportedFormatError),
         (lambda at: plain(at, GOOD, metadata={"a/.zarray": {}}), UnsupportedFormatError),
         (lambda at: plain(at, GOOD | {"offset": [0, 0], "size": [0, 0]}), VirtualContainerError),
     ],
