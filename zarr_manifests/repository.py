@@ -33,12 +33,8 @@ from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.store import ManifestStore
 from zarr_manifests.versions import DEFAULT_BRANCH, Versions, known_ref
 from zarr_manifests.virtual.containers import Containers
-from zarr_manifests.virtual.references import (
-    References,
-    list_zarr,
-    location_of,
-    read_kerchunk,
-)
+from zarr_manifests.virtual.kerchunk import read_kerchunk
+from zarr_manifests.virtual.references import References, list_zarr, location_of
 
 __all__ = ["Diff", "Repository", "SnapshotInfo", "Usage"]
 
@@ -218,6 +214,11 @@ class Repository(Versions):
         """The configuration in use."""
         return self._context.config
 
+    @property
+    def virtual_containers(self) -> dict[str, str]:
+        """URL prefix of each container that this repository was opened with, by name."""
+        return dict(self._context.containers.prefixes)
+
     # --- sessions ----------------------------------------------------------------------------
 
     def readonly_session(
@@ -354,8 +355,11 @@ class Repository(Versions):
             If there is no Zarr store at the URL.
         AlreadyExistsError
             If there is something at the path.
+        InvalidArgumentError
+            If consolidated metadata knows of documents that are not there, or a folder in the
+            store is a symbolic link.
         UnsupportedFormatError
-            If the store has metadata that is not understood.
+            If the store has metadata that is not understood, or is a file, such as a ZIP.
 
         Examples
         --------
@@ -391,8 +395,9 @@ class Repository(Versions):
         Parameters
         ----------
         references : str, path or mapping
-            A JSON file, or what is in one. Of files that lie below a container, size and time of
-            modification are noted, and reading one that has changed is an error.
+            A JSON file, or what is in one, or a folder of parquet files (this needs pyarrow). Of
+            files that lie below a container, size and time of modification are noted, and reading
+            one that has changed is an error.
         path : str
             Where to; nothing may be there. Groups above it are made.
         message : str, optional
@@ -412,11 +417,16 @@ class Repository(Versions):
         AlreadyExistsError
             If there is something at the path.
         InvalidArgumentError
-            If a reference is malformed, or a location has a user or a password in it.
+            If a reference is malformed, a location is a relative path or has a user or a password
+            in it, or more than 4 million references are generated.
         UnsupportedFormatError
-            If references are generated, or there is metadata that is not understood.
+            If there is a template or metadata that is not understood.
         UnsupportedStorageError
             If the scheme of a location is not supported.
+        VirtualContainerError
+            If a chunk is a whole file that lies below no container, so that its size is not known.
+        ImportError
+            If pyarrow is due and not installed.
         """
         found = read_kerchunk(references, self._context.containers)
         return self._import(
