@@ -143,7 +143,11 @@ nodes = st.one_of(
 )
 node_tuples = st.lists(nodes, max_size=4, unique_by=lambda node: node.path).map(tuple)
 bases = st.builds(
-    Base, node_tuples, st.lists(manifest_refs, max_size=3).map(tuple), numbers, counts_from(0)
+    Base,
+    node_tuples,
+    st.lists(manifest_refs, max_size=3).map(tuple),
+    st.just(2**63 - 1),
+    counts_from(0),
 )
 deltas = st.builds(
     Delta,

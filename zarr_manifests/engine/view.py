@@ -99,12 +99,13 @@ class SnapshotView:
         self._cuts: dict[int, Mapping[bytes, Coords]] = {}  # by position in the read list
         for position in sorted(opening):
             found = opening[position]
+            # A digest does not tell what of it the base and its leaves have already.
+            if isinstance(found, Digest) and snapshot.deltas[position].first <= base.sequence:
+                raise CorruptObjectError("a digest of deltas that the base has already")
             if snapshot.deltas[position].last > base.sequence:
                 for path in found.deleted:
                     nodes.pop(path, None)
                 nodes.update((node.path, node) for node in found.nodes)
-            elif isinstance(found, Digest):
-                raise CorruptObjectError("a digest of deltas that the base has already")
             if isinstance(found, Digest):
                 self._cuts.update(enumerate(found.truncated, position))
             else:
@@ -230,16 +231,12 @@ class SnapshotView:
 
     def _fetch_layers(self, node_id: bytes, leaves: Sequence[_Leaf]) -> list[tuple[int, Layer]]:
         """A layer for each live delta that speaks of the node, with its sequence; in one round."""
-        merged = max((leaf.merged for leaf in self._leaves.get(node_id, ())), default=0)
         deltas: dict[int, BlobRef] = {}
         manifests: dict[int, list[BlobRef]] = {}
         digests = {
             entry.first: digest
             for entry in self.snapshot.digests
-            if isinstance(digest := self.opening[entry.first], Digest)
-            and node_id in digest.covered
-            # It does not tell what is older than a leaf from what is newer.
-            and self.snapshot.deltas[entry.first].first > merged
+            if isinstance(digest := self.opening[entry.first], Digest) and node_id in digest.covered
         }
         covered = {at + i for at, digest in digests.items() for i in range(len(digest.truncated))}
         for position, entry in enumerate(self.snapshot.deltas):

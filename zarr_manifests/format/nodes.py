@@ -133,12 +133,21 @@ class Base:
         What was the newest change when the base was written.
     counts : tuple of Count or None
         Chunks of each node then; None if not known.
+
+    Raises
+    ------
+    CorruptObjectError
+        If a leaf is merged to a later sequence.
     """
 
     nodes: tuple[Node, ...]
     manifests: tuple[ManifestRef, ...]
     sequence: int = 0
     counts: tuple[Count, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if any(merged > self.sequence for ref in self.manifests for merged in ref.merged):
+            raise CorruptObjectError("base: a leaf is merged to a later sequence than its own")
 
     def encode(self) -> bytes:
         """The object's bytes."""
