@@ -219,9 +219,9 @@ class Line:
             refs = [InlineRef(leaf.rows[c]) for c in places]
             tables.append((ARRAY, ChunkTable.build(Box((leaf.lo,), (leaf.hi,)), index, refs)))
         refs_of: list[ManifestRef] = []
-        if tables:
-            held = Manifest.of(tables)
-            merged = tuple(leaf.merged for leaf in self.leaves)
+        for at in range(0, len(tables), 2):
+            held = Manifest.of(tables[at : at + 2])
+            merged = tuple(leaf.merged for leaf in self.leaves[at : at + 2])
             blob = self.put("manifests", held.encode())
             refs_of.append(ManifestRef(blob, held.directory(), merged))
         bytes_of = [len(v) for leaf in self.leaves for v in leaf.rows.values()]

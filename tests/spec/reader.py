@@ -91,10 +91,19 @@ def numbers(data: bytes, width: int, packed: int, n: int) -> list[int]:
     return np.frombuffer(data, f"<u{width}").tolist()
 
 
+class Document(bytes):
+    """A metadata document, to tell it from a chunk that is inline."""
+
+
 type File = tuple[str, str, str | None, int | None, int | None]
 """Container (empty: the path is a URL), path, etag, time of modification (ms), size."""
 type Place = bytes | tuple[str | File, int, int, int | None] | None
 """Inline bytes; or key or file, offset, length, crc32c if known; or None: unset."""
+
+
+def is_url(place: Place) -> bool:
+    """Whether the chunk is in a file of no container."""
+    return isinstance(place, tuple) and isinstance(place[0], tuple) and not place[0][0]
 
 
 def virtual_files(packed: dict[str, Any] | None) -> list[File]:
@@ -308,6 +317,10 @@ class Reader:
         return self.contents(timed(open_object(data, SNAPSHOT)))
 
     def contents(self, snapshot: dict[str, Any]) -> dict[str, bytes]:
+        return {key: self.bytes_at(place) for key, place in self.places(snapshot).items()}
+
+    def places(self, snapshot: dict[str, Any]) -> dict[str, Place]:
+        """By key: the document, or where the chunk is."""
         base: dict[str, Any] = {"nodes": [], "manifests": [], "sequence": 0}
         if snapshot.get("base") is not None:
             base = self.follow(snapshot["base"], BASE)
@@ -324,18 +337,18 @@ class Reader:
                 nodes.update((record[0], record) for record in delta.get("nodes", ()))
             cuts.append(dict(map(tuple, delta.get("truncated", ()))))
         demand(newest <= snapshot["sequence"], "sequence of the snapshot")
-        found: dict[str, bytes] = {}
+        found: dict[str, Place] = {}
         for path, node_id, kind, documents in nodes.values():
             if kind == OPAQUE:
                 places = self.chunks(snapshot, base, cuts, node_id)
-                found.update((path[1:], self.bytes_at(place)) for place in places.values())
+                found.update((path[1:], place) for place in places.values())
                 continue
             below = f"{path}/" if path else ""
-            found.update((below + name, value) for name, value in documents.items())
+            found.update((below + name, Document(value)) for name, value in documents.items())
             if kind == ARRAY:
                 document = json.loads(documents.get("zarr.json") or documents[".zarray"])
                 for coords, place in self.chunks(snapshot, base, cuts, node_id).items():
-                    found[below + chunk_key(document, coords)] = self.bytes_at(place)
+                    found[below + chunk_key(document, coords)] = place
         return found
 
     def chunks(
@@ -395,7 +408,7 @@ class Reader:
 
     def bytes_at(self, place: Place) -> bytes:
         if isinstance(place, bytes):
-            return place
+            return bytes(place)
         assert place is not None
         key, offset, length, crc = place
         if isinstance(key, str):
