@@ -62,6 +62,8 @@ class Change:
     cut: int | None
     groups: dict[str, str]
     deleted: set[str]
+    count: tuple[int, int] = (0, 0)
+    """By how much it changes the number of chunks, and their bytes."""
     apart: bool = False
     """Whether its chunk table has a manifest of its own."""
     log: BlobRef | None = None
@@ -90,6 +92,7 @@ class Line:
     leaves: list[Leaf] = field(default_factory=list)
     base_sequence: int = 0
     base_groups: dict[str, str] = field(default_factory=dict)
+    base_count: tuple[int, int] = (0, 0)
     numbers: int = 0
     parent: BlobRef | None = None
     version: int = 0
@@ -109,10 +112,16 @@ class Line:
         self.sequence += 1
         groups = dict(groups or {})
         gone = {name for name in deleted if name in self.groups and name not in groups}
-        change = Change(self.sequence, self.sequence, dict(rows), cut, groups, gone, apart)
+        change = Change(self.sequence, self.sequence, dict(rows), cut, groups, gone, apart=apart)
         self.changes.append(change)
+        chunks, nbytes = self.count()
         _apply(self.chunks, change)
+        change.count = (self.count()[0] - chunks, self.count()[1] - nbytes)
         self.groups = {n: g for n, g in self.groups.items() if n not in gone} | groups
+
+    def count(self) -> tuple[int, int]:
+        """How many chunks there are, and their bytes."""
+        return len(self.chunks), sum(map(len, self.chunks.values()))
 
     def merged_at(self, coordinate: int) -> int:
         """What the leaf whose box holds the coordinate is merged to."""
@@ -136,6 +145,7 @@ class Line:
                 run.cut = change.cut if run.cut is None else min(run.cut, change.cut)
             run.rows |= counting
             if change.last > self.base_sequence:
+                run.count = (run.count[0] + change.count[0], run.count[1] + change.count[1])
                 run.groups = {n: g for n, g in run.groups.items() if n not in change.deleted}
                 run.groups |= change.groups
                 run.deleted = (run.deleted | change.deleted) - run.groups.keys()
@@ -144,6 +154,7 @@ class Line:
 
     def write_base(self) -> None:
         self.base_sequence, self.base_groups = self.sequence, dict(self.groups)
+        self.base_count = self.count()
 
     def merge_leaf(self, lo: int, hi: int) -> None:
         """Give the base a leaf of that box with all changes, in place of those it had there."""
@@ -206,7 +217,8 @@ class Line:
         )
         change.log = self.put("deltas", delta.encode())
         entry = DeltaEntry.of(change.log, delta, change.last, {ARRAY}, first=change.first)
-        return entry, delta
+        counts = (Count(ARRAY, *change.count),) if any(change.count) else ()
+        return replace(entry, counts=counts), delta
 
     def base(self) -> Base:
         nodes = [replace(self.node("", "root"), node_id=b"root".ljust(12, b"-"))]
@@ -224,10 +236,8 @@ class Line:
             merged = tuple(leaf.merged for leaf in self.leaves[at : at + 2])
             blob = self.put("manifests", held.encode())
             refs_of.append(ManifestRef(blob, held.directory(), merged))
-        bytes_of = [len(v) for leaf in self.leaves for v in leaf.rows.values()]
-        counts = (Count(ARRAY, len(bytes_of), sum(bytes_of)),) if bytes_of else ()
-        known = not self.changes  # else the leaves alone do not tell
-        return Base(tuple(nodes), tuple(refs_of), self.base_sequence, counts if known else None)
+        counts = (Count(ARRAY, *self.base_count),) if any(self.base_count) else ()
+        return Base(tuple(nodes), tuple(refs_of), self.base_sequence, counts)
 
     def digest(
         self, entries: Sequence[tuple[DeltaEntry, Delta]], start: int

@@ -384,6 +384,18 @@ class Reader:
                 found[coords] = place
         return found
 
+    def count(self, snapshot: dict[str, Any], node_id: bytes) -> tuple[int, int] | None:
+        """Chunks of a node and their bytes, if that is known without its manifests."""
+        base: dict[str, Any] = {"counts": [], "sequence": 0}
+        if snapshot.get("base") is not None:
+            base = self.follow(snapshot["base"], BASE)
+        known = [base["counts"]]
+        known += [e["counts"] for e in snapshot["deltas"] if e["last"] > base["sequence"]]
+        if any(counts is None for counts in known):
+            return None
+        of_node = [count for counts in known for count in counts if count[0] == node_id]
+        return sum(n for _, n, _ in of_node), sum(nbytes for *_, nbytes in of_node)
+
     def manifest_rows(
         self, ref: dict[str, Any], node_id: bytes
     ) -> list[tuple[int, dict[Coords, Place]]]:

@@ -42,7 +42,10 @@ def contents(store: zm.ManifestStore) -> dict[str, bytes]:
 
 def check(line: Any, message: str, digest_from: int | None = None) -> None:
     snapshot_id = line.write(message, digest_from=digest_from)
-    assert reader.Reader(line.storage.get).read(snapshot_id) == line.expected()
+    own = reader.Reader(line.storage.get)
+    assert own.read(snapshot_id) == line.expected()
+    snapshot = own.follow(own.heads()["main"], reader.SNAPSHOT)
+    assert own.count(snapshot, by_hand.ARRAY) == line.count()
     repository = zm.Repository.open(line.storage)
     store = repository.readonly_session("main").store
     assert contents(store) == line.expected()
