@@ -91,7 +91,7 @@ parts = st.builds(Part, node_ids, boxes(), st.integers(0, 10**7))
 def leaf_refs(draw: st.DrawFn) -> ManifestRef:
     held = tuple(draw(st.lists(parts, max_size=3)))
     merged = st.lists(numbers, min_size=len(held), max_size=len(held)).map(tuple)
-    return ManifestRef(draw(blob_refs("manifests")), held, draw(st.just(()) | merged))
+    return ManifestRef(draw(blob_refs("manifests")), held, draw(st.just(()) | merged), draw(texts))
 
 
 manifest_refs = leaf_refs()

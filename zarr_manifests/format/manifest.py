@@ -77,6 +77,8 @@ class ManifestRef:
     merged : tuple of int
         Of a base's manifest: the sequence up to which each part has all changes, 0 if none that
         is live; empty if that is so for all.
+    packed_for : str
+        Of a base's manifest: name of the manifest set it was packed for; empty if for none.
 
     Raises
     ------
@@ -87,6 +89,7 @@ class ManifestRef:
     blob: BlobRef
     parts: tuple[Part, ...]
     merged: tuple[int, ...] = ()
+    packed_for: str = ""
 
     def __post_init__(self) -> None:
         if self.merged and len(self.merged) != len(self.parts):
@@ -98,14 +101,18 @@ class ManifestRef:
 
     def pack(self) -> dict[str, Any]:
         """As a map for msgpack."""
-        packed = {"blob": self.blob.pack(), "parts": [part.pack() for part in self.parts]}
-        return packed | ({"merged": list(self.merged)} if self.merged else {})
+        parts = [part.pack() for part in self.parts]
+        packed: dict[str, Any] = {"blob": self.blob.pack(), "parts": parts}
+        packed |= {"merged": list(self.merged)} if self.merged else {}
+        return packed | ({"set": self.packed_for} if self.packed_for else {})
 
     @classmethod
     def parse(cls, fields: Fields) -> ManifestRef:
         """From a map that `pack` made."""
         parts = Part.parse_all(fields, "parts")
-        return cls(BlobRef.parse_due(fields, "blob"), parts, fields.numbers("merged"))
+        packed_for = fields.text("set") if fields.has("set") else ""
+        blob = BlobRef.parse_due(fields, "blob")
+        return cls(blob, parts, fields.numbers("merged"), packed_for)
 
 
 @dataclass(frozen=True, slots=True)
