@@ -265,7 +265,9 @@ def _place(
     known = {upload.key: upload.data for upload in prepared.uploads}
     nodes = {**parent.nodes, **{node.path: node for node in prepared.delta.nodes}}
     held = {part.node_id for part in prepared.delta.embedded.directory()}
-    entry = DeltaEntry.of(prepared.log, prepared.delta, coordinate_ids(nodes.values(), held))
+    coordinates = coordinate_ids(nodes.values(), held)
+    sequence = parent.snapshot.sequence + 1
+    entry = DeltaEntry.of(prepared.log, prepared.delta, sequence, coordinates)
     snapshot = replace(
         prepared.snapshot,
         parent=parent.ref.bare(),
@@ -273,6 +275,7 @@ def _place(
         deltas=(*parent.snapshot.deltas, entry),
         streams=tip.streams,
         digests=parent.snapshot.digests,
+        sequence=sequence,
         # Never before the tip, or `as_of` would find what was not there yet.
         written_ms=max(prepared.snapshot.written_ms, tip.written_ms),
     ).with_delta_copies(known)

@@ -56,6 +56,7 @@ from zarr_manifests.storage import Storage, Token
 
 __all__ = ["RootAt", "Roots"]
 
+_REFS: Final = ("branches", "tags")
 _RESENDS: Final = 5
 _BACKOFF_S: Final = 0.02
 _MAX_BACKOFF_S: Final = 1.0
@@ -150,7 +151,7 @@ class Roots:
 
     def whole(self, root: Root) -> Root:
         """The root with all refs of all pages."""
-        due = [page for pages in root.pages.values() for page in pages]
+        due = [page for section in _REFS for page in root.pages.get(section, ())]
         return pulled(root, self._load(due)) if due else root
 
     def _load(self, pages: Sequence[PageRef]) -> list[Page]:

@@ -3,7 +3,7 @@
 The rule: of all rows for a coordinate the one from the newest layer counts; an UNSET row hides
 older rows; a truncation drops every older row that lies at or beyond it on any axis. UNSET rows
 are kept while something older may still hold the coordinate, and dropped when the merge reaches
-the base.
+the base. A leaf that has the older layers already gets only the newer ones, inside its box.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from zarr_manifests.ids import crc32c
 
 __all__ = [
     "Layer",
+    "Leaf",
     "Overlay",
     "agree",
     "difference",
     "fold",
+    "fold_leaves",
     "inside",
     "merge_layers",
     "narrower",
@@ -52,6 +54,15 @@ class Overlay:
 
     truncated: Coords | None
     table: ChunkTable | None
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A leaf of the base, and what is laid over it inside its box."""
+
+    box: Box
+    table: ChunkTable
+    overlay: Overlay
 
 
 def narrower(a: Coords | None, b: Coords | None) -> Coords | None:
@@ -172,6 +183,30 @@ def fold(leaves: Sequence[ChunkTable], overlay: Overlay) -> ChunkTable | None:
     if (merged.kind == RefKind.UNSET).any():
         merged = select(merged, merged.kind != RefKind.UNSET)
     return merged if len(merged) else None
+
+
+def fold_leaves(leaves: Sequence[Leaf], outside: Overlay) -> ChunkTable | None:
+    """Leaves that are merged to different sequences, each under its own overlay.
+
+    `outside` is what counts where there is no leaf.
+    """
+    rest, tables = outside.table, []
+    for leaf in leaves:
+        over = leaf.overlay.table
+        if over is not None:
+            over = select(over, _in_box(over, leaf.box))
+        tables.append(fold([leaf.table], Overlay(leaf.overlay.truncated, over)))
+        if rest is not None:
+            rest = select(rest, ~_in_box(rest, leaf.box))
+    return fold([table for table in tables if table is not None], Overlay(None, rest))
+
+
+def _in_box(table: ChunkTable, box: Box) -> npt.NDArray[np.bool_]:
+    coords = table.coords()
+    if coords.shape[1] != box.ndim:
+        raise CorruptObjectError(f"chunks of {coords.shape[1]} axes over a leaf of {box.ndim}")
+    lo, hi = np.asarray(box.lo, np.int64), np.asarray(box.hi, np.int64)
+    return np.asarray(((coords >= lo) & (coords < hi)).all(axis=1))
 
 
 def difference(new: ChunkTable | None, old: ChunkTable | None) -> ChunkTable | None:
