@@ -486,6 +486,24 @@ def _of_node(tables: Any, node_id: bytes) -> Any:
     return [*tables, [[node_id, *tables[0][0][1:]], tables[0][1]]]
 
 
+def test_a_delta_at_the_start_of_a_digest_is_checked_as_well(seeded: Seeded) -> None:
+    """The digest is opened instead of it; a table that is not a coordinate's is still its own."""
+    head = seeded.keys("snapshots")[0]
+    fields = seeded.fields(head)
+    entry = fields["deltas"][fields["digests"][0]["first"]]
+    ids = {node[0]: node[1] for node in seeded.fields(seeded.keys("nodes")[0])["nodes"]}
+    entry["embedded"] = [[*part[:3], part[3] + (part[0] == ids["a"])] for part in entry["embedded"]]
+    assert any(part[0] == ids["a"] for part in entry["embedded"])
+    refuses(seeded.forged(head, lambda _: fields), reads("a/c/85"))
+
+
+def test_a_digest_of_nothing(seeded: Seeded) -> None:
+    head = seeded.keys("snapshots")[0]
+    fields = seeded.fields(head)
+    fields["digests"][0].update(first=len(fields["deltas"]), count=0)
+    refuses(seeded.forged(head, lambda _: fields), reads("zarr.json"))
+
+
 def test_two_leaves_for_one_chunk(plain: Seeded) -> None:
     base = plain.keys("nodes")[0]
     fields = plain.fields(base)

@@ -1,13 +1,16 @@
 """One snapshot, ready to be asked: which nodes there are, and where each chunk is.
 
 A lookup consults the overlay (all live deltas' words about that node, brought together once, from
-one parallel round of fetches), then the leaf whose box holds the coordinate. Invariant: a view
-never changes, and what it has fetched and merged stays valid for as long as it lives.
+one parallel round of fetches), then the leaf whose box holds the coordinate. A leaf has all changes
+up to its merged-to sequence, so inside its box only what is newer is laid over it; likewise the
+base's nodes. Invariant: a view never changes, and what it has fetched and merged stays valid for as
+long as it lives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -22,10 +25,19 @@ from zarr_manifests.format.digest import Digest
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import Base, Node
 from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.grid import Box, Coords
+from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.digests import tells_about
-from zarr_manifests.planning.merge import Layer, Overlay, fold, inside, merge_layers
+from zarr_manifests.planning.merge import (
+    Layer,
+    Leaf,
+    Overlay,
+    fold,
+    fold_leaves,
+    inside,
+    merge_layers,
+    pick,
+)
 from zarr_manifests.runtime import Runtime
 
 __all__ = ["DIGESTS", "SnapshotView", "check_axes"]
@@ -46,6 +58,15 @@ def check_axes(box: Box, ndim: int) -> None:
         raise CorruptObjectError(f"a chunk table of {box.ndim} axes for a node of {ndim}")
 
 
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """A node's part of a manifest of the base, and the sequence it is merged to."""
+
+    box: Box
+    manifest: ManifestRef
+    merged: int
+
+
 class SnapshotView:
     """What a snapshot says. Thread-safe; made by `open`.
 
@@ -59,6 +80,8 @@ class SnapshotView:
         All nodes by path.
     manifests : tuple of ManifestRef
         The base's leaf directory.
+    base_sequence : int
+        The sequence up to which the base has all changes of nodes.
     opening : mapping of int to Delta or Digest
         What opening needed besides the base, by position in the read list.
     """
@@ -74,15 +97,18 @@ class SnapshotView:
         self.ref = ref
         self.snapshot = snapshot
         self.manifests = base.manifests
+        self.base_sequence = base.sequence
         self._objects = objects
         self.opening = opening  # by position in the read list
         nodes = {node.path: node for node in base.nodes}
+        ends = {entry.first: snapshot.deltas[entry.stop - 1].last for entry in snapshot.digests}
         self._cuts: dict[int, Mapping[bytes, Coords]] = {}  # by position in the read list
         for position in sorted(opening):
             found = opening[position]
-            for path in found.deleted:
-                nodes.pop(path, None)
-            nodes.update((node.path, node) for node in found.nodes)
+            if ends.get(position, snapshot.deltas[position].last) > base.sequence:
+                for path in found.deleted:
+                    nodes.pop(path, None)
+                nodes.update((node.path, node) for node in found.nodes)
             if isinstance(found, Digest):
                 self._cuts.update(enumerate(found.truncated, position))
             else:
@@ -90,12 +116,13 @@ class SnapshotView:
         self.nodes: Mapping[str, Node] = nodes
         if len({node.node_id for node in nodes.values()}) != len(nodes):
             raise CorruptObjectError(f"two nodes of snapshot {self.snapshot_id} have the same id")
-        leaves: dict[bytes, list[tuple[Box, ManifestRef]]] = {}
+        leaves: dict[bytes, list[_Leaf]] = {}
         for manifest in base.manifests:
-            for part in manifest.parts:
-                leaves.setdefault(part.node_id, []).append((part.box, manifest))
+            for part, merged in manifest.leaves():
+                leaves.setdefault(part.node_id, []).append(_Leaf(part.box, manifest, merged))
         self._leaves = leaves
-        self._overlays: dict[bytes, Overlay] = {}
+        self._layers: dict[bytes, list[tuple[int, Layer]]] = {}
+        self._overlays: dict[tuple[bytes, int], Overlay] = {}
         self._tables: dict[tuple[bytes, Box], ChunkTable] = {}
 
     @classmethod
@@ -141,9 +168,9 @@ class SnapshotView:
 
     def lookup(self, node_id: bytes, coords: Coords) -> ChunkRef | None:
         """Where the chunk is; None if it is absent."""
-        overlay = self._overlays.get(node_id)
-        if overlay is None:  # in one round with the leaf, which is most likely needed as well
-            overlay = self.overlay(node_id, self._leaf_at(node_id, coords))
+        due = self._leaf_at(node_id, coords)
+        # In one round with the leaf, which is most likely needed as well.
+        overlay = self.overlay(node_id, due[0].merged if due else 0, due)
         if overlay.table is not None:
             check_axes(overlay.table.box, len(coords))
             ref = overlay.table.get(coords)
@@ -152,42 +179,88 @@ class SnapshotView:
         cut = overlay.truncated
         if cut is not None and not inside(np.array(coords, np.int64).reshape(1, -1), cut)[0]:
             return None
-        for box, manifest in self._leaf_at(node_id, coords):
-            ref = self._leaf(node_id, box, manifest).get(coords)
+        for leaf in due:
+            ref = self._leaf(node_id, leaf).get(coords)
             if isinstance(ref, Unset):
-                raise CorruptObjectError(f"{manifest.blob.key} is a leaf and has an unset row")
+                key = leaf.manifest.blob.key
+                raise CorruptObjectError(f"{key} is a leaf and has an unset row")
             return ref
         return None
 
-    def _leaf_at(self, node_id: bytes, coords: Coords) -> list[tuple[Box, ManifestRef]]:
+    def _leaf_at(self, node_id: bytes, coords: Coords) -> list[_Leaf]:
         leaves = self._leaves.get(node_id, [])
-        for box, _ in leaves:
-            check_axes(box, len(coords))
-        found = [leaf for leaf in leaves if coords in leaf[0]]
+        for leaf in leaves:
+            check_axes(leaf.box, len(coords))
+        found = [leaf for leaf in leaves if coords in leaf.box]
         if len(found) > 1:
+            one, two = (leaf.manifest.blob.key for leaf in found[:2])
             raise CorruptObjectError(
-                f"{found[0][1].blob.key} and {found[1][1].blob.key} both say where chunk {coords} "
-                "is: leaves of a base must not overlap"
+                f"{one} and {two} both say where chunk {coords} is: leaves of a base must not "
+                "overlap"
             )
         return found
 
-    def overlay(self, node_id: bytes, leaves: Sequence[tuple[Box, ManifestRef]] = ()) -> Overlay:
-        """All live deltas' words about the node; `leaves` are fetched in the same round."""
-        found = self._overlays.get(node_id)
-        if found is None:
-            found = merge_layers(self._layers(node_id, leaves))
-            self._overlays[node_id] = found  # another thread's is equal: the view is immutable
-        return found
+    def overlay(self, node_id: bytes, after: int = 0, leaves: Sequence[_Leaf] = ()) -> Overlay:
+        """What live deltas of a sequence beyond `after` say about the node.
 
-    def leaves(self, node_id: bytes) -> list[ChunkTable]:
-        """The node's tables in the base."""
-        due = self._leaves.get(node_id, [])
-        self._objects.prefetch([(manifest.blob, Manifest) for _, manifest in due])
-        return [self._leaf(node_id, box, manifest) for box, manifest in due]
+        `leaves` are fetched in the same round.
+        """
+        found = self._overlays.get((node_id, after))
+        if found is None:
+            layers = self._layers.get(node_id)
+            if layers is None:  # another thread's are equal: the view is immutable
+                layers = self._layers[node_id] = self._fetch_layers(node_id, leaves)
+            found = merge_layers([layer for last, layer in layers if last > after])
+            self._overlays[node_id, after] = found
+        return found
 
     def chunks(self, node_id: bytes) -> ChunkTable | None:
         """All chunks of the node that are there; None if there is none."""
-        return fold(self.leaves(node_id), self.overlay(node_id))
+        due = self._leaves.get(node_id, [])
+        self._objects.prefetch([(leaf.manifest.blob, Manifest) for leaf in due])
+        tables = [self._leaf(node_id, leaf) for leaf in due]
+        if not any(leaf.merged for leaf in due):
+            return fold(tables, self.overlay(node_id))
+        leaves = [
+            Leaf(leaf.box, table, self.overlay(node_id, leaf.merged))
+            for leaf, table in zip(due, tables, strict=True)
+        ]
+        return fold_leaves(leaves, self.overlay(node_id))
+
+    def chunks_at(self, node_id: bytes, coords: IndexArray) -> ChunkTable | None:
+        """Of these chunks of the node (int64[n, ndim], n >= 1) those that are there.
+
+        Leaves that hold none of them are not read.
+        """
+        ndim = coords.shape[1]
+        for leaf in self._leaves.get(node_id, []):
+            check_axes(leaf.box, ndim)
+        around = Box.around_coords(coords)
+        due = [
+            leaf
+            for leaf in self._leaves.get(node_id, [])
+            if leaf.box.overlaps(around)
+            and ((coords >= leaf.box.lo) & (coords < leaf.box.hi)).all(axis=1).any()
+        ]
+        self.overlay(node_id, 0, due)  # with the leaves, unless it is known already
+        self._objects.prefetch([(leaf.manifest.blob, Manifest) for leaf in due])
+        leaves = [
+            Leaf(
+                leaf.box,
+                pick(self._leaf(node_id, leaf), coords),
+                self._picked(node_id, leaf.merged, coords),
+            )
+            for leaf in due
+        ]
+        return fold_leaves(leaves, self._picked(node_id, 0, coords))
+
+    def _picked(self, node_id: bytes, after: int, coords: IndexArray) -> Overlay:
+        overlay = self.overlay(node_id, after)
+        table = overlay.table
+        if table is not None:
+            check_axes(table.box, coords.shape[1])
+            table = pick(table, coords)
+        return Overlay(overlay.truncated, table)
 
     def touched(self) -> set[bytes]:
         """Ids of all nodes that live deltas have chunk tables or truncations for."""
@@ -197,34 +270,45 @@ class SnapshotView:
             ids.update(part.node_id for ref in entry.manifests for part in ref.parts)
         return ids.union(*self._cuts.values())
 
-    def _leaf(self, node_id: bytes, box: Box, manifest: ManifestRef) -> ChunkTable:
-        table = self._tables.get((node_id, box))
+    def _leaf(self, node_id: bytes, leaf: _Leaf) -> ChunkTable:
+        table = self._tables.get((node_id, leaf.box))
         if table is None:
-            loaded = self._objects.load(manifest.blob, Manifest)
-            for found in manifest.tables(loaded, node_id):
+            loaded = self._objects.load(leaf.manifest.blob, Manifest)
+            for found in leaf.manifest.tables(loaded, node_id):
                 self._tables[node_id, found.box] = found
-            table = self._tables.get((node_id, box))
+            table = self._tables.get((node_id, leaf.box))
             if table is None:
                 raise CorruptObjectError(
-                    f"{manifest.blob.key} has no chunk table that the snapshot says it has"
+                    f"{leaf.manifest.blob.key} has no chunk table that the snapshot says it has"
                 )
         return table
 
     def _embedded(self, position: int, ref: BlobRef) -> Manifest:
         delta = self._objects.load(ref, Delta)
-        if position not in self.opening:  # where those have been checked
+        if not isinstance(self.opening.get(position), Delta):  # where those have been checked
             self.snapshot.deltas[position].check(delta)
         return delta.embedded
 
-    def _layers(self, node_id: bytes, leaves: Sequence[tuple[Box, ManifestRef]]) -> list[Layer]:
-        """One layer for each live delta that speaks of the node, fetched in one round."""
+    def _digests_of(self, node_id: bytes) -> dict[int, Digest]:
+        """The digests that stand in place of their runs for the node, by where they begin.
+
+        Each leaf has all of such a run already or nothing of it: a digest cannot tell its parts.
+        """
+        merged = {leaf.merged for leaf in self._leaves.get(node_id, [])}
+        found = {}
+        for entry in self.snapshot.digests:
+            digest, run = self.opening[entry.first], self.snapshot.deltas[entry.first : entry.stop]
+            if not isinstance(digest, Digest) or node_id not in digest.covered:
+                continue
+            if not any(run[0].last <= at < run[-1].last for at in merged):
+                found[entry.first] = digest
+        return found
+
+    def _fetch_layers(self, node_id: bytes, leaves: Sequence[_Leaf]) -> list[tuple[int, Layer]]:
+        """A layer for each live delta that speaks of the node, with its sequence; in one round."""
         deltas: dict[int, BlobRef] = {}
         manifests: dict[int, list[ManifestRef]] = {}
-        digests = {
-            entry.first: digest
-            for entry in self.snapshot.digests
-            if isinstance(digest := self.opening[entry.first], Digest) and node_id in digest.covered
-        }
+        digests = self._digests_of(node_id)
         covered = {at + i for at, digest in digests.items() for i in range(len(digest.truncated))}
         for position, entry in enumerate(self.snapshot.deltas):
             if position in covered:
@@ -237,13 +321,13 @@ class SnapshotView:
         wanted: list[tuple[BlobRef, Any]] = [(ref, Delta) for ref in deltas.values()]
         wanted += [(ref.blob, Manifest) for refs in manifests.values() for ref in refs]
         wanted += [
-            (manifest.blob, Manifest)
-            for box, manifest in leaves
-            if (node_id, box) not in self._tables
+            (leaf.manifest.blob, Manifest)
+            for leaf in leaves
+            if (node_id, leaf.box) not in self._tables
         ]
         self._objects.prefetch(wanted)
         layers = []
-        for position in range(len(self.snapshot.deltas)):
+        for position, entry in enumerate(self.snapshot.deltas):
             tables: list[ChunkTable] = []
             if position in digests:
                 cut = digests[position].covered[node_id]
@@ -257,7 +341,7 @@ class SnapshotView:
             for ref in manifests.get(position, ()):
                 tables += ref.tables(self._objects.load(ref.blob, Manifest), node_id)
             if cut is not None or tables:
-                layers.append(Layer(cut, tuple(tables)))
+                layers.append((entry.last, Layer(cut, tuple(tables))))
         return layers
 
 

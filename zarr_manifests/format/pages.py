@@ -1,8 +1,9 @@
-"""Pages: refs and leases that the root names instead of holding.
+"""Pages: refs, leases and expired snapshots that the root names instead of holding.
 
-A page holds the branches, the tags, or the leases of a range of names. Invariants: pages never
-change; what the root itself says about a name counts before what a page says; a deleted tag stays
-in its page as a name without snapshot, so that the name is never used again.
+A page holds the branches, the tags, or the leases of a range of names; or expired snapshots, which
+have no names. Invariants: pages never change; what the root itself says about a name counts before
+what a page says; a deleted tag stays in its page as a name without snapshot, so that the name is
+never used again.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from typing import Any
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.envelope import Fields, Kind, decode, encode
-from zarr_manifests.format.root import Branch, Lease
+from zarr_manifests.format.root import Branch, Lease, Pending
 
 __all__ = ["Page"]
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Refs of a range of names.
+    """Refs of a range of names, or a piece of one of the root's lists.
 
     Parameters
     ----------
@@ -31,11 +32,14 @@ class Page:
         Tags by name; None for a deleted one.
     leases : mapping of str to Lease
         Leases by name.
+    pending : tuple of Pending
+        As in the root.
     """
 
     branches: Mapping[str, Branch] = field(default_factory=dict)
     tags: Mapping[str, BlobRef | None] = field(default_factory=dict)
     leases: Mapping[str, Lease] = field(default_factory=dict)
+    pending: tuple[Pending, ...] = ()
 
     def __post_init__(self) -> None:
         if any(lease.name != name for name, lease in self.leases.items()):
@@ -51,13 +55,14 @@ class Page:
         return list(found)
 
     def __len__(self) -> int:
-        return len(self.branches) + len(self.tags) + len(self.leases)
+        return len(self.branches) + len(self.tags) + len(self.leases) + len(self.pending)
 
     def __or__(self, other: Page) -> Page:
         return Page(
             {**self.branches, **other.branches},
             {**self.tags, **other.tags},
             {**self.leases, **other.leases},
+            self.pending + other.pending,
         )
 
     def encode(self) -> bytes:
@@ -68,7 +73,10 @@ class Page:
             ref = self.tags[name]
             tags[name] = None if ref is None else ref.bare().pack()
         leases = {name: self.leases[name].pack() for name in sorted(self.leases)}
-        return encode(Kind.PAGE, {"branches": branches, "tags": tags, "leases": leases})
+        fields: dict[str, Any] = {"branches": branches, "tags": tags, "leases": leases}
+        if self.pending:
+            fields["pending"] = [chain.pack() for chain in self.pending]
+        return encode(Kind.PAGE, fields)
 
     @classmethod
     def from_object(cls, data: bytes, ref: BlobRef) -> Page:
@@ -82,4 +90,5 @@ class Page:
         for name, value in fields.table("tags").items():
             tags[name] = None if value is None else BlobRef.parse(Fields(value, "page.tags"))
         leases = {name: Lease.parse(value) for name, value in fields.table("leases").items()}
-        return cls(branches, tags, leases)
+        pending = tuple(Pending.parse(value) for value in fields.items("pending"))
+        return cls(branches, tags, leases, pending)

@@ -64,8 +64,12 @@ def make_digest(
     entries: Sequence[DeltaEntry],
     found: Mapping[int, Delta | Digest],
     nodes: Iterable[Node],
+    base_sequence: int,
 ) -> Digest:
     """The digest of a run of deltas.
+
+    It repeats of their node records only what is newer than the base: what lay between two of the
+    run may have left the read list since the base has it.
 
     Parameters
     ----------
@@ -76,17 +80,20 @@ def make_digest(
         digests of their own or not.
     nodes : iterable of Node
         All nodes as the run leaves them.
+    base_sequence : int
+        The sequence up to which the base has all changes of nodes.
     """
     changed: dict[str, Node] = {}
     deleted: dict[str, bytes] = {}
     truncated: list[Mapping[bytes, Coords]] = [{} for _ in entries]
     for position in sorted(found):
         value = found[position]
-        for path in value.deleted:
-            changed.pop(path, None)
-        deleted.update(value.deleted)
-        changed.update((node.path, node) for node in value.nodes)
         cuts = value.truncated if isinstance(value, Digest) else (value.truncated,)
+        if entries[position + len(cuts) - 1].last > base_sequence:
+            for path in value.deleted:
+                changed.pop(path, None)
+            deleted.update(value.deleted)
+            changed.update((node.path, node) for node in value.nodes)
         truncated[position : position + len(cuts)] = cuts
     parts = {part.node_id for entry in entries for part in entry.embedded}
     elsewhere = {p.node_id for entry in entries for ref in entry.manifests for p in ref.parts}
