@@ -64,16 +64,18 @@ def coords_of(grid_shape: tuple[int, ...]) -> np.ndarray:
     return box.unravel(np.arange(box.size))
 
 
-def plan_all(facts: dict[bytes, ArrayFacts], base: BaseIndex = EMPTY) -> ManifestPlan:
+def plan_all(
+    facts: dict[bytes, ArrayFacts], changes: dict[bytes, Change], base: BaseIndex = EMPTY
+) -> ManifestPlan:
     """The whole way: what is due, cut into leaves, placed."""
     config = ChunkManifests()
-    changes = {node_id: Change(coords_of(of.grid_shape)) for node_id, of in facts.items()}
     closure = close(config, facts, base, changes)
     leaves = []
-    for node_id in closure.nodes(base):
-        layout = layout_of(config, facts[node_id])
-        rows = changes[node_id].coords[closure.rows(node_id)]
-        leaves += [Part(node_id, leaf.box, len(leaf.rows)) for leaf in cut(rows, layout)]
+    for due in closure.dues(base):
+        layout = layout_of(config, facts[due.node_id])
+        coords = changes[due.node_id].coords[due.rows]
+        cuts = due.cut(coords, layout, base)
+        leaves += [Part(due.node_id, leaf.box, len(leaf.rows)) for leaf in cuts]
     return plan_manifests(config, facts, leaves, base, closure.manifests)
 
 
@@ -85,9 +87,10 @@ def many_arrays() -> None:
         for node_id, of in facts.items()
     ]
     _, alone = timed(lambda: plan_manifests(ChunkManifests(), facts, leaves))
-    plan, fresh = timed(lambda: plan_all(facts))
+    changes = {node_id: Change(coords_of(of.grid_shape)) for node_id, of in facts.items()}
+    plan, fresh = timed(lambda: plan_all(facts, changes))
     base, indexed = timed(lambda: as_base(plan))
-    again, anew = timed(lambda: plan_all(facts, base))
+    again, anew = timed(lambda: plan_all(facts, changes, base))
     _, explained = timed(lambda: explain(ChunkManifests(), facts.values(), base))
     assert [m.leaves for m in again.manifests] == [m.leaves for m in plan.manifests]
     print(f"{len(facts):,} arrays, {chunks:,} chunks, {len(plan.manifests)} manifests")
@@ -96,9 +99,11 @@ def many_arrays() -> None:
     print(f"  index of the base {indexed:.2f} s, explain {explained:.2f} s")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"  peak of the process                  {peak:6.0f} MB")
+    before = sum(change.coords.nbytes for change in changes.values()) / 1e6
     tracemalloc.start()
-    plan_all(facts, base)
-    print(f"  peak of planning                     {tracemalloc.get_traced_memory()[1] / 1e6:6.0f} MB")
+    plan_all(facts, changes, base)
+    peak = tracemalloc.get_traced_memory()[1] / 1e6
+    print(f"  peak of planning {peak:.0f} MB, beside {before:.0f} MB of coordinates given")
     tracemalloc.stop()
 
 
@@ -108,18 +113,16 @@ def one_leaf(leaves: int) -> tuple[Callable[[], None], str]:
     facts = {node_id: ArrayFacts(node_id, "/air", (leaves * 10, 2, 5), leaves * 100)}
     default = ManifestSet("default", 100, None, None, None)
     config = ChunkManifests(sets=(default,), rules=(), splitting=(Split("/air", ((0, 10),)),))
-    parts = [
-        Part(node_id, Box((i * 10, 0, 0), (i * 10 + 10, 2, 5)), 100) for i in range(leaves)
-    ]
+    parts = [Part(node_id, Box((i * 10, 0, 0), (i * 10 + 10, 2, 5)), 100) for i in range(leaves)]
     base = as_base(plan_manifests(config, facts, parts))
     change = {node_id: Change(np.array([[leaves * 5, 1, 1]]))}
     layout = layout_of(config, facts[node_id])
 
     def run() -> None:
         closure = close(config, facts, base, change)
-        (leaf,) = closure.leaves(base)[node_id]
-        rows = leaf.box.unravel(np.arange(leaf.count))
-        cuts = cut(rows, layout, [leaf.box], closure.staying(base, node_id, layout))
+        (due,) = closure.dues(base)
+        ((leaf, _),) = due.leaves
+        cuts = due.cut(leaf.box.unravel(np.arange(leaf.count)), layout, base)
         new = [Part(node_id, one.box, len(one.rows)) for one in cuts]
         plan = plan_manifests(config, facts, new, base, closure.manifests)
         assert len(plan.manifests) == 1

@@ -24,9 +24,9 @@ from zarr_manifests.config.manifests import ChunkManifests
 from zarr_manifests.format.manifest import Part
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.leaves import ArrayFacts, BaseIndex, part_order
-from zarr_manifests.planning.splitting import Layout, layout_of, lies_together
+from zarr_manifests.planning.splitting import Cut, Layout, cut, layout_of, lies_together
 
-__all__ = ["Change", "Closure", "Group", "close"]
+__all__ = ["Change", "Closure", "Due", "Group", "close"]
 
 _NO_ROWS: Final = np.empty(0, np.int64)
 
@@ -67,6 +67,48 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class Due:
+    """What is packed anew of one node.
+
+    Parameters
+    ----------
+    node_id : bytes
+        The node.
+    leaves : tuple of (Part, str)
+        Its leaves in the manifests that are replaced, and these manifests' keys.
+    rows : int64[k]
+        The rows of its `Change.coords` that belong here, ascending.
+    replaced : frozenset of str
+        Keys of all manifests that are replaced in this step.
+    """
+
+    node_id: bytes
+    leaves: tuple[tuple[Part, str], ...]
+    rows: IndexArray
+    replaced: frozenset[str]
+
+    def cut(self, coords: IndexArray, layout: Layout, base: BaseIndex) -> list[Cut]:
+        """Cut into new leaves, given what chunks there are now.
+
+        Parameters
+        ----------
+        coords : int64[n, ndim]
+            The chunks of `leaves` with the changes at `rows` merged in, in C order.
+        layout : Layout
+            The array's, from the same facts that the closure was made with.
+        base : BaseIndex
+            The same base.
+        """
+        staying: dict[tuple[Coords, Coords], Box] = {}
+        for part, _ in self.leaves:
+            bounds = layout.around(part.box.lo, part.box.hi)
+            for near, number in base.overlapping(self.node_id, *bounds):
+                if base.key(number) not in self.replaced:
+                    staying[near.box.lo, near.box.hi] = near.box
+        return cut(coords, layout, [part.box for part, _ in self.leaves], list(staying.values()))
+
+
+@dataclass(frozen=True, slots=True)
 class Closure:
     """Everything that is packed anew: groups, the smallest first."""
 
@@ -85,32 +127,26 @@ class Closure:
         """How many refs are packed anew at most."""
         return sum(group.refs for group in self.groups)
 
-    def rows(self, node_id: bytes) -> IndexArray:
-        """The rows of the array's `Change.coords` that belong here, ascending."""
-        found = [group.rows[node_id] for group in self.groups if node_id in group.rows]
-        return np.sort(np.concatenate(found)) if found else _NO_ROWS
-
-    def leaves(self, base: BaseIndex) -> dict[bytes, list[Part]]:
-        """The leaves that are packed anew, by node."""
-        leaves: dict[bytes, list[Part]] = {}
-        for key in self.manifests:
-            for part in base[key].parts:
-                leaves.setdefault(part.node_id, []).append(part)
-        return {node: sorted(leaves[node], key=part_order) for node in sorted(leaves)}
-
-    def nodes(self, base: BaseIndex) -> list[bytes]:
-        """Ids of all nodes with something to pack anew."""
-        return sorted({*self.leaves(base), *(node for g in self.groups for node in g.rows)})
-
-    def staying(self, base: BaseIndex, node_id: bytes, layout: Layout) -> list[Box]:
-        """The node's leaves that stay, in the cells of those that are packed anew."""
-        due = set(self.manifests)
-        staying: dict[tuple[Coords, Coords], Box] = {}
-        for part in self.leaves(base).get(node_id, ()):
-            for near, number in base.overlapping(node_id, *layout.around(part.box.lo, part.box.hi)):
-                if base.key(number) not in due:
-                    staying[near.box.lo, near.box.hi] = near.box
-        return list(staying.values())
+    def dues(self, base: BaseIndex) -> list[Due]:
+        """What is packed anew of each node, in order of their ids."""
+        replaced = frozenset(self.manifests)
+        leaves: dict[bytes, list[tuple[Part, str]]] = {}
+        rows: dict[bytes, list[IndexArray]] = {}
+        for group in self.groups:
+            for key in group.manifests:
+                for part in base[key].parts:
+                    leaves.setdefault(part.node_id, []).append((part, key))
+            for node_id, some in group.rows.items():
+                rows.setdefault(node_id, []).append(some)
+        return [
+            Due(
+                node_id,
+                tuple(sorted(leaves.get(node_id, ()), key=lambda leaf: part_order(leaf[0]))),
+                np.sort(np.concatenate(rows[node_id])) if node_id in rows else _NO_ROWS,
+                replaced,
+            )
+            for node_id in sorted({*leaves, *rows})
+        ]
 
     def step(self, budget_refs: int) -> tuple[Closure, Closure]:
         """Groups that together have at most so many refs, at least one; and the rest.
@@ -184,7 +220,15 @@ class _Gathering:
         if change.truncated is not None:
             for number in base.beyond(node_id, change.truncated).tolist():
                 self.manifest(number)
+        if not len(change.coords):
+            return
+        if not base.refs(node_id):
+            self._new_chunks(node_id, change.coords, np.arange(len(change.coords)))
+            return
         at = base.locate(node_id, change.coords)
+        if at[0] >= 0 and (at == at[0]).all():
+            self._add(self.manifest(int(at[0])), node_id, np.arange(len(at)))
+            return
         order = np.argsort(at, kind="stable")
         numbers, starts = np.unique(at[order], return_index=True)
         for number, rows in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):

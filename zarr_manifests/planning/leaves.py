@@ -125,6 +125,9 @@ class _NodeLeaves:
         if not coords.shape[1]:
             found[:] = 0
             return found
+        if (coords.min(axis=0) >= self.lo[0]).all() and (coords.max(axis=0) < self.hi[0]).all():
+            found[:] = 0  # the usual case of an array that is one leaf
+            return found
         along = coords[:, self.axis]
         first = np.searchsorted(self.ends, along, side="right")
         stop = np.searchsorted(self.starts, along, side="right")

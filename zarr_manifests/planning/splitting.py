@@ -67,24 +67,19 @@ class Layout:
 
     def groups(self, coords: IndexArray) -> Iterator[IndexArray]:
         """Rows of the coordinates (int64[n, ndim]) that share a cell, ascending in each group."""
-        finite = [axis for axis, chunks in enumerate(self.cell) if chunks < ENDLESS]
-        if not len(coords):
+        cut_axes = [axis for axis, chunks in enumerate(self.cell) if chunks < ENDLESS]
+        if not cut_axes or not len(coords):
+            yield from [np.arange(len(coords))] if len(coords) else []
             return
-        labels = (
-            np.stack([coords[:, axis] // self.cell[axis] for axis in finite], axis=1)
-            if (finite)
-            else np.empty((len(coords), 0), np.int64)
-        )
+        labels = np.stack([coords[:, axis] // self.cell[axis] for axis in cut_axes], axis=1)
         # Rows in C order have few runs of the same cell, so only the runs are sorted.
-        starts = np.flatnonzero((labels[1:] != labels[:-1]).any(axis=1)) + 1
-        starts = np.concatenate([[0], starts])
+        starts = np.append(0, np.flatnonzero((labels[1:] != labels[:-1]).any(axis=1)) + 1)
         stops = np.append(starts[1:], len(coords))
-        runs = labels[starts]
-        order = np.lexsort(runs.T[::-1]) if finite else np.zeros(1, np.int64)
-        ordered = runs[order]
+        order = np.lexsort(labels[starts].T[::-1])  # stable: runs of a cell stay in order
+        ordered = labels[starts[order]]
         first = np.flatnonzero((ordered[1:] != ordered[:-1]).any(axis=1)) + 1
-        for same in np.split(order, first):
-            yield np.concatenate([np.arange(starts[i], stops[i]) for i in np.sort(same)])
+        for runs in np.split(order, first):
+            yield np.concatenate([np.arange(starts[i], stops[i]) for i in runs])
 
     def around(self, lo: Coords, hi: Coords) -> tuple[IndexArray, IndexArray]:
         """Bounds of the cells that meet [lo, hi)."""
@@ -161,7 +156,7 @@ def layout_of(config: ChunkManifests, facts: ArrayFacts) -> Layout:
     100
     """
     chain = _chain(config, facts)
-    together = config.splitting is None or any(s.arrays_per_manifest for s in chain)
+    together = config.splitting is None or any(one.arrays_per_manifest for one in chain)
     split = config.split_for(facts.path)
     most = LEAF_ROWS
     if not together:
@@ -179,7 +174,9 @@ def layout_of(config: ChunkManifests, facts: ArrayFacts) -> Layout:
 
 def lies_together(config: ChunkManifests, facts: ArrayFacts) -> bool:
     """Whether all leaves of an array belong into one manifest."""
-    return config.splitting is None or any(one.arrays_per_manifest for one in _chain(config, facts))
+    if config.splitting is None or not any(one.arrays_per_manifest for one in config.sets):
+        return config.splitting is None
+    return any(one.arrays_per_manifest for one in _chain(config, facts))
 
 
 def _chain(config: ChunkManifests, facts: ArrayFacts) -> list[ManifestSet]:
