@@ -5,7 +5,9 @@ room for it. It never takes more than 11/9 times the fewest possible bins, plus 
 groups of equal length that take their members from both ends of the order by size, so that the
 groups come out alike.
 
-Both work on positions and keep the order given among equal sizes: who calls them sorts first, and
+`pack_into` is for a limited number of bins: it leaves out the biggest sizes, as many as it takes.
+
+All work on positions and keep the order given among equal sizes: who calls them sorts first, and
 the result is then independent of where the sizes came from.
 """
 
@@ -17,7 +19,7 @@ import numpy as np
 
 from zarr_manifests.errors import InvalidArgumentError
 
-__all__ = ["pack", "pair"]
+__all__ = ["pack", "pack_into", "pair"]
 
 
 def pack(sizes: Sequence[int], capacity: int | None) -> list[list[int]]:
@@ -60,6 +62,38 @@ def pack(sizes: Sequence[int], capacity: int | None) -> list[list[int]]:
         bins[first].append(position)
         room[first] -= size
     return bins
+
+
+def pack_into(sizes: Sequence[int], capacity: int | None, most_bins: int) -> list[list[int]]:
+    """As `pack`, into at most so many bins; sizes for which there is no room are left out.
+
+    The biggest are, and the last of equal ones: so most sizes find a place.
+
+    Examples
+    --------
+    >>> from zarr_manifests.planning.bins import pack_into
+    >>> pack_into([10, 10, 1, 3, 10], capacity=10, most_bins=2)
+    [[0], [3, 2]]
+    """
+    bins = pack(sizes, capacity)
+    if len(bins) <= most_bins:
+        return bins
+    ascending = np.argsort(np.asarray(sizes, np.int64), kind="stable").tolist()
+    found: list[list[int]] = []
+    few, many = 0, len(sizes)  # so many of the smallest fit, and so many do not
+    if capacity is not None:
+        sums = np.cumsum(np.asarray(sizes, np.int64)[ascending])
+        many = min(many, int(np.searchsorted(sums, capacity * most_bins, side="right")) + 1)
+    count = many - 1  # mostly all fit for which there is room in sum
+    while many - few > 1:
+        chosen = sorted(ascending[:count])
+        bins = pack([sizes[i] for i in chosen], capacity)
+        if len(bins) <= most_bins:
+            few, found = count, [[chosen[i] for i in members] for members in bins]
+        else:
+            many = count
+        count = (few + many) // 2
+    return found
 
 
 def pair(sizes: Sequence[int], members: int) -> list[list[int]]:

@@ -9,8 +9,8 @@ into manifests within its limits, and what does not fit overflows to the next se
    it gets a manifest of its own in the last set.
 3. The rest is packed first-fit decreasing, or, for sets with `arrays-per-manifest`, by pairing the
    biggest arrays with the smallest.
-4. A set has at most `cardinality` manifests, those that stay as they are counted; what is in the
-   manifests beyond overflows.
+4. A set has at most `cardinality` manifests, those that stay as they are counted; the biggest of
+   what is packed by size overflow then, so that small arrays keep their place.
 
 Invariants: every leaf is placed exactly once; no manifest is over its set's size but one that
 holds a single array or leaf that nothing else could take, in the last set; the result does not
@@ -28,7 +28,7 @@ from zarr_manifests.config.manifests import ChunkManifests, ManifestSet
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.manifest import Part
 from zarr_manifests.grid import Coords
-from zarr_manifests.planning.bins import pack, pair
+from zarr_manifests.planning.bins import pack_into, pair
 from zarr_manifests.planning.leaves import EMPTY, ArrayFacts, BaseIndex
 
 __all__ = [
@@ -266,21 +266,27 @@ class _Packing:
 
     def fill(self, one: ManifestSet) -> None:
         """Make the manifests of a set; hand on what it does not take."""
-        kept = self._base.in_set(one.name)
-        kept -= sum(self._base.set_of(key) == one.name for key in self.replaced)
         items = self._assigned.pop(one.name)
+        if one.overflow_to is None and self._config.splitting is not None:
+            items = [leaf for item in items for leaf in _fitting(item, one.max_manifest_size)]
+        room = self._room(one, len(items))
         if one.arrays_per_manifest is not None:
-            groups = self._paired(items, one.arrays_per_manifest)
+            groups = self._paired(items, one.arrays_per_manifest)[:room]
         else:
-            groups = self._packed(one, items)
-        room = len(groups)
-        if one.cardinality is not None:
-            room = max(0, one.cardinality - kept)
-        for group in groups[:room]:
+            groups = self._packed(one, items, room)
+        for group in groups:
             self._write(one, group)
-        for group in groups[room:]:
-            for item in group:
-                self._overflow(one, item, _FULL.format(most=one.cardinality))
+        placed = {id(item) for group in groups for item in group}
+        for item in items:
+            if id(item) not in placed and one.overflow_to is not None:
+                self._overflow(one, item, one.overflow_to)
+
+    def _room(self, one: ManifestSet, items: int) -> int:
+        """How many manifests the set may get."""
+        if one.cardinality is None:
+            return items
+        gone = sum(self._base.set_of(key) == one.name for key in self.replaced)
+        return max(0, one.cardinality - self._base.in_set(one.name) + gone)
 
     def _paired(self, items: Sequence[_Item], members: int) -> list[list[_Item]]:
         """Groups of that many arrays, all leaves of an array in one."""
@@ -291,30 +297,24 @@ class _Packing:
         groups = pair([sum(item.refs for item in of) for of in arrays], members)
         return [[item for i in group for item in arrays[i]] for group in groups]
 
-    def _packed(self, one: ManifestSet, items: Sequence[_Item]) -> list[list[_Item]]:
+    def _packed(self, one: ManifestSet, items: Sequence[_Item], room: int) -> list[list[_Item]]:
         """Bins within the size of the set; in the last one also what is too big for any."""
-        most, alone, fitting = one.max_manifest_size, [], []
-        for item in items:
-            if most is None or item.size <= most:
-                fitting.append(item)
-            elif one.overflow_to is not None:
-                why = _LEAF_TOO_BIG if item.one_by_one else _TOO_BIG
-                self._overflow(one, item, why.format(refs=item.size, most=most))
-            elif self._config.splitting is None:
-                alone.append([item])
-            else:
-                for leaf in item.split():
-                    if leaf.refs <= most:
-                        fitting.append(leaf)
-                    else:
-                        alone.append([leaf])
+        most = one.max_manifest_size
+        fitting = [item for item in items if most is None or item.size <= most]
         fitting.sort(key=lambda item: (-item.refs, item.order))
-        bins = pack([item.refs for item in fitting], most)
-        return alone + [[fitting[i] for i in members] for members in bins]
+        bins = pack_into([item.refs for item in fitting], most, room)
+        alone = [item for item in items if most is not None and item.size > most]
+        return [[item] for item in alone if one.overflow_to is None] + [
+            [fitting[i] for i in members] for members in bins
+        ]
 
-    def _overflow(self, one: ManifestSet, item: _Item, why: str) -> None:
-        assert one.overflow_to is not None
-        self._assigned[one.overflow_to].append(item)  # default, the last, has room for all
+    def _overflow(self, one: ManifestSet, item: _Item, target: str) -> None:
+        self._assigned[target].append(item)
+        most = one.max_manifest_size
+        if most is None or item.size <= most:
+            why = _FULL.format(most=one.cardinality)
+        else:
+            why = (_LEAF_TOO_BIG if item.one_by_one else _TOO_BIG).format(refs=item.size, most=most)
         self._overflows.setdefault(item.facts.node_id, {})[Overflow(one.name, why)] = None
 
     def _write(self, one: ManifestSet, group: Sequence[_Item]) -> None:
@@ -344,6 +344,11 @@ class _Packing:
         )
         by_path = sorted(explanations, key=lambda e: (e.path, e.node_id))
         return ManifestPlan(tuple(self._manifests), self.replaced, tuple(by_path))
+
+
+def _fitting(item: _Item, most: int | None) -> list[_Item]:
+    """The item, or its leaves if it is too big."""
+    return [item] if most is None or item.size <= most else item.split()
 
 
 def _wanted(config: ChunkManifests, facts: ArrayFacts) -> tuple[int | None, ManifestSet]:
