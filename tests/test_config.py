@@ -76,4 +76,4 @@ def test_it_cannot_be_built_invalid_nor_changed() -> None:
     with pytest.raises(InvalidArgumentError):
         RepositoryConfig(max_delta_count=0)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        RepositoryConfig().max_delta_count = 0  # type: ignore[misc]
+        RepositoryConfig().pack_bytes = 1  # type: ignore[misc]

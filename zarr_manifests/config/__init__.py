@@ -8,14 +8,22 @@ from zarr_manifests.config.manifests import (
     Rule,
     Split,
 )
-from zarr_manifests.config.repository import RepositoryConfig
+from zarr_manifests.config.repository import (
+    Commits,
+    Compaction,
+    RepositoryConfig,
+    config_schema,
+)
 
 __all__ = [
     "ChunkManifests",
+    "Commits",
+    "Compaction",
     "Interval",
     "ManifestSet",
     "Preload",
     "RepositoryConfig",
     "Rule",
     "Split",
+    "config_schema",
 ]

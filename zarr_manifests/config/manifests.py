@@ -639,6 +639,12 @@ class ChunkManifests(Section):
             object.__setattr__(self, "rules", ())
         Section.__post_init__(self)
 
+    @classmethod
+    def _completed(cls, values: dict[str, Any], given: object) -> dict[str, Any]:
+        if isinstance(given, Mapping) and "sets" in given and "rules" not in given:
+            return values | {"rules": _DEFAULT_RULES}  # others are about sets that were there
+        return values
+
     def _check_together(self, faults: Faults) -> None:
         by_name: dict[str, ManifestSet] = {}
         for i, one in enumerate(self.sets):

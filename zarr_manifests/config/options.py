@@ -314,7 +314,7 @@ class Section:
         Where an option has a fault, which is noted, the section has that of `base`. None if the
         faults are such that there is no section.
         """
-        values = cls.read_options(value, place, faults, base)
+        values = cls._completed(cls.read_options(value, place, faults, base), value)
         if not set(_required(cls)) <= values.keys():
             return None
         try:
@@ -322,6 +322,11 @@ class Section:
         except ConfigError as error:
             faults.add_within(place, error.problems)
             return None
+
+    @classmethod
+    def _completed(cls, values: dict[str, Any], given: object) -> dict[str, Any]:
+        """The values of the options, seeing what was given: some depend on others."""
+        return values
 
     @classmethod
     def read_options(

@@ -159,7 +159,7 @@ class Roots:
     def _paged(self, root: Root, keys: SessionKeys) -> Root:
         """The root, made small enough: refs that it has no room for go to pages."""
         while root.pages or root.tags or len(root.branches) > 1 or root.deleted_tags:
-            if len(root.bare().encode()) <= ROOT_BYTES:
+            if root.refs_bytes <= ROOT_BYTES:
                 return root
             spills = plan_spills(root)
             if not any(spill.names for spill in spills):
