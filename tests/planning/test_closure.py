@@ -175,6 +175,28 @@ def test_leaves_are_cut_anew_within_what_stays() -> None:
     assert [one.box for one in cuts] == [Box((10,), (15,)), Box((15,), (20,))]
 
 
+def test_leaves_with_one_that_stays_between_them_are_not_joined() -> None:
+    base = base_of((leaf(A, 0, 10),), (leaf(A, 10, 20),), (leaf(A, 20, 30),))
+    config = ChunkManifests(sets=(default(),), rules=(), splitting=(Split(".*", ((0, 40),)),))
+    facts = facts_of(A)
+    layout = layout_of(config, facts[A])
+    (due,) = close(config, facts, base, changed(a=[2, 22])).dues(base)
+    coords = np.array([*range(10), *range(20, 30)]).reshape(-1, 1)
+    assert [one.box for one in due.cut(coords, layout, base)] == [
+        Box((0,), (10,)),
+        Box((20,), (30,)),
+    ]
+    (due,) = close(config, facts, base, changed(a=[2, 12])).dues(base)
+    coords = np.arange(20).reshape(-1, 1)
+    assert [one.box for one in due.cut(coords, layout, base)] == [
+        Box((0,), (10,)),
+        Box((10,), (20,)),
+    ]
+    (due,) = close(config, facts, base, changed(a=[2, 12, 22])).dues(base)
+    coords = np.arange(30).reshape(-1, 1)
+    assert [one.box for one in due.cut(coords, layout, base)] == [Box((0,), (30,))]
+
+
 def test_facts_are_asked_only_of_what_changes() -> None:
     """Whatever the size of the base: a mapping may look each array up when it is asked for."""
     asked: list[bytes] = []

@@ -433,13 +433,15 @@ def test_every_history_leaves_every_chunk_in_one_leaf(
 ) -> None:
     """Over appends, overwrites, deletions, truncations, steps and changes of configuration."""
     model = Model()
-    for _ in range(data.draw(st.integers(1, 4))):
+    for _ in range(data.draw(st.integers(1, 5))):
         config = data.draw(st.sampled_from(some))
         changes: dict[bytes, Change] = {}
         deleted: list[bytes] = []
         for path in data.draw(st.lists(st.sampled_from(PATHS), unique=True, max_size=6)):
             have = model.chunks.setdefault(path, set())
-            what = data.draw(st.sampled_from(["write", "append", "unset", "shrink", "delete"]))
+            what = data.draw(
+                st.sampled_from(["write", "append", "touch", "touch", "unset", "shrink", "delete"])
+            )
             if what == "delete":
                 del model.chunks[path]
                 deleted.append(path.encode())
@@ -447,6 +449,8 @@ def test_every_history_leaves_every_chunk_in_one_leaf(
             cut = None
             start = model.lengths.get(path, 0) if what == "append" else 0
             chunks = data.draw(chunk_sets(start))
+            if what == "touch" and have:
+                chunks = set(data.draw(st.lists(st.sampled_from(sorted(have)), max_size=3)))
             if what == "unset":
                 have -= chunks
             elif what == "shrink":

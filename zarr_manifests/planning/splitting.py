@@ -159,7 +159,7 @@ def layout_of(config: ChunkManifests, facts: ArrayFacts) -> Layout:
     together = config.splitting is None or any(one.arrays_per_manifest for one in chain)
     split = config.split_for(facts.path)
     most = LEAF_ROWS
-    if not together:
+    if config.splitting is not None:
         sizes = [chain[-1].max_manifest_size, chain[0].max_manifest_size if split else None]
         most = min(most, *(size for size in sizes if size is not None), LEAF_ROWS)
     if split is None and facts.initialized_chunks <= most:
@@ -180,10 +180,12 @@ def lies_together(config: ChunkManifests, facts: ArrayFacts) -> bool:
 
 
 def _chain(config: ChunkManifests, facts: ArrayFacts) -> list[ManifestSet]:
-    """The set of an array and those it may overflow to."""
+    """The set of an array and those it may overflow to, up to one that takes all that comes."""
     one, _ = config.set_for(facts.path, facts.metadata_chunks, facts.initialized_chunks)
     chain = [one]
-    while one.overflow_to is not None:
+    while one.overflow_to is not None and not (
+        one.cardinality is None and one.max_manifest_size is None
+    ):
         one = next(other for other in config.sets if other.name == one.overflow_to)
         chain.append(one)
     return chain
