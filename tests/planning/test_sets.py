@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.config.manifests import ChunkManifests, Interval, ManifestSet, Rule, Split
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
@@ -23,23 +24,69 @@ from zarr_manifests.planning.leaves import ArrayFacts, BaseIndex
 from zarr_manifests.planning.sets import ManifestPlan, Overflow, explain, plan_manifests
 from zarr_manifests.planning.splitting import expected_leaves, layout_of
 
-DEFAULT = ChunkManifests(
-    sets=(ManifestSet("coordinates", 50_000), ManifestSet("default", 1_000_000, None, None, None)),
-    rules=(Rule("coordinates", ".*", Interval(0, 5_000)),),
-)
-LONG = ChunkManifests(
-    sets=(
-        ManifestSet("coord1", 10_000, overflow_to="coord2", cardinality=2),
-        ManifestSet("coord2", 10_000),
-        ManifestSet("big-array", arrays_per_manifest=1, cardinality=None),
-        ManifestSet("default", 1_000_000, None, None, None),
-    ),
-    rules=(
-        Rule("coord1", ".*/(latitude|longitude|time)", Interval(0, 500)),
-        Rule("coord2", None, Interval(0, 200)),
-        Rule("big-array", None, Interval(2_000_000, None)),
-    ),
-)
+DEFAULT_YAML = """
+chunk-manifests:
+  sets:
+    - coordinates:
+        max-manifest-size: 50000
+        cardinality: 1
+        max-arrays-per-manifest: null
+        overflow-to: default
+
+    - default:
+        max-manifest-size: 1000000
+        cardinality: null
+        max-arrays-per-manifest: null
+        overflow-to: null
+
+  rules:
+    - metadata-chunks: [0, 5000]
+      path: .*
+      target: coordinates
+
+  preload:
+    max-manifest-size: 50000
+    max-manifests: 1
+    arrays:
+      - path: .*/time
+      - path: .*/latitude
+      - path: .*/longitude
+"""
+LONG_YAML = """
+chunk-manifests:
+  sets:
+    - coord1:
+        max-manifest-size: 10000
+        arrays-per-manifest: null
+        overflow-to: coord2
+        cardinality: 2
+    - coord2:
+        max-manifest-size: 10000
+    - big-array:
+        max-manifest-size: null
+        arrays-per-manifest: 1
+        cardinality: null
+    - default:
+
+  rules:
+    - path: .*/(latitude|longitude|time)
+      metadata-chunks: [0, 500]
+      target: coord1
+    - metadata-chunks: [0, 200]
+      target: coord2
+    - metadata-chunks: [2000000, null]
+      target: big-array
+
+  preload:
+    max-manifest-size: 50000
+    max-manifests: 10
+    arrays:
+      - path: .*/time
+      - path: .*/latitude
+      - path: .*/longitude
+"""
+DEFAULT = RepositoryConfig.from_yaml(DEFAULT_YAML).chunk_manifests
+LONG = RepositoryConfig.from_yaml(LONG_YAML).chunk_manifests
 
 
 def key(number: int) -> str:

@@ -116,7 +116,7 @@ def plan_preload(
             )
             skipped.append(Skipped(candidate, why))
         elif len(fetched) == preload.max_manifests:
-            why = f"max-manifests, {preload.max_manifests:,}, smaller ones come first"
+            why = f"max-manifests, {preload.max_manifests:,}, are smaller"
             skipped.append(Skipped(candidate, why))
         else:
             fetched.append(candidate)
