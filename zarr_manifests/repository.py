@@ -123,7 +123,7 @@ class Repository:
             A path, a URL (`file://`, `memory://name`) or a storage.
         config : RepositoryConfig or mapping, optional
             Used instead of the saved configuration by this object; a mapping changes only the
-            options it names. Nothing is saved.
+            options it names (see `RepositoryConfig.overlaid`). Nothing is saved.
         runtime : Runtime
             Clock, randomness and threads; for tests.
 
@@ -131,6 +131,8 @@ class Repository:
         ------
         NotARepositoryError
             If there is none.
+        ConfigError
+            If the configuration has faults.
         UnsupportedFormatError
             If it was written in a newer format.
         CorruptObjectError
@@ -197,6 +199,51 @@ class Repository:
     def config(self) -> RepositoryConfig:
         """The configuration in use."""
         return self._context.config
+
+    def save_config(
+        self, config: RepositoryConfig | Mapping[str, Any] | None = None
+    ) -> RepositoryConfig:
+        """Save the configuration in the repository, for whoever opens it from now on.
+
+        It is in use here at once, in sessions opened from now on; in other processes once they
+        open the repository again.
+
+        Parameters
+        ----------
+        config : RepositoryConfig or mapping, optional
+            Saved instead of what is saved; a mapping changes only the options it names (see
+            `RepositoryConfig.overlaid`). Left out, the configuration in use is saved.
+
+        Returns
+        -------
+        RepositoryConfig
+            What is saved now.
+
+        Raises
+        ------
+        ConfigError
+            If the configuration has faults; nothing is saved.
+        ConflictError
+            If other writers always come first.
+
+        Examples
+        --------
+        >>> import zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://save-config-example")
+        >>> saved = repo.save_config({"commits": {"mode": "rewrite"}})
+        >>> zm.Repository.open("memory://save-config-example").config.commits.mode
+        'rewrite'
+        """
+        given = self.config if config is None else config
+        # What is in use may differ from what is saved: both get the change, or none.
+        used = _overlaid(self.config, given)
+
+        def change(root: Root) -> Root:
+            return replace(root, config=_overlaid(root.config, given))
+
+        at = self._context.roots.update(change, "save config", "", "", _REF_ATTEMPTS)
+        self._context = replace(self._context, config=used)
+        return at.root.config
 
     # --- sessions ----------------------------------------------------------------------------
 
@@ -549,7 +596,15 @@ def _storage(location: str | os.PathLike[str] | Storage) -> Storage:
 def _config(config: RepositoryConfig | Mapping[str, Any] | None) -> RepositoryConfig:
     if isinstance(config, RepositoryConfig):
         return config
-    return RepositoryConfig.from_dict(config or {})
+    return RepositoryConfig.from_dict({} if config is None else config)
+
+
+def _overlaid(
+    saved: RepositoryConfig, overlay: RepositoryConfig | Mapping[str, Any] | None
+) -> RepositoryConfig:
+    if isinstance(overlay, RepositoryConfig):
+        return overlay
+    return saved.overlaid({} if overlay is None else overlay)
 
 
 def _context(
@@ -560,11 +615,7 @@ def _context(
     root: Root,
     overlay: RepositoryConfig | Mapping[str, Any] | None,
 ) -> Context:
-    if isinstance(overlay, RepositoryConfig):
-        config = overlay
-    else:
-        hyphened = {str(k).replace("_", "-"): v for k, v in (overlay or {}).items()}
-        config = RepositoryConfig.from_dict(root.config.to_dict() | hyphened)
+    config = _overlaid(root.config, overlay)
     return Context(root.repository_id, storage, runtime, objects, roots, config)
 
 

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 import zarr_manifests
-from zarr_manifests.cli import demo, info, log, tree
+from zarr_manifests.cli import config, demo, info, log, tree
 from zarr_manifests.cli.console import write_error
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 
@@ -60,3 +60,4 @@ app.command(name="demo")(demo.run)
 app.command(name="log")(log.run)
 app.command(name="tree")(tree.run)
 app.command(name="info")(info.run)
+app.add_typer(config.app, name="config")

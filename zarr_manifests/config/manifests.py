@@ -15,12 +15,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
 
+from zarr_manifests.config.kinds import (
+    MAX_REFS,
+    REF_NAME,
+    SET_NAME,
+    Along,
+    AlongKind,
+    Interval,
+    IntervalKind,
+    PathsKind,
+    SetNameKind,
+)
 from zarr_manifests.config.options import (
     Faults,
     Kind,
     ListOf,
     Nested,
-    Pattern,
     Regex,
     Section,
     Whole,
@@ -44,98 +54,10 @@ __all__ = [
 ]
 
 DEFAULT_SET_NAME: Final = "default"
-MAX_REFS: Final = 1_000_000_000_000
 _DEFAULT_SET_REFS: Final = 1_000_000
 _MAX_SETS: Final = 64
 _MAX_RULES: Final = 256
-_MAX_PATHS: Final = 64
 _MAX_REFS_TO_LOAD: Final = 256
-_MAX_AXES: Final = 32
-_SET_NAME: Final = Pattern(
-    r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}",
-    "a name of up to 64 letters, digits and _ . - (beginning with none of the last two)",
-)
-_REF_NAME: Final = Pattern(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,254}", "the name of a branch or tag")
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A closed interval of whole numbers; None is an open end.
-
-    Raises
-    ------
-    ConfigError
-        Unless `0 <= low <= high`.
-
-    Examples
-    --------
-    >>> 500 in Interval(0, 500), 501 in Interval(0, 500), 10**9 in Interval(501)
-    (True, False, True)
-    """
-
-    low: int | None = None
-    high: int | None = None
-
-    def __post_init__(self) -> None:
-        faults = Faults()
-        for value in (self.low, self.high):
-            if value is not None and (type(value) is not int or not 0 <= value <= MAX_REFS):
-                faults.add(
-                    "", f"expected a number from 0 to {MAX_REFS} or null, got {shown(value)}"
-                )
-        faults.throw()
-        if self.low is not None and self.high is not None and self.low > self.high:
-            faults.add("", f"[{self.low}, {self.high}] is empty; give the smaller number first")
-        faults.throw()
-
-    def __contains__(self, number: int) -> bool:
-        return (self.low is None or self.low <= number) and (
-            self.high is None or number <= self.high
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _IntervalKind(Kind[Interval | None]):
-    def read(
-        self, value: object, place: str, faults: Faults, base: Interval | None
-    ) -> Interval | None:
-        if not isinstance(value, list | tuple) or len(value) != 2:
-            faults.add(place, f"expected [lowest, highest], got {shown(value)}")
-            return base
-        try:
-            return Interval(*value)
-        except ConfigError as error:
-            for problem in error.problems:
-                faults.add(place, problem)
-            return base
-
-    def check(self, value: object, place: str, faults: Faults) -> None:
-        if value is not None and not isinstance(value, Interval):
-            faults.add(place, f"expected an Interval or None, got {shown(value)}")
-
-    def write(self, value: Interval | None) -> Any:
-        return None if value is None else [value.low, value.high]
-
-    def schema(self) -> dict[str, Any]:
-        end = {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_REFS}
-        return {"type": "array", "items": end, "minItems": 2, "maxItems": 2}
-
-
-@dataclass(frozen=True, slots=True)
-class _SetName(Kind[str | None]):
-    """The name of a set; null for the set `default`, which overflows nowhere."""
-
-    def read(self, value: object, place: str, faults: Faults, base: str | None) -> str | None:
-        before = len(faults.problems)
-        self.check(value, place, faults)
-        return base if len(faults.problems) > before else value  # type: ignore[return-value]
-
-    def check(self, value: object, place: str, faults: Faults) -> None:
-        if value is not None:
-            _SET_NAME.check(value, place, faults)
-
-    def schema(self) -> dict[str, Any]:
-        return _SET_NAME.schema() | {"type": ["string", "null"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +83,7 @@ class ManifestSet(Section):
         If a value is out of range, both limits are given, or `default` is limited in number.
     """
 
-    name: str = field(metadata=described(_SET_NAME, "what rules and other sets call it"))
+    name: str = field(metadata=described(SET_NAME, "what rules and other sets call it"))
     max_manifest_size: int | None = field(
         default=None,
         metadata=described(
@@ -180,7 +102,7 @@ class ManifestSet(Section):
     )
     overflow_to: str | None = field(
         default=DEFAULT_SET_NAME,
-        metadata=described(_SetName(), "the set that takes arrays for which there is no room"),
+        metadata=described(SetNameKind(), "the set that takes arrays for which there is no room"),
     )
     cardinality: int | None = field(
         default=1,
@@ -244,7 +166,7 @@ class _Sets(Kind[tuple[ManifestSet, ...]]):
             return unnamed
         ((name, body),) = entry.items()
         before = len(faults.problems)
-        _SET_NAME.check(name, place, faults)
+        SET_NAME.check(name, place, faults)
         if len(faults.problems) > before:
             name = unnamed.name
         else:
@@ -280,10 +202,8 @@ class _Sets(Kind[tuple[ManifestSet, ...]]):
         written = []
         for one in value:
             body = one.write()
-            del body["name"]
-            if one.name == DEFAULT_SET_NAME and one.arrays_per_manifest is None:
-                # Left out, it would be the default's limit.
-                body = {"max-manifest-size": one.max_manifest_size} | body
+            limits = ("max-manifest-size", "arrays-per-manifest")
+            del body["name"], body[limits[one.arrays_per_manifest is None]]
             written.append({one.name: body})
         return written
 
@@ -295,7 +215,7 @@ class _Sets(Kind[tuple[ManifestSet, ...]]):
             "additionalProperties": False,
             "properties": properties,
         }
-        name = _SET_NAME.schema()
+        name = SET_NAME.schema()
         by_name = {
             "type": "object",
             "propertyNames": name,
@@ -337,18 +257,18 @@ class Rule(Section):
     (True, False)
     """
 
-    target: str = field(metadata=described(_SET_NAME, "the set that matching arrays go to"))
+    target: str = field(metadata=described(SET_NAME, "the set that matching arrays go to"))
     path: str | None = field(
         default=None,
         metadata=described(Regex(), "matches the whole absolute path (RE2 syntax)"),
     )
     metadata_chunks: Interval | None = field(
         default=None,
-        metadata=described(_IntervalKind(), f"chunks the array has by its shape: {_CHUNKS_RANGE}"),
+        metadata=described(IntervalKind(), f"chunks the array has by its shape: {_CHUNKS_RANGE}"),
     )
     initialized_chunks: Interval | None = field(
         default=None,
-        metadata=described(_IntervalKind(), f"chunks that have been written: {_CHUNKS_RANGE}"),
+        metadata=described(IntervalKind(), f"chunks that have been written: {_CHUNKS_RANGE}"),
     )
 
     def matches(self, path: str, metadata_chunks: int, initialized_chunks: int) -> bool:
@@ -358,56 +278,6 @@ class Rule(Section):
             and (self.initialized_chunks is None or initialized_chunks in self.initialized_chunks)
             and (self.path is None or matches_path(self.path, path))
         )
-
-
-type _Along = tuple[tuple[str | int, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _AlongKind(Kind[_Along]):
-    """Chunks per leaf by dimension name or axis; a map in YAML."""
-
-    def read(self, value: object, place: str, faults: Faults, base: _Along) -> _Along:
-        if not isinstance(value, Mapping):
-            faults.add(
-                place,
-                "expected dimension names (or axes) and the chunks along them, such as "
-                f"{{time: 720}}, got {shown(value)}",
-            )
-            return base
-        along = tuple(value.items())
-        before = len(faults.problems)
-        self.check(along, place, faults)
-        return base if len(faults.problems) > before else along
-
-    def check(self, value: object, place: str, faults: Faults) -> None:
-        if not isinstance(value, tuple) or not 1 <= len(value) <= _MAX_AXES:
-            faults.add(place, f"expected 1 to {_MAX_AXES} dimensions, got {shown(value)}")
-            return
-        for pair in value:
-            if not isinstance(pair, tuple) or len(pair) != 2:
-                faults.add(place, f"expected (dimension, chunks), got {shown(pair)}")
-                continue
-            axis, chunks = pair
-            here = within(place, str(axis)[:64])
-            named = isinstance(axis, str) and 0 < len(axis) <= 255
-            if not named and not (type(axis) is int and 0 <= axis < _MAX_AXES):
-                faults.add(
-                    here, f"{shown(axis)} is no dimension name and no axis from 0; quote names"
-                )
-            Whole(1, MAX_REFS).check(chunks, here, faults)
-
-    def write(self, value: _Along) -> Any:
-        return dict(value)
-
-    def schema(self) -> dict[str, Any]:
-        chunks = Whole(1, MAX_REFS).schema()
-        return {
-            "type": "object",
-            "minProperties": 1,
-            "maxProperties": _MAX_AXES,
-            "additionalProperties": chunks,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,15 +293,14 @@ class Split(Section):
     """
 
     path: str = field(metadata=described(Regex(), "matches the whole absolute path (RE2 syntax)"))
-    along: _Along = field(
-        metadata=described(_AlongKind(), "chunks of a leaf by dimension name or axis")
+    along: Along = field(
+        metadata=described(AlongKind(), "chunks of a leaf by dimension name or axis")
     )
 
-    def __post_init__(self) -> None:
-        Section.__post_init__(self)
+    def _check_together(self, faults: Faults) -> None:
         names = [axis for axis, _ in self.along]
         if len(set(names)) < len(names):
-            raise ConfigError([f"along: a dimension is named twice in {shown(names)}"])
+            faults.add("along", f"a dimension is named twice in {shown(names)}")
 
     def matches(self, path: str) -> bool:
         """Whether it is about the array with that absolute path."""
@@ -468,56 +337,6 @@ class _SplittingKind(Kind[tuple[Split, ...] | None]):
 
 
 @dataclass(frozen=True, slots=True)
-class _Paths(Kind[tuple[str, ...] | None]):
-    """Path regexes, each in a map `path: regex`; null for the coordinates."""
-
-    def read(
-        self, value: object, place: str, faults: Faults, base: tuple[str, ...] | None
-    ) -> tuple[str, ...] | None:
-        if value is None:
-            return None
-        if not isinstance(value, list | tuple) or len(value) > _MAX_PATHS:
-            faults.add(place, f"expected a list of at most {_MAX_PATHS} paths, got {shown(value)}")
-            return base
-        found = []
-        for i, entry in enumerate(value):
-            here = f"{place}[{i}]"
-            if not isinstance(entry, Mapping):
-                faults.add(here, f"expected path: regular expression, got {shown(entry)}")
-                continue
-            for key, regex in entry.items():
-                if key == "path":
-                    found.append(Regex().read(regex, within(here, "path"), faults, ""))
-                else:
-                    known = known_as(key, ["path"])
-                    faults.add(within(here, str(key)[:64]), f"unknown option; {known}")
-            if "path" not in entry:
-                faults.add(within(here, "path"), "is missing: a regular expression")
-        return tuple(found)
-
-    def check(self, value: object, place: str, faults: Faults) -> None:
-        if value is None:
-            return
-        if not isinstance(value, tuple) or len(value) > _MAX_PATHS:
-            faults.add(place, f"expected a tuple of at most {_MAX_PATHS}, got {shown(value)}")
-            return
-        for i, regex in enumerate(value):
-            Regex().check(regex, f"{place}[{i}].path", faults)
-
-    def write(self, value: tuple[str, ...] | None) -> Any:
-        return None if value is None else [{"path": regex} for regex in value]
-
-    def schema(self) -> dict[str, Any]:
-        entry = {
-            "type": "object",
-            "required": ["path"],
-            "additionalProperties": False,
-            "properties": {"path": Regex().schema()},
-        }
-        return {"type": ["array", "null"], "items": entry, "maxItems": _MAX_PATHS}
-
-
-@dataclass(frozen=True, slots=True)
 class Preload(Section):
     """Which manifests are fetched in the background when a session opens.
 
@@ -545,7 +364,7 @@ class Preload(Section):
     arrays: tuple[str, ...] | None = field(
         default=None,
         metadata=described(
-            _Paths(),
+            PathsKind(),
             "the arrays whose manifests are preloaded, by path; null: every coordinate "
             "(a one-dimensional array named as its own dimension)",
         ),
@@ -553,14 +372,14 @@ class Preload(Section):
     branches: tuple[str, ...] = field(
         default=(),
         metadata=described(
-            ListOf(_REF_NAME, "main", _MAX_REFS_TO_LOAD),
+            ListOf(REF_NAME, "main", _MAX_REFS_TO_LOAD),
             "branches preloaded when the repository is opened",
         ),
     )
     tags: tuple[str, ...] = field(
         default=(),
         metadata=described(
-            ListOf(_REF_NAME, "main", _MAX_REFS_TO_LOAD),
+            ListOf(REF_NAME, "main", _MAX_REFS_TO_LOAD),
             "tags preloaded when the repository is opened",
         ),
     )

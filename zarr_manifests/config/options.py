@@ -82,7 +82,10 @@ def within(place: str, name: str) -> str:
 
 def shown(value: object) -> str:
     """A value as a message shows it: never longer than a line."""
-    return reprlib.repr(value)[:80]
+    try:
+        return reprlib.repr(value)[:80]
+    except ValueError:  # a number with thousands of digits is not printed
+        return "a number that is too large"
 
 
 def known_as(name: object, known: Iterable[str]) -> str:
@@ -364,14 +367,11 @@ class Section:
         return values
 
     def write(self) -> dict[str, Any]:
-        """The options as plain values by name; without those that are not set."""
-        written = {}
-        for name, option in options_of(type(self)).items():
-            field = name.replace("-", "_")
-            value = getattr(self, field)
-            if value is not None or _default(type(self), field) is not None:
-                written[name] = option.kind.write(value)
-        return written
+        """The options as plain values by name."""
+        return {
+            name: option.kind.write(getattr(self, name.replace("-", "_")))
+            for name, option in options_of(type(self)).items()
+        }
 
     @classmethod
     def schema(cls) -> dict[str, Any]:
@@ -428,7 +428,9 @@ class Nested[S: Section](Kind[S]):
             faults.add(place, f"expected a {self.section.__name__}, got {shown(value)}")
 
     def write(self, value: S) -> Any:
-        return value.write()
+        written = value.write()
+        # Null says what leaving out says, but where there is a value below.
+        return {k: v for k, v in written.items() if v is not None} if self.fresh else written
 
     def schema(self) -> dict[str, Any]:
         return self.section.schema()

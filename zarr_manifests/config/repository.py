@@ -104,11 +104,11 @@ class RepositoryConfig(Section):
         0 to 67,108,864.
     pack_bytes : int
         Size of a pack at which it is written before the commit. 1 to 1,073,741,824.
-    commits : Commits
+    commits : Commits, optional
         How commits are made.
-    compaction : Compaction
+    compaction : Compaction, optional
         When deltas are brought together.
-    chunk_manifests : ChunkManifests
+    chunk_manifests : ChunkManifests, optional
         How manifests are planned.
 
     Raises
@@ -164,22 +164,26 @@ class RepositoryConfig(Section):
         pack_chunk_bytes: int = 262_144,
         pack_bytes: int = 8_388_608,
         *,
-        commits: Commits = Commits(),
-        compaction: Compaction = Compaction(),
-        chunk_manifests: ChunkManifests = ChunkManifests(),  # noqa: B008
+        commits: Commits | None = None,
+        compaction: Compaction | None = None,
+        chunk_manifests: ChunkManifests | None = None,
     ) -> None:
         faults = Faults()
-        if max_delta_count is not None:
-            option = options_of(Compaction)["max-delta-count"]
-            deltas = option.kind.read(max_delta_count, "max-delta-count", faults, 1)
-            compaction = replace(compaction, max_delta_count=deltas)
-        if commit_attempts is not None:
-            option = options_of(Commits)["attempts"]
-            attempts = option.kind.read(commit_attempts, "commit-attempts", faults, 1)
-            commits = replace(commits, attempts=attempts)
-        values = locals()
-        for name in self.__dataclass_fields__:
-            object.__setattr__(self, name, values[name])
+        values: dict[str, Any] = {
+            "inline_chunk_bytes": inline_chunk_bytes,
+            "pack_chunk_bytes": pack_chunk_bytes,
+            "pack_bytes": pack_bytes,
+            "commits": Commits() if commits is None else commits,
+            "compaction": Compaction() if compaction is None else compaction,
+            "chunk_manifests": ChunkManifests() if chunk_manifests is None else chunk_manifests,
+        }
+        flat = {"max-delta-count": max_delta_count, "commit-attempts": commit_attempts}
+        for name, value in flat.items():
+            section, option = _FLAT[name]
+            if value is not None and isinstance(values[section], Section):
+                values[section] = _with_flat(values[section], option, value, name, faults)
+        for field_name, value in values.items():
+            object.__setattr__(self, field_name, value)
         try:
             Section.__post_init__(self)
         except ConfigError as error:
@@ -289,6 +293,15 @@ def config_schema() -> dict[str, Any]:
     return {"$schema": _SCHEMA_DIALECT, "title": title} | schema
 
 
+def _with_flat[S: Section](section: S, option: str, value: object, place: str, faults: Faults) -> S:
+    """The section with an option that is given outside of it."""
+    field_name = option.replace("-", "_")
+    kind = options_of(type(section))[option].kind
+    found = kind.read(value, place, faults, getattr(section, field_name))
+    changed: S = replace(cast("Any", section), **{field_name: found})
+    return changed
+
+
 def _into_sections(
     options: Mapping[str, Any], base: RepositoryConfig, faults: Faults
 ) -> tuple[dict[Any, Any], RepositoryConfig]:
@@ -301,10 +314,8 @@ def _into_sections(
             left[key] = value
             continue
         name, option = flat
-        section: Section = moved.get(name) or getattr(base, name)
-        start = getattr(section, option.replace("-", "_"))
-        found = options_of(type(section))[option].kind.read(value, str(key), faults, start)
-        moved[name] = replace(section, **{option.replace("-", "_"): found})
+        section = moved.get(name) or getattr(base, name)
+        moved[name] = _with_flat(section, option, value, str(key), faults)
         inside = options.get(name)
         if isinstance(inside, Mapping) and any(
             str(other).replace("_", "-") == option for other in inside

@@ -51,7 +51,18 @@ def load_yaml(text: str | bytes) -> Any:
 
 def dump_yaml(values: Mapping[str, Any]) -> str:
     """Plain values as YAML, in their order."""
-    return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100))
+    return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100))
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes lists of numbers, such as intervals, in one line."""
+
+    def represent_list(self, data: Any) -> Any:
+        numbers = bool(data) and all(one is None or isinstance(one, int) for one in data)
+        return self.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=numbers)
+
+
+_Dumper.add_representer(list, _Dumper.represent_list)
 
 
 def _encoded(text: str | bytes) -> bytes:
