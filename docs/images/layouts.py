@@ -60,13 +60,18 @@ chunk-manifests:
     - {path: "/[tuv]", along: {lat: 2, lon: 3}}
 """
 LAYOUTS: Final = {
-    "layout-default.svg": ("", _SMALL | _YEAR | _MORE, "Without configuration", "first axis"),
-    "layout-by-time.svg": (_BY_TIME, _SMALL | _YEAR, "Split along time", "time"),
+    "layout-default.svg": (
+        "",
+        _SMALL | _YEAR | _MORE,
+        "Without configuration",
+        "along its first axis",
+    ),
+    "layout-by-time.svg": (_BY_TIME, _SMALL | _YEAR, "Split along time", "along time"),
     "layout-by-place.svg": (
         _BY_PLACE,
         _SMALL | _YEAR,
         "Split along latitude and longitude",
-        "tiles of 2 x 3 chunks, each with all times",
+        "tile by tile of 2 by 3 chunks, each with all times",
     ),
 }
 
@@ -107,7 +112,7 @@ def draw(
         axes = figure.subplots()
         _draw_bars(axes, facts, plan)
         axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=_INK)
-        axes.set_xlabel(f"chunk refs of each array, along its {along}", fontsize=9.5)
+        axes.set_xlabel(f"chunk refs of each array, {along}", fontsize=9.5)
         figure.savefig(
             path,
             format="svg",
@@ -138,7 +143,7 @@ def _draw_bars(axes: Axes, facts: Sequence[ArrayFacts], plan: ManifestPlan) -> N
                 0.72,
                 left,
                 color=colors[number],
-                edgecolor=_INK if colors[number] in _PALE_ONES else "white",
+                edgecolor="white",
                 linewidth=1,
             )
             if width > 0.025:

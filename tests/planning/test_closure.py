@@ -197,6 +197,26 @@ def test_leaves_with_one_that_stays_between_them_are_not_joined() -> None:
     assert [one.box for one in due.cut(coords, layout, base)] == [Box((0,), (30,))]
 
 
+def test_new_arrays_come_into_a_full_set_if_it_is_opened_again() -> None:
+    small = ManifestSet("small", 40)
+    config = ChunkManifests(sets=(small, default()), rules=(Rule("small"),))
+    parts = [(leaf(A, 0, 20),), (leaf(B, 0, 5),)]
+    refs = [ManifestRef(BlobRef(key(i), 100, 0), some) for i, some in enumerate(parts, 1)]
+    base = BaseIndex(refs, {key(1): "small", key(2): "default"})
+
+    def manifests(chunks: int, *, reopen: bool, **also: list[int]) -> list[tuple[str, ...]]:
+        facts = facts_of(A, B) | facts_of(C, NEW, chunks=chunks)
+        changes = changed(c=list(range(chunks)), d=list(range(chunks)), **also)
+        closure = close(config, facts, base, changes, reopen=reopen)
+        return [group.manifests for group in closure.groups]
+
+    assert manifests(20, reopen=False) == [()], "both new arrays in one step"
+    assert manifests(20, reopen=True) == [(key(1),)]
+    assert manifests(21, reopen=True) == [()], "no room even for one"
+    assert manifests(21, reopen=True, a=[3]) == [(key(1),)]
+    assert manifests(20, reopen=True, b=[3]) == [(key(2),), (key(1),)]
+
+
 def test_facts_are_asked_only_of_what_changes() -> None:
     """Whatever the size of the base: a mapping may look each array up when it is asked for."""
     asked: list[bytes] = []

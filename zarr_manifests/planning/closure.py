@@ -1,12 +1,13 @@
 """What has to be packed anew when some leaves change, and in which steps.
 
 A manifest that holds a leaf that changes is written anew with all its leaves. The unit is the
-leaf: other manifests of the same arrays stay as they are. Three things widen that:
+leaf: other manifests of the same arrays stay as they are. Four things widen that:
 
 - An array that has to lie in one manifest (`arrays-per-manifest`, or `splitting: none`) brings all
   its manifests, and they bring their arrays of that kind, and so on.
 - A chunk in no leaf yet belongs to the leaves in its cell of the array's layout.
 - A truncation changes every leaf that reaches beyond it.
+- What comes into a set whose manifests are limited in number is packed in one step.
 
 What hangs together that way is a group; groups share no manifest, so each can be written in a step
 of its own. Invariant: the work done here is in proportion to what changes, never to the base.
@@ -20,7 +21,7 @@ from typing import Final
 
 import numpy as np
 
-from zarr_manifests.config.manifests import ChunkManifests
+from zarr_manifests.config.manifests import ChunkManifests, ManifestSet
 from zarr_manifests.format.manifest import Part
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.leaves import ArrayFacts, BaseIndex, part_order
@@ -168,6 +169,8 @@ def close(
     base: BaseIndex,
     changes: Mapping[bytes, Change],
     deleted: Collection[bytes] = (),
+    *,
+    reopen: bool = False,
 ) -> Closure:
     """What has to be packed anew.
 
@@ -184,6 +187,9 @@ def close(
         By node id, for arrays that are in `facts`.
     deleted : collection of bytes
         Nodes of the base that are gone.
+    reopen : bool
+        Whether a set that has all the manifests it may have takes new arrays nevertheless, if
+        there is room in the emptiest: that one is then packed anew with them. Else they overflow.
     """
     gathering = _Gathering(config, facts, base)
     for node_id in sorted(changes):
@@ -191,6 +197,7 @@ def close(
     for node_id in sorted(deleted):
         for key in base.manifests_of(node_id):
             gathering.manifest(base.number(key))
+    gathering.share_sets(reopen)
     gathering.bring_together()
     return Closure(tuple(sorted(gathering.groups(), key=_group_order)))
 
@@ -254,6 +261,46 @@ class _Gathering:
         if member is None:
             member = self._numbers[number] = self._member()
         return member
+
+    def share_sets(self, reopen: bool) -> None:
+        """Join what comes into a set of limited number, so that it is packed in one step."""
+        limited = [one for one in self._config.sets if one.cardinality is not None]
+        due: dict[str, list[int]] = {one.name: [] for one in limited}
+        new: dict[str, dict[bytes, int]] = {one.name: {} for one in limited}
+        for number, member in self._numbers.items():
+            name = self._base.set_of(self._base.key(number))
+            if name in due:
+                due[name].append(member)
+        for member, added in self._rows.items() if limited else ():
+            for node_id, _ in added:
+                if not self._base.refs(node_id):
+                    name = self._facts_set(node_id)
+                    if name in due:
+                        due[name].append(member)
+                        new[name][node_id] = self._facts[node_id].initialized_chunks
+        for one in limited:
+            if reopen and new[one.name]:
+                due[one.name] += self._reopened(one, min(new[one.name].values()))
+            for member in due[one.name][1:]:
+                self._join(due[one.name][0], member)
+
+    def _reopened(self, one: ManifestSet, refs: int) -> list[int]:
+        """The emptiest manifest of a set that has all it may have, if so many refs fit in."""
+        numbers = self._base.numbers_in_set(one.name)
+        if len(numbers) < (one.cardinality or 0) or any(n in self._numbers for n in numbers):
+            return []
+        held, emptiest = min(
+            (sum(part.count for part in self._base.manifest(n).parts), n) for n in numbers
+        )
+        arrays = len({part.node_id for part in self._base.manifest(emptiest).parts})
+        full = (one.max_manifest_size is not None and held + refs > one.max_manifest_size) or (
+            one.arrays_per_manifest is not None and arrays >= one.arrays_per_manifest
+        )
+        return [] if full else [self.manifest(emptiest)]
+
+    def _facts_set(self, node_id: bytes) -> str:
+        of = self._facts[node_id]
+        return self._config.set_for(of.path, of.metadata_chunks, of.initialized_chunks)[0].name
 
     def bring_together(self) -> None:
         """Bring in all manifests of arrays that have to lie in one."""

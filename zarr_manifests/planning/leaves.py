@@ -9,7 +9,6 @@ of one leaf costs the same whether the base has eighty leaves or eight thousand.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -168,7 +167,9 @@ class BaseIndex:
             raise InvalidArgumentError("a base names a manifest twice")
         known = sets or {}
         self._sets = {key: known[key] for key in self._numbers if key in known}
-        self._in_set = Counter(self._sets.values())
+        self._in_set: dict[str, list[int]] = {}
+        for key, name in self._sets.items():
+            self._in_set.setdefault(name, []).append(self._numbers[key])
         entries: dict[bytes, list[tuple[Part, int]]] = {}
         for number, ref in enumerate(self._manifests):
             for part in ref.parts:
@@ -192,7 +193,11 @@ class BaseIndex:
 
     def in_set(self, name: str) -> int:
         """How many manifests the set has."""
-        return self._in_set[name]
+        return len(self._in_set.get(name, ()))
+
+    def numbers_in_set(self, name: str) -> tuple[int, ...]:
+        """Numbers of the set's manifests in the directory."""
+        return tuple(self._in_set.get(name, ()))
 
     def refs(self, node_id: bytes) -> int:
         """How many refs all leaves of the node have."""
