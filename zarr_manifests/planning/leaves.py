@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.manifest import ManifestRef, Part
-from zarr_manifests.grid import Coords, IndexArray
+from zarr_manifests.grid import Box, Coords, IndexArray
 
 __all__ = ["EMPTY", "ArrayFacts", "BaseIndex", "part_order"]
 
@@ -87,7 +87,7 @@ class _NodeLeaves:
         lo = lo.reshape(len(entries), entries[0][0].box.ndim)
         hi = np.array([part.box.hi for part, _ in entries], np.int64).reshape(lo.shape)
         self.axis = 0
-        if lo.shape[1] > 1:
+        if lo.shape[1] > 1 and len(lo) > 1:
             self.axis = int(np.argmax([len(np.unique(column)) for column in lo.T]))
         if lo.shape[1]:
             order = np.argsort(lo[:, self.axis], kind="stable")
@@ -124,7 +124,8 @@ class _NodeLeaves:
         if not coords.shape[1]:
             found[:] = 0
             return found
-        if (coords.min(axis=0) >= self.lo[0]).all() and (coords.max(axis=0) < self.hi[0]).all():
+        around = Box.around_coords(coords)
+        if (around.lo >= self.lo[0]).all() and (around.hi <= self.hi[0]).all():
             found[:] = 0  # the usual case of an array that is one leaf
             return found
         along = coords[:, self.axis]
