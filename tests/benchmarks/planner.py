@@ -72,9 +72,8 @@ def plan_all(
     closure = close(config, facts, base, changes)
     leaves = []
     for due in closure.dues(base):
-        layout = layout_of(config, facts[due.node_id])
         coords = changes[due.node_id].coords[due.rows]
-        cuts = due.cut(coords, layout, base)
+        cuts = due.cut(coords, base)
         leaves += [Part(due.node_id, leaf.box, len(leaf.rows)) for leaf in cuts]
     return plan_manifests(config, facts, leaves, base, closure.manifests)
 
@@ -116,13 +115,12 @@ def one_leaf(leaves: int) -> tuple[Callable[[], None], str]:
     parts = [Part(node_id, Box((i * 10, 0, 0), (i * 10 + 10, 2, 5)), 100) for i in range(leaves)]
     base = as_base(plan_manifests(config, facts, parts))
     change = {node_id: Change(np.array([[leaves * 5, 1, 1]]))}
-    layout = layout_of(config, facts[node_id])
 
     def run() -> None:
         closure = close(config, facts, base, change)
         (due,) = closure.dues(base)
         ((leaf, _),) = due.leaves
-        cuts = due.cut(leaf.box.unravel(np.arange(leaf.count)), layout, base)
+        cuts = due.cut(leaf.box.unravel(np.arange(leaf.count)), base)
         new = [Part(node_id, one.box, len(one.rows)) for one in cuts]
         plan = plan_manifests(config, facts, new, base, closure.manifests)
         assert len(plan.manifests) == 1

@@ -403,8 +403,7 @@ class Model:
                     if c in here or any(c in p.box for p, _ in due.leaves)
                 )
                 if inside:
-                    layout = layout_of(config, facts[due.node_id])
-                    cuts = due.cut(np.array(inside, np.int64), layout, base)
+                    cuts = due.cut(np.array(inside, np.int64), base)
                     leaves += [Part(due.node_id, one.box, len(one.rows)) for one in cuts]
             self.apply(config, plan_manifests(config, facts, leaves, base, step.manifests), base)
 
@@ -579,6 +578,21 @@ def test_an_append_to_one_of_many_leaves_writes_one_manifest() -> None:
         after = [ref.blob.key for ref in model.refs]
         assert after[:20] == before
         assert len(after) == 21
+
+
+def test_filling_an_array_that_has_its_final_shape_changes_the_last_leaf_only() -> None:
+    config = ChunkManifests(sets=(ManifestSet("default", 100, None, None, None),), rules=())
+    model = Model({"/g/u": set(itertools.product(range(30), range(4)))}, {"/g/u": 100_000})
+    model.repack(config, {b"/g/u": as_change(model.chunks["/g/u"])})
+    for start in range(30, 150, 10):
+        before = {ref.blob.key for ref in model.refs}
+        new = set(itertools.product(range(start, start + 10), range(4)))
+        model.chunks["/g/u"] |= new
+        model.repack(config, {b"/g/u": as_change(new)})
+        model.check()
+        after = {ref.blob.key for ref in model.refs}
+        assert len(before - after) <= 1
+    assert len(after) == 6
 
 
 def test_a_change_of_splitting_reaches_what_is_packed_anew() -> None:

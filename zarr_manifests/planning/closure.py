@@ -16,7 +16,7 @@ of its own. Invariant: the work done here is in proportion to what changes, neve
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -81,25 +81,29 @@ class Due:
         The rows of its `Change.coords` that belong here, ascending.
     replaced : frozenset of str
         Keys of all manifests that are replaced in this step.
+    layout : Layout or None
+        How it is split; None for a node that is gone.
     """
 
     node_id: bytes
     leaves: tuple[tuple[Part, str], ...]
     rows: IndexArray
     replaced: frozenset[str]
+    layout: Layout | None
 
-    def cut(self, coords: IndexArray, layout: Layout, base: BaseIndex) -> list[Cut]:
+    def cut(self, coords: IndexArray, base: BaseIndex) -> list[Cut]:
         """Cut into new leaves, given what chunks there are now.
 
         Parameters
         ----------
         coords : int64[n, ndim]
             The chunks of `leaves` with the changes at `rows` merged in, in C order.
-        layout : Layout
-            The array's, from the same facts that the closure was made with.
         base : BaseIndex
-            The same base.
+            The base the closure is of, or the one after a step of it.
         """
+        layout = self.layout
+        if layout is None:
+            return []
         staying: dict[tuple[Coords, Coords], Box] = {}
         for part, _ in self.leaves:
             bounds = layout.around(part.box.lo, part.box.hi)
@@ -111,9 +115,10 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Closure:
-    """Everything that is packed anew: groups, the smallest first."""
+    """Everything that is packed anew: groups, the smallest first, and how arrays are split."""
 
     groups: tuple[Group, ...]
+    layouts: Mapping[bytes, Layout] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.groups)
@@ -145,6 +150,7 @@ class Closure:
                 tuple(sorted(leaves.get(node_id, ()), key=lambda leaf: part_order(leaf[0]))),
                 np.sort(np.concatenate(rows[node_id])) if node_id in rows else _NO_ROWS,
                 replaced,
+                self.layouts.get(node_id),
             )
             for node_id in sorted({*leaves, *rows})
         ]
@@ -160,7 +166,10 @@ class Closure:
             if count and refs > budget_refs:
                 break
             count += 1
-        return Closure(self.groups[:count]), Closure(self.groups[count:])
+        return (
+            Closure(self.groups[:count], self.layouts),
+            Closure(self.groups[count:], self.layouts),
+        )
 
 
 def close(
@@ -191,7 +200,7 @@ def close(
         Whether a set that has all the manifests it may have takes new arrays nevertheless, if
         there is room in the emptiest: that one is then packed anew with them. Else they overflow.
     """
-    gathering = _Gathering(config, facts, base)
+    gathering = _Gathering(config, facts, base, changes)
     for node_id in sorted(changes):
         gathering.change(node_id, changes[node_id])
     for node_id in sorted(deleted):
@@ -199,7 +208,8 @@ def close(
             gathering.manifest(base.number(key))
     gathering.share_sets(reopen)
     gathering.bring_together()
-    return Closure(tuple(sorted(gathering.groups(), key=_group_order)))
+    groups = tuple(sorted(gathering.groups(), key=_group_order))
+    return Closure(groups, gathering.layouts())
 
 
 def _group_order(group: Group) -> tuple[int, tuple[str, ...], list[tuple[bytes, list[int]]]]:
@@ -211,8 +221,13 @@ class _Gathering:
     """Manifests and changed cells, joined into groups (a union-find over both)."""
 
     def __init__(
-        self, config: ChunkManifests, facts: Mapping[bytes, ArrayFacts], base: BaseIndex
+        self,
+        config: ChunkManifests,
+        facts: Mapping[bytes, ArrayFacts],
+        base: BaseIndex,
+        changes: Mapping[bytes, Change],
     ) -> None:
+        self._changes = changes
         self._config, self._facts, self._base = config, facts, base
         self._parents: list[int] = []
         self._numbers: dict[int, int] = {}  # manifest -> member
@@ -357,8 +372,22 @@ class _Gathering:
     def _layout(self, node_id: bytes) -> Layout:
         layout = self._layouts.get(node_id)
         if layout is None:
-            layout = self._layouts[node_id] = layout_of(self._config, self._facts[node_id])
+            change = self._changes.get(node_id)
+            extent = self._base.extent(node_id, change.coords if change else None)
+            layout = layout_of(self._config, self._facts[node_id], extent)
+            self._layouts[node_id] = layout
         return layout
+
+    def layouts(self) -> dict[bytes, Layout]:
+        """How each array is split of which something is packed anew."""
+        for number in self._numbers:
+            for part in self._base.manifest(number).parts:
+                if part.node_id in self._facts:
+                    self._layout(part.node_id)
+        for added in self._rows.values():
+            for node_id, _ in added:
+                self._layout(node_id)
+        return self._layouts
 
     def _add(self, member: int, node_id: bytes, rows: IndexArray) -> None:
         self._rows.setdefault(member, []).append((node_id, rows))

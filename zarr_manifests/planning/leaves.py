@@ -96,6 +96,7 @@ class _NodeLeaves:
         self.lo, self.hi = lo[order], hi[order]
         self.manifest = np.array([number for _, number in entries], np.int64)[order]
         self.parts = [entries[i][0] for i in order.tolist()]
+        self.around = Box.around(part.box for part in self.parts)
         if lo.shape[1]:
             self.starts = self.lo[:, self.axis].copy()
             self.ends = np.maximum.accumulate(self.hi[:, self.axis])
@@ -223,6 +224,14 @@ class BaseIndex:
             return np.full(len(coords), -1, np.int64)
         at = leaves.locate(coords)
         return np.where(at >= 0, leaves.manifest[at], -1)
+
+    def extent(self, node_id: bytes, coords: IndexArray | None = None) -> int:
+        """Chunks in the smallest box around the node's leaves and these coordinates."""
+        leaves = self._of(node_id)
+        boxes = [] if leaves is None else [leaves.around]
+        if coords is not None and len(coords):
+            boxes.append(Box.around_coords(coords))
+        return Box.around(boxes).size if boxes else 0
 
     def overlapping(self, node_id: bytes, lo: IndexArray, hi: IndexArray) -> list[tuple[Part, int]]:
         """The node's leaves that share a chunk with [lo, hi), and their manifests' numbers."""

@@ -142,8 +142,11 @@ def leaf_shape(
     return tuple(shape)
 
 
-def layout_of(config: ChunkManifests, facts: ArrayFacts) -> Layout:
+def layout_of(config: ChunkManifests, facts: ArrayFacts, extent: int | None = None) -> Layout:
     """How the configuration splits an array.
+
+    `extent` is the number of chunks in the smallest box around those that exist; all of the grid,
+    unless given. An array that fills it only thinly gets larger cells.
 
     Examples
     --------
@@ -166,7 +169,8 @@ def layout_of(config: ChunkManifests, facts: ArrayFacts) -> Layout:
         return Layout((ENDLESS,) * len(facts.grid_shape), most, False, together)
     sparse = 1
     if split is None and facts.initialized_chunks:
-        share = facts.metadata_chunks // facts.initialized_chunks
+        room = facts.metadata_chunks if extent is None else extent
+        share = room // facts.initialized_chunks
         sparse = min(1 << max(share.bit_length() - 1, 0), _SPARSEST)
     cell = leaf_shape(facts.grid_shape, facts.dimension_names, split, most * sparse)
     return Layout(cell, most, split is not None, together)
