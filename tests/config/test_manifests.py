@@ -140,6 +140,7 @@ def test_a_compiled_regex_is_no_part_of_a_value() -> None:
         (lambda: Split("/a", (("t", 0), (-1, 5), ("", 5), (True, 1))), ["along.t"] + ["along"] * 3),
         (lambda: Split("/a", (("t", 1), ("t", 2))), ["along"]),
         (lambda: Split("/a", {"t": 1}), ["along"]),
+        (lambda: Split("/a", (("\ud800", 1),)), ["along"]),
         (lambda: Preload(-1, -1, "a", "b", ("/",)), ["max-", "max-", "arr", "bran", "tags[0]"]),
         (lambda: ChunkManifests(5, 5, 5, 5), ["sets", "rules", "splitting", "preload"]),
         (lambda: ChunkManifests(("a",), (5,)), ["sets[0]", "rules[0]"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from itertools import pairwise
 from typing import Any
 
@@ -63,6 +64,7 @@ def events(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> E
         ("!!python/object/apply:os.system [ls]", "a tag .*; remove it", 4),
         ("a: !!binary aGk=", "a tag", 6),
         ("a: !x y", "a tag", 6),
+        ("? 0x" + "f" * 4_000 + "\n: 1", "a number that is too large: unknown option", 9),
         ("commits: {}\ncommits: {}", "line 2, column 1: the key 'commits' is given twice", 10),
         ("1: a\n0x1: b", "line 2, column 1: the key 1 is given twice", 10),
         ("? [a]\n: b", "a key is a map or a list", 5),
@@ -105,6 +107,12 @@ def test_scalars_mean_what_they_mean_in_yaml(events: Events) -> None:
     assert load_yaml("") is None
     assert load_yaml("# nothing") is None
     assert events.count > 0
+
+
+@given(st.text() | st.binary() | st.text("-:,[]{}&*!|>'\"%@ \nab1~?#", max_size=30))
+def test_any_text_is_read_or_refused(text: str | bytes) -> None:
+    with contextlib.suppress(ConfigError):
+        assert RepositoryConfig.from_yaml(text)
 
 
 _VALUES = st.none() | st.booleans() | st.integers() | st.text("ab: #-'\"\n[]{}&*!|>%@é", max_size=6)

@@ -14,6 +14,7 @@ from zarr_manifests.config.options import (
     Whole,
     known_as,
     shown,
+    spelled,
     within,
 )
 from zarr_manifests.errors import ConfigError
@@ -151,8 +152,8 @@ class AlongKind(Kind[Along]):
                 faults.add(place, f"expected (dimension, chunks), got {shown(pair)}")
                 continue
             axis, chunks = pair
-            here = within(place, str(axis)[:64])
-            named = isinstance(axis, str) and 0 < len(axis) <= 255
+            here = within(place, spelled(axis))
+            named = isinstance(axis, str) and 0 < len(axis) <= 255 and _is_unicode(axis)
             if not named and not (type(axis) is int and 0 <= axis < _MAX_AXES):
                 faults.add(
                     here, f"{shown(axis)} is no dimension name and no axis from 0; quote names"
@@ -195,7 +196,7 @@ class PathsKind(Kind[tuple[str, ...] | None]):
                     found.append(Regex().read(regex, within(here, "path"), faults, ""))
                 else:
                     known = known_as(key, ["path"])
-                    faults.add(within(here, str(key)[:64]), f"unknown option; {known}")
+                    faults.add(within(here, spelled(key)), f"unknown option; {known}")
             if "path" not in entry:
                 faults.add(within(here, "path"), "is missing: a regular expression")
         return tuple(found)
@@ -220,3 +221,8 @@ class PathsKind(Kind[tuple[str, ...] | None]):
             "properties": {"path": Regex().schema()},
         }
         return {"type": ["array", "null"], "items": entry, "maxItems": _MAX_PATHS}
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether the text can be written: half of a surrogate pair cannot."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)

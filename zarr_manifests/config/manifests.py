@@ -39,6 +39,7 @@ from zarr_manifests.config.options import (
     matches_path,
     options_of,
     shown,
+    spelled,
     within,
 )
 from zarr_manifests.errors import ConfigError
@@ -228,7 +229,9 @@ class _Sets(Kind[tuple[ManifestSet, ...]]):
 
 def _gives_size(body: object) -> bool:
     names = ("max-manifest-size", *options_of(ManifestSet)["max-manifest-size"].also)
-    return isinstance(body, Mapping) and any(str(key).replace("_", "-") in names for key in body)
+    return isinstance(body, Mapping) and any(
+        spelled(key).replace("_", "-") in names for key in body
+    )
 
 
 _DEFAULT_SET: Final = ManifestSet(DEFAULT_SET_NAME, _DEFAULT_SET_REFS, None, None, None)

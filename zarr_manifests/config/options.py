@@ -43,6 +43,7 @@ __all__ = [
     "matches_path",
     "options_of",
     "shown",
+    "spelled",
     "within",
 ]
 
@@ -88,10 +89,15 @@ def shown(value: object) -> str:
         return "a number that is too large"
 
 
+def spelled(key: object) -> str:
+    """A key as it stands in a place: never longer than a name."""
+    return key[:64] if isinstance(key, str) else shown(key)[:64]
+
+
 def known_as(name: object, known: Iterable[str]) -> str:
     """The mend for a name that is not known: the one that was meant, or all there are."""
     names = list(known)
-    close = difflib.get_close_matches(str(name)[:64], names, 1)
+    close = difflib.get_close_matches(spelled(name), names, 1)
     if close:
         return f"did you mean {close[0]}?"
     return f"known are {', '.join(sorted(names)[:20])}" if names else "there are none"
@@ -344,7 +350,7 @@ class Section:
             return values
         options, seen = options_of(cls), set[str]()
         for key, entry in value.items():
-            here, name = within(place, str(key)[:64]), _name_of(key, options)
+            here, name = within(place, spelled(key)), _name_of(key, options)
             if name is None:
                 faults.add(here, f"unknown option; {known_as(key, options)}")
                 continue
@@ -403,7 +409,7 @@ def _default(section: type[Section], field: str) -> Any:
 
 def _name_of(key: object, options: Mapping[str, Option]) -> str | None:
     """The option that a key names, with hyphens, underscores or in another spelling."""
-    name = str(key)[:64].replace("_", "-")
+    name = spelled(key).replace("_", "-")
     if name in options:
         return name
     return next((known for known, option in options.items() if name in option.also), None)

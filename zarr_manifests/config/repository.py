@@ -22,6 +22,7 @@ from zarr_manifests.config.options import (
     Whole,
     described,
     options_of,
+    spelled,
 )
 from zarr_manifests.config.text import dump_yaml, load_yaml
 from zarr_manifests.errors import ConfigError
@@ -309,16 +310,16 @@ def _into_sections(
     left: dict[Any, Any] = {}
     moved: dict[str, Any] = {}
     for key, value in options.items():
-        flat = _FLAT.get(str(key)[:64].replace("_", "-"))
+        flat = _FLAT.get(spelled(key).replace("_", "-"))
         if flat is None:
             left[key] = value
             continue
         name, option = flat
         section = moved.get(name) or getattr(base, name)
-        moved[name] = _with_flat(section, option, value, str(key), faults)
+        moved[name] = _with_flat(section, option, value, spelled(key), faults)
         inside = options.get(name)
         if isinstance(inside, Mapping) and any(
-            str(other).replace("_", "-") == option for other in inside
+            spelled(other).replace("_", "-") == option for other in inside
         ):
-            faults.add(str(key), f"given twice, also as {name}.{option}; keep that")
+            faults.add(spelled(key), f"given twice, also as {name}.{option}; keep that")
     return left, replace(base, **moved)
