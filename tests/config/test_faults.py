@@ -97,6 +97,10 @@ def test_every_fault_at_once_with_its_place() -> None:
         ("chunk-manifests: {sets: [[a]]}", ["chunk-manifests.sets[0]"]),
         ("chunk-manifests: {sets: [{a: 5}]}", ["chunk-manifests.sets[0].a"]),
         ("chunk-manifests: {sets: [a, {a: {}}]}", ["chunk-manifests.sets[1].a"]),
+        (
+            "chunk-manifests: {sets: [{default: {max-size: 5, arrays-per-manifest: 3}}]}",
+            ["chunk-manifests.sets[0].default.arrays-per-manifest"],
+        ),
         ("chunk-manifests: {rules: {target: a}}", ["chunk-manifests.rules"]),
         ("chunk-manifests: {splitting: }", ["chunk-manifests.splitting"]),
         ("chunk-manifests: {splitting: [{path: /a}]}", ["chunk-manifests.splitting[0].along"]),
