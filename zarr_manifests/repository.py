@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -31,7 +32,7 @@ from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.session import Session
 from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.store import ManifestStore
-from zarr_manifests.versions import DEFAULT_BRANCH, Versions, known_ref
+from zarr_manifests.versions import DEFAULT_BRANCH, REF_ATTEMPTS, Versions, known_ref
 from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.kerchunk import read_kerchunk
 from zarr_manifests.virtual.references import References, list_zarr, location_of
@@ -120,7 +121,7 @@ class Repository(Versions):
             A path, a URL (`file://`, `memory://name`) or a storage.
         config : RepositoryConfig or mapping, optional
             Used instead of the saved configuration by this object; a mapping changes only the
-            options it names. Nothing is saved.
+            options it names (see `RepositoryConfig.overlaid`). Nothing is saved.
         virtual_containers : mapping of str to str or path, optional
             Places elsewhere that virtual chunks may be read from: a name, and the URL or path of
             a folder. It counts for this object, what comes from it and their pickles only.
@@ -131,6 +132,8 @@ class Repository(Versions):
         ------
         NotARepositoryError
             If there is none.
+        ConfigError
+            If the configuration has faults.
         UnsupportedFormatError
             If it was written in a newer format.
         CorruptObjectError
@@ -218,6 +221,51 @@ class Repository(Versions):
     def virtual_containers(self) -> dict[str, str]:
         """URL prefix of each container that this repository was opened with, by name."""
         return dict(self._context.containers.prefixes)
+
+    def save_config(
+        self, config: RepositoryConfig | Mapping[str, Any] | None = None
+    ) -> RepositoryConfig:
+        """Save the configuration in the repository, for whoever opens it from now on.
+
+        It is in use here at once, in sessions opened from now on; in other processes once they
+        open the repository again.
+
+        Parameters
+        ----------
+        config : RepositoryConfig or mapping, optional
+            Saved instead of what is saved; a mapping changes only the options it names (see
+            `RepositoryConfig.overlaid`). Left out, the configuration in use is saved.
+
+        Returns
+        -------
+        RepositoryConfig
+            What is saved now.
+
+        Raises
+        ------
+        ConfigError
+            If the configuration has faults; nothing is saved.
+        ConflictError
+            If other writers always come first.
+
+        Examples
+        --------
+        >>> import zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://save-config-example")
+        >>> saved = repo.save_config({"commits": {"mode": "rewrite"}})
+        >>> zm.Repository.open("memory://save-config-example").config.commits.mode
+        'rewrite'
+        """
+        given = self.config if config is None else config
+        # What is in use may differ from what is saved: both get the change, or none.
+        used = _overlaid(self.config, given)
+
+        def change(root: Root) -> Root:
+            return replace(root, config=_overlaid(root.config, given))
+
+        at = self._context.roots.update(change, "save config", "", "", REF_ATTEMPTS)
+        self._context = replace(self._context, config=used)
+        return at.root.config
 
     # --- sessions ----------------------------------------------------------------------------
 
@@ -582,7 +630,15 @@ def _storage(location: str | os.PathLike[str] | Storage) -> Storage:
 def _config(config: RepositoryConfig | Mapping[str, Any] | None) -> RepositoryConfig:
     if isinstance(config, RepositoryConfig):
         return config
-    return RepositoryConfig.from_dict(config or {})
+    return RepositoryConfig.from_dict({} if config is None else config)
+
+
+def _overlaid(
+    saved: RepositoryConfig, overlay: RepositoryConfig | Mapping[str, Any] | None
+) -> RepositoryConfig:
+    if isinstance(overlay, RepositoryConfig):
+        return overlay
+    return saved.overlaid({} if overlay is None else overlay)
 
 
 def _context(
@@ -594,11 +650,7 @@ def _context(
     overlay: RepositoryConfig | Mapping[str, Any] | None,
     containers: Containers,
 ) -> Context:
-    if isinstance(overlay, RepositoryConfig):
-        config = overlay
-    else:
-        hyphened = {str(k).replace("_", "-"): v for k, v in (overlay or {}).items()}
-        config = RepositoryConfig.from_dict(root.config.to_dict() | hyphened)
+    config = _overlaid(root.config, overlay)
     return Context(root.repository_id, storage, runtime, objects, roots, config, containers)
 
 

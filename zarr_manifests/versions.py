@@ -27,7 +27,7 @@ from zarr_manifests.planning.arrange import moved_paths
 __all__ = ["DEFAULT_BRANCH", "Versions", "known_ref"]
 
 DEFAULT_BRANCH: Final = "main"
-_REF_ATTEMPTS: Final = 100
+REF_ATTEMPTS: Final = 100
 
 
 class Versions:
@@ -198,7 +198,7 @@ class Versions:
         name: str,
         snapshot_id: str | None,
     ) -> None:
-        self._context.roots.update(change, operation, name, snapshot_id or "", _REF_ATTEMPTS)
+        self._context.roots.update(change, operation, name, snapshot_id or "", REF_ATTEMPTS)
 
     def _whole(self) -> Root:
         """The root as it is now, with all its refs."""

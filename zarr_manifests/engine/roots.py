@@ -174,7 +174,7 @@ class Roots:
 
     def _paged(self, root: Root, keys: SessionKeys) -> Root:
         """The root, made small enough: what it has no room for goes to pages."""
-        while len(root.bare().encode()) > ROOT_BYTES:
+        while root.refs_bytes > ROOT_BYTES:
             spills = plan_spills(root)
             if not any(spill.names for spill in spills):
                 return root
@@ -336,6 +336,8 @@ class Roots:
     ) -> RootAt:
         """Apply `change` to the newest root and swap it in, as often as others come first.
 
+        `ref` is the branch or tag that it is about; empty if it is about none.
+
         Raises whatever `change` raises, which is called anew on every attempt.
         """
         operation_id = self._runtime.random_bytes(16)
@@ -349,7 +351,7 @@ class Roots:
                 snapshot,
                 operation_id,
             )
-            root = self._with(at.root, ref, ["branches", "tags"])
+            root = self._with(at.root, ref, ["branches", "tags"]) if ref else at.root
             new = _hiding(root, change(root), ref).with_log(entry).with_copies({}, "main")
             self.archive(at)
             swapped = self.swap(at, new, operation_id)
@@ -357,9 +359,8 @@ class Roots:
                 return swapped
             self.backoff(attempt)
             at = self.read()
-        raise ConflictError(
-            f"{operation} of {ref!r}: other writers came first {attempts} times; try again later"
-        )
+        what = f"{operation} of {ref!r}" if ref else operation
+        raise ConflictError(f"{what}: other writers came first {attempts} times; try again later")
 
 
 def _count(root: Root, section: Section) -> int:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Final
 
 from zarr_manifests.config import RepositoryConfig
@@ -28,7 +29,15 @@ from zarr_manifests.errors import (
     UnsupportedFormatError,
 )
 from zarr_manifests.format.blobs import ROOT_COPY_BYTES, BlobRef, with_copies
-from zarr_manifests.format.envelope import MAX_MS, Fields, Kind, decode, encode
+from zarr_manifests.format.envelope import (
+    MAX_MS,
+    Fields,
+    Kind,
+    decode,
+    encode,
+    pack,
+    unpack,
+)
 from zarr_manifests.ids import is_session_id, snapshot_key
 
 __all__ = [
@@ -376,6 +385,11 @@ class Root:
             branches[name] = replace(branch, head=copied[0], base=base)
         return replace(self, branches=branches)
 
+    @property
+    def refs_bytes(self) -> int:
+        """The size of the canonical form without the configuration, which has its own bound."""
+        return len(replace(self.bare(), config=_NO_CONFIG).encode())
+
     def bare(self) -> Root:
         """The canonical form: without copies."""
         return replace(self, branches={name: b.bare() for name, b in self.branches.items()})
@@ -432,18 +446,12 @@ class Root:
             if not isinstance(refs, list):
                 raise CorruptObjectError("root.pages: lists are due")
             pages[section] = tuple(PageRef.parse(value) for value in refs)
-        try:
-            config = RepositoryConfig.from_dict(fields.table("config"))
-        except ConfigError as error:
-            raise UnsupportedFormatError(
-                f"the saved configuration is not understood ({error}); upgrade the package"
-            ) from error
         return cls(
             fields.text("repository"),
             fields.number("version"),
             fields.binary("write", WRITE_ID_BYTES),
             fields.number("at_ms", MAX_MS),
-            config,
+            _config_of(pack(fields.table("config"))),
             {name: Branch.parse(f) for name, f in fields.named("branches").items()},
             {name: BlobRef.parse(f) for name, f in fields.named("tags").items()},
             tuple(deleted),
@@ -459,3 +467,17 @@ class Root:
             fields.number("collected"),
             fields.counters("counters"),
         )
+
+
+_NO_CONFIG: Final = RepositoryConfig()
+
+
+@lru_cache(maxsize=32)
+def _config_of(packed: bytes) -> RepositoryConfig:
+    """The saved configuration, checked once: it is the same in most versions of a root."""
+    try:
+        return RepositoryConfig.from_dict(unpack(packed))
+    except ConfigError as error:
+        raise UnsupportedFormatError(
+            f"the saved configuration is not understood ({error}); upgrade the package"
+        ) from error
