@@ -208,7 +208,6 @@ def test_diff_lists_nodes_and_chunks(url: str) -> None:
         "+ /new",
         "- /depth",
         "> /air to /water",
-        "> /air/temperature to /water/temperature",
         "  /water/temperature: 2 chunks",
     ]
     failed = call("diff", url, moved, "main")
@@ -225,6 +224,9 @@ def test_refs_are_listed_made_and_deleted(verb: str, url: str) -> None:
     main, trial = (repo.list_branches()[name] for name in ("main", "trial"))
     assert lines(verb, url, "one") == lines(verb, url, "two", "--at", trial) == []
     assert names() == {**before, "one": main, "two": trial}
+    assert lines(verb, url, "three", "--at", "trial") == []
+    assert names().pop("three") == trial
+    assert lines(verb, url, "three", "-d") == []
     assert lines(verb, url, "one", "--delete") == []
     assert names() == {**before, "two": trial}
     for wrong in (("--delete",), ("--at", main), ("two", "--delete", "--at", main)):

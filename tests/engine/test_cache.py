@@ -491,11 +491,19 @@ def test_options_are_checked_all_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         CacheOptions(max_size=-1, expire_ms=True, directory=7)  # type: ignore[arg-type]
     assert [problem.split(":")[0] for problem in caught.value.problems] == [
-        "cache.max-size",
-        "cache.expire-ms",
+        "max-size",
+        "expire-ms",
+        "directory",
+    ]
+    with pytest.raises(ConfigError) as caught:
+        Repository.create(
+            "memory://never-made", cache={"max-sizes": 1, "expire_ms": -1, "directory": ""}
+        )
+    assert [problem.split(":")[0] for problem in caught.value.problems] == [
+        "cache.max-sizes",
+        "cache.expire_ms",
         "cache.directory",
     ]
-    with pytest.raises(ConfigError, match=r"cache\.size: unknown; known are .*max-size"):
-        Repository.create("memory://never-made", cache={"size": 1})
+    assert "did you mean max-size?" in str(caught.value)
     assert not Repository.exists("memory://never-made")
     assert CacheOptions.of({"expire-ms": 1, "max_size": 2}) == CacheOptions(2, 1)

@@ -69,7 +69,7 @@ def test_threads_that_want_the_same_object_wait_for_one_fetch() -> None:
 
 def test_prefetch_is_one_round() -> None:
     storage = MemoryStorage()
-    counting = CountingStorage(LatencyStorage(storage, latency_s=0.02))
+    counting = CountingStorage(LatencyStorage(storage, latency_s=0))
     objects = Objects(counting, SYSTEM)
     refs = [stored(storage, n)[0] for n in range(8)]
     objects.prefetch([(ref, Delta) for ref in refs])

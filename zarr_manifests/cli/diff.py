@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from zarr_manifests.cli.console import Url, console, count_text, plain_text
+from zarr_manifests.cli.console import Url, console, count_text, plain_text, snapshot_at
+from zarr_manifests.history import moved_tops
 from zarr_manifests.repository import Repository
 
 __all__ = ["run"]
@@ -19,12 +20,11 @@ _Ref = Annotated[
 def run(url: Url, start: _Ref, end: _Ref) -> None:
     """Show what changed after START up to END: nodes made, changed, gone, moved; and chunks."""
     repo = Repository.open(url)
-    names = {**repo.list_tags(), **repo.list_branches()}
-    found = repo.diff(names.get(start, start), names.get(end, end))
+    found = repo.diff(snapshot_at(repo, start), snapshot_at(repo, end))
     lines = [f"+ {path}" for path in found.created]
     lines += [f"~ {path}" for path in found.updated]
     lines += [f"- {path}" for path in found.deleted]
-    lines += [f"> {old} to {new}" for old, new in found.moved.items()]
+    lines += [f"> {old} to {new}" for old, new in moved_tops(found.moved).items()]
     for path, coords in found.chunks.items():
         lines.append(f"  {path}: {count_text(len(coords), 'chunk')}")
     out = console()

@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from typing import Any
 
-from zarr_manifests.errors import ConfigError
+from zarr_manifests.config.options import Faults, Kind, Section, Whole, described, shown
 
 __all__ = ["CacheOptions"]
 
+_MAX: int = 2**62
+
 
 @dataclass(frozen=True, slots=True)
-class CacheOptions:
+class _Folder(Kind[str | None]):
+    """The path of a folder; null for none."""
+
+    def read(self, value: object, place: str, faults: Faults, base: str | None) -> str | None:
+        found = _plain(value)
+        before = len(faults.problems)
+        self.check(found, place, faults)
+        return base if len(faults.problems) > before else found  # type: ignore[return-value]
+
+    def check(self, value: object, place: str, faults: Faults) -> None:
+        if value is not None and not (isinstance(value, str) and value):
+            faults.add(place, f"expected a path, got {shown(value)}")
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": ["string", "null"], "minLength": 1}
+
+
+def _plain(path: object) -> object:
+    return path.__fspath__() if hasattr(path, "__fspath__") else path
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOptions(Section):
     """What a repository object may keep of the metadata it has read.
 
     Parameters
@@ -39,27 +63,27 @@ class CacheOptions:
     1000000
     """
 
-    max_size: int = 256 << 20
-    expire_ms: int = 300_000
-    directory: str | None = None
-    directory_bytes: int = 1 << 30
+    max_size: int = field(
+        default=256 << 20,
+        metadata=described(Whole(0, _MAX), "bytes of memory for decoded metadata"),
+    )
+    expire_ms: int = field(
+        default=300_000,
+        metadata=described(
+            Whole(0, _MAX), "milliseconds after which what was not used is dropped; 0 for never"
+        ),
+    )
+    directory: str | None = field(
+        default=None,
+        metadata=described(_Folder(), "a folder of a local disk in which to keep metadata objects"),
+    )
+    directory_bytes: int = field(
+        default=1 << 30, metadata=described(Whole(0, _MAX), "bytes of that folder")
+    )
 
     def __post_init__(self) -> None:
-        problems = []
-        for name in ("max_size", "expire_ms", "directory_bytes"):
-            value = getattr(self, name)
-            if type(value) is not int or not 0 <= value <= 2**62:
-                place = name.replace("_", "-")
-                problems.append(f"cache.{place}: expected a whole number from 0, got {value!r}")
-        if self.directory is not None:
-            given: Any = self.directory
-            path = given.__fspath__() if hasattr(given, "__fspath__") else given
-            if isinstance(path, str) and path:
-                object.__setattr__(self, "directory", path)
-            else:
-                problems.append(f"cache.directory: expected a path, got {self.directory!r}")
-        if problems:
-            raise ConfigError(problems)
+        object.__setattr__(self, "directory", _plain(self.directory))
+        Section.__post_init__(self)  # without arguments, super() misses a class with slots
 
     @classmethod
     def of(cls, options: CacheOptions | Mapping[str, Any] | None) -> CacheOptions:
@@ -72,12 +96,7 @@ class CacheOptions:
         """
         if isinstance(options, CacheOptions):
             return options
-        known = {field.name for field in fields(cls)}
-        given = {str(name).replace("-", "_"): value for name, value in (options or {}).items()}
-        unknown = sorted(given.keys() - known)
-        if unknown:
-            listed = ", ".join(sorted(name.replace("_", "-") for name in known))
-            raise ConfigError(
-                [f"cache.{name.replace('_', '-')}: unknown; known are {listed}" for name in unknown]
-            )
-        return cls(**given)
+        faults, default = Faults(), cls()
+        found = cls.read(options, "cache", faults, default)
+        faults.throw()
+        return default if found is None else found

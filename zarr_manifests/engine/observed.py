@@ -38,12 +38,22 @@ def observed_commit(
     packs: Sequence[Pack] = (),
     *,
     replaces: SnapshotView | None = None,
+    source: str | None = None,
 ) -> Committed:
     """As `engine.commit.commit`."""
     start_s = context.runtime.monotonic_s()
     try:
         done = commit(
-            context, view, changes, keys, branch, message, metadata, packs, replaces=replaces
+            context,
+            view,
+            changes,
+            keys,
+            branch,
+            message,
+            metadata,
+            packs,
+            replaces=replaces,
+            source=source,
         )
     except ConflictError:
         context.meter.add("conflicts")

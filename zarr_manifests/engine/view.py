@@ -1,15 +1,18 @@
 """One snapshot, ready to be asked: which nodes there are, and where each chunk is.
 
 A lookup consults the overlay (all live deltas' words about that node, brought together once, from
-one parallel round of fetches), then the leaf whose box holds the coordinate. Invariant: a view
-never changes, and what it has fetched and merged stays valid for as long as it lives.
+one parallel round of fetches), then the leaf whose box holds the coordinate. A leaf has all changes
+up to its merged-to sequence, so inside its box only what is newer is laid over it; likewise the
+base's nodes. Invariant: a view never changes; what it has fetched and merged is kept in the cache
+of its objects, for as long as there is room, and is the same for all views of the snapshot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -22,9 +25,19 @@ from zarr_manifests.format.digest import Digest
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import Base, Node
 from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.grid import Box, Coords
+from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import snapshot_id_of
-from zarr_manifests.planning.merge import Layer, Overlay, fold, inside, merge_layers
+from zarr_manifests.planning.digests import tells_about
+from zarr_manifests.planning.merge import (
+    Layer,
+    Leaf,
+    Overlay,
+    fold,
+    fold_leaves,
+    inside,
+    merge_layers,
+    pick,
+)
 from zarr_manifests.runtime import Runtime
 
 __all__ = ["DIGESTS", "SnapshotView", "check_axes"]
@@ -45,6 +58,15 @@ def check_axes(box: Box, ndim: int) -> None:
         raise CorruptObjectError(f"a chunk table of {box.ndim} axes for a node of {ndim}")
 
 
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """A node's part of a manifest of the base, and the sequence it is merged to."""
+
+    box: Box
+    manifest: ManifestRef
+    merged: int
+
+
 class SnapshotView:
     """What a snapshot says. Thread-safe; made by `open`.
 
@@ -58,6 +80,8 @@ class SnapshotView:
         All nodes by path.
     manifests : tuple of ManifestRef
         The base's leaf directory.
+    base_sequence : int
+        The sequence up to which the base has all changes of nodes.
     opening : mapping of int to Delta or Digest
         What opening needed besides the base, by position in the read list.
     """
@@ -73,25 +97,32 @@ class SnapshotView:
         self.ref = ref
         self.snapshot = snapshot
         self.manifests = base.manifests
+        self.base_sequence = base.sequence
         self._objects = objects
         self.opening = opening  # by position in the read list
         nodes = {node.path: node for node in base.nodes}
+        ends = {entry.first: snapshot.deltas[entry.stop - 1].last for entry in snapshot.digests}
         self._cuts: dict[int, Mapping[bytes, Coords]] = {}  # by position in the read list
         for position in sorted(opening):
             found = opening[position]
-            for path in found.deleted:
-                nodes.pop(path, None)
-            nodes.update((node.path, node) for node in found.nodes)
+            if ends.get(position, snapshot.deltas[position].last) > base.sequence:
+                for path in found.deleted:
+                    nodes.pop(path, None)
+                nodes.update((node.path, node) for node in found.nodes)
             if isinstance(found, Digest):
                 self._cuts.update(enumerate(found.truncated, position))
             else:
                 self._cuts[position] = found.truncated
         self.nodes: Mapping[str, Node] = nodes
-        leaves: dict[bytes, list[tuple[Box, ManifestRef]]] = {}
+        if len({node.node_id for node in nodes.values()}) != len(nodes):
+            raise CorruptObjectError(f"two nodes of snapshot {self.snapshot_id} have the same id")
+        leaves: dict[bytes, list[_Leaf]] = {}
         for manifest in base.manifests:
-            for part in manifest.parts:
-                leaves.setdefault(part.node_id, []).append((part.box, manifest))
+            for part, merged in manifest.leaves():
+                leaves.setdefault(part.node_id, []).append(_Leaf(part.box, manifest, merged))
         self._leaves = leaves
+        # Manifests, by key and node, known to hold what this base says they do.
+        self._checked: set[tuple[str, bytes]] = set()
 
     @classmethod
     def open(
@@ -119,10 +150,14 @@ class SnapshotView:
             loads.append(partial(objects.load, due, Base))
         loaded = runtime.parallel(loads)
         found = loaded.pop() if due is not None else Base((), ())
-        for entry in snapshot.digests:
-            if len(objects.load(entry.blob, Digest).truncated) != entry.count:
-                raise CorruptObjectError(f"{entry.blob.key} is a digest of other deltas")
         opening = dict(zip((position for position, _ in wanted), loaded, strict=True))
+        for position, value in opening.items():
+            if isinstance(value, Delta):
+                snapshot.deltas[position].check(value)
+        for entry in snapshot.digests:
+            digest = objects.load(entry.blob, Digest)
+            if not tells_about(digest, snapshot.deltas[entry.first : entry.stop]):
+                raise CorruptObjectError(f"{entry.blob.key} is a digest of other deltas")
         return cls(objects, ref, snapshot, found, opening)
 
     @property
@@ -132,9 +167,12 @@ class SnapshotView:
 
     def lookup(self, node_id: bytes, coords: Coords) -> ChunkRef | None:
         """Where the chunk is; None if it is absent."""
-        overlay = self._objects.cache.find(self._overlay_name(node_id))
+        due = self._leaf_at(node_id, coords)
+        after = due[0].merged if due else 0
+        overlay, loaded = self._known_overlay(node_id, after), dict[str, Any]()
         if overlay is None:  # in one round with the leaf, which is most likely needed as well
-            overlay = self.overlay(node_id, self._leaf_at(node_id, coords))
+            overlays, loaded = self._fetch(node_id, {after}, due)
+            overlay = overlays[after]
         if overlay.table is not None:
             check_axes(overlay.table.box, len(coords))
             ref = overlay.table.get(coords)
@@ -143,54 +181,67 @@ class SnapshotView:
         cut = overlay.truncated
         if cut is not None and not inside(np.array(coords, np.int64).reshape(1, -1), cut)[0]:
             return None
-        for box, manifest in self._leaf_at(node_id, coords):
-            ref = self._leaf(node_id, box, manifest).get(coords)
-            return None if isinstance(ref, Unset) else ref
+        for leaf in due:
+            ref = self._leaf(node_id, leaf, loaded).get(coords)
+            if isinstance(ref, Unset):
+                key = leaf.manifest.blob.key
+                raise CorruptObjectError(f"{key} is a leaf and has an unset row")
+            return ref
         return None
 
-    def _leaf_at(self, node_id: bytes, coords: Coords) -> list[tuple[Box, ManifestRef]]:
+    def _leaf_at(self, node_id: bytes, coords: Coords) -> list[_Leaf]:
         leaves = self._leaves.get(node_id, [])
-        for box, _ in leaves:
-            check_axes(box, len(coords))
-        return [leaf for leaf in leaves if coords in leaf[0]]
-
-    def overlay(self, node_id: bytes, leaves: Sequence[tuple[Box, ManifestRef]] = ()) -> Overlay:
-        """All live deltas' words about the node; `leaves` are fetched in the same round."""
-        name = self._overlay_name(node_id)
-        found: Overlay | None = self._objects.cache.find(name)
-        if found is None:
-            layers = self._layers(node_id, leaves)
-            found = merge_layers(layers)
-            self._objects.cache.keep(name, found)  # another thread's is equal
-            rows = sum(len(table) for layer in layers for table in layer.tables)
-            self._objects.meter.add("refs_merged", rows)
+        for leaf in leaves:
+            check_axes(leaf.box, len(coords))
+        found = [leaf for leaf in leaves if coords in leaf.box]
+        if len(found) > 1:
+            one, two = (leaf.manifest.blob.key for leaf in found[:2])
+            raise CorruptObjectError(
+                f"{one} and {two} both say where chunk {coords} is: leaves of a base must not "
+                "overlap"
+            )
         return found
 
-    def _overlay_name(self, node_id: bytes) -> tuple[str, str, int, bytes]:
-        return "overlay", self.ref.key, self.ref.crc32c, node_id
-
-    def leaves(self, node_id: bytes) -> list[ChunkTable]:
-        """The node's tables in the base."""
-        due = self._leaves.get(node_id, [])
-        loaded = self._objects.load_all(self._due_leaves(node_id, due))
-        return [
-            self._leaf(node_id, box, manifest, loaded.get(manifest.blob.key))
-            for box, manifest in due
-        ]
-
-    def _due_leaves(
-        self, node_id: bytes, leaves: Sequence[tuple[Box, ManifestRef]]
-    ) -> list[tuple[BlobRef, type[Manifest]]]:
-        """Manifests of the leaves whose tables are not in memory."""
-        return [
-            (manifest.blob, Manifest)
-            for _, manifest in leaves
-            if not self._objects.has_tables(manifest.blob, node_id)
-        ]
+    def overlay(self, node_id: bytes, after: int = 0) -> Overlay:
+        """What live deltas of a sequence beyond `after` say about the node."""
+        found = self._known_overlay(node_id, after)
+        return self._fetch(node_id, {after})[0][after] if found is None else found
 
     def chunks(self, node_id: bytes) -> ChunkTable | None:
         """All chunks of the node that are there; None if there is none."""
-        return fold(self.leaves(node_id), self.overlay(node_id))
+        due = self._leaves.get(node_id, [])
+        overlays, loaded = self._fetch(node_id, {0, *(leaf.merged for leaf in due)}, due)
+        tables = [self._leaf(node_id, leaf, loaded) for leaf in due]
+        if len(overlays) == 1:
+            return fold(tables, overlays[0])
+        leaves = [
+            Leaf(leaf.box, table, overlays[leaf.merged])
+            for leaf, table in zip(due, tables, strict=True)
+        ]
+        return fold_leaves(leaves, overlays[0])
+
+    def chunks_at(self, node_id: bytes, coords: IndexArray) -> ChunkTable | None:
+        """Of these chunks of the node (int64[n, ndim], n >= 1) those that are there.
+
+        Leaves that hold none of them are not read.
+        """
+        ndim = coords.shape[1]
+        for leaf in self._leaves.get(node_id, []):
+            check_axes(leaf.box, ndim)
+        around = Box.around_coords(coords)
+        due = [
+            leaf
+            for leaf in self._leaves.get(node_id, [])
+            if leaf.box.overlaps(around)
+            and ((coords >= leaf.box.lo) & (coords < leaf.box.hi)).all(axis=1).any()
+        ]
+        overlays, loaded = self._fetch(node_id, {0, *(leaf.merged for leaf in due)}, due)
+        picked = {after: _picked(overlay, coords) for after, overlay in overlays.items()}
+        leaves = [
+            Leaf(leaf.box, pick(self._leaf(node_id, leaf, loaded), coords), picked[leaf.merged])
+            for leaf in due
+        ]
+        return fold_leaves(leaves, picked[0])
 
     def touched(self) -> set[bytes]:
         """Ids of all nodes that live deltas have chunk tables or truncations for."""
@@ -200,25 +251,87 @@ class SnapshotView:
             ids.update(part.node_id for ref in entry.manifests for part in ref.parts)
         return ids.union(*self._cuts.values())
 
-    def _leaf(
-        self, node_id: bytes, box: Box, manifest: ManifestRef, loaded: Manifest | None = None
-    ) -> ChunkTable:
-        table = self._objects.tables(manifest.blob, node_id, loaded).get(box)
-        if table is None:
-            raise CorruptObjectError(
-                f"{manifest.blob.key} has no chunk table that the snapshot says it has"
-            )
-        return table
+    def _leaf(self, node_id: bytes, leaf: _Leaf, loaded: Mapping[str, Any]) -> ChunkTable:
+        """The leaf's table; `loaded` has what manifests are at hand."""
+        ref = leaf.manifest
+        tables = self._objects.tables(ref.blob, node_id, loaded.get(ref.blob.key))
+        if (ref.blob.key, node_id) not in self._checked:
+            # The cache has them by what they lie in; another base may say something else of it.
+            ref.check(node_id, tables.values())
+            self._checked.add((ref.blob.key, node_id))
+        return tables[leaf.box]
 
-    def _layers(self, node_id: bytes, leaves: Sequence[tuple[Box, ManifestRef]]) -> list[Layer]:
-        """One layer for each live delta that speaks of the node, fetched in one round."""
+    def _due_leaves(self, node_id: bytes, leaves: Sequence[_Leaf]) -> list[tuple[BlobRef, Any]]:
+        """Manifests of the leaves whose tables are not in memory."""
+        return [
+            (leaf.manifest.blob, Manifest)
+            for leaf in leaves
+            if not self._objects.has_tables(leaf.manifest.blob, node_id)
+        ]
+
+    def _known_overlay(self, node_id: bytes, after: int) -> Overlay | None:
+        return cast(Overlay | None, self._objects.cache.find(self._name("overlay", node_id, after)))
+
+    def _name(self, what: str, node_id: bytes, *more: int) -> tuple[Any, ...]:
+        return what, self.ref.key, self.ref.crc32c, node_id, *more
+
+    def _fetch(
+        self, node_id: bytes, afters: Set[int], leaves: Sequence[_Leaf] = ()
+    ) -> tuple[dict[int, Overlay], dict[str, Any]]:
+        """Overlays by what they come after, and the objects loaded, by key; in one round.
+
+        Among the objects are the manifests of `leaves`, but those whose tables are in memory.
+        """
+        known = {after: self._known_overlay(node_id, after) for after in afters}
+        overlays = {after: overlay for after, overlay in known.items() if overlay is not None}
+        if len(overlays) == len(known):
+            return overlays, self._objects.load_all(self._due_leaves(node_id, leaves))
+        cache, name = self._objects.cache, self._name("layers", node_id)
+        layers: Sequence[tuple[int, Layer]] | None = cache.find(name)
+        if layers is None:
+            layers, loaded = self._fetch_layers(node_id, leaves)
+            if any(leaf.merged for leaf in self._leaves.get(node_id, [])):
+                cache.keep(name, layers)  # there are other overlays to be made of them
+        else:
+            loaded = self._objects.load_all(self._due_leaves(node_id, leaves))
+        for after in known.keys() - overlays.keys():
+            newer = [layer for last, layer in layers if last > after]
+            overlays[after] = merge_layers(newer)
+            cache.keep(self._name("overlay", node_id, after), overlays[after])
+            rows = sum(len(table) for layer in newer for table in layer.tables)
+            self._objects.meter.add("refs_merged", rows)
+        return overlays, loaded
+
+    def _embedded(self, position: int, delta: Delta) -> Manifest:
+        if not isinstance(self.opening.get(position), Delta):  # where those have been checked
+            self.snapshot.deltas[position].check(delta)
+        return delta.embedded
+
+    def _digests_of(self, node_id: bytes) -> dict[int, Digest]:
+        """The digests that stand in place of their runs for the node, by where they begin.
+
+        Each leaf has all of such a run already or nothing of it: a digest cannot tell its parts.
+        """
+        merged = {leaf.merged for leaf in self._leaves.get(node_id, [])}
+        found = {}
+        for entry in self.snapshot.digests:
+            digest, run = self.opening[entry.first], self.snapshot.deltas[entry.first : entry.stop]
+            if not isinstance(digest, Digest) or node_id not in digest.covered:
+                continue
+            if not any(run[0].last <= at < run[-1].last for at in merged):
+                found[entry.first] = digest
+        return found
+
+    def _fetch_layers(
+        self, node_id: bytes, leaves: Sequence[_Leaf]
+    ) -> tuple[list[tuple[int, Layer]], dict[str, Any]]:
+        """A layer for each live delta that speaks of the node, with its sequence; in one round.
+
+        With the objects that were loaded for it and for the leaves, by key.
+        """
         deltas: dict[int, BlobRef] = {}
-        manifests: dict[int, list[BlobRef]] = {}
-        digests = {
-            entry.first: digest
-            for entry in self.snapshot.digests
-            if isinstance(digest := self.opening[entry.first], Digest) and node_id in digest.covered
-        }
+        manifests: dict[int, list[ManifestRef]] = {}
+        digests = self._digests_of(node_id)
         covered = {at + i for at, digest in digests.items() for i in range(len(digest.truncated))}
         for position, entry in enumerate(self.snapshot.deltas):
             if position in covered:
@@ -227,13 +340,13 @@ class SnapshotView:
                 deltas[position] = entry.log
             for ref in entry.manifests:
                 if any(part.node_id == node_id for part in ref.parts):
-                    manifests.setdefault(position, []).append(ref.blob)
+                    manifests.setdefault(position, []).append(ref)
         wanted: list[tuple[BlobRef, Any]] = [(ref, Delta) for ref in deltas.values()]
-        wanted += [(ref, Manifest) for refs in manifests.values() for ref in refs]
+        wanted += [(ref.blob, Manifest) for refs in manifests.values() for ref in refs]
         wanted += self._due_leaves(node_id, leaves)
         loaded = self._objects.load_all(wanted)
         layers = []
-        for position in range(len(self.snapshot.deltas)):
+        for position, entry in enumerate(self.snapshot.deltas):
             tables: list[ChunkTable] = []
             if position in digests:
                 cut = digests[position].covered[node_id]
@@ -243,12 +356,21 @@ class SnapshotView:
             else:
                 cut = self._cuts.get(position, {}).get(node_id)
             if position in deltas:
-                tables += loaded[deltas[position].key].embedded.tables(node_id)
-            for blob in manifests.get(position, ()):
-                tables += loaded[blob.key].tables(node_id)
+                delta = loaded[deltas[position].key]
+                tables += self._embedded(position, delta).tables(node_id)
+            for ref in manifests.get(position, ()):
+                tables += ref.tables(loaded[ref.blob.key], node_id)
             if cut is not None or tables:
-                layers.append(Layer(cut, tuple(tables)))
-        return layers
+                layers.append((entry.last, Layer(cut, tuple(tables))))
+        return layers, loaded
+
+
+def _picked(overlay: Overlay, coords: IndexArray) -> Overlay:
+    table = overlay.table
+    if table is not None:
+        check_axes(table.box, coords.shape[1])
+        table = pick(table, coords)
+    return Overlay(overlay.truncated, table)
 
 
 def _kind_of(ref: BlobRef) -> type[Delta | Digest]:

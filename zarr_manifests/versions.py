@@ -1,0 +1,267 @@
+"""What a repository tells of its versions, and the names it gives them: branches and tags.
+
+Every change is one swap of the root, tried anew when another came first. Invariant: a branch or
+tag is made or moved only to a snapshot that is in history as of the root that is replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from zarr_manifests.engine.ancestry import ancestors, find_in_history, snapshot_ref
+from zarr_manifests.engine.commit import deltas_between, footprint_of
+from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.view import SnapshotView
+from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from zarr_manifests.format.delta import Delta
+from zarr_manifests.format.root import Branch, Root, check_ref_name
+from zarr_manifests.grid import IndexArray
+from zarr_manifests.history import Diff, SnapshotInfo
+from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.planning.arrange import moved_paths
+
+__all__ = ["DEFAULT_BRANCH", "Versions", "known_ref"]
+
+DEFAULT_BRANCH: Final = "main"
+REF_ATTEMPTS: Final = 100
+
+
+class Versions:
+    """History, branches and tags of one repository; what `Repository` is besides."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    # --- history -----------------------------------------------------------------------------
+
+    def ancestry(
+        self,
+        branch: str | None = None,
+        *,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+    ) -> Iterator[SnapshotInfo]:
+        """The history of a branch, tag or snapshot, newest first; of `main` if none is given."""
+        if sum(x is not None for x in (branch, tag, snapshot_id)) > 1:
+            raise InvalidArgumentError("give one of branch, tag and snapshot_id")
+        if snapshot_id is not None:
+            start, floor = snapshot_ref(self._context, snapshot_id), None
+        else:
+            roots = self._context.roots
+            root = roots.read().root
+            if tag is not None:
+                start, floor = known_ref(roots.with_tag(root, tag).tags, tag, "tag"), None
+            else:
+                name = DEFAULT_BRANCH if branch is None else branch
+                found = known_ref(roots.with_branch(root, name).branches, name, "branch")
+                start, floor = found.head, found.floor
+        walk = ancestors(self._context, start, floor)
+        return (SnapshotInfo.of(ref, snapshot) for ref, snapshot in walk)
+
+    def diff(self, start: str, end: str) -> Diff:
+        """What changed after snapshot `start` up to snapshot `end`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If `start` is not an ancestor of `end`.
+        SnapshotExpiredError
+            If one of them is not there.
+        """
+        context = self._context
+        before, after = (context.open_view(snapshot_ref(context, x)) for x in (start, end))
+        deltas = deltas_between(context, before.ref, after.ref)
+        if deltas is None:
+            raise InvalidArgumentError(
+                f"{start} is not an ancestor of {end}; give the older snapshot first"
+            )
+        return _difference(context, before, after, deltas)
+
+    # --- branches and tags -------------------------------------------------------------------
+
+    def list_branches(self) -> dict[str, str]:
+        """Snapshot id of every branch's head, by name."""
+        branches = self._whole().branches
+        return {name: snapshot_id_of(b.head.key) for name, b in sorted(branches.items())}
+
+    def list_tags(self) -> dict[str, str]:
+        """Snapshot id of every tag, by name."""
+        tags = self._whole().tags
+        return {name: snapshot_id_of(ref.key) for name, ref in sorted(tags.items())}
+
+    def create_branch(self, name: str, snapshot_id: str | None = None) -> None:
+        """Make a branch at a snapshot of the history; at `main`'s head if none is given.
+
+        Raises
+        ------
+        AlreadyExistsError
+            If there is a branch of that name.
+        SnapshotExpiredError
+            If the snapshot is not in the history of any branch or tag.
+        """
+        check_ref_name(name)
+
+        def change(root: Root) -> Root:
+            if name in root.branches:
+                raise AlreadyExistsError(
+                    f"branch {name!r} exists; reset_branch moves it, or choose another name"
+                )
+            return replace(root, branches={**root.branches, name: self._at(root, snapshot_id)})
+
+        self._update(change, "create branch", name, snapshot_id)
+
+    def reset_branch(self, name: str, snapshot_id: str) -> None:
+        """Move a branch to a snapshot of the history; what it leaves behind stays readable.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such branch.
+        SnapshotExpiredError
+            If the snapshot is not in the history of any branch or tag.
+        """
+
+        def change(root: Root) -> Root:
+            old = known_ref(root.branches, name, "branch")
+            moved = replace(self._at(root, snapshot_id), epoch=old.epoch)
+            return replace(root, branches={**root.branches, name: moved})
+
+        self._update(change, "reset branch", name, snapshot_id)
+
+    def delete_branch(self, name: str) -> None:
+        """Delete a branch; `main` cannot be.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such branch.
+        """
+        if name == DEFAULT_BRANCH:
+            raise InvalidArgumentError("branch 'main' cannot be deleted; reset_branch moves it")
+
+        def change(root: Root) -> Root:
+            known_ref(root.branches, name, "branch")
+            left = {other: branch for other, branch in root.branches.items() if other != name}
+            return replace(root, branches=left)
+
+        self._update(change, "delete branch", name, None)
+
+    def create_tag(self, name: str, snapshot_id: str | None = None) -> None:
+        """Name a snapshot of the history for good; `main`'s head if none is given.
+
+        Raises
+        ------
+        AlreadyExistsError
+            If there is, or ever was, a tag of that name.
+        SnapshotExpiredError
+            If the snapshot is not in the history of any branch or tag.
+        """
+        check_ref_name(name)
+
+        def change(root: Root) -> Root:
+            if name in root.tags:
+                raise AlreadyExistsError(f"tag {name!r} exists; tags do not move")
+            if name in root.deleted_tags:
+                raise AlreadyExistsError(
+                    f"a tag {name!r} was deleted; its name is never used again, so that it cannot "
+                    "come to mean something else"
+                )
+            head = self._at(root, snapshot_id).head.bare()
+            return replace(root, tags={**root.tags, name: head})
+
+        self._update(change, "create tag", name, snapshot_id)
+
+    def delete_tag(self, name: str) -> None:
+        """Delete a tag; its name is never used again.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such tag.
+        """
+
+        def change(root: Root) -> Root:
+            known_ref(root.tags, name, "tag")
+            left = {other: ref for other, ref in root.tags.items() if other != name}
+            return replace(root, tags=left, deleted_tags=(*root.deleted_tags, name))
+
+        self._update(change, "delete tag", name, None)
+
+    def _update(
+        self,
+        change: Callable[[Root], Root],
+        operation: str,
+        name: str,
+        snapshot_id: str | None,
+    ) -> None:
+        self._context.roots.update(change, operation, name, snapshot_id or "", REF_ATTEMPTS)
+
+    def _whole(self) -> Root:
+        """The root as it is now, with all its refs."""
+        return self._context.roots.whole(self._context.roots.read().root)
+
+    def _at(self, root: Root, snapshot_id: str | None) -> Branch:
+        """A branch at that snapshot, which must be in history as of this root."""
+        if snapshot_id is None:
+            return replace(root.branches[DEFAULT_BRANCH], epoch=0, floor=None)
+        ref, snapshot = find_in_history(self._context, root, snapshot_id)
+        return Branch(ref.bare(), snapshot.base, ahead=snapshot.ahead)
+
+
+def known_ref[T](refs: Mapping[str, T], name: str, what: str) -> T:
+    """The branch or tag of that name.
+
+    Raises
+    ------
+    NotFoundError
+        If there is none; it says which there are.
+    """
+    if name not in refs:
+        listed = ", ".join(sorted(refs)[:10]) or "none"
+        raise NotFoundError(f"there is no {what} {name!r}; there are: {listed}")
+    return refs[name]
+
+
+def _difference(
+    context: Context, before: SnapshotView, after: SnapshotView, deltas: Sequence[Delta]
+) -> Diff:
+    """What these deltas, all after `before` up to `after`, have changed."""
+    old, new = before.nodes, after.nodes
+    same = {p: p for p in old.keys() & new.keys() if old[p].node_id == new[p].node_id}
+    moved = moved_paths(old, new)
+    same |= moved
+    return Diff(
+        _absolute(new.keys() - set(same.values())),
+        _absolute(to for p, to in same.items() if old[p].documents != new[to].documents),
+        _absolute(old.keys() - same.keys()),
+        _changed_chunks(context, after, deltas),
+        dict(zip(map(_slashed, moved), map(_slashed, moved.values()), strict=True)),
+    )
+
+
+def _changed_chunks(
+    context: Context, after: SnapshotView, deltas: Sequence[Delta]
+) -> dict[str, IndexArray]:
+    paths = {node.node_id: path for path, node in after.nodes.items()}
+    found: dict[str, list[IndexArray]] = {}
+    for delta in deltas:
+        for node_id, tables in footprint_of(context, after, delta).tables.items():
+            if node_id in paths:
+                coords = [table.coords() for table in tables]
+                found.setdefault(paths[node_id], []).extend(coords)
+    return {
+        _slashed(path): np.unique(np.concatenate(coords), axis=0)
+        for path, coords in sorted(found.items())
+    }
+
+
+def _absolute(paths: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(map(_slashed, paths)))
+
+
+def _slashed(path: str) -> str:
+    return path if path.startswith("/") else f"/{path}"
