@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from zarr_manifests import errors
 from zarr_manifests.config import RepositoryConfig
-from zarr_manifests.history import ArrayUsage, Diff, SnapshotInfo, Usage
+from zarr_manifests.history import ArrayUsage, Change, Diff, Operation, SnapshotInfo, Usage
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork, Session, Status
 from zarr_manifests.store import ManifestStore
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArrayUsage",
+    "Change",
     "Diff",
     "Fork",
     "ManifestStore",
+    "Operation",
     "Repository",
     "RepositoryConfig",
     "Session",

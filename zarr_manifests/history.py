@@ -12,8 +12,9 @@ from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.planning.incremental import Change, Operation
 
-__all__ = ["ArrayUsage", "Diff", "SnapshotInfo", "Usage"]
+__all__ = ["ArrayUsage", "Change", "Diff", "Operation", "SnapshotInfo", "Usage"]
 
 
 @dataclass(frozen=True, slots=True)

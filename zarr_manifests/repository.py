@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from zarr_manifests.engine.commit import deltas_between, footprint_of
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.create import create_repository
 from zarr_manifests.engine.imports import import_references
+from zarr_manifests.engine.incremental import changes_between
 from zarr_manifests.engine.objects import Objects
 from zarr_manifests.engine.patch import patch
 from zarr_manifests.engine.roots import RootAt, Roots
@@ -24,6 +25,7 @@ from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import (
     AlreadyExistsError,
     CorruptObjectError,
+    HistoryExpiredError,
     InvalidArgumentError,
     ManifestsError,
     NotFoundError,
@@ -40,8 +42,8 @@ from zarr_manifests.format.root import (
 )
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import IndexArray
-from zarr_manifests.history import Diff, SnapshotInfo, Usage
-from zarr_manifests.ids import snapshot_id_of, snapshot_key
+from zarr_manifests.history import Change, Diff, SnapshotInfo, Usage
+from zarr_manifests.ids import is_snapshot_id, snapshot_id_of, snapshot_key
 from zarr_manifests.planning.arrange import moved_paths
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.session import Session
@@ -553,6 +555,86 @@ class Repository:
             self._changed_chunks(after, deltas),
             dict(zip(map(_slashed, moved), map(_slashed, moved.values()), strict=True)),
         )
+
+    def changes(
+        self,
+        start: str | None = None,
+        end: str | None = None,
+        mode: Literal["log", "net"] = "log",
+        *,
+        progress: Callable[[int], None] | None = None,
+    ) -> Iterator[Change]:
+        """What the commits after `start` up to `end` have changed, oldest first.
+
+        It costs what the commits have changed, whatever the size of what is there: each commit's
+        own record is read, and no manifest of what was there before. Compactions are not seen.
+
+        Parameters
+        ----------
+        start, end : str, optional
+            The id of a snapshot, a branch or a tag. Without `start`, all since the repository was
+            made; without `end`, up to the head of `main`.
+        mode : {"log", "net"}
+            `log` tells what each commit did. `net` tells what all of them did together, each chunk
+            once: what was made and removed in between does not occur. It holds the coordinates of
+            all that has changed in memory, and looks chunks that were removed up at `start`.
+        progress : callable, optional
+            Called with the number of commits found so far, while the history is followed.
+
+        Yields
+        ------
+        Change
+            Records in an order in which they can be replayed. What they say is in `Operation`.
+
+        Raises
+        ------
+        HistoryExpiredError
+            If some of the range has expired; nothing was yielded then.
+        InvalidArgumentError
+            If `start` is not an ancestor of `end`, or there is no such mode.
+        NotFoundError
+            If there is no such branch or tag.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://changes-example")
+        >>> with repo.transaction(message="make air") as store:
+        ...     array = zarr.create_array(store, name="air", shape=(4,), chunks=(1,), dtype="i2")
+        >>> made = repo.list_branches()["main"]
+        >>> with repo.transaction(message="fill the middle") as store:
+        ...     zarr.open_array(store, path="air")[1:3] = 7
+        >>> for change in repo.changes(made):
+        ...     print(change.path, change.operation, change.coordinates.tolist())
+        /air overwrite [[1], [2]]
+        """
+        root = self._context.roots.read().root
+        since = start
+        if start is not None and not is_snapshot_id(start):
+            since = snapshot_id_of(self._named(root, start).head.key)
+        try:
+            last = self._named(root, _DEFAULT_BRANCH if end is None else end)
+        except SnapshotExpiredError as error:
+            raise HistoryExpiredError(str(error)) from error
+        return changes_between(
+            self._context, since, last.head, mode, floor=last.floor, progress=progress
+        )
+
+    def _named(self, root: Root, name: str) -> Branch:
+        """The snapshot of that id, else the branch, else the tag of that name."""
+        if is_snapshot_id(name):
+            return Branch(self._snapshot_ref(name), None)
+        roots = self._context.roots
+        branch = roots.with_branch(root, name).branches.get(name)
+        if branch is not None:
+            return branch
+        tag = roots.with_tag(root, name).tags.get(name)
+        if tag is None:
+            raise NotFoundError(
+                f"{name[:80]!r} is neither a branch nor a tag nor the id of a snapshot; "
+                "`repo.list_branches()`, `repo.list_tags()` and `repo.ancestry()` list them"
+            )
+        return Branch(tag, None)
 
     def du(
         self,

@@ -7,7 +7,7 @@ never changes, and what it has fetched and merged stays valid for as long as it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -164,9 +164,13 @@ class SnapshotView:
             self._overlays[node_id] = found  # another thread's is equal: the view is immutable
         return found
 
-    def leaves(self, node_id: bytes) -> list[ChunkTable]:
-        """The node's tables in the base."""
+    def leaves(
+        self, node_id: bytes, wanted: Callable[[Box], bool] | None = None
+    ) -> list[ChunkTable]:
+        """The node's tables in the base; only those of the boxes that are wanted, if told."""
         due = self._leaves.get(node_id, [])
+        if wanted is not None:
+            due = [leaf for leaf in due if wanted(leaf[0])]
         self._objects.prefetch([(manifest.blob, Manifest) for _, manifest in due])
         return [self._leaf(node_id, box, manifest) for box, manifest in due]
 

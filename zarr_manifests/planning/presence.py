@@ -1,0 +1,59 @@
+"""Which of some chunks are there, decided for many coordinates at once, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from zarr_manifests.errors import CorruptObjectError
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.planning.merge import Overlay, inside
+
+__all__ = ["kinds_at", "within", "written"]
+
+
+def within(box: Box, coords: IndexArray) -> npt.NDArray[np.bool_]:
+    """Which coordinates (int64[n, ndim]) lie in the box.
+
+    Raises
+    ------
+    CorruptObjectError
+        If they have not as many axes as it.
+    """
+    if coords.shape[1] != box.ndim:
+        raise CorruptObjectError(f"a chunk table of {box.ndim} axes for {coords.shape[1]}")
+    return np.asarray(((coords >= box.lo) & (coords < box.hi)).all(axis=1))
+
+
+def kinds_at(table: ChunkTable, coords: IndexArray) -> npt.NDArray[np.int64]:
+    """The kind of the table's row for each coordinate; -1 where it has none."""
+    kinds = np.full(len(coords), -1, np.int64)
+    inner = np.flatnonzero(within(table.box, coords))
+    if not len(inner) or not len(table):
+        return kinds
+    linear = table.box.ravel(coords[inner])
+    if table.index is None:
+        kinds[inner] = table.kind[linear]
+        return kinds
+    rows = np.minimum(np.searchsorted(table.index, linear), len(table) - 1)
+    found = table.index[rows] == linear
+    kinds[inner[found]] = table.kind[rows[found]]
+    return kinds
+
+
+def written(
+    coords: IndexArray, overlay: Overlay, leaves: Iterable[ChunkTable]
+) -> npt.NDArray[np.bool_]:
+    """Which of the coordinates (int64[n, ndim]) have a chunk, in leaves with the overlay on top."""
+    there = np.zeros(len(coords), np.bool_)
+    for leaf in leaves:
+        there |= kinds_at(leaf, coords) > RefKind.UNSET
+    if overlay.truncated is not None:
+        there &= inside(coords, overlay.truncated)
+    if overlay.table is not None:
+        kinds = kinds_at(overlay.table, coords)
+        there = np.where(kinds < 0, there, kinds > RefKind.UNSET)
+    return there
