@@ -18,6 +18,7 @@ from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.create import create_repository
 from zarr_manifests.engine.imports import import_references
 from zarr_manifests.engine.incremental import changes_between
+from zarr_manifests.engine.index import Presence, build_index
 from zarr_manifests.engine.objects import Objects
 from zarr_manifests.engine.patch import patch
 from zarr_manifests.engine.roots import RootAt, Roots
@@ -42,7 +43,7 @@ from zarr_manifests.format.root import (
 )
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import IndexArray
-from zarr_manifests.history import Change, Diff, SnapshotInfo, Usage
+from zarr_manifests.history import ArrayStats, Change, Diff, IndexReport, SnapshotInfo, Usage
 from zarr_manifests.ids import is_snapshot_id, snapshot_id_of, snapshot_key
 from zarr_manifests.planning.arrange import moved_paths
 from zarr_manifests.runtime import SYSTEM, Runtime
@@ -650,6 +651,72 @@ class Repository:
         session = self.readonly_session(branch, tag=tag, snapshot_id=snapshot_id)
         history = self.ancestry(snapshot_id=session.snapshot_id)
         return Usage(session.du(), tuple(history))
+
+    def array_stats(
+        self,
+        path: str,
+        branch: str | None = None,
+        *,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+    ) -> ArrayStats:
+        """How far an array is filled, without a listing; of `main` if nothing is given.
+
+        Quick where the index of initialised chunks is up to date (`build_index`); the same, more
+        slowly, where it is not, or is not there.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such array.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://stats-example")
+        >>> with repo.transaction(message="fill a quarter") as store:
+        ...     array = zarr.create_array(store, name="air", shape=(8,), chunks=(2,), dtype="i2")
+        ...     array[:2] = 7
+        >>> stats = repo.array_stats("air")
+        >>> stats.initialized_chunks, stats.total_chunks, stats.fraction
+        (1, 4, 0.25)
+        """
+        session = self.readonly_session(branch, tag=tag, snapshot_id=snapshot_id)
+        view = session.store.workspace.view
+        node = view.nodes.get(path.strip("/"))
+        if node is None or node.array is None:
+            raise NotFoundError(f"there is no array {_slashed(path)}")
+        presence = Presence(self._context, view)
+        meta = node.array
+        return ArrayStats(
+            _slashed(node.path),
+            meta.shape,
+            meta.chunk_shape,
+            meta.grid.shape,
+            presence.count(node.node_id),
+            presence.stored_bytes(node.node_id),
+            presence.counted,
+        )
+
+    def build_index(self, branch: str = _DEFAULT_BRANCH) -> IndexReport:
+        """Bring the index of initialised chunks up to date with a branch.
+
+        It reads the manifests of the branch that the index does not know yet. The index changes no
+        data: it is in no commit's way, and without it all is the same, but slower.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such branch.
+
+        Examples
+        --------
+        >>> import zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://index-example")
+        >>> repo.build_index().indexed
+        0
+        """
+        return build_index(self._context, branch)
 
     def _changed_chunks(
         self, after: SnapshotView, deltas: Sequence[Delta]

@@ -29,6 +29,7 @@ from zarr_manifests.engine.commit import (
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.fold import fold_branch
 from zarr_manifests.engine.forks import ForkState, freeze, merge_forks, refuse_unmerged
+from zarr_manifests.engine.index import initialized_coords
 from zarr_manifests.engine.patch import combined
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.engine.workspace import Workspace
@@ -41,7 +42,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.delta import CommitKind
 from zarr_manifests.format.nodes import NodeKind
-from zarr_manifests.grid import Coords
+from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.history import ArrayUsage
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.arrange import moved_paths
@@ -540,6 +541,39 @@ class Session:
         tables = self._context.runtime.parallel(calls)
         found = map(ArrayUsage.of, (_absolute(node.path) for node in nodes), tables)
         return tuple(sorted(found, key=lambda usage: usage.path))
+
+    def initialized_chunks(self, path: str, region: Sequence[slice] | None = None) -> IndexArray:
+        """Coordinates (int64[n, ndim]) of the chunks of an array that are there, in C order.
+
+        Changes of the session included. Nothing is listed and no chunk is read; where the index of
+        initialised chunks is up to date (`Repository.build_index`), no manifest of the base either.
+
+        Parameters
+        ----------
+        path : str
+            The array.
+        region : sequence of slice, optional
+            One slice of chunk coordinates an axis; all if none is given.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such array.
+        InvalidArgumentError
+            If the region has other axes than the array, or a step.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> session = zm.Repository.create("memory://present-example").writable_session()
+        >>> array = zarr.create_array(session.store, name="a", shape=(8,), chunks=(2,), dtype="i2")
+        >>> array[4:] = 7
+        >>> session.initialized_chunks("a").tolist()
+        [[2], [3]]
+        >>> session.initialized_chunks("a", [slice(0, 3)]).tolist()
+        [[2]]
+        """
+        return initialized_coords(self._context, self._workspace, path, region)
 
     def fork(self) -> Fork:
         """A copy of the session for another process.

@@ -12,7 +12,7 @@ from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.planning.merge import Overlay, inside
 
-__all__ = ["kinds_at", "within", "written"]
+__all__ = ["kinds_at", "laid_over", "within", "written"]
 
 
 def within(box: Box, coords: IndexArray) -> npt.NDArray[np.bool_]:
@@ -57,3 +57,18 @@ def written(
         kinds = kinds_at(overlay.table, coords)
         there = np.where(kinds < 0, there, kinds > RefKind.UNSET)
     return there
+
+
+def laid_over(coords: IndexArray, table: ChunkTable | None, region: Box) -> IndexArray:
+    """The coordinates (int64[n, ndim]) in the region, in C order, with a table's rows laid over.
+
+    What it sets there is added, what it unsets removed.
+    """
+    linear = region.ravel(coords)
+    if table is not None and len(table):
+        rows = table.coords()
+        inner = within(region, rows)
+        there = table.kind[inner] > RefKind.UNSET
+        said = region.ravel(rows[inner])
+        linear = np.concatenate([linear[~np.isin(linear, said)], said[there]])
+    return region.unravel(np.unique(linear))
