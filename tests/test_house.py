@@ -57,7 +57,8 @@ def test_no_path_of_a_machine_and_no_package_registry_is_written_down() -> None:
     forbidden = re.compile("|".join(words))
     found = []
     for path in checkout():
-        if ROOT / path == Path(__file__):
+        # Keys of a repository begin with words that are folders elsewhere.
+        if ROOT / path == Path(__file__) or path.is_relative_to("tests/golden/v1"):
             continue
         try:
             text = (ROOT / path).read_text(encoding="utf-8")

@@ -108,6 +108,12 @@ def test_a_bitmap_is_as_small_as_what_it_says() -> None:
 
     full, nbytes = encoded(list(range(100_000)))
     assert (full.bits, full.index, nbytes < 100) == (None, None, True)
+    empty = Bitmap.of(ChunkTable.build(Box((2,), (9,)), np.empty(0, np.int64), []))
+    assert (empty.bits, empty.index, empty.count) == (None, None, 0)
+    data = Bitmaps((empty,)).encode()
+    (read,) = Bitmaps.from_object(data, BlobRef.to(KEY, data)).bitmaps
+    assert read.coords(Box((0,), (5,))).shape == (0, 1)
+    assert not read.has(np.array([[2], [8]])).any()
     rng = np.random.default_rng(1)
     dense, nbytes = encoded(rng.permutation(100_000)[:50_000].tolist())
     assert dense.bits is not None
@@ -312,7 +318,7 @@ def damage_nothing(storage: MemoryStorage) -> None:
 
 
 def remove_bitmaps(storage: MemoryStorage) -> None:
-    pointer = index_pointer(Repository.open(storage)._context.roots.latest.root)
+    pointer = index_pointer(Repository.open(storage)._context)
     assert pointer is not None
     storage.delete_many([i.key for i in storage.list("indexes/") if i.key != pointer.key])
 
@@ -328,18 +334,42 @@ def break_all(storage: MemoryStorage) -> None:
         storage.put(info.key, bytes(data))
 
 
-def name_nonsense(storage: MemoryStorage) -> None:
-    for nonsense in ({"initialized-chunks": {"key": 7}}, ["x"], 5, {"initialized-chunks": None}):
+def name_another(storage: MemoryStorage, blob: BlobRef | None) -> None:
+    def change(root: Root) -> Root:
+        main = replace(root.branches["main"], index=blob)
+        return replace(root, branches={**root.branches, "main": main})
 
-        def change(root: Root, nonsense: object = nonsense) -> Root:
-            return replace(root, extra={**root.extra, "indexes": nonsense})
+    Repository.open(storage)._context.roots.update(change, "damage", "main", "", 3)
+    assert index_pointer(Repository.open(storage)._context) == blob
 
-        Repository.open(storage)._context.roots.update(change, "damage", "main", "", 3)
-        assert index_pointer(Repository.open(storage)._context.roots.latest.root) is None
+
+def name_none(storage: MemoryStorage) -> None:
+    name_another(storage, None)
+
+
+def name_an_index_of_another_type(storage: MemoryStorage) -> None:
+    data = encode(Kind.INDEX, {"type": "of another time", "entries": 5})
+    storage.create(KEY, data)
+    name_another(storage, BlobRef.to(KEY, data))
+
+
+def name_what_is_no_index(storage: MemoryStorage) -> None:
+    base = Repository.open(storage)._context.roots.latest.root.branches["main"].base
+    assert base is not None
+    name_another(storage, base.bare())
 
 
 @pytest.mark.parametrize(
-    "damage", [damage_nothing, remove_bitmaps, remove_all, break_all, name_nonsense]
+    "damage",
+    [
+        damage_nothing,
+        remove_bitmaps,
+        remove_all,
+        break_all,
+        name_none,
+        name_an_index_of_another_type,
+        name_what_is_no_index,
+    ],
 )
 def test_whatever_the_index_is_the_answers_are_the_same(
     repository: Repository, storage: MemoryStorage, damage: Callable[[MemoryStorage], None]
@@ -385,6 +415,16 @@ def test_other_branches_keep_their_entries(repository: Repository, storage: Memo
     fold_branch(repository._context, "trial")
     assert repository.build_index("trial").indexed == 1
     assert repository.build_index("main").indexed == 0
+    reader = Repository.open(storage)
+    for branch in ("main", "trial"):
+        assert not reader.array_stats("small", branch).counted
+    counting = CountingStorage(storage)
+    session = Repository.open(counting).readonly_session("trial")
+    counting.reset()
+    assert len(session.initialized_chunks("small")) == 5
+    assert manifests_read(counting) == []
+    repository.reset_branch("trial", repository.list_branches()["main"])
+    assert repository.build_index("trial").indexed == 0
     with pytest.raises(NotFoundError):
         repository.build_index("none")
 
@@ -394,8 +434,7 @@ def test_the_index_is_in_no_commit_s_way(repository: Repository) -> None:
     put(session, "big/c/5/0")
     repository.build_index()
     session.commit("landed after the index")
-    pointer = index_pointer(repository._context.roots.read().root)
-    assert pointer is not None
+    assert repository._context.roots.read().root.branches["main"].index is not None
     assert counts(repository)["big"] == 12_001
     assert next(repository.ancestry()).kind == "overwrite"
 
@@ -459,9 +498,24 @@ def test_a_session_knows_what_is_there(
 
 def test_the_directory_is_read_back_as_it_was_written(repository: Repository) -> None:
     repository.build_index()
-    pointer = index_pointer(repository._context.roots.read().root)
+    pointer = index_pointer(repository._context)
     assert pointer is not None
     data = repository.storage.get(pointer.key)
     directory = IndexDirectory.from_object(data, pointer)
     assert directory.encode() == data
     assert len(directory.entries) == 3
+    assert directory.others == {}
+
+
+def test_roots_of_other_indexes_are_carried_over(
+    repository: Repository, storage: MemoryStorage
+) -> None:
+    others = {"of another time": BlobRef(KEY, 10, 7)}
+    data = IndexDirectory({}, others).encode()
+    storage.create(f"{KEY}1", data)
+    name_another(storage, BlobRef.to(f"{KEY}1", data))
+    repository.build_index()
+    pointer = index_pointer(repository._context)
+    assert pointer is not None
+    directory = IndexDirectory.from_object(storage.get(pointer.key), pointer)
+    assert (len(directory.entries), directory.others) == (3, others)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import zarr
@@ -260,3 +260,50 @@ _json = st.recursive(
 def test_no_document_is_a_fault(changes: dict[str, Any]) -> None:
     meta = parse_document(document(**changes))
     assert meta is None or isinstance(meta, ArrayMeta)
+
+
+_RESTS = st.one_of(
+    st.lists(st.integers(0, 2**62), min_size=1, max_size=4).map(lambda c: ".".join(map(str, c))),
+    st.lists(st.integers(0, 12), min_size=1, max_size=4).map(
+        lambda c: "c." + ".".join(map(str, c))
+    ),
+    st.text(alphabet="c0129./+-\n\ud800 \u0665", max_size=8),
+)
+
+
+@given(
+    st.lists(_RESTS, max_size=12),
+    st.integers(0, 3),
+    st.sampled_from(["default", "v2"]),
+    st.sampled_from(["/", "."]),
+)
+def test_many_keys_are_decoded_as_one_is(
+    rests: list[str], ndim: int, kind: Literal["default", "v2"], separator: Literal["/", "."]
+) -> None:
+    rests = [rest.replace(".", separator) for rest in rests]
+    keys = ChunkKeys(kind, separator)
+    coords, known = keys.decode_many(rests, ndim)
+    assert (coords.shape, known.shape) == ((len(rests), ndim), (len(rests),))
+    for rest, at, is_known in zip(rests, coords.tolist(), known.tolist(), strict=True):
+        if is_known:
+            assert keys.decode(rest, ndim) == tuple(at)
+    plain = [keys.encode(tuple(range(i, i + ndim))) for i in range(5)] if ndim else []
+    assert keys.decode_many(plain, ndim)[1].all()
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        *("01.2", "1.02", "00.0", "1", "1.2.3", "1.", ".1", "", "+1.2", "1.a", "1 .2", "1\n.2"),
+        *("\u0661.2", "9223372036854775808.0", "9999999999999999999.0"),
+    ],
+)
+def test_keys_that_are_not_canonical_are_not_known_among_many(odd: str) -> None:
+    for keys, lead in ((ChunkKeys("v2", "."), ""), (ChunkKeys("default", "."), "c.")):
+        coords, known = keys.decode_many([f"{lead}7.8", lead + odd, f"{lead}0.10"], 2)
+        if "\n" not in odd:
+            assert coords[[0, 2]].tolist() == [[7, 8], [0, 10]]
+            assert known.tolist() == [True, False, True]
+        assert not known[1]
+    for odd_lead in ("d.", "cc.", "0."):
+        assert not ChunkKeys("default", ".").decode_many([f"{odd_lead}7.8"], 2)[1].any()

@@ -84,6 +84,10 @@ def test_create_refuses_a_repository_and_anything_else(tmp_path: Path) -> None:
     Repository.create(tmp_path / "a")
     with pytest.raises(AlreadyExistsError, match="there is a repository"):
         Repository.create(tmp_path / "a")
+    with Repository.open(tmp_path / "a").transaction(message="data") as store:
+        zarr.create_array(store, name="big", data=np.arange(10_000))
+    with pytest.raises(AlreadyExistsError, match="there is a repository"):
+        Repository.create(tmp_path / "a")  # its chunks come first in a listing
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "holiday.jpg").write_bytes(b"jpeg")
     with pytest.raises(AlreadyExistsError, match=r"not empty.*holiday\.jpg"):

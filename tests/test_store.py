@@ -102,6 +102,28 @@ class TestZarrSuiteOnRemote(_ZarrStoreTests):
         return LatencyStorage(MemoryStorage(f"store-suite-{id(request.node)}"), latency_s=0.0)
 
 
+SUITES = [TestZarrSuiteOnMemory, TestZarrSuiteOnLocalDisk, TestZarrSuiteOnRemote]
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_no_test_of_zarrs_suite_is_overridden_or_marked(suite: type[_ZarrStoreTests]) -> None:
+    theirs = {name for name in dir(StoreTests) if name.startswith("test_")}
+    abstract = {
+        name for name in theirs if getattr(getattr(StoreTests, name), "__isabstractmethod__", False)
+    }
+    assert abstract == {
+        "test_store_repr",
+        "test_store_supports_writes",
+        "test_store_supports_listing",
+    }  # these Zarr leaves to whoever has a store
+    ours = {name for kind in (suite, _ZarrStoreTests) for name in vars(kind)}
+    assert ours & theirs <= abstract
+    assert len(theirs - abstract) >= 30
+    for name in theirs - abstract:
+        assert getattr(suite, name) is getattr(StoreTests, name)
+    assert not hasattr(suite, "pytestmark")
+
+
 def _storages(tmp_path: Path, kind: str) -> Storage:
     return MemoryStorage() if kind == "memory" else LocalStorage(tmp_path / "repository")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
 from zarr_manifests import Repository, Session
+from zarr_manifests.engine import fold
 from zarr_manifests.engine.fold import fold_branch
 from zarr_manifests.errors import (
     AlreadyExistsError,
@@ -25,6 +27,7 @@ from zarr_manifests.errors import (
     ReadOnlyError,
     SnapshotExpiredError,
 )
+from zarr_manifests.format.root import Root
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import CountingStorage, Fault, FaultKind, FaultyStorage
 
@@ -310,13 +313,17 @@ def test_shift_and_reindex_upload_no_chunks() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.permutations(range(6)), st.sets(st.integers(0, 5)), st.booleans())
-def test_reindexing_is_a_permutation(order: list[int], dropped: set[int], as_map: bool) -> None:
+@given(
+    st.permutations(range(6)), st.sets(st.integers(0, 5)), st.sampled_from(["map", "call", "array"])
+)
+def test_reindexing_is_a_permutation(order: list[int], dropped: set[int], how: str) -> None:
     repository = Repository.create(MemoryStorage())
     commit(repository, lambda s: array(s, "a", np.arange(12, dtype="i4"), (2,)), "a")
     places = {(i,): None if i in dropped else (to,) for i, to in enumerate(order)}
     session = repository.writable_session()
-    session.reindex_array("a", places if as_map else places.__getitem__)
+    rows = [(*was, -1 if to is None else to[0]) for was, to in places.items()]
+    forms = {"map": places, "call": places.__getitem__, "array": np.array(rows, "i1")}
+    session.reindex_array("a", forms[how])
     expected = np.zeros((6, 2), "i4")
     for i, to in enumerate(order):
         if i not in dropped:
@@ -342,12 +349,68 @@ def test_wrong_shifts_are_refused_and_change_nothing(repository: Repository) -> 
     ):
         with pytest.raises(error):
             session.shift_array(path, offset)
-    for places in ({(0,): (4,)}, {(0,): (1,)}, {(0,): (1, 1)}, lambda chunk: (0,)):
-        with pytest.raises(InvalidArgumentError):
+    for places, what in (
+        ({(0,): (4,)}, r"chunk \(0,\) cannot go to \(4,\).*grid \(4,\)"),
+        ({(0,): (-1,)}, r"cannot go to \(-1,\)"),
+        ({(0,): (1,)}, r"chunks \(0,\) and \(1,\) both go to \(1,\)"),
+        ({(0,): (1, 1)}, "one whole number an axis"),
+        ({(0, 0): (1,)}, "one whole number an axis"),
+        ({0: 1}, "one whole number an axis"),
+        ({(0,): (0.5,)}, "one whole number an axis"),
+        ({(0,): (2**70,)}, "one whole number an axis"),
+        (lambda chunk: (0,), "both go to"),
+        (lambda chunk: chunk[0], "one whole number an axis"),
+        (np.array([[0, 1], [1, 0], [0, 2]]), r"chunk \(0,\) is moved twice"),
+        (np.array([[0, 1, 2]]), "columns for the old"),
+        (np.array([[0.0, 1.0]]), "columns for the old"),
+        (np.array([[0, 2**63]], "u8"), "one whole number"),
+        (5, "columns for the old"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=what):
             session.reindex_array("g/x", places)
     session.shift_array("g/x", (0,))
     session.reindex_array("g/x", {})
+    session.reindex_array("g/x", {(9,): (0,)})  # there is no such chunk
+    session.reindex_array("g/x", np.zeros((0, 2), "i8"))
     assert not session.has_changes
+
+
+def test_what_cannot_be_meant_is_refused_in_words(repository: Repository) -> None:
+    session = repository.writable_session()
+    anything: Any = None
+    calls = [
+        lambda: session.move(anything, "g"),
+        lambda: session.rename("g", anything),
+        lambda: session.shift_array(anything, (1,)),
+        lambda: session.shift_array("g/x", anything),
+        lambda: session.shift_array("g/x", 1),
+        lambda: session.shift_array("g/x", (True,)),
+        lambda: session.reindex_array("g/x", anything),
+        lambda: repository.revert(anything),
+        lambda: repository.cherry_pick("main"),
+        lambda: repository.diff("v1", "main"),
+        lambda: repository.create_branch(anything),
+        lambda: repository.create_tag(5),
+        lambda: repository.readonly_session(as_of="2020-01-01"),
+        lambda: repository.readonly_session(snapshot_id=5),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidArgumentError):
+            call()
+    with pytest.raises(InvalidArgumentError, match="list_branches"):
+        repository.reset_branch("main", "main")
+    assert not session.has_changes
+    session.shift_array("g/x", (9,))
+    with pytest.raises(InvalidArgumentError):  # no chunk is left, and it cannot be meant
+        session.reindex_array("g/x", anything)
+
+
+def test_a_move_is_told_in_one_line_for_all_that_goes_along(repository: Repository) -> None:
+    session = repository.writable_session()
+    session.move("g", "moved")
+    session.move("moved/x", "x")
+    assert str(session.status()) == "> /g to /moved\n> /g/x to /x"
+    assert session.status().moved["/g/inner/big"] == "/moved/inner/big"
 
 
 def test_a_huge_shift_leaves_nothing(repository: Repository) -> None:
@@ -685,6 +748,25 @@ def test_revert_and_cherry_pick_read_and_write_no_chunks() -> None:
         assert len(counting.log) <= 10
 
 
+def test_a_revert_reads_the_leaves_of_the_chunks_it_is_about(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fold, "LEAF_ROWS", 8)
+    monkeypatch.setattr(fold, "pack_leaves", lambda sizes: [[leaf] for leaf in sizes])
+    counting = CountingStorage(MemoryStorage())
+    repository = Repository.create(counting, {"inline-chunk-bytes": 0})
+    commit(repository, lambda s: array(s, "a", np.arange(128, dtype="i4"), (2,)), "a")
+    fold_branch(repository._context, "main")
+    written = commit(repository, in_array("a", 20, 24, 5), "write")
+    cold = Repository.open(counting)
+    counting.reset()
+    cold.revert(written)
+    leaves = [r.key for r in counting.log if r.op == "get" and r.key.startswith("manifests/")]
+    assert len(leaves) == 1
+    read = zarr.open_array(cold.readonly_session().store, path="a", mode="r")
+    assert read[:].tolist() == list(range(128))
+
+
 def test_amend_keeps_what_others_hold(repository: Repository) -> None:
     session = repository.writable_session()
     in_array("g/x", 0, 2, 50)(session)
@@ -840,6 +922,24 @@ def test_html_escapes_everything() -> None:
         assert tags <= {"div", "strong", "table", "thead", "tbody", "tr", "th", "td"}
 
 
+def test_html_has_no_character_that_turns_text_around() -> None:
+    repository = Repository.create(MemoryStorage())
+    with repository.transaction(message="\u202egnorw\x1b[31m") as store:
+        zarr.create_group(store, path="a\u202eb")
+    for page in (repository._repr_html_(), repository.readonly_session()._repr_html_()):
+        assert "a b" in page
+        assert page.replace("\n", " ").isprintable()
+
+
+def test_a_fork_shows_itself_without_being_opened(repository: Repository) -> None:
+    session = repository.writable_session()
+    fork = session.fork()
+    assert (
+        repr(fork) == f"<Fork <ManifestStore {repository.url} at {session.snapshot_id}, writable>>"
+    )
+    assert "at first use" in fork.store._repr_html_()
+
+
 def test_html_of_very_much_is_short_and_of_what_is_gone_no_error(
     repository: Repository,
 ) -> None:
@@ -869,18 +969,23 @@ def test_amend_and_revert_land_when_only_other_refs_have_moved() -> None:
     assert next(other.ancestry(tag="meanwhile")).message == "a"
 
 
+def first(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
+    """Have something happen between the decision what to patch and the commit of that."""
+    land = Session._land
+
+    def late(session: Session, message: str, metadata: Any, **how: Any) -> str:
+        monkeypatch.setattr(Session, "_land", land)
+        happens()
+        return land(session, message, metadata, **how)
+
+    monkeypatch.setattr(Session, "_land", late)
+
+
 def test_a_revert_is_put_on_top_of_what_lands_meanwhile(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = commit(repository, in_array("g/x", 0, 2, 50), "write")
-    land = Session.commit
-
-    def late(session: Session, message: str, metadata: Any = None) -> str:
-        monkeypatch.setattr(Session, "commit", land)
-        commit(repository, in_array("g/x", 2, 4, 60), "meanwhile")
-        return session.commit(message, metadata)
-
-    monkeypatch.setattr(Session, "commit", late)
+    first(monkeypatch, lambda: commit(repository, in_array("g/x", 2, 4, 60), "meanwhile"))
     repository.revert(written)
     assert [info.message for info in repository.ancestry()][:3] == [
         "revert 'write'",
@@ -889,6 +994,52 @@ def test_a_revert_is_put_on_top_of_what_lands_meanwhile(
     ]
     read = zarr.open_array(repository.readonly_session().store, path="g/x", mode="r")
     assert read[:].tolist() == [0, 1, 60, 60, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("same_process", [True, False])
+def test_a_commit_that_has_left_the_history_meanwhile_is_not_picked(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch, same_process: bool
+) -> None:
+    repository.create_branch("side")
+    session = repository.writable_session("side")
+    in_array("g/x", 0, 2, 50)(session)
+    written = session.commit("write")
+    before = at(repository)
+    other = repository if same_process else Repository.open(repository.storage)
+    first(monkeypatch, lambda: other.delete_branch("side"))
+    with pytest.raises(SnapshotExpiredError, match="not in the history"):
+        repository.cherry_pick(written)
+    assert at(repository) == before
+    repository.create_branch("back")
+    with pytest.raises(SnapshotExpiredError):
+        repository.create_tag("late", written)
+
+
+@pytest.mark.parametrize("same_process", [True, False])
+def test_a_revert_needs_the_snapshot_before_in_history_when_it_lands(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch, same_process: bool
+) -> None:
+    written = commit(repository, in_array("g/x", 0, 2, 50), "write")
+    later = commit(repository, in_array("g/x", 2, 4, 60), "write another")
+    before = at(repository)
+    other = repository if same_process else Repository.open(repository.storage)
+
+    def expire() -> None:
+        """Let the branch's history begin with the commit that is being reverted."""
+
+        def change(root: Root) -> Root:
+            cut = replace(root.branches["main"], floor=written)
+            return replace(root, branches={**root.branches, "main": cut})
+
+        other._context.roots.update(change, "expire", "main", written, 1)
+
+    first(monkeypatch, expire)
+    with pytest.raises(SnapshotExpiredError, match="not in the history"):
+        repository.revert(written)
+    assert at(repository) == before
+    assert [info.message for info in repository.ancestry()] == ["write another", "write"]
+    repository.revert(later)  # what it goes back to is the oldest that is left
+    assert next(info.message for info in repository.ancestry()) == "revert 'write another'"
 
 
 @pytest.mark.parametrize("kind", ["lose_answer", "fail_after"])

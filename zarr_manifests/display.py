@@ -166,8 +166,13 @@ def _table(
     style = "font-family:monospace" if mono else ""
     head = "".join(f'<th style="{_CELL}">{escape(name)}</th>' for name in header)
     body = "".join(
-        "<tr>" + "".join(f'<td style="{_CELL}">{escape(cell)}</td>' for cell in line) + "</tr>"
+        "<tr>" + "".join(f'<td style="{_CELL}">{_plain(cell)}</td>' for cell in line) + "</tr>"
         for line in lines
     )
     head = f"<thead><tr>{head}</tr></thead>" if head else ""
     return f'<table style="{style}">{head}<tbody>{body}</tbody></table>'
+
+
+def _plain(text: str) -> str:
+    """As HTML that is nothing but text: also without what would turn its direction around."""
+    return escape("".join(c if c.isprintable() or c == "\n" else " " for c in text))

@@ -136,5 +136,6 @@ class Box:
     @staticmethod
     def around_coords(coords: IndexArray) -> Box:
         """The smallest box that holds all of these coordinates (int64[n, ndim], n >= 1)."""
-        lo, hi = coords.min(axis=0), coords.max(axis=0) + 1
-        return Box(tuple(int(x) for x in lo), tuple(int(x) for x in hi))
+        # Axis by axis, which is many times faster than all axes in one pass over the rows.
+        axes = coords.T
+        return Box(tuple(int(a.min()) for a in axes), tuple(int(a.max()) + 1 for a in axes))

@@ -1,4 +1,4 @@
-"""What a repository tells of itself: one entry a snapshot, differences, and the room it takes."""
+"""What repositories and sessions tell of themselves: history, differences, changes, room taken."""
 
 from __future__ import annotations
 
@@ -24,8 +24,27 @@ __all__ = [
     "IndexReport",
     "Operation",
     "SnapshotInfo",
+    "Status",
     "Usage",
+    "moved_tops",
 ]
+
+
+def moved_tops(moved: Mapping[str, str]) -> dict[str, str]:
+    """New path by old of what was moved, without what only went along with its group.
+
+    Examples
+    --------
+    >>> from zarr_manifests.history import moved_tops
+    >>> moved_tops({"/air": "/sky", "/air/t": "/sky/t", "/air/q": "/q"})
+    {'/air': '/sky', '/air/q': '/q'}
+    """
+
+    def went_along(old: str, new: str) -> bool:
+        (above, _, name), (now_above, _, now_name) = old.rpartition("/"), new.rpartition("/")
+        return name == now_name and moved.get(above) == now_above
+
+    return {old: new for old, new in moved.items() if not went_along(old, new)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,3 +225,39 @@ class Usage:
     def nbytes(self) -> int:
         """Bytes of all arrays' chunks."""
         return sum(array.nbytes for array in self.arrays)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What a session has changed and not committed.
+
+    Parameters
+    ----------
+    created, updated, deleted : tuple of str
+        Absolute paths of nodes.
+    chunks : mapping of str to int
+        Number of chunks written or removed, by absolute path.
+    moved : mapping of str to str
+        New path by old; these are neither created nor deleted.
+    """
+
+    created: tuple[str, ...]
+    updated: tuple[str, ...]
+    deleted: tuple[str, ...]
+    chunks: Mapping[str, int]
+    moved: Mapping[str, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return any((self.created, self.updated, self.deleted, self.chunks, self.moved))
+
+    def __str__(self) -> str:
+        if not self:
+            return "no changes"
+        lines = [f"{sign} {path}" for sign, path in self._signed()]
+        lines += [f"> {old} to {new}" for old, new in moved_tops(self.moved).items()]
+        lines += [f"  {path}: {n} chunks" for path, n in self.chunks.items()]
+        return "\n".join(lines)
+
+    def _signed(self) -> list[tuple[str, str]]:
+        groups = (("+", self.created), ("~", self.updated), ("-", self.deleted))
+        return [(sign, path) for sign, paths in groups for path in paths]

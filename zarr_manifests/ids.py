@@ -80,7 +80,7 @@ def session_of(key: str) -> str:
     raise InvalidArgumentError(f"{key[:80]!r} is not the key of an object of a session")
 
 
-def snapshot_key(snapshot_id: str) -> str:
+def snapshot_key(snapshot_id: object) -> str:
     """The key of the snapshot with that id.
 
     Raises
@@ -88,11 +88,12 @@ def snapshot_key(snapshot_id: str) -> str:
     InvalidArgumentError
         If the text cannot be a snapshot id.
     """
-    found = _SNAPSHOT.fullmatch(snapshot_id)
+    found = _SNAPSHOT.fullmatch(snapshot_id) if isinstance(snapshot_id, str) else None
     if found is None:
         raise InvalidArgumentError(
-            f"{snapshot_id[:80]!r} is not a snapshot id; `repo.ancestry()` and "
-            "`zarr-manifests log` list the ids"
+            f"{str(snapshot_id)[:80]!r} is not a snapshot id; `repo.ancestry()` and "
+            "`zarr-manifests log` list the ids, `repo.list_branches()` and `repo.list_tags()` "
+            "those that names stand for"
         )
     return object_key("snapshots", found[1], int(found[2]))
 

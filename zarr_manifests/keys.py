@@ -19,12 +19,15 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, Literal
 
-from zarr_manifests.grid import MAX_BOX_CHUNKS, Box, Coords, grid_shape
+import numpy as np
+import numpy.typing as npt
+
+from zarr_manifests.grid import MAX_BOX_CHUNKS, Box, Coords, IndexArray, grid_shape
 
 __all__ = [
     "DOCUMENTS",
@@ -50,6 +53,8 @@ V2_ATTRIBUTES: Final = ".zattrs"
 DOCUMENTS: Final = (V3_DOCUMENT, V2_ARRAY, V2_GROUP, V2_ATTRIBUTES)
 _MAX_NDIM: Final = 64
 _MALFORMED: Final = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+_PLAIN_DIGITS: Final = 18
+"""As many are a number below 2**63, whichever they are."""
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 
 
@@ -112,6 +117,57 @@ class ChunkKeys:
         if len(numbers) != ndim or not all(map(_NUMBER.fullmatch, numbers)):
             return None
         return tuple(map(int, numbers))
+
+    def decode_many(
+        self, rests: Sequence[str], ndim: int
+    ) -> tuple[IndexArray, npt.NDArray[np.bool_]]:
+        """As `decode`, of many keys: coordinates (int64[n, ndim]), and which of them are known.
+
+        No loop over the keys: their text is looked at as one array of bytes. A key that is not
+        known may still be a chunk key, if a very unusual one, so ask `decode` about it.
+
+        Examples
+        --------
+        >>> from zarr_manifests.keys import ChunkKeys
+        >>> coords, known = ChunkKeys("v2", ".").decode_many(["0.12", "a", "10.3"], 2)
+        >>> coords[known].tolist(), known.tolist()
+        ([[0, 12], [10, 3]], [True, False, True])
+        """
+        n, lead = len(rests), int(self.kind == "default")
+        coords, known = np.zeros((n, ndim), np.int64), np.zeros(n, np.bool_)
+        text = ("\n".join(rests) + "\n").encode(errors="surrogatepass")
+        if not ndim or not n or text.count(b"\n") != n:
+            return coords, known
+        data = np.frombuffer(text, np.uint8)
+        ends = np.flatnonzero((data == ord(self.separator)) | (data == ord("\n")))
+        last = np.flatnonzero(data[ends] == ord("\n"))  # the field that ends a key, of each
+        rows = np.flatnonzero(np.diff(last, prepend=-1) == ndim + lead)
+        first = last[rows] - (ndim + lead - 1)
+        starts = np.concatenate([np.zeros(1, np.int64), ends[:-1] + 1])
+        good = np.ones(len(rows), np.bool_)
+        if lead:
+            good = (ends[first] - starts[first] == 1) & (data[starts[first]] == ord("c"))
+        for axis in range(ndim):
+            at, end = starts[first + lead + axis], ends[first + lead + axis]
+            coords[rows, axis], valid = _numbers_at(data, at, end - at)
+            good &= valid
+        known[rows[good]] = True
+        return coords, known
+
+
+def _numbers_at(
+    data: npt.NDArray[np.uint8], start: IndexArray, length: IndexArray
+) -> tuple[IndexArray, npt.NDArray[np.bool_]]:
+    """The decimal numbers in these places of a text, and which of them are canonical."""
+    valid = (length > 0) & (length <= _PLAIN_DIGITS)
+    valid &= (length == 1) | (data[start] != ord("0"))
+    values = np.zeros(len(start), np.int64)
+    for place in range(int(length[valid].max(initial=0))):
+        more = np.flatnonzero(valid & (length > place))
+        digits = data[start[more] + place].astype(np.int64) - ord("0")
+        values[more] = values[more] * 10 + digits
+        valid[more] &= (digits >= 0) & (digits <= 9)
+    return values, valid
 
 
 @dataclass(frozen=True, slots=True)

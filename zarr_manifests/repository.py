@@ -3,70 +3,48 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Final, Literal
-
-import numpy as np
+from typing import Any, Final
 
 from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.display import html_page
-from zarr_manifests.engine.commit import deltas_between, footprint_of
+from zarr_manifests.engine.ancestry import ancestors, find_in_history, snapshot_ref
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.create import create_repository
 from zarr_manifests.engine.imports import import_references
-from zarr_manifests.engine.incremental import changes_between
-from zarr_manifests.engine.index import Presence, build_index
 from zarr_manifests.engine.objects import Objects
-from zarr_manifests.engine.patch import patch
 from zarr_manifests.engine.roots import RootAt, Roots
-from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import (
     AlreadyExistsError,
-    CorruptObjectError,
-    HistoryExpiredError,
     InvalidArgumentError,
     ManifestsError,
     NotFoundError,
     ObjectNotFoundError,
-    SnapshotExpiredError,
     UnsupportedStorageError,
 )
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.delta import Delta
-from zarr_manifests.format.root import (
-    Branch,
-    Root,
-    check_ref_name,
-)
-from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.grid import IndexArray
-from zarr_manifests.history import ArrayStats, Change, Diff, IndexReport, SnapshotInfo, Usage
-from zarr_manifests.ids import is_snapshot_id, snapshot_id_of, snapshot_key
-from zarr_manifests.planning.arrange import moved_paths
+from zarr_manifests.format.root import Branch, Root
+from zarr_manifests.history import Diff, SnapshotInfo, Usage
+from zarr_manifests.indexes import Indexes
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.session import Session
 from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.store import ManifestStore
+from zarr_manifests.versions import DEFAULT_BRANCH, REF_ATTEMPTS, known_ref
 from zarr_manifests.virtual.containers import Containers
-from zarr_manifests.virtual.references import (
-    References,
-    list_zarr,
-    location_of,
-    read_kerchunk,
-)
+from zarr_manifests.virtual.kerchunk import read_kerchunk
+from zarr_manifests.virtual.references import References, list_zarr, location_of
 
 __all__ = ["Diff", "Repository", "SnapshotInfo", "Usage"]
 
-_DEFAULT_BRANCH: Final = "main"
 _FRESH_S: Final = 0.1
-_REF_ATTEMPTS: Final = 100
 _SHOWN_REFS: Final = 20
 
 
-class Repository:
+class Repository(Indexes):
     """A transactional, versioned store of Zarr hierarchies.
 
     Made by `create`, `open` or `open_or_create`. Thread-safe.
@@ -85,7 +63,7 @@ class Repository:
     """
 
     def __init__(self, context: Context, opened: RootAt) -> None:
-        self._context = context
+        super().__init__(context)
         self._opened: tuple[float, RootAt] | None = (context.runtime.monotonic_s(), opened)
 
     # --- create and open ---------------------------------------------------------------------
@@ -124,7 +102,7 @@ class Repository:
         """
         storage, containers = _storage(location), Containers.of(virtual_containers)
         objects, roots = Objects(storage, runtime), Roots(storage, runtime)
-        at = create_repository(storage, runtime, objects, _config(config), _DEFAULT_BRANCH)
+        at = create_repository(storage, runtime, objects, _config(config), DEFAULT_BRANCH)
         return cls(_context(storage, runtime, objects, roots, at.root, None, containers), at)
 
     @classmethod
@@ -144,7 +122,7 @@ class Repository:
             A path, a URL (`file://`, `memory://name`) or a storage.
         config : RepositoryConfig or mapping, optional
             Used instead of the saved configuration by this object; a mapping changes only the
-            options it names. Nothing is saved.
+            options it names (see `RepositoryConfig.overlaid`). Nothing is saved.
         virtual_containers : mapping of str to str or path, optional
             Places elsewhere that virtual chunks may be read from: a name, and the URL or path of
             a folder. It counts for this object, what comes from it and their pickles only.
@@ -155,6 +133,8 @@ class Repository:
         ------
         NotARepositoryError
             If there is none.
+        ConfigError
+            If the configuration has faults.
         UnsupportedFormatError
             If it was written in a newer format.
         CorruptObjectError
@@ -238,6 +218,56 @@ class Repository:
         """The configuration in use."""
         return self._context.config
 
+    @property
+    def virtual_containers(self) -> dict[str, str]:
+        """URL prefix of each container that this repository was opened with, by name."""
+        return dict(self._context.containers.prefixes)
+
+    def save_config(
+        self, config: RepositoryConfig | Mapping[str, Any] | None = None
+    ) -> RepositoryConfig:
+        """Save the configuration in the repository, for whoever opens it from now on.
+
+        It is in use here at once, in sessions opened from now on; in other processes once they
+        open the repository again.
+
+        Parameters
+        ----------
+        config : RepositoryConfig or mapping, optional
+            Saved instead of what is saved; a mapping changes only the options it names (see
+            `RepositoryConfig.overlaid`). Left out, the configuration in use is saved.
+
+        Returns
+        -------
+        RepositoryConfig
+            What is saved now.
+
+        Raises
+        ------
+        ConfigError
+            If the configuration has faults; nothing is saved.
+        ConflictError
+            If other writers always come first.
+
+        Examples
+        --------
+        >>> import zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://save-config-example")
+        >>> saved = repo.save_config({"commits": {"mode": "rewrite"}})
+        >>> zm.Repository.open("memory://save-config-example").config.commits.mode
+        'rewrite'
+        """
+        given = self.config if config is None else config
+        # What is in use may differ from what is saved: both get the change, or none.
+        used = _overlaid(self.config, given)
+
+        def change(root: Root) -> Root:
+            return replace(root, config=_overlaid(root.config, given))
+
+        at = self._context.roots.update(change, "save config", "", "", REF_ATTEMPTS)
+        self._context = replace(self._context, config=used)
+        return at.root.config
+
     # --- sessions ----------------------------------------------------------------------------
 
     def readonly_session(
@@ -270,28 +300,31 @@ class Repository:
             If the snapshot is not, or no longer, there.
         InvalidArgumentError
             If more than one of branch, tag and snapshot is given, or `as_of` with one of the
-            latter two.
+            latter two; or one of them cannot be meant.
         """
+        if as_of is not None and not isinstance(as_of, datetime):
+            raise InvalidArgumentError(f"as_of must be a datetime, not {as_of!r}")
         given = [x for x in (branch, tag, snapshot_id) if x is not None]
         if len(given) > 1 or (as_of is not None and (tag or snapshot_id)):
             raise InvalidArgumentError(
                 "give one of branch, tag and snapshot_id; as_of goes with a branch only"
             )
         if snapshot_id is not None:
-            return Session(self._context, self._open_snapshot(snapshot_id), None, None)
+            view = self._context.open_view(snapshot_ref(self._context, snapshot_id))
+            return Session(self._context, view, None, None)
         root = self._fresh_root()
         if tag is not None:
-            ref = _known(self._context.roots.with_tag(root, tag).tags, tag, "tag")
+            ref = known_ref(self._context.roots.with_tag(root, tag).tags, tag, "tag")
             return Session(self._context, self._context.open_view(ref), None, None)
-        name = _DEFAULT_BRANCH if branch is None else branch
-        head = _known(self._context.roots.with_branch(root, name).branches, name, "branch")
+        name = DEFAULT_BRANCH if branch is None else branch
+        head = known_ref(self._context.roots.with_branch(root, name).branches, name, "branch")
         if as_of is None:
             view = self._context.open_branch(head)
         else:
-            view = self._context.open_view(self._as_of(head.head, as_of))
-        return Session(self._context, view, None, None)
+            view = self._context.open_view(self._as_of(head, as_of))
+        return Session(self._context, view, None, None, read_from=name)
 
-    def writable_session(self, branch: str = _DEFAULT_BRANCH) -> Session:
+    def writable_session(self, branch: str = DEFAULT_BRANCH) -> Session:
         """A session whose changes can be committed to the branch.
 
         Raises
@@ -306,14 +339,16 @@ class Repository:
                 f"{self.url} cannot compare-and-swap; the repository is read-only there"
             )
         at = self._context.roots.read()
-        head = _known(self._context.roots.with_branch(at.root, branch).branches, branch, "branch")
+        head = known_ref(
+            self._context.roots.with_branch(at.root, branch).branches, branch, "branch"
+        )
         view = self._context.open_branch(head)
         return Session(self._context, view, branch, at.root.version)
 
     @contextmanager
     def transaction(
         self,
-        branch: str = _DEFAULT_BRANCH,
+        branch: str = DEFAULT_BRANCH,
         *,
         message: str,
         metadata: Mapping[str, Any] | None = None,
@@ -338,7 +373,7 @@ class Repository:
         copy: bool = False,
         *,
         message: str | None = None,
-        branch: str = _DEFAULT_BRANCH,
+        branch: str = DEFAULT_BRANCH,
     ) -> str:
         """Take a plain Zarr store in, in one commit: its metadata, and refs to its chunks.
 
@@ -369,8 +404,11 @@ class Repository:
             If there is no Zarr store at the URL.
         AlreadyExistsError
             If there is something at the path.
+        InvalidArgumentError
+            If consolidated metadata knows of documents that are not there, or a folder in the
+            store is a symbolic link.
         UnsupportedFormatError
-            If the store has metadata that is not understood.
+            If the store has metadata that is not understood, or is a file, such as a ZIP.
 
         Examples
         --------
@@ -399,15 +437,16 @@ class Repository:
         path: str = "/",
         *,
         message: str | None = None,
-        branch: str = _DEFAULT_BRANCH,
+        branch: str = DEFAULT_BRANCH,
     ) -> str:
         """Take kerchunk references in, in one commit: metadata, and refs to chunks.
 
         Parameters
         ----------
         references : str, path or mapping
-            A JSON file, or what is in one. Of files that lie below a container, size and time of
-            modification are noted, and reading one that has changed is an error.
+            A JSON file, or what is in one, or a folder of parquet files (this needs pyarrow). Of
+            files that lie below a container, size and time of modification are noted, and reading
+            one that has changed is an error.
         path : str
             Where to; nothing may be there. Groups above it are made.
         message : str, optional
@@ -427,11 +466,16 @@ class Repository:
         AlreadyExistsError
             If there is something at the path.
         InvalidArgumentError
-            If a reference is malformed, or a location has a user or a password in it.
+            If a reference is malformed, a location is a relative path or has a user or a password
+            in it, or more than 4 million references are generated.
         UnsupportedFormatError
-            If references are generated, or there is metadata that is not understood.
+            If there is a template or metadata that is not understood.
         UnsupportedStorageError
             If the scheme of a location is not supported.
+        VirtualContainerError
+            If a chunk is a whole file that lies below no container, so that its size is not known.
+        ImportError
+            If pyarrow is due and not installed.
         """
         found = read_kerchunk(references, self._context.containers)
         return self._import(
@@ -471,171 +515,14 @@ class Repository:
                 return at.root
         return self._context.roots.read().root
 
-    def _open_snapshot(self, snapshot_id: str) -> SnapshotView:
-        return self._context.open_view(self._snapshot_ref(snapshot_id))
-
-    def _snapshot_ref(self, snapshot_id: str) -> BlobRef:
-        key = snapshot_key(snapshot_id)
-        try:
-            data = self.storage.get(key)
-        except ObjectNotFoundError as error:
-            raise SnapshotExpiredError(
-                f"snapshot {snapshot_id} is not in {self.url}: it never was, or has expired; "
-                "`repo.ancestry()` and `zarr-manifests log` list what there is"
-            ) from error
-        ref = BlobRef.to(key, data)
-        self._context.objects.remember(ref, Snapshot.from_object(data, ref))
-        return ref
-
-    def _as_of(self, head: BlobRef, as_of: datetime) -> BlobRef:
+    def _as_of(self, head: Branch, as_of: datetime) -> BlobRef:
         moment = as_of if as_of.tzinfo is not None else as_of.replace(tzinfo=UTC)
-        for ref, snapshot in self._walk(head):
+        for ref, snapshot in ancestors(self._context, head.head, head.floor):
             if snapshot.written_ms <= moment.timestamp() * 1000:
                 return ref
         raise NotFoundError(f"the branch has no snapshot as old as {moment.isoformat()}")
 
     # --- history -----------------------------------------------------------------------------
-
-    def ancestry(
-        self,
-        branch: str | None = None,
-        *,
-        tag: str | None = None,
-        snapshot_id: str | None = None,
-    ) -> Iterator[SnapshotInfo]:
-        """The history of a branch, tag or snapshot, newest first; of `main` if none is given."""
-        if sum(x is not None for x in (branch, tag, snapshot_id)) > 1:
-            raise InvalidArgumentError("give one of branch, tag and snapshot_id")
-        if snapshot_id is not None:
-            start = self._snapshot_ref(snapshot_id)
-        else:
-            root = self._context.roots.read().root
-            roots = self._context.roots
-            if tag is not None:
-                start = _known(roots.with_tag(root, tag).tags, tag, "tag")
-            else:
-                name = _DEFAULT_BRANCH if branch is None else branch
-                start = _known(roots.with_branch(root, name).branches, name, "branch").head
-        return (SnapshotInfo.of(ref, snapshot) for ref, snapshot in self._walk(start))
-
-    def _walk(self, start: BlobRef) -> Iterator[tuple[BlobRef, Snapshot]]:
-        ref: BlobRef | None = start
-        seen: set[str] = set()
-        while ref is not None:
-            if ref.key in seen:
-                raise CorruptObjectError(f"{ref.key} is its own ancestor; the history is damaged")
-            seen.add(ref.key)
-            snapshot = self._context.objects.load(ref, Snapshot)
-            yield ref, snapshot
-            ref = snapshot.parent
-
-    def diff(self, start: str, end: str) -> Diff:
-        """What changed after snapshot `start` up to snapshot `end`.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If `start` is not an ancestor of `end`.
-        SnapshotExpiredError
-            If one of them is not there.
-        """
-        before, after = self._open_snapshot(start), self._open_snapshot(end)
-        deltas = deltas_between(self._context, before.ref, after.ref)
-        if deltas is None:
-            raise InvalidArgumentError(
-                f"{start} is not an ancestor of {end}; give the older snapshot first"
-            )
-        old, new = before.nodes, after.nodes
-        same = {p: p for p in old.keys() & new.keys() if old[p].node_id == new[p].node_id}
-        moved = moved_paths(old, new)
-        same |= moved
-        return Diff(
-            _absolute(new.keys() - set(same.values())),
-            _absolute(to for p, to in same.items() if old[p].documents != new[to].documents),
-            _absolute(old.keys() - same.keys()),
-            self._changed_chunks(after, deltas),
-            dict(zip(map(_slashed, moved), map(_slashed, moved.values()), strict=True)),
-        )
-
-    def changes(
-        self,
-        start: str | None = None,
-        end: str | None = None,
-        mode: Literal["log", "net"] = "log",
-        *,
-        progress: Callable[[int], None] | None = None,
-    ) -> Iterator[Change]:
-        """What the commits after `start` up to `end` have changed, oldest first.
-
-        It costs what the commits have changed, whatever the size of what is there: each commit's
-        own record is read, and no manifest of what was there before. Compactions are not seen.
-
-        Parameters
-        ----------
-        start, end : str, optional
-            The id of a snapshot, a branch or a tag. Without `start`, all since the repository was
-            made; without `end`, up to the head of `main`.
-        mode : {"log", "net"}
-            `log` tells what each commit did. `net` tells what all of them did together, each chunk
-            once: what was made and removed in between does not occur. It holds the coordinates of
-            all that has changed in memory, and looks chunks that were removed up at `start`.
-        progress : callable, optional
-            Called with the number of commits found so far, while the history is followed.
-
-        Yields
-        ------
-        Change
-            Records in an order in which they can be replayed. What they say is in `Operation`.
-
-        Raises
-        ------
-        HistoryExpiredError
-            If some of the range has expired; nothing was yielded then.
-        InvalidArgumentError
-            If `start` is not an ancestor of `end`, or there is no such mode.
-        NotFoundError
-            If there is no such branch or tag.
-
-        Examples
-        --------
-        >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://changes-example")
-        >>> with repo.transaction(message="make air") as store:
-        ...     array = zarr.create_array(store, name="air", shape=(4,), chunks=(1,), dtype="i2")
-        >>> made = repo.list_branches()["main"]
-        >>> with repo.transaction(message="fill the middle") as store:
-        ...     zarr.open_array(store, path="air")[1:3] = 7
-        >>> for change in repo.changes(made):
-        ...     print(change.path, change.operation, change.coordinates.tolist())
-        /air overwrite [[1], [2]]
-        """
-        root = self._context.roots.read().root
-        since = start
-        if start is not None and not is_snapshot_id(start):
-            since = snapshot_id_of(self._named(root, start).head.key)
-        try:
-            last = self._named(root, _DEFAULT_BRANCH if end is None else end)
-        except SnapshotExpiredError as error:
-            raise HistoryExpiredError(str(error)) from error
-        return changes_between(
-            self._context, since, last.head, mode, floor=last.floor, progress=progress
-        )
-
-    def _named(self, root: Root, name: str) -> Branch:
-        """The snapshot of that id, else the branch, else the tag of that name."""
-        if is_snapshot_id(name):
-            return Branch(self._snapshot_ref(name), None)
-        roots = self._context.roots
-        branch = roots.with_branch(root, name).branches.get(name)
-        if branch is not None:
-            return branch
-        tag = roots.with_tag(root, name).tags.get(name)
-        if tag is None:
-            raise NotFoundError(
-                f"{name[:80]!r} is neither a branch nor a tag nor the id of a snapshot; "
-                "`repo.list_branches()`, `repo.list_tags()` and `repo.ancestry()` list them"
-            )
-        return Branch(tag, None)
 
     def du(
         self,
@@ -652,91 +539,10 @@ class Repository:
         history = self.ancestry(snapshot_id=session.snapshot_id)
         return Usage(session.du(), tuple(history))
 
-    def array_stats(
-        self,
-        path: str,
-        branch: str | None = None,
-        *,
-        tag: str | None = None,
-        snapshot_id: str | None = None,
-    ) -> ArrayStats:
-        """How far an array is filled, without a listing; of `main` if nothing is given.
-
-        Quick where the index of initialised chunks is up to date (`build_index`); the same, more
-        slowly, where it is not, or is not there.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no such array.
-
-        Examples
-        --------
-        >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://stats-example")
-        >>> with repo.transaction(message="fill a quarter") as store:
-        ...     array = zarr.create_array(store, name="air", shape=(8,), chunks=(2,), dtype="i2")
-        ...     array[:2] = 7
-        >>> stats = repo.array_stats("air")
-        >>> stats.initialized_chunks, stats.total_chunks, stats.fraction
-        (1, 4, 0.25)
-        """
-        session = self.readonly_session(branch, tag=tag, snapshot_id=snapshot_id)
-        view = session.store.workspace.view
-        node = view.nodes.get(path.strip("/"))
-        if node is None or node.array is None:
-            raise NotFoundError(f"there is no array {_slashed(path)}")
-        presence = Presence(self._context, view)
-        meta = node.array
-        return ArrayStats(
-            _slashed(node.path),
-            meta.shape,
-            meta.chunk_shape,
-            meta.grid.shape,
-            presence.count(node.node_id),
-            presence.stored_bytes(node.node_id),
-            presence.counted,
-        )
-
-    def build_index(self, branch: str = _DEFAULT_BRANCH) -> IndexReport:
-        """Bring the index of initialised chunks up to date with a branch.
-
-        It reads the manifests of the branch that the index does not know yet. The index changes no
-        data: it is in no commit's way, and without it all is the same, but slower.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no such branch.
-
-        Examples
-        --------
-        >>> import zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://index-example")
-        >>> repo.build_index().indexed
-        0
-        """
-        return build_index(self._context, branch)
-
-    def _changed_chunks(
-        self, after: SnapshotView, deltas: Sequence[Delta]
-    ) -> dict[str, IndexArray]:
-        paths = {node.node_id: path for path, node in after.nodes.items()}
-        found: dict[str, list[IndexArray]] = {}
-        for delta in deltas:
-            for node_id, tables in footprint_of(self._context, after, delta).tables.items():
-                if node_id in paths:
-                    coords = [table.coords() for table in tables]
-                    found.setdefault(paths[node_id], []).extend(coords)
-        return {
-            _slashed(path): np.unique(np.concatenate(coords), axis=0)
-            for path, coords in sorted(found.items())
-        }
-
     # --- doing and undoing what a commit did -------------------------------------------------
 
     def revert(
-        self, snapshot_id: str, branch: str = _DEFAULT_BRANCH, message: str | None = None
+        self, snapshot_id: str, branch: str = DEFAULT_BRANCH, message: str | None = None
     ) -> str:
         """Undo what one commit of the branch did, in a new commit; no chunk is read or written.
 
@@ -771,20 +577,20 @@ class Repository:
         >>> [info.message for info in repo.ancestry()]
         ["revert 'make air'", 'make air', 'create repository']
         """
-        session = self.writable_session(branch)
-        here = session.store.workspace.view
-        view = self._open_snapshot(snapshot_id)
-        if not any(ref.key == view.ref.key for ref, _ in self._walk(here.ref)):
+        session, context = self.writable_session(branch), self._context
+        ref = snapshot_ref(context, snapshot_id)
+        history = ancestors(context, session.store.workspace.view.ref)
+        if not any(known.key == ref.key for known, _ in history):
             raise InvalidArgumentError(
                 f"snapshot {snapshot_id} is not in the history of branch {branch!r}; there is "
                 "nothing of it to undo there"
             )
-        if message is None:
-            message = f"revert {view.snapshot.message!r}"
-        return self._patch(session, view, message, {"reverts": snapshot_id}, undo=True)
+        done = context.open_view(ref)
+        message = f"revert {done.snapshot.message!r}" if message is None else message
+        return session._commit_patch(done, message, {"reverts": snapshot_id}, undo=True)
 
     def cherry_pick(
-        self, snapshot_id: str, branch: str = _DEFAULT_BRANCH, message: str | None = None
+        self, snapshot_id: str, branch: str = DEFAULT_BRANCH, message: str | None = None
     ) -> str:
         """Do what a commit of another branch did on this one; no chunk is read or written.
 
@@ -811,173 +617,11 @@ class Repository:
         SnapshotExpiredError
             If the snapshot is not in the history of any branch or tag.
         """
-        session = self.writable_session(branch)
-        self._at(self._context.roots.latest.root, snapshot_id)
-        view = self._open_snapshot(snapshot_id)
-        metadata = {**view.snapshot.metadata, "cherry-picked-from": snapshot_id}
-        return self._patch(session, view, message or view.snapshot.message, metadata, undo=False)
-
-    def _patch(
-        self,
-        session: Session,
-        view: SnapshotView,
-        message: str,
-        metadata: Mapping[str, Any],
-        *,
-        undo: bool,
-    ) -> str:
-        if view.snapshot.parent is None:
-            raise InvalidArgumentError(
-                f"snapshot {view.snapshot_id} is the first of the repository; no commit made it"
-            )
-        workspace = session.store.workspace
-        workspace.changes = patch(self._context, view, workspace.view, undo=undo)
-        if not workspace.changes:
-            raise InvalidArgumentError(
-                f"snapshot {view.snapshot_id} has nothing to {'undo' if undo else 'do'} on branch "
-                f"{session.branch!r}: it is so already"
-            )
-        return session.commit(message, metadata)
-
-    # --- branches and tags -------------------------------------------------------------------
-
-    def list_branches(self) -> dict[str, str]:
-        """Snapshot id of every branch's head, by name."""
-        branches = self._context.roots.whole(self._context.roots.read().root).branches
-        return {name: snapshot_id_of(b.head.key) for name, b in sorted(branches.items())}
-
-    def list_tags(self) -> dict[str, str]:
-        """Snapshot id of every tag, by name."""
-        tags = self._context.roots.whole(self._context.roots.read().root).tags
-        return {name: snapshot_id_of(ref.key) for name, ref in sorted(tags.items())}
-
-    def create_branch(self, name: str, snapshot_id: str | None = None) -> None:
-        """Make a branch at a snapshot of the history; at `main`'s head if none is given.
-
-        Raises
-        ------
-        AlreadyExistsError
-            If there is a branch of that name.
-        SnapshotExpiredError
-            If the snapshot is not in the history of any branch or tag.
-        """
-        check_ref_name(name)
-
-        def change(root: Root) -> Root:
-            if name in root.branches:
-                raise AlreadyExistsError(
-                    f"branch {name!r} exists; reset_branch moves it, or choose another name"
-                )
-            return replace(root, branches={**root.branches, name: self._at(root, snapshot_id)})
-
-        self._update(change, "create branch", name, snapshot_id)
-
-    def reset_branch(self, name: str, snapshot_id: str) -> None:
-        """Move a branch to a snapshot of the history; what it leaves behind stays readable.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no such branch.
-        SnapshotExpiredError
-            If the snapshot is not in the history of any branch or tag.
-        """
-
-        def change(root: Root) -> Root:
-            old = _known(root.branches, name, "branch")
-            moved = replace(self._at(root, snapshot_id), epoch=old.epoch)
-            return replace(root, branches={**root.branches, name: moved})
-
-        self._update(change, "reset branch", name, snapshot_id)
-
-    def delete_branch(self, name: str) -> None:
-        """Delete a branch; `main` cannot be.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no such branch.
-        """
-        if name == _DEFAULT_BRANCH:
-            raise InvalidArgumentError("branch 'main' cannot be deleted; reset_branch moves it")
-
-        def change(root: Root) -> Root:
-            _known(root.branches, name, "branch")
-            left = {other: branch for other, branch in root.branches.items() if other != name}
-            return replace(root, branches=left)
-
-        self._update(change, "delete branch", name, None)
-
-    def create_tag(self, name: str, snapshot_id: str | None = None) -> None:
-        """Name a snapshot of the history for good; `main`'s head if none is given.
-
-        Raises
-        ------
-        AlreadyExistsError
-            If there is, or ever was, a tag of that name.
-        SnapshotExpiredError
-            If the snapshot is not in the history of any branch or tag.
-        """
-        check_ref_name(name)
-
-        def change(root: Root) -> Root:
-            if name in root.tags:
-                raise AlreadyExistsError(f"tag {name!r} exists; tags do not move")
-            if name in root.deleted_tags:
-                raise AlreadyExistsError(
-                    f"a tag {name!r} was deleted; its name is never used again, so that it cannot "
-                    "come to mean something else"
-                )
-            head = self._at(root, snapshot_id).head.bare()
-            return replace(root, tags={**root.tags, name: head})
-
-        self._update(change, "create tag", name, snapshot_id)
-
-    def delete_tag(self, name: str) -> None:
-        """Delete a tag; its name is never used again.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no such tag.
-        """
-
-        def change(root: Root) -> Root:
-            _known(root.tags, name, "tag")
-            left = {other: ref for other, ref in root.tags.items() if other != name}
-            return replace(root, tags=left, deleted_tags=(*root.deleted_tags, name))
-
-        self._update(change, "delete tag", name, None)
-
-    def _update(self, change: Any, operation: str, name: str, snapshot_id: str | None) -> None:
-        self._context.roots.update(change, operation, name, snapshot_id or "", _REF_ATTEMPTS)
-
-    def _at(self, root: Root, snapshot_id: str | None) -> Branch:
-        """A branch at that snapshot, which must be in history as of this root."""
-        if snapshot_id is None:
-            return replace(root.branches[_DEFAULT_BRANCH], epoch=0)
-        key = snapshot_key(snapshot_id)
-        seen: set[str] = set()
-        for start in self._starts(root):
-            for ref, snapshot in self._walk(start):
-                if ref.key == key:
-                    return Branch(ref.bare(), snapshot.base, ahead=snapshot.ahead)
-                if ref.key in seen:
-                    break
-                seen.add(ref.key)
-        raise SnapshotExpiredError(
-            f"snapshot {snapshot_id} is not in the history of any branch or tag of {self.url}; "
-            "`repo.ancestry()` and `zarr-manifests log` list what is"
-        )
-
-    def _starts(self, root: Root) -> Iterator[BlobRef]:
-        """What all branches and tags point to; those in the root itself come first."""
-        yield from (branch.head for branch in root.branches.values())
-        yield from root.tags.values()
-        if root.pages:
-            whole = self._context.roots.whole(root)
-            yield from (branch.head for branch in whole.branches.values())
-            yield from whole.tags.values()
+        session, context = self.writable_session(branch), self._context
+        ref, snapshot = find_in_history(context, context.roots.latest.root, snapshot_id)
+        message = snapshot.message if message is None else message
+        metadata = {**snapshot.metadata, "cherry-picked-from": snapshot_id}
+        return session._commit_patch(context.open_view(ref), message, metadata, undo=False)
 
 
 def _storage(location: str | os.PathLike[str] | Storage) -> Storage:
@@ -987,7 +631,15 @@ def _storage(location: str | os.PathLike[str] | Storage) -> Storage:
 def _config(config: RepositoryConfig | Mapping[str, Any] | None) -> RepositoryConfig:
     if isinstance(config, RepositoryConfig):
         return config
-    return RepositoryConfig.from_dict(config or {})
+    return RepositoryConfig.from_dict({} if config is None else config)
+
+
+def _overlaid(
+    saved: RepositoryConfig, overlay: RepositoryConfig | Mapping[str, Any] | None
+) -> RepositoryConfig:
+    if isinstance(overlay, RepositoryConfig):
+        return overlay
+    return saved.overlaid({} if overlay is None else overlay)
 
 
 def _context(
@@ -999,28 +651,9 @@ def _context(
     overlay: RepositoryConfig | Mapping[str, Any] | None,
     containers: Containers,
 ) -> Context:
-    if isinstance(overlay, RepositoryConfig):
-        config = overlay
-    else:
-        hyphened = {str(k).replace("_", "-"): v for k, v in (overlay or {}).items()}
-        config = RepositoryConfig.from_dict(root.config.to_dict() | hyphened)
+    config = _overlaid(root.config, overlay)
     return Context(root.repository_id, storage, runtime, objects, roots, config, containers)
 
 
 def _reopen(storage: Storage, config: RepositoryConfig, containers: Containers) -> Repository:
     return Repository.open(storage, config, virtual_containers=containers.prefixes)
-
-
-def _known[T](refs: Mapping[str, T], name: str, what: str) -> T:
-    if name not in refs:
-        listed = ", ".join(sorted(refs)[:10]) or "none"
-        raise NotFoundError(f"there is no {what} {name!r}; there are: {listed}")
-    return refs[name]
-
-
-def _absolute(paths: Any) -> tuple[str, ...]:
-    return tuple(sorted(map(_slashed, paths)))
-
-
-def _slashed(path: str) -> str:
-    return path if path.startswith("/") else f"/{path}"

@@ -9,14 +9,13 @@ their changes back.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from zarr_manifests.display import html_page
 from zarr_manifests.engine.arrange import move_node, node_path, reindex_chunks, shift_chunks
-from zarr_manifests.engine.changes import Owners
+from zarr_manifests.engine.changes import ForkState, Owners
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.commit import (
     Committed,
@@ -28,9 +27,9 @@ from zarr_manifests.engine.commit import (
 )
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.fold import fold_branch
-from zarr_manifests.engine.forks import ForkState, freeze, merge_forks, refuse_unmerged
+from zarr_manifests.engine.forks import freeze, merge_forks, refuse_unmerged
 from zarr_manifests.engine.index import initialized_coords
-from zarr_manifests.engine.patch import combined
+from zarr_manifests.engine.patch import combined, patch
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.engine.workspace import Workspace
 from zarr_manifests.errors import (
@@ -42,52 +41,16 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.delta import CommitKind
 from zarr_manifests.format.nodes import NodeKind
-from zarr_manifests.grid import Coords, IndexArray
-from zarr_manifests.history import ArrayUsage
+from zarr_manifests.grid import IndexArray
+from zarr_manifests.history import ArrayUsage, Status
 from zarr_manifests.ids import snapshot_id_of
-from zarr_manifests.planning.arrange import moved_paths
+from zarr_manifests.planning.arrange import Places, moved_paths
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.store import ManifestStore
 
 __all__ = ["Fork", "Session", "Status"]
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """What a session has changed and not committed.
-
-    Parameters
-    ----------
-    created, updated, deleted : tuple of str
-        Absolute paths of nodes.
-    chunks : mapping of str to int
-        Number of chunks written or removed, by absolute path.
-    moved : mapping of str to str
-        New path by old; these are neither created nor deleted.
-    """
-
-    created: tuple[str, ...]
-    updated: tuple[str, ...]
-    deleted: tuple[str, ...]
-    chunks: Mapping[str, int]
-    moved: Mapping[str, str] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        return any((self.created, self.updated, self.deleted, self.chunks, self.moved))
-
-    def __str__(self) -> str:
-        if not self:
-            return "no changes"
-        lines = [f"{sign} {path}" for sign, path in self._signed()]
-        lines += [f"> {old} to {new}" for old, new in self.moved.items()]
-        lines += [f"  {path}: {n} chunks" for path, n in self.chunks.items()]
-        return "\n".join(lines)
-
-    def _signed(self) -> list[tuple[str, str]]:
-        groups = (("+", self.created), ("~", self.updated), ("-", self.deleted))
-        return [(sign, path) for sign, paths in groups for path in paths]
 
 
 class Fork:
@@ -98,6 +61,9 @@ class Fork:
 
     def __init__(self, state: ForkState, runtime: Runtime = SYSTEM) -> None:
         self._store = ManifestStore(state, read_only=False, runtime=runtime)
+
+    def __repr__(self) -> str:
+        return f"<Fork {self._store!r}>"
 
     @property
     def store(self) -> ManifestStore:
@@ -129,10 +95,17 @@ class Session:
     """
 
     def __init__(
-        self, context: Context, view: SnapshotView, branch: str | None, start: int | None
+        self,
+        context: Context,
+        view: SnapshotView,
+        branch: str | None,
+        start: int | None,
+        *,
+        read_from: str | None = None,
     ) -> None:
         self._context = context
         self._branch = branch
+        self._indexed = branch if read_from is None else read_from
         keys = SessionKeys(start, context.runtime) if start is not None else None
         self._workspace = Workspace(context, view, keys)
         self._owners = Owners()
@@ -290,25 +263,27 @@ class Session:
         self._check_open()
         shift_chunks(self._workspace, path, offset_in_chunks)
 
-    def reindex_array(
-        self, path: str, places: Mapping[Coords, Coords | None] | Callable[[Coords], Coords | None]
-    ) -> None:
+    def reindex_array(self, path: str, places: Places) -> None:
         """Move the chunks of an array to other places in it; none is read or written.
 
         Parameters
         ----------
         path : str
             The array.
-        places : mapping or callable
-            From a chunk's coordinate to its new one, or to None to drop the chunk. It is asked
-            only for chunks that are there; those a mapping does not name stay.
+        places : mapping, callable or int[n, 2 * ndim]
+            From a chunk's coordinate to its new one, or to None to drop the chunk. A callable is
+            asked once for each chunk that is there, which takes seconds for a million. An array
+            has a row a chunk, the old coordinate and then the new one, where -1 on every axis
+            drops the chunk. Chunks that are not named stay; what is named and not there does not
+            matter.
 
         Raises
         ------
         NotFoundError
             If there is no such array.
         InvalidArgumentError
-            If a chunk would lie outside the array, or two at one place; nothing is changed.
+            If a chunk would lie outside the array, or two at one place, or a coordinate has not
+            one whole number for each axis; nothing is changed.
 
         Examples
         --------
@@ -466,11 +441,35 @@ class Session:
             metadata = checked_metadata(old.metadata if metadata is None else metadata)
             return self._land(message, metadata, amended=head)
 
+    def _commit_patch(
+        self, done: SnapshotView, message: str, metadata: Mapping[str, Any], *, undo: bool
+    ) -> str:
+        """Commit what the commit `done` did, or undo it; for `Repository.revert`, `cherry_pick`.
+
+        It takes chunk refs over from `done`, or from its parent, so that one has to be in history
+        still when this lands.
+        """
+        message, metadata = checked_message(message), checked_metadata(metadata)
+        source = done.snapshot.parent_id if undo else done.snapshot_id
+        if done.snapshot.parent is None or source is None:
+            raise InvalidArgumentError(
+                f"snapshot {done.snapshot_id} is the first of the repository; no commit made it"
+            )
+        self._workspace.changes = patch(self._context, done, self._workspace.view, undo=undo)
+        if not self.has_changes:
+            raise InvalidArgumentError(
+                f"snapshot {done.snapshot_id} has nothing to {'undo' if undo else 'do'} on branch "
+                f"{self._branch!r}: it is so already"
+            )
+        return self._land(message, metadata, source=source)
+
     def _land(
         self,
         message: str,
         metadata: Mapping[str, Any],
+        *,
         amended: SnapshotView | None = None,
+        source: str | None = None,
     ) -> str:
         """Commit the changes, together with what the head that is amended did; the new id."""
         workspace, context = self._workspace, self._context
@@ -494,6 +493,7 @@ class Session:
                     metadata,
                     packs,
                     replaces=amended,
+                    source=source,
                 )
         except BaseException as error:
             if isinstance(error, CommitOutcomeUnknownError) or not isinstance(
@@ -573,7 +573,9 @@ class Session:
         >>> session.initialized_chunks("a", [slice(0, 3)]).tolist()
         [[2]]
         """
-        return initialized_coords(self._context, self._workspace, path, region)
+        return initialized_coords(
+            self._context, self._workspace, path, region, branch=self._indexed
+        )
 
     def fork(self) -> Fork:
         """A copy of the session for another process.

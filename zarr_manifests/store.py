@@ -26,9 +26,11 @@ from zarr.abc.store import (
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 
 from zarr_manifests.display import html_page
-from zarr_manifests.engine.forks import ForkState, freeze, revive
+from zarr_manifests.engine.changes import ForkState
+from zarr_manifests.engine.forks import freeze, revive
 from zarr_manifests.engine.workspace import Entry, Workspace
 from zarr_manifests.errors import InvalidArgumentError, ReadOnlyError, SessionClosedError
+from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock, Runtime
 from zarr_manifests.virtual.columns import VirtualRefs, table_of
 
@@ -127,11 +129,12 @@ class ManifestStore(Store):
         return of.context.repository_id, of.storage.url, of.view.ref.key, lineage, self.read_only
 
     def __repr__(self) -> str:
-        mode = "read-only" if self.read_only else "writable"
-        return (
-            f"<ManifestStore {self.workspace.storage.url} at {self.workspace.view.snapshot_id}, "
-            f"{mode}>"
-        )
+        mode, contents = "read-only" if self.read_only else "writable", self._contents
+        if isinstance(contents, ForkState):  # it is not opened for being shown
+            url, snapshot_id = contents.storage.url, snapshot_id_of(contents.head.key)
+        else:
+            url, snapshot_id = contents.storage.url, contents.view.snapshot_id
+        return f"<ManifestStore {url} at {snapshot_id}, {mode}>"
 
     def _repr_html_(self) -> str:
         contents = self._contents

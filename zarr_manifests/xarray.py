@@ -20,6 +20,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from importlib.util import find_spec
+from inspect import signature
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -28,9 +29,9 @@ import zarr
 from xarray.backends import BackendEntrypoint, ZarrBackendEntrypoint
 
 from zarr_manifests.config import RepositoryConfig
-from zarr_manifests.engine.changes import ChangeSet, same_bytes
+from zarr_manifests.engine.changes import ChangeSet, ForkState, same_bytes
 from zarr_manifests.engine.commit import checked_message, checked_metadata
-from zarr_manifests.engine.forks import ForkState, freeze, revive
+from zarr_manifests.engine.forks import freeze, revive
 from zarr_manifests.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
@@ -58,6 +59,38 @@ _LISTED: Final = 20
 # --- reading ---------------------------------------------------------------------------------
 
 
+def _options(
+    filename_or_obj: _Location,
+    *,
+    mask_and_scale: Any = True,
+    decode_times: Any = True,
+    concat_characters: Any = True,
+    decode_coords: Any = True,
+    drop_variables: str | Iterable[str] | None = None,
+    use_cftime: Any = None,
+    decode_timedelta: Any = None,
+    group: str | None = None,
+    branch: str | None = None,
+    tag: str | None = None,
+    snapshot_id: str | None = None,
+    as_of: datetime | None = None,
+) -> dict[str, Any]:
+    """The engine's options as arguments for xarray's Zarr backend."""
+    store = _open_store(filename_or_obj, branch, tag, snapshot_id, as_of)
+    return {
+        "filename_or_obj": store,
+        "mask_and_scale": mask_and_scale,
+        "decode_times": decode_times,
+        "concat_characters": concat_characters,
+        "decode_coords": decode_coords,
+        "drop_variables": drop_variables,
+        "use_cftime": use_cftime,
+        "decode_timedelta": decode_timedelta,
+        "group": _known_group(store, group),
+        "consolidated": False,
+    }
+
+
 class ManifestsBackendEntrypoint(BackendEntrypoint):
     """The engine `zarr_manifests` of `xarray.open_dataset` and `xarray.open_datatree`.
 
@@ -82,6 +115,7 @@ class ManifestsBackendEntrypoint(BackendEntrypoint):
 
     description = "Open zarr_manifests repositories"
     supports_groups = True
+    open_dataset_parameters = tuple(signature(_options).parameters)
 
     def guess_can_open(self, filename_or_obj: Any) -> bool:
         """Whether a repository is there, which one small read tells; anything else is not ours."""
@@ -94,72 +128,16 @@ class ManifestsBackendEntrypoint(BackendEntrypoint):
         except (ManifestsError, OSError, ValueError):
             return False
 
-    def open_dataset(
-        self,
-        filename_or_obj: Any,
-        *,
-        mask_and_scale: Any = True,
-        decode_times: Any = True,
-        concat_characters: Any = True,
-        decode_coords: Any = True,
-        drop_variables: str | Iterable[str] | None = None,
-        use_cftime: Any = None,
-        decode_timedelta: Any = None,
-        group: str | None = None,
-        branch: str | None = None,
-        tag: str | None = None,
-        snapshot_id: str | None = None,
-        as_of: datetime | None = None,
-    ) -> xr.Dataset:
-        store = _open_store(filename_or_obj, branch, tag, snapshot_id, as_of)
-        dataset = ZarrBackendEntrypoint().open_dataset(
-            store,  # type: ignore[arg-type]  # as xarray itself passes it
-            mask_and_scale=mask_and_scale,
-            decode_times=decode_times,
-            concat_characters=concat_characters,
-            decode_coords=decode_coords,
-            drop_variables=drop_variables,
-            use_cftime=use_cftime,
-            decode_timedelta=decode_timedelta,
-            group=_known_group(store, group),
-            consolidated=False,
-        )
-        return _pinned(dataset)
+    def open_dataset(self, filename_or_obj: Any, **options: Any) -> xr.Dataset:
+        return _pinned(ZarrBackendEntrypoint().open_dataset(**_options(filename_or_obj, **options)))
 
-    def open_groups_as_dict(
-        self,
-        filename_or_obj: Any,
-        *,
-        mask_and_scale: Any = True,
-        decode_times: Any = True,
-        concat_characters: Any = True,
-        decode_coords: Any = True,
-        drop_variables: str | Iterable[str] | None = None,
-        use_cftime: Any = None,
-        decode_timedelta: Any = None,
-        group: str | None = None,
-        branch: str | None = None,
-        tag: str | None = None,
-        snapshot_id: str | None = None,
-        as_of: datetime | None = None,
-    ) -> dict[str, xr.Dataset]:
-        store = _open_store(filename_or_obj, branch, tag, snapshot_id, as_of)
-        groups = ZarrBackendEntrypoint().open_groups_as_dict(
-            store,  # type: ignore[arg-type]  # as xarray itself passes it
-            mask_and_scale=mask_and_scale,
-            decode_times=decode_times,
-            concat_characters=concat_characters,
-            decode_coords=decode_coords,
-            drop_variables=drop_variables,
-            use_cftime=use_cftime,
-            decode_timedelta=decode_timedelta,
-            group=_known_group(store, group),
-            consolidated=False,
-        )
+    def open_groups_as_dict(self, filename_or_obj: Any, **options: Any) -> dict[str, xr.Dataset]:
+        arguments = _options(filename_or_obj, **options)
+        groups = ZarrBackendEntrypoint().open_groups_as_dict(**arguments)
         return {path: _pinned(dataset) for path, dataset in groups.items()}
 
-    def open_datatree(self, filename_or_obj: Any, **kwargs: Any) -> xr.DataTree:
-        return xr.DataTree.from_dict(self.open_groups_as_dict(filename_or_obj, **kwargs))
+    def open_datatree(self, filename_or_obj: Any, **options: Any) -> xr.DataTree:
+        return xr.DataTree.from_dict(self.open_groups_as_dict(filename_or_obj, **options))
 
 
 class _PinnedVariable(xr.Variable):
@@ -201,8 +179,6 @@ def _open_store(
     snapshot_id: str | None,
     as_of: datetime | None,
 ) -> ManifestStore:
-    if as_of is not None and not isinstance(as_of, datetime):
-        raise InvalidArgumentError(f"as_of must be a datetime, not {as_of!r}")
     repository = location if isinstance(location, Repository) else Repository.open(location)
     return repository.readonly_session(branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of).store
 
@@ -215,7 +191,9 @@ def _known_group(store: ManifestStore, group: str | None) -> str:
         groups = sorted(p for p, n in store.workspace.nodes().items() if n.kind is NodeKind.GROUP)
         listed = ", ".join(f"/{p}" for p in groups[:_LISTED]) or "none, nothing is written"
         what = "is an array, not a group" if node is not None else "is not there"
-        raise NotFoundError(f"group '/{path}' {what} in {store!r}; there are: {listed}")
+        raise NotFoundError(
+            f"group '/{path}' {what} in {store.workspace.storage.url}; there are: {listed}"
+        )
     return path
 
 
@@ -350,7 +328,7 @@ def _zarr_options(
     region: _Region | None,
 ) -> dict[str, Any]:
     """Arguments for xarray's Zarr backend, by what is there already."""
-    path = (group or "").strip("/")
+    path, url = (group or "").strip("/"), store.workspace.storage.url
     arrays = sorted(
         node_path.rpartition("/")[2]
         for node_path, node in store.workspace.nodes().items()
@@ -358,12 +336,12 @@ def _zarr_options(
     )
     if region is not None and not arrays:
         raise NotFoundError(
-            f"group '/{path}' of {store!r} has no arrays that a region could be part of; "
+            f"group '/{path}' of {url} has no arrays that a region could be part of; "
             "write without region first"
         )
     if arrays and mode in (None, "w-") and append_dim is None and region is None:
         raise AlreadyExistsError(
-            f"group '/{path}' of {store!r} has data already ({', '.join(arrays[:_LISTED])}): give "
+            f"group '/{path}' of {url} has data already ({', '.join(arrays[:_LISTED])}): give "
             "append_dim to append, region to write to a part, mode='a' to add or write over "
             "variables, or mode='w' to replace the group"
         )

@@ -210,7 +210,6 @@ def test_diff_lists_nodes_and_chunks(url: str) -> None:
         "+ /new",
         "- /depth",
         "> /air to /water",
-        "> /air/temperature to /water/temperature",
         "  /water/temperature: 2 chunks overwritten",
     ]
     logged = lines("diff", url, "main", moved, "--log", "--coordinates")
@@ -265,6 +264,9 @@ def test_refs_are_listed_made_and_deleted(verb: str, url: str) -> None:
     main, trial = (repo.list_branches()[name] for name in ("main", "trial"))
     assert lines(verb, url, "one") == lines(verb, url, "two", "--at", trial) == []
     assert names() == {**before, "one": main, "two": trial}
+    assert lines(verb, url, "three", "--at", "trial") == []
+    assert names().pop("three") == trial
+    assert lines(verb, url, "three", "-d") == []
     assert lines(verb, url, "one", "--delete") == []
     assert names() == {**before, "two": trial}
     for wrong in (("--delete",), ("--at", main), ("two", "--delete", "--at", main)):

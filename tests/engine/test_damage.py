@@ -16,6 +16,7 @@ import zarr
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
+from zarr_manifests.engine.ancestry import snapshot_ref
 from zarr_manifests.errors import (
     CorruptObjectError,
     MissingChunkError,
@@ -209,7 +210,7 @@ def test_a_history_that_runs_in_a_circle_ends(seeded: Seeded) -> None:
     repository = Repository.open(storage)
     newest, _, third, *_, first = [info.snapshot_id for info in repository.ancestry()]
     objects = repository._context.objects
-    head, ref = (repository._open_snapshot(i).ref for i in (newest, third))
+    head, ref = (snapshot_ref(repository._context, i) for i in (newest, third))
     looping = replace(objects.load(ref, Snapshot), parent=head)
     objects._cache.clear()
     objects.remember(ref, looping)

@@ -45,11 +45,18 @@ class Written:
         return ManifestRef(self.put("manifests", manifest.encode()), manifest.directory())
 
     def view(self, deltas: list[Delta], leaves: tuple[ManifestRef, ...] = ()) -> SnapshotView:
-        entries = tuple(DeltaEntry.of(self.put("deltas", d.encode()), d) for d in deltas)
-        base = self.put("nodes", Base((), leaves).encode())
+        entries = tuple(
+            DeltaEntry.of(self.put("deltas", d.encode()), d, i) for i, d in enumerate(deltas, 1)
+        )
+        return self.snapshot(entries, Base((), leaves))
+
+    def snapshot(self, entries: tuple[DeltaEntry, ...], content: Base) -> SnapshotView:
+        base = self.put("nodes", content.encode())
         log = entries[-1].log if entries else self.put("deltas", Delta(b"l" * 16).encode())
+        newest = entries[-1].last if entries else 0
         snapshot = Snapshot(
-            None, b"c" * 16, CommitKind.APPEND, "m", {}, 0, base, entries, log, {}, {}
+            *(None, b"c" * 16, CommitKind.APPEND, "m", {}, 0, base, entries, log),
+            sequence=newest,
         )
         ref = self.put("snapshots", snapshot.encode())
         return SnapshotView.open(self.objects, SYSTEM, ref)

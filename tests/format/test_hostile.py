@@ -46,12 +46,12 @@ DECODERS: dict[Kind, Callable[[bytes], Any]] = {
     Kind.INDEX: lambda data: IndexDirectory.from_object(data, BlobRef.to(KEY, data)),
 }
 LISTS = {
-    Kind.ROOT: ("log", "leases", "deleted_tags", "deleted_branches"),
+    Kind.ROOT: ("log", "leases", "deleted_tags", "deleted_branches", "pending"),
     Kind.SNAPSHOT: ("deltas", "digests"),
-    Kind.BASE: ("nodes", "manifests"),
+    Kind.BASE: ("nodes", "manifests", "counts"),
     Kind.DELTA: ("nodes", "truncated", "tables", "manifests"),
     Kind.MANIFEST: ("tables",),
-    Kind.PAGE: ("tags",),
+    Kind.PAGE: ("tags", "leases", "log", "pending"),
     Kind.DIGEST: ("nodes", "truncated", "covered", "tables"),
     Kind.INDEX: ("blobs", "entries"),
 }

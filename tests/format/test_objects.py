@@ -33,12 +33,13 @@ from zarr_manifests.format.chunk_table import (
     NativeRef,
     StoredRef,
 )
+from zarr_manifests.format.counts import Count
 from zarr_manifests.format.delta import CommitKind, Delta
 from zarr_manifests.format.digest import Digest
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.format.nodes import Base, Node, NodeKind
 from zarr_manifests.format.pages import Page
-from zarr_manifests.format.root import Branch, Lease, LogEntry, PageRef, Root
+from zarr_manifests.format.root import Branch, Lease, LogEntry, PageRef, Pending, Root
 from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.merge import Layer, fold, merge_layers
@@ -84,9 +85,25 @@ def boxes(draw: st.DrawFn) -> Box:
 
 
 parts = st.builds(Part, node_ids, boxes(), st.integers(0, 10**7))
-manifest_refs = st.builds(
-    ManifestRef, blob_refs("manifests"), st.lists(parts, max_size=3).map(tuple)
-)
+
+
+@st.composite
+def leaf_refs(draw: st.DrawFn) -> ManifestRef:
+    held = tuple(draw(st.lists(parts, max_size=3)))
+    merged = st.lists(numbers, min_size=len(held), max_size=len(held)).map(tuple)
+    return ManifestRef(draw(blob_refs("manifests")), held, draw(st.just(()) | merged), draw(texts))
+
+
+manifest_refs = leaf_refs()
+
+
+def counts_from(least: int) -> st.SearchStrategy[tuple[Count, ...] | None]:
+    number = st.integers(least, 2**62)
+    count = st.builds(Count, node_ids, number, number)
+    several = st.lists(count, max_size=3, unique_by=lambda count: count.node_id).map(tuple)
+    return st.none() | several
+
+
 stored_refs: st.SearchStrategy[StoredRef] = st.one_of(
     st.just(UNSET),
     st.builds(InlineRef, st.binary(max_size=20)),
@@ -125,7 +142,13 @@ nodes = st.one_of(
     ),
 )
 node_tuples = st.lists(nodes, max_size=4, unique_by=lambda node: node.path).map(tuple)
-bases = st.builds(Base, node_tuples, st.lists(manifest_refs, max_size=3).map(tuple))
+bases = st.builds(
+    Base,
+    node_tuples,
+    st.lists(manifest_refs, max_size=3).map(tuple),
+    st.just(2**63 - 1),
+    counts_from(0),
+)
 deltas = st.builds(
     Delta,
     ids16,
@@ -135,13 +158,29 @@ deltas = st.builds(
     manifests,
     st.lists(manifest_refs, max_size=2).map(tuple),
 )
-delta_entries = st.builds(
-    DeltaEntry,
-    blob_refs(),
-    st.booleans(),
-    st.lists(parts, max_size=2).map(tuple),
-    st.lists(manifest_refs, max_size=2).map(tuple),
-)
+
+
+@st.composite
+def read_lists(draw: st.DrawFn) -> tuple[DeltaEntry, ...]:
+    entry = st.builds(
+        DeltaEntry,
+        blob_refs(),
+        st.just(1),
+        st.just(1),
+        st.booleans(),
+        st.lists(parts, max_size=2).map(tuple),
+        st.lists(manifest_refs, max_size=2).map(tuple),
+        st.booleans(),
+        counts_from(-(2**62)),
+    )
+    entries, last = [], 0
+    for one in draw(st.lists(entry, max_size=3)):
+        first = last + draw(st.integers(1, 3))
+        last = first + draw(st.integers(0, 2**40))
+        entries.append(replace(one, first=first, last=last))
+    return tuple(entries)
+
+
 plain = st.recursive(
     st.none()
     | st.booleans()
@@ -160,9 +199,12 @@ snapshots = st.builds(
     st.dictionaries(texts, plain, max_size=3),
     times,
     st.none() | blob_refs("nodes").map(BlobRef.bare),
-    st.lists(delta_entries, max_size=3).map(tuple),
+    read_lists(),
     blob_refs().map(BlobRef.bare),
     st.dictionaries(texts, numbers, max_size=2),
+    st.dictionaries(texts, numbers, max_size=2),
+    st.just(()),
+    st.integers(2**42, 2**63 - 1),
     st.dictionaries(texts, numbers, max_size=2),
 )
 configs = st.builds(
@@ -173,9 +215,15 @@ branches = st.builds(
     blob_refs("snapshots"),
     st.none() | blob_refs("nodes"),
     numbers,
-    st.none() | texts,
+    st.none() | st.builds("{}-{}".format, sessions, st.integers(0, 10**6)),
     st.lists(blob_refs(), max_size=2).map(tuple),
+    st.none() | blob_refs("indexes").map(BlobRef.bare),
+    st.none() | st.integers(0, 2**32 - 1),
+    st.dictionaries(texts, numbers, max_size=2),
 )
+log_entries = st.builds(LogEntry, numbers, times, texts, texts, texts, ids16)
+leases = st.builds(Lease, ids16, sessions, texts, numbers, texts)
+pending = st.builds(Pending, blob_refs("snapshots").map(BlobRef.bare), st.integers(1, 2**63 - 1))
 page_refs = st.lists(
     st.builds(PageRef, texts, blob_refs("pages").map(BlobRef.bare), numbers),
     min_size=1,
@@ -186,6 +234,9 @@ pages = st.builds(
     Page,
     st.dictionaries(texts, branches, max_size=3),
     st.dictionaries(texts, st.none() | blob_refs("snapshots").map(BlobRef.bare), max_size=3),
+    st.lists(leases, max_size=2).map(tuple),
+    st.lists(log_entries, max_size=2).map(tuple),
+    st.lists(pending, max_size=2).map(tuple),
 )
 shapes = st.lists(numbers, max_size=3).map(tuple)
 
@@ -214,16 +265,18 @@ roots = st.builds(
     ),
     st.dictionaries(texts, blob_refs("snapshots").map(BlobRef.bare), max_size=3),
     st.lists(texts, max_size=3).map(tuple),
-    st.lists(st.builds(LogEntry, numbers, times, texts, texts, texts, ids16), max_size=3).map(
-        tuple
-    ),
-    st.lists(st.builds(Lease, ids16, sessions, texts, numbers, texts), max_size=2).map(tuple),
+    st.lists(log_entries, max_size=3).map(tuple),
+    st.lists(leases, max_size=2).map(tuple),
     numbers,
     numbers,
     st.dictionaries(texts, numbers, max_size=2),
-    st.dictionaries(st.sampled_from(("branches", "tags")), page_refs, max_size=2),
+    st.dictionaries(
+        st.sampled_from(("branches", "tags", "leases", "log", "pending")), page_refs, max_size=2
+    ),
     st.lists(texts, max_size=2).map(tuple),
-    st.fixed_dictionaries(dict.fromkeys(("pending", "indexes", "streams", "counters"), plain)),
+    st.lists(pending, max_size=2).map(tuple),
+    numbers,
+    st.dictionaries(texts, numbers, max_size=2),
 )
 
 VALUES: dict[str, st.SearchStrategy[Any]] = {
@@ -352,7 +405,18 @@ def samples() -> dict[str, bytes]:
             b"w" * 16,
             5,
             RepositoryConfig(),
-            {"main": Branch(snapshot, nodes, 1, "floor", (ref,))},
+            {
+                "main": Branch(
+                    snapshot,
+                    nodes,
+                    1,
+                    f"{5:012d}-{'ab' * 12}-3",
+                    (ref,),
+                    replace(ref.bare(), key=WHERE.replace("deltas", "indexes")),
+                    17,
+                    {"commits": 8},
+                )
+            },
             {"tag": snapshot.bare()},
             ("gone",),
             (entry,),
@@ -362,6 +426,9 @@ def samples() -> dict[str, bytes]:
             {"collector": 3},
             {"branches": (PageRef("a", replace(ref.bare(), key=WHERE), 7),)},
             ("hidden",),
+            (Pending(snapshot.bare(), 3),),
+            6,
+            {"collections": 2},
         ),
         "snapshot": Snapshot(
             snapshot,
@@ -371,16 +438,24 @@ def samples() -> dict[str, bytes]:
             {"by": ["me", 1.5]},
             6,
             nodes,
-            (DeltaEntry.of(ref, delta),),
+            (replace(DeltaEntry.of(ref, delta, 5, first=2), counts=(Count(b"n" * 12, -1, 4),)),),
             ref,
             {"refs-set": 4},
             {"query": 7},
             (DigestEntry(ref, 0, 1),),
+            5,
+            {"chunks": 4},
         ),
-        "base": Base((node,), (manifest_ref,)),
+        "base": Base((node,), (replace(manifest_ref, merged=(3,)),), 4, (Count(b"n" * 12, 1, 2),)),
         "delta": delta,
         "manifest": manifest,
-        "page": Page({"dev": Branch(snapshot, nodes, ahead=(ref,))}, {"v1": snapshot, "v0": None}),
+        "page": Page(
+            {"dev": Branch(snapshot, nodes, ahead=(ref,))},
+            {"v1": snapshot, "v0": None},
+            (lease,),
+            (entry,),
+            (Pending(snapshot.bare(), 3),),
+        ),
         "digest": Digest(
             (node,), {"g": b"g" * 12}, ({b"t" * 12: (3,)},), {node.node_id: (2, 2)}, manifest
         ),

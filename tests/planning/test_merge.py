@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zarr_manifests.engine.changes import same_bytes
 from zarr_manifests.errors import ManifestsError
 from zarr_manifests.format.chunk_table import (
     UNSET,
@@ -19,16 +20,20 @@ from zarr_manifests.format.chunk_table import (
 )
 from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.grid import Box, Coords
+from zarr_manifests.ids import crc32c
 from zarr_manifests.planning.merge import (
     Layer,
     Overlay,
+    agree,
     difference,
     fold,
     inside,
     merge_layers,
     narrower,
+    pick,
     select,
     split,
+    unset_at,
 )
 
 SESSIONS = [f"{i:012d}-" + "ab" * 12 for i in range(3)]
@@ -279,3 +284,44 @@ def test_a_difference_is_what_changed_and_nothing_else(
     expected = {c: ref for c, ref in new.items() if old.get(c) != ref}
     expected |= dict.fromkeys(old.keys() - new.keys(), UNSET)
     assert (dict(found.refs()) if found is not None else {}) == expected
+
+
+# Few lengths and checksums, so that some of the bytes are the same.
+alike: st.SearchStrategy[StoredRef] = st.one_of(
+    st.builds(
+        VirtualRef,
+        st.sampled_from(FILES),
+        st.integers(0, 1),
+        st.integers(0, 1),
+        st.sampled_from([None, None, 0, crc32c(b"a")]),
+    ),
+    st.builds(InlineRef, st.sampled_from([b"", b"a", b"b"])),
+    st.builds(
+        NativeRef,
+        st.sampled_from(SESSIONS),
+        st.integers(0, 1),
+        st.integers(0, 1),
+        st.integers(0, 1),
+        st.sampled_from([0, crc32c(b"a")]),
+    ),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), st.integers(0, 2))
+def test_tables_agree_where_their_refs_stand_for_the_same_bytes(
+    data: st.DataObject, ndim: int
+) -> None:
+    coords = st.lists(st.integers(0, 2), min_size=ndim, max_size=ndim).map(tuple)
+    one, other = (data.draw(st.dictionaries(coords, alike, max_size=9)) for _ in range(2))
+    asked = sorted(data.draw(st.sets(coords, min_size=1)))
+    tables = [ChunkTable.of(model) if model else None for model in (one, other)]
+    index = np.array(asked, np.int64).reshape(len(asked), ndim)
+    expected = [same_bytes(one.get(c), other.get(c)) for c in asked]
+    assert agree(tables[0], tables[1], index).tolist() == expected
+    assert agree(tables[0], tables[0], index).all()
+    for model, table in zip((one, other), tables, strict=True):
+        if table is not None:
+            kept = {c: ref for c, ref in model.items() if c in asked}
+            assert dict(pick(table, index).refs()) == kept
+    assert dict(unset_at(index).refs()) == dict.fromkeys(asked, UNSET)

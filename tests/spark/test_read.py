@@ -593,3 +593,18 @@ def test_a_snapshot_that_expires_before_it_is_read_is_told(
     repo.storage.delete_many([snapshot_key(snapshot_id)])
     with pytest.raises(PythonException, match=f"SnapshotExpiredError: snapshot {snapshot_id}"):
         frame.count()
+
+
+def test_chunks_elsewhere_are_read_with_the_containers_of_the_repository(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    ds = xr.Dataset({"a": (("y", "x"), np.arange(12.0).reshape(3, 4))})
+    ds.to_zarr(tmp_path / "plain", consolidated=False, zarr_format=2)
+    repo = Repository.create(tmp_path / "repo", virtual_containers={"plain": tmp_path / "plain"})
+    repo.import_zarr(tmp_path / "plain")
+    rows = read(spark, repo, "a").collect()
+    assert {(row.y, row.x): row.a for row in rows} == {
+        (y, x): 4.0 * y + x for y in range(3) for x in range(4)
+    }
+    with pytest.raises(PythonException, match="VirtualContainerError"):
+        read(spark, tmp_path / "repo", "a").collect()

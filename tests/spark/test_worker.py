@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zarr_manifests import Repository
+from zarr_manifests.errors import VirtualContainerError
 from zarr_manifests.planning.scan import Axis, plan_scan, runs_of
 from zarr_manifests.spark import worker
 from zarr_manifests.spark.schema import column_of
@@ -93,6 +96,7 @@ def job_of(repo: Repository, axes: list[Axis], group: str = "/") -> worker.Job:
         tuple(column_of(source, name, is_dimension=False) for name in "ab"),
         plan_scan(axes, target_rows=12),
         "keep",
+        tuple(repo.virtual_containers.items()),
     )
 
 
@@ -149,3 +153,20 @@ def test_what_was_opened_and_read_for_all_tasks_is_kept(
     assert asked.count("x/c/0") == asked.count("other/x/c/0") == 1
     assert asked.count("a/c/3/3") == 2  # a chunk of a variable is read by each run
     assert gc.get_freeze_count() > 0
+
+
+def test_a_task_reads_elsewhere_with_the_containers_of_its_own_job(tmp_path: Path) -> None:
+    _, ds = written(LocalStorage(tmp_path / "source"), "/")
+    ds.to_zarr(tmp_path / "plain", consolidated=False, zarr_format=3)
+    storage = LocalStorage(tmp_path / "repo")
+    opened = Repository.create(storage, virtual_containers={"plain": tmp_path / "plain"})
+    opened.import_zarr(tmp_path / "plain")
+    axes = [Axis(7, np.array([[0, 7]])), Axis(10, np.array([[0, 10]]))]
+    job = job_of(opened, axes)
+    assert job.containers == (("plain", (tmp_path / "plain").as_uri()),)
+    task = pd.DataFrame({"id": np.arange(len(job.scan))})
+    found = pd.concat(worker.run(pickle.loads(pickle.dumps(job)), [task]))
+    assert found["a"].tolist() == ds["a"].values.ravel().tolist()
+    # What one job may read is kept in the worker, and no leave for another.
+    with pytest.raises(VirtualContainerError, match="'plain'"):
+        list(worker.run(replace(job, containers=()), [task]))

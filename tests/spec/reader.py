@@ -91,10 +91,19 @@ def numbers(data: bytes, width: int, packed: int, n: int) -> list[int]:
     return np.frombuffer(data, f"<u{width}").tolist()
 
 
+class Document(bytes):
+    """A metadata document, to tell it from a chunk that is inline."""
+
+
 type File = tuple[str, str, str | None, int | None, int | None]
 """Container (empty: the path is a URL), path, etag, time of modification (ms), size."""
 type Place = bytes | tuple[str | File, int, int, int | None] | None
 """Inline bytes; or key or file, offset, length, crc32c if known; or None: unset."""
+
+
+def is_url(place: Place) -> bool:
+    """Whether the chunk is in a file of no container."""
+    return isinstance(place, tuple) and isinstance(place[0], tuple) and not place[0][0]
 
 
 def virtual_files(packed: dict[str, Any] | None) -> list[File]:
@@ -182,6 +191,49 @@ def chunk_key(document: dict[str, Any], coords: Coords) -> str:
     return separator.join(["c", *map(str, coords)])
 
 
+type Leaf = tuple[Coords, Coords, int, dict[Coords, Place]]
+"""Its box, the sequence it is merged to, its rows."""
+
+# By what the entries of a page are in order, where they have no names.
+NAMES: dict[str, Callable[[Any], Any]] = {
+    "leases": lambda lease: lease[1],
+    "log": lambda entry: f"{entry[0]:020d}",
+    "pending": lambda _: "",
+}
+
+
+def together(tables: list[dict[Coords, Place]]) -> dict[Coords, Place]:
+    """The rows of tables that have none in common."""
+    rows: dict[Coords, Place] = {}
+    for table in tables:
+        demand(not table.keys() & rows.keys(), "two rows for a chunk")
+        rows |= table
+    return rows
+
+
+def decided(
+    coords: Coords,
+    layers: list[tuple[int, dict[Coords, Place], list[int] | None]],
+    leaves: list[Leaf],
+) -> Place:
+    """Where a chunk is, or None."""
+    here = [
+        (merged, rows)
+        for lo, hi, merged, rows in leaves
+        if all(a <= c < b for a, c, b in zip(lo, coords, hi, strict=True))
+    ]
+    demand(len(here) <= 1, "leaves that overlap")
+    merged, base = here[0] if here else (0, {})
+    for last, rows, shape in layers:
+        if last <= merged:
+            break
+        if coords in rows:
+            return rows[coords]
+        if shape is not None and any(c >= n for c, n in zip(coords, shape, strict=True)):
+            return None
+    return base.get(coords)
+
+
 class Reader:
     """A repository, given a function that gets an object's bytes by its key.
 
@@ -209,31 +261,54 @@ class Reader:
 
     def heads(self) -> dict[str, dict[str, Any]]:
         """The pointer of every branch's head and of every tag."""
-        branches, tags = {}, {}
-        pages = self.root.get("pages") or {}
-        for refs in pages.values():
-            for first, blob, count in refs:
-                page = self.follow(blob, PAGE)
-                names = sorted({*page["branches"], *page["tags"]})
-                demand(len(names) == count and names[0] >= first, "names of a page")
-                branches |= page["branches"]
-                tags |= page["tags"]
-        for name in self.root.get("deleted_branches") or ():
-            branches.pop(name, None)
+        branches, tags = self.branches(), {}
+        for page in self.pages("tags"):
+            tags |= page["tags"]
         for name in self.root["deleted_tags"]:
             tags[name] = None
-        branches |= self.root["branches"]
         tags |= self.root["tags"]
         heads = {name: branch["head"] for name, branch in branches.items()}
         return heads | {name: tag for name, tag in tags.items() if tag is not None}
 
-    def history(self, head: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Id and fields of the snapshot and its ancestors, newest first."""
+    def branches(self) -> dict[str, dict[str, Any]]:
+        branches: dict[str, dict[str, Any]] = {}
+        for page in self.pages("branches"):
+            branches |= page["branches"]
+        for name in self.root.get("deleted_branches") or ():
+            branches.pop(name, None)
+        return branches | self.root["branches"]
+
+    def pages(self, section: str) -> list[dict[str, Any]]:
+        """The pages of a list of the root, in their order."""
+        pages, firsts = [], []
+        for first, blob, count in (self.root.get("pages") or {}).get(section, ()):
+            page = self.follow(blob, PAGE)
+            held = page[section]
+            names = [
+                NAMES[section](one) if section in NAMES else one
+                for one in (sorted(held) if isinstance(held, dict) else held)
+            ]
+            demand(len(held) == count and names == sorted(names), "order and number in a page")
+            demand(not firsts or firsts[-1] < first, "order of pages")
+            demand(section == "pending" or names[0] >= first, "names of a page")
+            pages.append(page)
+            firsts.append(first)
+        return pages
+
+    def everything(self, section: str) -> list[list[Any]]:
+        """The `leases`, the `log` or what is `pending`, with what pages have of it."""
+        return [one for page in self.pages(section) for one in page[section]] + self.root[section]
+
+    def history(
+        self, head: dict[str, Any], floor: str | None = None
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Id and fields of the snapshot and its ancestors down to `floor`, newest first."""
         pointer = head
         while pointer is not None:
             snapshot = timed(self.follow(pointer, SNAPSHOT))
-            yield pointer["k"].removeprefix("snapshots/").replace("/", "-"), snapshot
-            pointer = snapshot.get("parent")
+            snapshot_id = pointer["k"].removeprefix("snapshots/").replace("/", "-")
+            yield snapshot_id, snapshot
+            pointer = None if snapshot_id == floor else snapshot.get("parent")
 
     def read(self, snapshot_id: str) -> dict[str, bytes]:
         """All keys and values of a snapshot."""
@@ -242,29 +317,38 @@ class Reader:
         return self.contents(timed(open_object(data, SNAPSHOT)))
 
     def contents(self, snapshot: dict[str, Any]) -> dict[str, bytes]:
-        base: dict[str, Any] = {"nodes": [], "manifests": []}
+        return {key: self.bytes_at(place) for key, place in self.places(snapshot).items()}
+
+    def places(self, snapshot: dict[str, Any]) -> dict[str, Place]:
+        """By key: the document, or where the chunk is."""
+        base: dict[str, Any] = {"nodes": [], "manifests": [], "sequence": 0}
         if snapshot.get("base") is not None:
             base = self.follow(snapshot["base"], BASE)
         nodes = {record[0]: record for record in base["nodes"]}
         cuts: list[dict[bytes, list[int]]] = []
+        newest = 0
         for entry in snapshot["deltas"]:
+            demand(newest < entry["first"] <= entry["last"], "order of sequences")
+            newest = entry["last"]
             delta = self.follow(entry["log"], DELTA) if entry["nodes"] else {}
-            for path in delta.get("deleted", ()):
-                nodes.pop(path, None)
-            nodes.update((record[0], record) for record in delta.get("nodes", ()))
+            if entry["last"] > base["sequence"]:
+                for path in delta.get("deleted", ()):
+                    nodes.pop(path, None)
+                nodes.update((record[0], record) for record in delta.get("nodes", ()))
             cuts.append(dict(map(tuple, delta.get("truncated", ()))))
-        found: dict[str, bytes] = {}
+        demand(newest <= snapshot["sequence"], "sequence of the snapshot")
+        found: dict[str, Place] = {}
         for path, node_id, kind, documents in nodes.values():
             if kind == OPAQUE:
                 places = self.chunks(snapshot, base, cuts, node_id)
-                found.update((path[1:], self.bytes_at(place)) for place in places.values())
+                found.update((path[1:], place) for place in places.values())
                 continue
             below = f"{path}/" if path else ""
-            found.update((below + name, value) for name, value in documents.items())
+            found.update((below + name, Document(value)) for name, value in documents.items())
             if kind == ARRAY:
                 document = json.loads(documents.get("zarr.json") or documents[".zarray"])
                 for coords, place in self.chunks(snapshot, base, cuts, node_id).items():
-                    found[below + chunk_key(document, coords)] = self.bytes_at(place)
+                    found[below + chunk_key(document, coords)] = place
         return found
 
     def chunks(
@@ -275,46 +359,68 @@ class Reader:
         node_id: bytes,
     ) -> dict[Coords, Place]:
         """Where the chunks of a node are that are present."""
-        decided: dict[Coords, Place] = {}
-        shapes: list[list[int]] = []  # of all truncations newer than what is looked at
-
-        def take(rows: dict[Coords, Place]) -> None:
-            for coords, place in rows.items():
-                cut = any(c >= n for s in shapes for c, n in zip(coords, s, strict=True))
-                if not cut:
-                    decided.setdefault(coords, place)
-
+        layers: list[tuple[int, dict[Coords, Place], list[int] | None]] = []  # newest first
         for entry, truncated in reversed(list(zip(snapshot["deltas"], cuts, strict=True))):
+            tables: list[dict[Coords, Place]] = []
             if any(part[0] == node_id for part in entry["embedded"]):
-                take(self.rows(self.follow(entry["log"], DELTA), entry["embedded"], node_id))
+                delta = self.follow(entry["log"], DELTA)
+                tables += [rows for _, rows in self.rows(delta, entry["embedded"], node_id)]
             for ref in entry["manifests"]:
-                take(self.manifest_rows(ref, node_id))
-            if node_id in truncated:
-                shapes.append(truncated[node_id])
+                tables += [rows for _, rows in self.manifest_rows(ref, node_id)]
+            layers.append((entry["last"], together(tables), truncated.get(node_id)))
+        leaves: list[Leaf] = []
         for ref in base["manifests"]:
-            take(self.manifest_rows(ref, node_id))
-        return {coords: place for coords, place in decided.items() if place is not None}
+            merged = ref.get("merged") or [0] * len(ref["parts"])
+            demand(len(merged) == len(ref["parts"]), "a sequence for each part")
+            for at, rows in self.manifest_rows(ref, node_id):
+                _, lo, hi, _ = ref["parts"][at]
+                leaves.append((tuple(lo), tuple(hi), merged[at], rows))
+        found: dict[Coords, Place] = {}
+        for coords in {c for _, rows, _ in layers for c in rows} | together(
+            [rows for *_, rows in leaves]
+        ).keys():
+            place = decided(coords, layers, leaves)
+            if place is not None:
+                found[coords] = place
+        return found
 
-    def manifest_rows(self, ref: dict[str, Any], node_id: bytes) -> dict[Coords, Place]:
+    def count(self, snapshot: dict[str, Any], node_id: bytes) -> tuple[int, int] | None:
+        """Chunks of a node and their bytes, if that is known without its manifests."""
+        base: dict[str, Any] = {"counts": [], "sequence": 0}
+        if snapshot.get("base") is not None:
+            base = self.follow(snapshot["base"], BASE)
+        known = [base["counts"]]
+        known += [e["counts"] for e in snapshot["deltas"] if e["last"] > base["sequence"]]
+        if any(counts is None for counts in known):
+            return None
+        of_node = [count for counts in known for count in counts if count[0] == node_id]
+        return sum(n for _, n, _ in of_node), sum(nbytes for *_, nbytes in of_node)
+
+    def manifest_rows(
+        self, ref: dict[str, Any], node_id: bytes
+    ) -> list[tuple[int, dict[Coords, Place]]]:
         if not any(part[0] == node_id for part in ref["parts"]):
-            return {}
+            return []
         return self.rows(self.follow(ref["blob"], MANIFEST), ref["parts"], node_id)
 
-    def rows(self, holder: dict[str, Any], parts: list[Any], node_id: bytes) -> dict[Coords, Place]:
+    def rows(
+        self, holder: dict[str, Any], parts: list[Any], node_id: bytes
+    ) -> list[tuple[int, dict[Coords, Place]]]:
+        """The tables of a node, each with its position among all."""
         demand([part for part, _ in holder["tables"]] == parts, "parts")
-        rows: dict[Coords, Place] = {}
-        for (node, lo, hi, count), data in holder["tables"]:
+        tables = []
+        for at, ((node, lo, hi, count), data) in enumerate(holder["tables"]):
             if node == node_id:
                 packed = unpack(data)
                 demand([packed["lo"], packed["hi"], packed["n"]] == [lo, hi, count], "part")
                 added = table_rows(packed)
-                demand(len(added) == count and not added.keys() & rows.keys(), "rows of a table")
-                rows |= added
-        return rows
+                demand(len(added) == count, "rows of a table")
+                tables.append((at, added))
+        return tables
 
     def bytes_at(self, place: Place) -> bytes:
         if isinstance(place, bytes):
-            return place
+            return bytes(place)
         assert place is not None
         key, offset, length, crc = place
         if isinstance(key, str):

@@ -185,14 +185,14 @@ def test_kerchunk_references(repo: zm.Repository, kerchunk: dict[str, Any], tmp_
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        ({"gen": [{}]}, UnsupportedFormatError),
+        ({"gen": [{}]}, InvalidArgumentError),
         ({"refs": []}, InvalidArgumentError),
         ({"refs": {"zarr.json": 5}}, InvalidArgumentError),
         ({"refs": {"a": ["file:///a", 1]}}, InvalidArgumentError),
         ({"refs": {"a": ["file:///a", -1, 5]}}, InvalidArgumentError),
         ({"refs": {"a": ["a.nc", 1, 5]}}, InvalidArgumentError),
         ({"refs": {"a": ["{{v}}", 1, 5]}}, InvalidArgumentError),
-        ({"refs": {"a": ["{{u + 1}}", 1, 5]}}, UnsupportedFormatError),
+        ({"refs": {"a": ["{{u + 1}}", 1, 5]}}, InvalidArgumentError),
         ({"refs": {"a": ["s3://bucket/a", 1, 5]}}, UnsupportedStorageError),
         ({"refs": {"a": "base64:!"}}, InvalidArgumentError),
         ({"refs": {"a": ["file:///a"]}}, VirtualContainerError),

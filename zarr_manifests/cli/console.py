@@ -11,6 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from zarr_manifests.repository import Repository
+from zarr_manifests.session import Session
+
 __all__ = [
     "Branch",
     "SnapshotId",
@@ -21,6 +24,8 @@ __all__ = [
     "console",
     "count_text",
     "plain_text",
+    "session_at",
+    "snapshot_at",
     "time_text",
     "totals_text",
     "write_error",
@@ -43,6 +48,16 @@ SnapshotId = Annotated[
     str | None,
     typer.Option("--snapshot", "-s", help="At the snapshot with this id.", show_default=False),
 ]
+
+
+def session_at(url: str, branch: str | None, tag: str | None, snapshot: str | None) -> Session:
+    """A session that reads what the options choose."""
+    return Repository.open(url).readonly_session(branch, tag=tag, snapshot_id=snapshot)
+
+
+def snapshot_at(repo: Repository, ref: str) -> str:
+    """The id of the snapshot that a branch, a tag or an id stands for."""
+    return {**repo.list_tags(), **repo.list_branches()}.get(ref, ref)
 
 
 def console() -> Console:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from zarr_manifests.cli.console import Url, console, count_text, plain_text
-from zarr_manifests.history import Change, Operation
+from zarr_manifests.history import Change, Operation, moved_tops
 from zarr_manifests.repository import Repository
 
 __all__ = ["run"]
@@ -77,9 +77,12 @@ def _with_first(first: Change | None, rest: Iterator[Change]) -> Iterator[Change
 def _lines(records: Iterable[Change], coordinates: bool) -> Iterator[str]:
     """First what happened to nodes, then, array by array, to chunks."""
     found = list(records)
+    moved = {record.moved_from: record.path for record in found if record.moved_from is not None}
+    tops = moved_tops(moved)
     for operation, mark in _MARKS.items():
         for record in found:
-            if record.operation is operation:
+            went_along = record.moved_from is not None and record.moved_from not in tops
+            if record.operation is operation and not went_along:
                 yield mark.format(path=record.path, moved_from=record.moved_from)
     chunks = [record for record in found if record.operation not in _MARKS]
     for path, group in groupby(sorted(chunks, key=lambda r: r.path), key=lambda r: r.path):

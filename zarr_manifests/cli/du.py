@@ -11,15 +11,15 @@ from zarr_manifests.cli.console import (
     columns,
     console,
     plain_text,
+    session_at,
 )
-from zarr_manifests.repository import Repository
 
 __all__ = ["run"]
 
 
 def run(url: Url, branch: Branch = None, tag: Tag = None, snapshot: SnapshotId = None) -> None:
     """Show how many chunks and bytes each array has: inline, native and virtual."""
-    session = Repository.open(url).readonly_session(branch, tag=tag, snapshot_id=snapshot)
+    session = session_at(url, branch, tag, snapshot)
     arrays = session.du()
     numbers = ("chunks", "inline", "native", "virtual", "bytes")
     table = columns("", *numbers, right=numbers, whole=("",))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from rich.table import Table
@@ -12,10 +13,12 @@ from zarr_manifests.cli.console import (
     bytes_text,
     columns,
     console,
+    count_text,
     plain_text,
     time_text,
     totals_text,
 )
+from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.format.envelope import FORMAT_VERSION
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.format.root import ROOT_KEY, Root
@@ -53,9 +56,23 @@ def _facts(repo: Repository, root: Root) -> Table:
     last = next(repo.ancestry())
     done = ", ".join(filter(None, (last.kind, totals_text(last.totals))))
     facts.add_row("last on main", f"{plain_text(last.message)} [{done}]")
-    for name, value in repo.config.to_dict().items():
-        facts.add_row("config", f"{name}: {value}")
+    for line in _options(repo.config):
+        facts.add_row("config", line)
     return facts
+
+
+def _options(config: RepositoryConfig) -> Iterator[str]:
+    """The options, but of the manifests' planning only how much there is of it."""
+    options = config.to_dict()
+    del options["chunk-manifests"]
+    for name, value in options.items():
+        if isinstance(value, dict):
+            yield from (f"{name}.{inner}: {plain}" for inner, plain in value.items())
+        else:
+            yield f"{name}: {value}"
+    planned = config.chunk_manifests
+    counts = (count_text(len(planned.sets), "set"), count_text(len(planned.rules), "rule"))
+    yield f"chunk-manifests: {', '.join(counts)} (see `zarr-manifests config show`)"
 
 
 def _refs(repo: Repository) -> Table:

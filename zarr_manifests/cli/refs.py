@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from zarr_manifests.cli.console import Url, columns, console
+from zarr_manifests.cli.console import Url, columns, console, snapshot_at
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.repository import Repository
 
@@ -16,7 +16,9 @@ __all__ = ["run_branch", "run_tag"]
 _Name = Annotated[str | None, typer.Argument(help="The one to make or delete.", show_default=False)]
 _At = Annotated[
     str | None,
-    typer.Option("--at", help="Make it at the snapshot with this id.", show_default="main's head"),
+    typer.Option(
+        "--at", help="Make it at this snapshot, branch or tag.", show_default="main's head"
+    ),
 ]
 _Delete = Annotated[bool, typer.Option("--delete", "-d", help="Delete it.")]
 
@@ -24,12 +26,14 @@ _Delete = Annotated[bool, typer.Option("--delete", "-d", help="Delete it.")]
 def run_branch(url: Url, name: _Name = None, at: _At = None, delete: _Delete = False) -> None:
     """List branches; or make one, or delete one."""
     repo = Repository.open(url)
+    at = None if at is None else snapshot_at(repo, at)
     _run(name, at, delete, repo.list_branches, repo.create_branch, repo.delete_branch)
 
 
 def run_tag(url: Url, name: _Name = None, at: _At = None, delete: _Delete = False) -> None:
     """List tags; or make one, or delete one, whose name is then never used again."""
     repo = Repository.open(url)
+    at = None if at is None else snapshot_at(repo, at)
     _run(name, at, delete, repo.list_tags, repo.create_tag, repo.delete_tag)
 
 

@@ -19,12 +19,12 @@ from zarr_manifests.cli.console import (
     columns,
     console,
     plain_text,
+    session_at,
 )
 from zarr_manifests.display import hierarchy
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.keys import ArrayMeta
-from zarr_manifests.repository import Repository
 
 __all__ = ["run"]
 
@@ -44,7 +44,7 @@ def run(
     ] = False,
 ) -> None:
     """Show groups and arrays: dimensions, type, chunk shape and units."""
-    session = Repository.open(url).readonly_session(branch, tag=tag, snapshot_id=snapshot)
+    session = session_at(url, branch, tag, snapshot)
     view = session.store.workspace.view
     last = ("there", "stored") if chunks else ("units",)
     numbers = last if chunks else ()

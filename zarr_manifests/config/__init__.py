@@ -1,5 +1,29 @@
 """The configuration of a repository: its options, and how manifests are planned."""
 
-from zarr_manifests.config.repository import RepositoryConfig
+from zarr_manifests.config.manifests import (
+    ChunkManifests,
+    Interval,
+    ManifestSet,
+    Preload,
+    Rule,
+    Split,
+)
+from zarr_manifests.config.repository import (
+    Commits,
+    Compaction,
+    RepositoryConfig,
+    config_schema,
+)
 
-__all__ = ["RepositoryConfig"]
+__all__ = [
+    "ChunkManifests",
+    "Commits",
+    "Compaction",
+    "Interval",
+    "ManifestSet",
+    "Preload",
+    "RepositoryConfig",
+    "Rule",
+    "Split",
+    "config_schema",
+]

@@ -1,22 +1,94 @@
 """The configuration of a repository: kept in its root state, overlaid when it is opened.
 
-Names are written with hyphens, as in YAML (`inline-chunk-bytes`). Validation reports every fault
-at once, each with its place.
+Names are written with hyphens, as in YAML (`inline-chunk-bytes`), in sections (`compaction`).
+Validation reports every fault at once, each with its place.
+
+To add an option is to add a field; to add a section is to add a `Section` and a field for it.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, cast
 
+from zarr_manifests.config.manifests import ChunkManifests
+from zarr_manifests.config.options import (
+    Choice,
+    Faults,
+    Nested,
+    Section,
+    Whole,
+    described,
+    options_of,
+    spelled,
+)
+from zarr_manifests.config.text import dump_yaml, load_yaml
 from zarr_manifests.errors import ConfigError
 
-__all__ = ["RepositoryConfig"]
+__all__ = ["Commits", "Compaction", "RepositoryConfig", "config_schema"]
+
+MAX_CONFIG_BYTES: Final = 16 * 1024
+_SCHEMA_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
 @dataclass(frozen=True, slots=True)
-class RepositoryConfig:
+class Commits(Section):
+    """How commits are made.
+
+    Parameters
+    ----------
+    mode : {"delta", "rewrite"}
+        `delta`: a commit writes what it changes. `rewrite`: after each commit the manifests that
+        it touches are packed anew, which costs more then and less when reading.
+    attempts : int
+        How often a commit that other writers overtake is rebased and swapped again. 1 to 10,000.
+    """
+
+    mode: str = field(
+        default="delta",
+        metadata=described(
+            Choice(("delta", "rewrite")),
+            "delta: write what changes; rewrite: pack touched manifests anew after each commit",
+        ),
+    )
+    attempts: int = field(
+        default=100,
+        metadata=described(
+            Whole(1, 10_000), "how often a commit that others overtake is tried again"
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction(Section):
+    """When deltas are brought together.
+
+    Parameters
+    ----------
+    max_delta_count : int
+        Number of deltas since the base at which a commit is followed by a fold, which rewrites
+        them into a new base. 1 to 1,000.
+    """
+
+    max_delta_count: int = field(
+        default=50,
+        metadata=described(
+            Whole(1, 1_000), "deltas since the base at which they are folded into a new one"
+        ),
+    )
+
+
+_FLAT: Final = {
+    "max-delta-count": ("compaction", "max-delta-count"),
+    "commit-attempts": ("commits", "attempts"),
+}
+"""Options that are also read, and in Python given, outside of their section."""
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class RepositoryConfig(Section):
     """Options of a repository.
 
     Parameters
@@ -24,21 +96,26 @@ class RepositoryConfig:
     inline_chunk_bytes : int
         Chunks of at most this many bytes are kept in the manifest itself, not in an object of
         their own. 0 to 65,536.
-    max_delta_count : int
-        Number of deltas since the base at which a commit is followed by a fold, which rewrites
-        them into a new base. 1 to 1,000.
-    commit_attempts : int
-        How often a commit that other writers overtake is rebased and swapped again. 1 to 10,000.
+    max_delta_count : int, optional
+        The same as `compaction.max_delta_count`.
+    commit_attempts : int, optional
+        The same as `commits.attempts`.
     pack_chunk_bytes : int
         Chunks of at most this many bytes that are not inline share objects, packs, with others.
         0 to 67,108,864.
     pack_bytes : int
         Size of a pack at which it is written before the commit. 1 to 1,073,741,824.
+    commits : Commits, optional
+        How commits are made.
+    compaction : Compaction, optional
+        When deltas are brought together.
+    chunk_manifests : ChunkManifests, optional
+        How manifests are planned.
 
     Raises
     ------
     ConfigError
-        If a value is out of range; `problems` names each.
+        If a value is out of range, or all together are more than 16 KiB; `problems` names each.
 
     Examples
     --------
@@ -47,55 +124,202 @@ class RepositoryConfig:
     1024
     """
 
-    inline_chunk_bytes: int = 512
-    max_delta_count: int = 50
-    commit_attempts: int = 100
-    pack_chunk_bytes: int = 262_144
-    pack_bytes: int = 8_388_608
+    inline_chunk_bytes: int = field(
+        default=512,
+        metadata=described(
+            Whole(0, 65_536), "chunks of at most this many bytes are kept in the manifest itself"
+        ),
+    )
+    pack_chunk_bytes: int = field(
+        default=262_144,
+        metadata=described(
+            Whole(0, 67_108_864),
+            "chunks of at most this many bytes that are not inline share objects with others",
+        ),
+    )
+    pack_bytes: int = field(
+        default=8_388_608,
+        metadata=described(
+            Whole(1, 1_073_741_824), "bytes of shared chunks that are written as one object"
+        ),
+    )
+    commits: Commits = field(
+        default=Commits(), metadata=described(Nested(Commits), "how commits are made")
+    )
+    compaction: Compaction = field(
+        default=Compaction(),
+        metadata=described(Nested(Compaction), "when deltas are brought together"),
+    )
+    chunk_manifests: ChunkManifests = field(
+        default=ChunkManifests(),
+        metadata=described(
+            Nested(ChunkManifests), "which chunk refs are packed together, split and preloaded"
+        ),
+    )
 
-    def __post_init__(self) -> None:
-        bounds = {
-            "inline_chunk_bytes": (0, 65_536),
-            "max_delta_count": (1, 1_000),
-            "commit_attempts": (1, 10_000),
-            "pack_chunk_bytes": (0, 67_108_864),
-            "pack_bytes": (1, 1_073_741_824),
+    def __init__(
+        self,
+        inline_chunk_bytes: int = 512,
+        max_delta_count: int | None = None,
+        commit_attempts: int | None = None,
+        pack_chunk_bytes: int = 262_144,
+        pack_bytes: int = 8_388_608,
+        *,
+        commits: Commits | None = None,
+        compaction: Compaction | None = None,
+        chunk_manifests: ChunkManifests | None = None,
+    ) -> None:
+        faults = Faults()
+        values: dict[str, Any] = {
+            "inline_chunk_bytes": inline_chunk_bytes,
+            "pack_chunk_bytes": pack_chunk_bytes,
+            "pack_bytes": pack_bytes,
+            "commits": Commits() if commits is None else commits,
+            "compaction": Compaction() if compaction is None else compaction,
+            "chunk_manifests": ChunkManifests() if chunk_manifests is None else chunk_manifests,
         }
-        problems = []
-        for name, (low, high) in bounds.items():
-            value = getattr(self, name)
-            place = name.replace("_", "-")
-            if type(value) is not int:
-                problems.append(f"{place}: expected a whole number, got {value!r}")
-            elif not low <= value <= high:
-                problems.append(f"{place}: {value} is not within {low} to {high}")
-        if problems:
-            raise ConfigError(problems)
+        flat = {"max-delta-count": max_delta_count, "commit-attempts": commit_attempts}
+        for name, value in flat.items():
+            section, option = _FLAT[name]
+            if value is not None and isinstance(values[section], Section):
+                values[section] = _with_flat(values[section], option, value, name, faults)
+        for field_name, value in values.items():
+            object.__setattr__(self, field_name, value)
+        try:
+            Section.__post_init__(self)
+        except ConfigError as error:
+            faults.add_within("", error.problems)
+        faults.throw()
 
-    def to_dict(self) -> dict[str, int]:
-        """The options under their hyphenated names."""
-        return {f.name.replace("_", "-"): getattr(self, f.name) for f in fields(self)}
+    def _check_together(self, faults: Faults) -> None:
+        size = len(json.dumps(self.to_dict(), ensure_ascii=False).encode("utf-8", "replace"))
+        if size > MAX_CONFIG_BYTES:
+            faults.add(
+                "",
+                f"the configuration takes {size:,} bytes as JSON and {MAX_CONFIG_BYTES:,} are "
+                "allowed, since every commit writes it; use fewer or shorter rules",
+            )
 
-    @classmethod
-    def from_dict(cls, options: Mapping[str, Any]) -> RepositoryConfig:
-        """The configuration with these options, named with hyphens or underscores.
+    @property
+    def max_delta_count(self) -> int:
+        """The same as `compaction.max_delta_count`."""
+        return self.compaction.max_delta_count
+
+    @property
+    def commit_attempts(self) -> int:
+        """The same as `commits.attempts`."""
+        return self.commits.attempts
+
+    def to_dict(self) -> dict[str, Any]:
+        """The options under their hyphenated names, in sections."""
+        return self.write()
+
+    def to_yaml(self) -> str:
+        """The options as YAML, which `from_yaml` reads.
+
+        Examples
+        --------
+        >>> print(RepositoryConfig().to_yaml())
+        inline-chunk-bytes: 512
+        ...
+        """
+        return dump_yaml(self.to_dict())
+
+    def overlaid(self, options: Mapping[str, Any]) -> RepositoryConfig:
+        """The same with these options, named with hyphens or underscores, in sections.
+
+        Sections are gone into; a list, such as `sets`, replaces the whole list. Of `sets` and
+        `rules`, which belong together, `sets` without `rules` also replaces the rules, by those
+        that there are by default.
 
         Raises
         ------
         ConfigError
-            For unknown options and values out of range, all in one error.
+            For unknown options and wrong values, all in one error.
         """
-        known = {f.name for f in fields(cls)}
-        given = {str(name).replace("-", "_"): value for name, value in options.items()}
-        listed = ", ".join(sorted(name.replace("_", "-") for name in known))
-        problems = [
-            f"{name.replace('_', '-')}: unknown option; known are {listed}"
-            for name in sorted(given.keys() - known)
-        ]
-        try:
-            config = cls(**{name: given[name] for name in given.keys() & known})
-        except ConfigError as error:
-            problems.extend(error.problems)
-        if problems:
-            raise ConfigError(problems)
-        return config
+        faults = Faults()
+        if not isinstance(options, Mapping):
+            faults.add("", "expected options and their values")
+            faults.throw()
+        sections, base = _into_sections(options, self, faults)
+        found = RepositoryConfig.read(sections, "", faults, base)
+        faults.throw()
+        return cast("RepositoryConfig", found)
+
+    @classmethod
+    def from_dict(cls, options: Mapping[str, Any]) -> RepositoryConfig:
+        """The configuration with these options, named with hyphens or underscores, in sections.
+
+        Raises
+        ------
+        ConfigError
+            For unknown options and wrong values, all in one error.
+        """
+        return cls().overlaid(options)
+
+    @classmethod
+    def from_yaml(cls, text: str | bytes) -> RepositoryConfig:
+        """The configuration that a YAML document holds.
+
+        Raises
+        ------
+        ConfigError
+            For all faults at once, each with its place; and for texts over 1 MiB, aliases,
+            anchors, tags, keys given twice and deep nesting.
+
+        Examples
+        --------
+        >>> config = RepositoryConfig.from_yaml("compaction: {max-delta-count: 20}")
+        >>> config.compaction.max_delta_count
+        20
+        """
+        options = load_yaml(text)
+        return cls.from_dict({} if options is None else options)
+
+
+def config_schema() -> dict[str, Any]:
+    """The JSON Schema of a configuration, for editors.
+
+    Examples
+    --------
+    >>> config_schema()["properties"]["commits"]["properties"]["mode"]["enum"]
+    ['delta', 'rewrite']
+    """
+    schema = RepositoryConfig.schema()
+    for name, (section, option) in _FLAT.items():
+        same = schema["properties"][section]["properties"][option]
+        about = f"the same as {option} in {section}, where it is better written"
+        schema["properties"][name] = same | {"description": about}
+    title = "Configuration of a zarr_manifests repository"
+    return {"$schema": _SCHEMA_DIALECT, "title": title} | schema
+
+
+def _with_flat[S: Section](section: S, option: str, value: object, place: str, faults: Faults) -> S:
+    """The section with an option that is given outside of it."""
+    field_name = option.replace("-", "_")
+    kind = options_of(type(section))[option].kind
+    found = kind.read(value, place, faults, getattr(section, field_name))
+    changed: S = replace(cast("Any", section), **{field_name: found})
+    return changed
+
+
+def _into_sections(
+    options: Mapping[str, Any], base: RepositoryConfig, faults: Faults
+) -> tuple[dict[Any, Any], RepositoryConfig]:
+    """The options but those given flat, and the base with these in their sections."""
+    left: dict[Any, Any] = {}
+    moved: dict[str, Any] = {}
+    for key, value in options.items():
+        flat = _FLAT.get(spelled(key).replace("_", "-"))
+        if flat is None:
+            left[key] = value
+            continue
+        name, option = flat
+        section = moved.get(name) or getattr(base, name)
+        moved[name] = _with_flat(section, option, value, spelled(key), faults)
+        inside = options.get(name)
+        if isinstance(inside, Mapping) and any(
+            spelled(other).replace("_", "-") == option for other in inside
+        ):
+            faults.add(spelled(key), f"given twice, also as {name}.{option}; keep that")
+    return left, replace(base, **moved)

@@ -8,7 +8,7 @@ at their new places, so that whoever wrote to the array meanwhile is in conflict
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -20,20 +20,22 @@ from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.keys import ArrayMeta
-from zarr_manifests.planning.arrange import plan_move, reindexed, shifted
+from zarr_manifests.planning.arrange import Places, moves_of, plan_move, reindexed, shifted
 from zarr_manifests.planning.merge import rearranged
 
 __all__ = ["move_node", "node_path", "reindex_chunks", "shift_chunks"]
 
 
-def node_path(path: str) -> str:
+def node_path(path: object) -> str:
     """A path as nodes have it: without slashes at its ends.
 
     Raises
     ------
     InvalidArgumentError
-        If a segment is empty, `.` or `..`.
+        If it is no text, or a segment is empty, `.` or `..`.
     """
+    if not isinstance(path, str):
+        raise InvalidArgumentError(f"{path!r} is no path of a group or array")
     stripped = path.strip("/")
     if stripped and not {"", ".", ".."}.isdisjoint(stripped.split("/")):
         raise InvalidArgumentError(f"{path[:80]!r} is no path of a group or array")
@@ -53,38 +55,42 @@ def move_node(workspace: Workspace, old: str, new: str) -> None:
             workspace.put_node(to, replace(node, path=to))
 
 
-def shift_chunks(workspace: Workspace, path: str, offset: Sequence[int]) -> None:
+def shift_chunks(workspace: Workspace, path: str, offset: Iterable[int]) -> None:
     """Move all chunks of an array by that many chunks along each axis."""
     with workspace.lock:
         node, meta = _array(workspace, path)
-        if len(offset) != len(meta.shape) or not all(
-            isinstance(step, int | np.integer) for step in offset
-        ):
+        steps = _steps(offset)
+        if steps is None or len(steps) != len(meta.shape):
             raise InvalidArgumentError(
-                f"/{node.path} has {len(meta.shape)} axes; {tuple(offset)} is not a whole number "
-                "of chunks for each"
+                f"/{node.path} has {len(meta.shape)} axes; {offset!r} is not a whole number of "
+                "chunks for each"
             )
         table = workspace.settled_chunks(node)
-        if table is not None and any(offset):
-            keep, coords = shifted(table.coords(), tuple(map(int, offset)), meta.grid.hi)
+        if table is not None and any(steps):
+            keep, coords = shifted(table.coords(), steps, meta.grid.hi)
             _rearrange(workspace, node, table, keep, coords)
+
+
+def _steps(offset: object) -> Coords | None:
+    """The whole numbers of an offset; None if it is something else."""
+    steps = tuple(offset) if isinstance(offset, Iterable) else (None,)
+    whole = (isinstance(s, int | np.integer) and not isinstance(s, bool) for s in steps)
+    return tuple(map(int, steps)) if all(whole) else None
 
 
 def reindex_chunks(
     workspace: Workspace,
     path: str,
-    places: Mapping[Coords, Coords | None] | Callable[[Coords], Coords | None],
+    places: Places,
 ) -> None:
     """Move the chunks of an array to where `places` says."""
     with workspace.lock:
         node, meta = _array(workspace, path)
         table = workspace.settled_chunks(node)
-        if table is None:
-            return
-        find = (lambda c: places.get(c, c)) if isinstance(places, Mapping) else places
-        before = table.coords()
-        keep, coords = reindexed(before, find, meta.grid, f"/{node.path}")
-        if not keep.all() or (coords != before).any():
+        before = np.zeros((0, len(meta.shape)), np.int64) if table is None else table.coords()
+        name = f"/{node.path}"
+        keep, coords = reindexed(before, moves_of(places, before, name), meta.grid, name)
+        if table is not None and not (keep.all() and (coords == before).all()):
             _rearrange(workspace, node, table, keep, coords)
 
 

@@ -2,8 +2,8 @@
 
 A `ChangeSet` is a plain value store: nodes by path (None = deleted), chunk refs by node and
 coordinate, whole tables of refs under these, truncations. The rules about *what* to record live
-in `workspace`; here is only how change sets are compared and brought together when forks are
-merged.
+in `workspace`; here is only how change sets are compared, how they travel in a fork (`ForkState`),
+and how they are brought together when forks are merged.
 
 Invariant: a node that was made and deleted within the change set leaves no trace in it; refs are
 only recorded for nodes that exist.
@@ -15,7 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.errors import Conflict
+from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import (
     UNSET,
     ChunkTable,
@@ -39,8 +41,10 @@ from zarr_manifests.planning.merge import (
     select,
     shared_rows,
 )
+from zarr_manifests.storage import Storage
+from zarr_manifests.virtual.containers import Containers
 
-__all__ = ["ChangeSet", "Merge", "Owners", "same_bytes"]
+__all__ = ["ChangeSet", "ForkState", "Merge", "Owners", "same_bytes"]
 
 _ABSENT: Final = object()
 
@@ -200,6 +204,48 @@ class ChangeSet:
         known = set(before.unsynced)
         unsynced = [key for key in self.unsynced if key not in known]
         return ChangeSet(nodes, chunks, truncated, unsynced, tables)
+
+
+@dataclass(frozen=True, slots=True)
+class ForkState:
+    """A copy of a workspace, as it travels.
+
+    Parameters
+    ----------
+    repository_id : str
+        Of the repository it belongs to.
+    storage : Storage
+        Where that lies.
+    config : RepositoryConfig
+        Of the session it was made from.
+    head, base : BlobRef
+        The snapshot, and the base it reads.
+    start : int
+        The root version the session began at.
+    lineage : bytes or None
+        What the session's copies have in common; None for a read-only copy.
+    copy_id : str
+        The session id under which the copy's own changes were written.
+    before, after : ChangeSet
+        The changes it started from, and those it has now.
+    explicit : bool
+        Whether it was asked for (`session.fork()`) and not made by pickling a session's store.
+    containers : Containers
+        The places elsewhere that virtual chunks may be read from; they hold no secrets.
+    """
+
+    repository_id: str
+    storage: Storage
+    config: RepositoryConfig
+    head: BlobRef
+    base: BlobRef | None
+    start: int
+    lineage: bytes | None
+    copy_id: str
+    before: ChangeSet
+    after: ChangeSet
+    explicit: bool
+    containers: Containers = field(default_factory=Containers)
 
 
 @dataclass(slots=True)

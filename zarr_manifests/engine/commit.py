@@ -10,8 +10,8 @@
    delta between (`planning.rebase`) and only its snapshot is written anew on top of the new tip;
    manifests and delta are never uploaded twice.
 
-The fence is checked against each root that is about to be replaced, so the swap itself guarantees
-that it held.
+The fence, and that a snapshot which chunk refs were taken from is still in history, are checked
+against each root that is about to be replaced, so the swap itself guarantees that they held.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from zarr_manifests.engine.ancestry import find_in_history
 from zarr_manifests.engine.changes import ChangeSet
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
@@ -95,13 +96,17 @@ def commit(
     packs: Sequence[Pack] = (),
     *,
     replaces: SnapshotView | None = None,
+    source: str | None = None,
 ) -> Committed:
     """Commit `changes`, made on top of `view`, to the branch, and write the packs they refer to.
 
-    With `replaces`, a child of `view`, the commit takes the place of that head or conflicts.
+    With `replaces`, a child of `view`, the commit takes the place of that head or conflicts. With
+    `source`, the id of a snapshot that chunk refs were taken from, that has to be in history.
 
     Raises
     ------
+    SnapshotExpiredError
+        If `source` is in history no more; nothing was committed.
     ConflictError
         If the branch has moved and the changes cannot be rebased; nothing was committed.
     FencedError
@@ -122,6 +127,8 @@ def commit(
     for attempt in range(context.config.commit_attempts):
         root = context.roots.with_branch(at.root, branch)
         tip = _checked_tip(root, branch, keys.session_id)
+        if source is not None:
+            find_in_history(context, root, source)
         if replaces is not None:
             _check_replaced(branch, tip, replaces)
         elif tip.head.key != parent.ref.key:
@@ -258,7 +265,9 @@ def _place(
     known = {upload.key: upload.data for upload in prepared.uploads}
     nodes = {**parent.nodes, **{node.path: node for node in prepared.delta.nodes}}
     held = {part.node_id for part in prepared.delta.embedded.directory()}
-    entry = DeltaEntry.of(prepared.log, prepared.delta, coordinate_ids(nodes.values(), held))
+    coordinates = coordinate_ids(nodes.values(), held)
+    sequence = parent.snapshot.sequence + 1
+    entry = DeltaEntry.of(prepared.log, prepared.delta, sequence, coordinates)
     snapshot = replace(
         prepared.snapshot,
         parent=parent.ref.bare(),
@@ -266,6 +275,7 @@ def _place(
         deltas=(*parent.snapshot.deltas, entry),
         streams=tip.streams,
         digests=parent.snapshot.digests,
+        sequence=sequence,
         # Never before the tip, or `as_of` would find what was not there yet.
         written_ms=max(prepared.snapshot.written_ms, tip.written_ms),
     ).with_delta_copies(known)

@@ -12,7 +12,7 @@ from functools import partial
 from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.engine.objects import Objects, Upload
 from zarr_manifests.engine.roots import RootAt, Roots
-from zarr_manifests.errors import AlreadyExistsError, UnsupportedStorageError
+from zarr_manifests.errors import AlreadyExistsError, ObjectNotFoundError, UnsupportedStorageError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
 from zarr_manifests.format.root import ROOT_KEY, WRITE_ID_BYTES, Branch, LogEntry, Root
@@ -70,16 +70,24 @@ def _check_empty(storage: Storage) -> None:
         )
     abandoned = (f"deltas/{0:012d}-", f"snapshots/{0:012d}-")
     for info in storage.list():
-        if info.key == ROOT_KEY:
-            raise AlreadyExistsError(
-                f"there is a repository at {storage.url}; open it, or use open_or_create"
-            )
-        if not info.key.startswith(abandoned):
+        if info.key == ROOT_KEY or not info.key.startswith(abandoned):
+            _refuse_repository(storage)
             raise AlreadyExistsError(
                 f"{storage.url} is not empty (it holds {info.key!r}) and has no repository; "
                 "choose an empty place. If there was a repository here, its object 'current' is "
                 "lost: the newest archive under 'root/' holds its last known state"
             )
+
+
+def _refuse_repository(storage: Storage) -> None:
+    """Raise if there is one; what lies there comes before its root in a listing."""
+    try:
+        storage.head(ROOT_KEY)
+    except ObjectNotFoundError:
+        return
+    raise AlreadyExistsError(
+        f"there is a repository at {storage.url}; open it, or use open_or_create"
+    )
 
 
 def _first_snapshot(objects: Objects, runtime: Runtime) -> BlobRef:

@@ -101,6 +101,7 @@ def _try(
         rewrite.log,
         {},
         current.streams,
+        sequence=current.sequence,
     ).with_delta_copies({})
     head = Upload(keys.next("snapshots"), snapshot.encode())
     context.runtime.parallel(
@@ -152,7 +153,8 @@ def _rewrite(context: Context, view: SnapshotView, keys: SessionKeys) -> _Rewrit
         refs.append(ManifestRef(upload.ref, packed.directory()))
         known[upload.key] = upload.data
     base_manifests = _with_coordinate_copies(view, [*kept, *refs], known)
-    base = Base(tuple(view.nodes[path] for path in sorted(view.nodes)), base_manifests)
+    nodes = tuple(view.nodes[path] for path in sorted(view.nodes))
+    base = Base(nodes, base_manifests, view.snapshot.sequence)
     base_upload = Upload(keys.next("nodes"), base.encode())
     commit_id = context.runtime.random_bytes(COMMIT_ID_BYTES)
     log = Upload(keys.next("deltas"), Delta(commit_id).encode())

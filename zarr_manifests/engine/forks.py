@@ -12,11 +12,10 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
-from zarr_manifests.config import RepositoryConfig
-from zarr_manifests.engine.changes import ChangeSet, Merge, Owners
+from zarr_manifests.engine.changes import ChangeSet, ForkState, Merge, Owners
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.objects import Objects
@@ -24,55 +23,10 @@ from zarr_manifests.engine.roots import Roots
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.engine.workspace import Workspace
 from zarr_manifests.errors import ConflictError, InvalidArgumentError, UnmergedForksError
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.ids import session_of, snapshot_id_of
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock, Runtime
-from zarr_manifests.storage import Storage
-from zarr_manifests.virtual.containers import Containers
 
-__all__ = ["ForkState", "freeze", "merge_forks", "refuse_unmerged", "revive"]
-
-
-@dataclass(frozen=True, slots=True)
-class ForkState:
-    """A copy of a workspace, as it travels.
-
-    Parameters
-    ----------
-    repository_id : str
-        Of the repository it belongs to.
-    storage : Storage
-        Where that lies.
-    config : RepositoryConfig
-        Of the session it was made from.
-    head, base : BlobRef
-        The snapshot, and the base it reads.
-    start : int
-        The root version the session began at.
-    lineage : bytes or None
-        What the session's copies have in common; None for a read-only copy.
-    copy_id : str
-        The session id under which the copy's own changes were written.
-    before, after : ChangeSet
-        The changes it started from, and those it has now.
-    explicit : bool
-        Whether it was asked for (`session.fork()`) and not made by pickling a session's store.
-    containers : Containers
-        The places elsewhere that virtual chunks may be read from; they hold no secrets.
-    """
-
-    repository_id: str
-    storage: Storage
-    config: RepositoryConfig
-    head: BlobRef
-    base: BlobRef | None
-    start: int
-    lineage: bytes | None
-    copy_id: str
-    before: ChangeSet
-    after: ChangeSet
-    explicit: bool
-    containers: Containers = field(default_factory=Containers)
+__all__ = ["freeze", "merge_forks", "refuse_unmerged", "revive"]
 
 
 _VIEWS: OrderedDict[tuple[str, str], SnapshotView] = OrderedDict()

@@ -1,14 +1,18 @@
 """References made the contents of a workspace: documents written, chunks referred to or copied.
 
 Documents come first, so that the workspace itself says which key is a chunk of which array, and
-the refs of each array are then set as one table.
+the refs of each array are then set as one table. Keys are understood an array at a time.
 
 Invariant: nothing that is there already is changed, and nothing is left out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import Final
+
 import numpy as np
+from numpy.typing import NDArray
 
 from zarr_manifests.engine.workspace import Workspace
 from zarr_manifests.errors import (
@@ -18,7 +22,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.chunk_table import ChunkTable, VirtualRef
 from zarr_manifests.format.nodes import Node
-from zarr_manifests.grid import Coords
+from zarr_manifests.grid import IndexArray
 from zarr_manifests.keys import V3_DOCUMENT, join, split
 from zarr_manifests.virtual.columns import table_of
 from zarr_manifests.virtual.containers import Containers
@@ -27,7 +31,9 @@ from zarr_manifests.virtual.references import References
 
 __all__ = ["import_references"]
 
-_GROUP = b'{"zarr_format":3,"node_type":"group","attributes":{}}'
+_SLICE_KEYS: Final = 1 << 17
+"""Keys looked at at once."""
+_GROUP: Final = b'{"zarr_format":3,"node_type":"group","attributes":{}}'
 
 
 def import_references(
@@ -60,27 +66,108 @@ def import_references(
     path = path.strip("/")
     _make_room(workspace, path)
     _write_values(workspace, path, references)
-    arrays: dict[bytes, tuple[Node, list[int], list[Coords]]] = {}
+    rows_of, others = _by_array(workspace, path, references)
+    reader = VirtualReader(trusted)
+    for place, parts in rows_of.items():
+        node = workspace.array_at(place)
+        assert node.array is not None
+        rows = np.concatenate([rows for rows, _ in parts])
+        coords = np.concatenate([coords for _, coords in parts])
+        if not len(rows):
+            continue
+        if not copy:
+            table = _table(workspace, node, references, rows, coords)
+            workspace.put_table(node.path, node.array.grid, table)
+            continue
+        for row, at in zip(rows.tolist(), coords.tolist(), strict=True):
+            key = join(node.path, node.array.chunk_keys.encode(tuple(at)))
+            _copy(workspace, reader, trusted, references, row, key)
+    for row in others:
+        _copy(workspace, reader, trusted, references, row, join(path, references.keys[row]))
+
+
+def _copy(
+    workspace: Workspace,
+    reader: VirtualReader,
+    trusted: Containers,
+    references: References,
+    row: int,
+    key: str,
+) -> None:
+    ref = _ref(trusted, references, row)
+    workspace.set(key, reader.read(ref, 0, ref.length))
+
+
+type _Parts = dict[str, list[tuple[IndexArray, IndexArray]]]
+"""By path of an array: rows, and the chunk coordinates of each."""
+
+
+def _by_array(workspace: Workspace, path: str, references: References) -> tuple[_Parts, list[int]]:
+    """The rows of each array, and those of no array."""
+    parts: _Parts = {}
+    odd: list[int] = []
+    for node, rows in _below_arrays(workspace, path, references.keys, odd):
+        for start in range(0, len(rows), _SLICE_KEYS):
+            some = np.array(rows[start : start + _SLICE_KEYS], np.int64)
+            coords, known = _decoded(node, path, references.keys, some)
+            parts.setdefault(node.path, []).append((some[known], coords[known]))
+            odd += some[~known].tolist()
     others = []
-    for row, key in enumerate(references.keys):
-        chunk = workspace.chunk_at(join(path, key))
+    for row in odd:  # such as chunks of an array that has another one in its key space
+        chunk = workspace.chunk_at(join(path, references.keys[row]))
         if chunk is None:
             others.append(row)
         else:
-            _, rows, coords = arrays.setdefault(chunk[0].node_id, (chunk[0], [], []))
-            rows.append(row)
-            coords.append(chunk[1])
-    reader = VirtualReader(trusted)
-    for node, rows, coords in arrays.values():
-        table = _table(workspace, node, references, rows, coords)
-        if not copy:
-            assert node.array is not None
-            workspace.put_table(node.path, node.array.grid, table)
+            one = np.array(chunk[1], np.int64).reshape(1, -1)
+            parts.setdefault(chunk[0].path, []).append((np.array([row], np.int64), one))
+    for numbered in references.numbered:
+        node = workspace.array_at(join(path, numbered.path) if numbered.path else path)
+        assert node.array is not None
+        rows_ = np.arange(numbered.first, numbered.first + len(numbered.chunk))
+        parts.setdefault(node.path, []).append((rows_, node.array.grid.unravel(numbered.chunk)))
+    return parts, others
+
+
+def _below_arrays(
+    workspace: Workspace, path: str, keys: Sequence[str], odd: list[int]
+) -> Iterator[tuple[Node, list[int]]]:
+    """The nearest array above each key, with the rows of all its keys; rows without are `odd`."""
+    folders: dict[str, list[int]] = {}
+    for row, key in enumerate(keys):
+        folders.setdefault(key[: max(key.rfind("/"), 0)], []).append(row)
+    found: dict[str, tuple[Node, list[int]]] = {}
+    for folder, rows in folders.items():
+        node = _array_above(workspace, join(path, folder) if folder else path)
+        if node is None:
+            odd += rows
         else:
-            others += rows
-    for row in others:  # copied one by one, so that what lies in memory is one of them
-        ref = _ref(trusted, references, row)
-        workspace.set(join(path, references.keys[row]), reader.read(ref, 0, ref.length))
+            found.setdefault(node.path, (node, []))[1].extend(rows)
+    yield from found.values()
+
+
+def _array_above(workspace: Workspace, place: str) -> Node | None:
+    """The array at the place, or the nearest above it."""
+    while True:
+        node = workspace.node(place)
+        if node is not None and node.array is not None:
+            return node
+        if not place:
+            return None
+        place, _ = split(place)
+
+
+def _decoded(
+    node: Node, path: str, keys: Sequence[str], rows: IndexArray
+) -> tuple[IndexArray, NDArray[np.bool_]]:
+    """Coordinates of the rows' keys, and which of them are surely chunks of the node."""
+    assert node.array is not None
+    shape = node.array.grid.shape
+    # Imports go to where no array is, so that the node is at `path` or below it.
+    inner = node.path[len(path) :].lstrip("/") if path else node.path
+    skip = len(inner) + 1 if inner else 0
+    rests = [keys[row][skip:] for row in rows.tolist()]
+    coords, known = node.array.chunk_keys.decode_many(rests, len(shape))
+    return coords, known & (coords < np.asarray(shape, np.int64)).all(axis=1)
 
 
 def _make_room(workspace: Workspace, path: str) -> None:
@@ -119,13 +206,12 @@ def _table(
     workspace: Workspace,
     node: Node,
     references: References,
-    rows: list[int],
-    coords: list[Coords],
+    rows: IndexArray,
+    index: IndexArray,
 ) -> ChunkTable:
     assert node.array is not None
-    index = np.array(coords, np.int64).reshape(len(rows), node.array.grid.ndim)
     order = np.argsort(node.array.grid.ravel(index), kind="stable")
-    which = np.array(rows, np.int64)[order]
+    which = rows[order]
     # Files in the order of the chunks, so that their numbers rise along the table.
     used, first, source = np.unique(
         references.source[which], return_index=True, return_inverse=True

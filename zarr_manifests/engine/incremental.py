@@ -7,9 +7,9 @@
 2. Commit by commit, from the oldest: the delta's chunk tables are decoded and become records, or,
    for the net change, are laid over those before.
 
-Invariants: a commit's own delta is never replaced by a compaction, so compactions are not seen;
-manifests of the base are not read, but, for the net change, where a chunk that was unset in the
-range has to be looked up at its start.
+Invariants: a commit's own delta is never replaced by a compaction, and no run of a read list is
+taken for it, so compactions are not seen; manifests of the base are not read, but, for the net
+change, where a chunk that was unset in the range has to be looked up at its start.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+from zarr_manifests.engine.ancestry import ancestors
 from zarr_manifests.engine.commit import delta_of
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.view import SnapshotView
@@ -33,14 +34,14 @@ from zarr_manifests.errors import (
     ObjectNotFoundError,
 )
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.grid import IndexArray
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
 from zarr_manifests.planning.incremental import Change, Net, NodeTable, changes_of
-from zarr_manifests.planning.presence import within, written
+from zarr_manifests.planning.presence import kinds_at
 
 __all__ = ["Mode", "changes_between", "chunks_there"]
 
@@ -87,12 +88,11 @@ def changes_between(
 
 
 def chunks_there(view: SnapshotView, node_id: bytes, coords: IndexArray) -> npt.NDArray[np.bool_]:
-    """Which of these chunks (int64[n, ndim]) the snapshot has; reads only leaves that may."""
-
-    def wanted(box: Box) -> bool:
-        return bool(within(box, coords).any())
-
-    return written(coords, view.overlay(node_id), view.leaves(node_id, wanted))
+    """Which of these chunks (int64[n, ndim], n >= 1) there are; reads only leaves that may tell."""
+    table = view.chunks_at(node_id, coords)
+    if table is None:
+        return np.zeros(len(coords), np.bool_)
+    return kinds_at(table, coords) > RefKind.UNSET
 
 
 def _range(
@@ -105,14 +105,12 @@ def _range(
     """The commits, oldest first, and the snapshot before the first of them."""
     stop = None if start is None else snapshot_key(start)
     commits: list[_Commit] = []
-    seen: set[str] = set()
     due: list[Snapshot] = []
-    ref: BlobRef | None = end
-    while ref is not None and ref.key != stop:
-        if ref.key in seen:
-            raise CorruptObjectError(f"{ref.key} is its own ancestor; the history is damaged")
-        seen.add(ref.key)
-        snapshot = context.objects.load(ref, Snapshot)
+    before: BlobRef | None = None
+    for ref, snapshot in ancestors(context, end):
+        if ref.key == stop:
+            before = ref
+            break
         commits.append(_Commit(snapshot_id_of(ref.key), snapshot.log.bare()))
         due.append(snapshot)
         if len(due) == _AT_ONCE:
@@ -122,14 +120,13 @@ def _range(
             progress(len(commits))
         if snapshot.parent is not None and snapshot_id_of(ref.key) == floor:
             raise _expired(start, end, f"the history of the branch begins at {floor}")
-        ref = snapshot.parent
-    if ref is None and start is not None:
+    if before is None and start is not None:
         raise InvalidArgumentError(
             f"snapshot {start} is not an ancestor of {snapshot_id_of(end.key)}; give the older "
             "one first"
         )
     _check_logs(context, due)
-    return commits[::-1], ref
+    return commits[::-1], before
 
 
 def _check_logs(context: Context, snapshots: list[Snapshot]) -> None:

@@ -2,16 +2,21 @@
 
 What is asked about a snapshot is answered from the live deltas' chunk tables (as for any read) on
 top of the base, and of the base from bitmaps of its leaves where the index has them, and else from
-the leaves themselves. Invariant: whatever of the index is missing, behind or cannot be read is as
-if it were not there, so answers never depend on it.
+the leaves themselves. On top of a leaf that is merged to a sequence comes only what is newer.
+Invariant: whatever of the index is missing, behind or cannot be read is as if it were not there,
+so answers never depend on it.
 
 To keep it, whoever writes new leaves calls `index_leaves` for what to upload beside them, and
-`with_entries` for the root that names it; `build_index` does both for leaves that are there.
+`with_entries` for the branch that names it; `build_index` does both for leaves that are there.
+
+Each branch of the root names a directory, or none; it names the bitmaps' objects (`blobs`) and
+what belongs to other indexes (`others`). These are reachable, and nothing else under `indexes/`
+is: the manifests that entries are about are not reached through them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -34,13 +39,12 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
-from zarr_manifests.format.envelope import Fields
 from zarr_manifests.format.index import Bitmap, Bitmaps, IndexDirectory, IndexEntry, LeafName
 from zarr_manifests.format.manifest import ManifestRef
-from zarr_manifests.format.root import Root
+from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.planning.merge import Overlay, inside
-from zarr_manifests.planning.presence import kinds_at, laid_over, within
+from zarr_manifests.planning.presence import kinds_at, laid_over, rows_in, within
 
 __all__ = [
     "IndexReport",
@@ -53,7 +57,6 @@ __all__ = [
     "with_entries",
 ]
 
-INITIALIZED: Final = "initialized-chunks"
 _OTHER_ENTRIES: Final = 4_096
 _BITMAPS_BYTES: Final = 1 << 20
 _SMALL_BYTES: Final = 1 << 10
@@ -87,32 +90,53 @@ class _Leaf:
     box: Box
     count: int
     manifest: ManifestRef
+    merged: int
+    """The sequence up to which it has all changes."""
 
     @property
     def name(self) -> LeafName:
         return self.node_id, self.box, self.manifest.blob.key, self.manifest.blob.crc32c
 
 
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Leaves of a node that are merged to the same sequence, and what is laid over just them.
+
+    To the group of those that have no live changes belongs what lies in no leaf.
+    """
+
+    leaves: list[_Leaf]
+    overlay: Overlay
+
+    @property
+    def rows(self) -> int:
+        """Number of chunks that live deltas set."""
+        table = self.overlay.table
+        return 0 if table is None else int((table.kind > RefKind.UNSET).sum())
+
+
 def _leaves_of(view: SnapshotView) -> list[_Leaf]:
     return [
-        _Leaf(part.node_id, part.box, part.count, manifest)
+        _Leaf(part.node_id, part.box, part.count, manifest, merged)
         for manifest in view.manifests
-        for part in manifest.parts
+        for part, merged in manifest.leaves()
     ]
 
 
-def index_pointer(root: Root) -> BlobRef | None:
-    """Where the directory is; None if there is none that is understood."""
-    named = root.extra.get("indexes")
-    try:
-        fields = Fields(named, "root.indexes")
-        return BlobRef.parse(Fields(fields.value.get(INITIALIZED), "root.indexes"))
-    except CorruptObjectError:
-        return None
+def index_pointer(context: Context, branch: str | None = None) -> BlobRef | None:
+    """Where the directory of the branch is, as of the newest root seen; of `main` if none is given.
+
+    It is true of whatever is read: an index of another branch knows less of it, not other things.
+    """
+    name = "main" if branch is None else branch
+    tip = context.roots.with_branch(context.roots.latest.root, name).branches.get(name)
+    return None if tip is None else tip.index
 
 
 class Presence:
     """Which chunks of a snapshot are there. Made for a few questions; reads what they need.
+
+    It asks the index of the branch; that of `main` if none is given.
 
     Attributes
     ----------
@@ -120,9 +144,10 @@ class Presence:
         Whether a leaf had to be read, as the index did not say what was asked.
     """
 
-    def __init__(self, context: Context, view: SnapshotView) -> None:
+    def __init__(self, context: Context, view: SnapshotView, branch: str | None = None) -> None:
         self._context = context
         self._view = view
+        self._branch = branch
         self._by_node: dict[bytes, list[_Leaf]] = {}
         for leaf in _leaves_of(view):
             self._by_node.setdefault(leaf.node_id, []).append(leaf)
@@ -131,22 +156,26 @@ class Presence:
 
     def coords(self, node_id: bytes, region: Box) -> IndexArray:
         """Coordinates (int64[n, ndim]) of the chunks in the region that are there, in C order."""
-        overlay = self._view.overlay(node_id)
+        groups = self._groups(node_id)
         if not region.size:
             return np.empty((0, region.ndim), np.int64)
-        found = [
-            part.coords(region) for _, part in self._base(node_id, lambda box: box.overlaps(region))
-        ]
-        coords = np.concatenate([np.empty((0, region.ndim), np.int64), *found])
-        if overlay.truncated is not None:
-            coords = coords[inside(coords, overlay.truncated)]
-        return laid_over(coords, overlay.table, region)
+        due = [leaf for group in groups for leaf in group.leaves if leaf.box.overlaps(region)]
+        bitmaps = self._bitmaps(node_id, due)
+        parts = []
+        for group in groups:
+            shared = [leaf.box for leaf in group.leaves if leaf.box in bitmaps]
+            found = [bitmaps[box].coords(region) for box in shared]
+            coords = np.concatenate([np.empty((0, region.ndim), np.int64), *found])
+            if group.overlay.truncated is not None:
+                coords = coords[inside(coords, group.overlay.truncated)]
+            parts.append(laid_over(coords, group.overlay.table, region))
+        return parts[0] if len(parts) == 1 else laid_over(np.concatenate(parts), None, region)
 
     def count(self, node_id: bytes) -> int:
         """Number of chunks that are there."""
+        groups = self._groups(node_id)
         leaves = self._by_node.get(node_id, [])
-        more = self._difference(node_id, self._view.overlay(node_id))
-        return sum(leaf.count for leaf in leaves) + more
+        return sum(leaf.count for leaf in leaves) + self._difference(node_id, groups)
 
     def stored_bytes(self, node_id: bytes) -> int | None:
         """Bytes of all chunks that are there; None if the index does not tell.
@@ -158,37 +187,52 @@ class Presence:
         known = [entry.stored_bytes for entry in entries if entry is not None]
         if len(known) < len(leaves):
             return None
-        overlay = self._view.overlay(node_id)
-        rows = 0 if overlay.table is None else int((overlay.table.kind > RefKind.UNSET).sum())
-        if self._difference(node_id, overlay) != rows:
+        groups = self._groups(node_id)
+        if self._difference(node_id, groups) != sum(group.rows for group in groups):
             return None
-        return sum(known) + (0 if overlay.table is None else int(overlay.table.length.sum()))
+        tables = [group.overlay.table for group in groups]
+        return sum(known) + sum(int(table.length.sum()) for table in tables if table is not None)
 
-    def _difference(self, node_id: bytes, overlay: Overlay) -> int:
+    def _groups(self, node_id: bytes) -> list[_Group]:
+        """The node's leaves, and the rows of live deltas, each of which counts in one group."""
+        leaves = self._by_node.get(node_id, [])
+        overlay = self._view.overlay(node_id)
+        merged = [leaf for leaf in leaves if leaf.merged]
+        if not merged:
+            return [_Group(leaves, overlay)]
+        rest = rows_in(overlay.table, (leaf.box for leaf in merged), outside=True)
+        others = [leaf for leaf in leaves if not leaf.merged]
+        groups = [_Group(others, Overlay(overlay.truncated, rest))]
+        for sequence in sorted({leaf.merged for leaf in merged}):
+            due = [leaf for leaf in merged if leaf.merged == sequence]
+            newer = self._view.overlay(node_id, sequence)
+            rows = rows_in(newer.table, (leaf.box for leaf in due))
+            groups.append(_Group(due, Overlay(newer.truncated, rows)))
+        return groups
+
+    def _difference(self, node_id: bytes, groups: Sequence[_Group]) -> int:
         """How many chunks more there are than in the base."""
-        cut, table = overlay.truncated, overlay.table
-
-        rows = None if table is None else table.coords()
-
-        def concerned(box: Box) -> bool:
-            cuts = cut is not None and any(n > at for n, at in zip(box.hi, cut, strict=True))
-            return cuts or (rows is not None and bool(within(box, rows).any()))
-
-        more = 0 if table is None else int((table.kind > RefKind.UNSET).sum())
-        for leaf, part in self._base(node_id, concerned):
-            if cut is not None:
-                coords = part.coords(leaf.box)
-                kept = inside(coords, cut)
-                if table is not None:
-                    kept &= kinds_at(table, coords) < 0
-                more -= leaf.count - int(kept.sum())
-            elif rows is not None:
-                more -= int(part.has(rows[within(leaf.box, rows)]).sum())
+        due = [_concerned(group) for group in groups]
+        bitmaps = self._bitmaps(node_id, [leaf for leaves in due for leaf in leaves])
+        more = 0
+        for group, leaves in zip(groups, due, strict=True):
+            more += group.rows
+            cut, table = group.overlay.truncated, group.overlay.table
+            rows = None if table is None else table.coords()
+            for leaf in leaves:
+                bitmap = bitmaps[leaf.box]
+                if cut is not None:
+                    coords = bitmap.coords(leaf.box)
+                    kept = inside(coords, cut)
+                    if table is not None:
+                        kept &= kinds_at(table, coords) < 0
+                    more -= leaf.count - int(kept.sum())
+                elif rows is not None:
+                    more -= int(bitmap.has(rows[within(leaf.box, rows)]).sum())
         return more
 
-    def _base(self, node_id: bytes, wanted: Callable[[Box], bool]) -> list[tuple[_Leaf, Bitmap]]:
-        """The bitmaps of the node's leaves whose boxes are wanted, fetched in one round."""
-        leaves = [leaf for leaf in self._by_node.get(node_id, []) if wanted(leaf.box)]
+    def _bitmaps(self, node_id: bytes, leaves: Sequence[_Leaf]) -> dict[Box, Bitmap]:
+        """The bitmaps of these leaves of the node, by box, fetched in one round."""
         entries = [self._entry(leaf) for leaf in leaves]
         blobs = {e.blob.key: e.blob for e in entries if e is not None}
         loads = [partial(self._load, blob) for blob in blobs.values()]
@@ -206,11 +250,12 @@ class Presence:
             self.counted = True
             for table in self._view.leaves(node_id, missing.__contains__):
                 found[table.box] = Bitmap.of(table)
-        return [(leaf, found[leaf.box]) for leaf in leaves]
+        return found
 
     def _entry(self, leaf: _Leaf) -> IndexEntry | None:
         if self._directory is None:
-            self._directory = _directory(self._context, self._context.roots.latest.root)
+            pointer = index_pointer(self._context, self._branch)
+            self._directory = _directory(self._context, pointer)
         return self._directory.entries.get(leaf.name)
 
     def _load(self, blob: BlobRef) -> Bitmaps | None:
@@ -220,9 +265,20 @@ class Presence:
             return None  # as if it were not there: the leaves say the same
 
 
-def _directory(context: Context, root: Root) -> IndexDirectory:
-    """The directory that the root names; an empty one if it cannot be had."""
-    pointer = index_pointer(root)
+def _concerned(group: _Group) -> list[_Leaf]:
+    """Leaves of the group that what is laid over it may change."""
+    cut, table = group.overlay.truncated, group.overlay.table
+    rows = None if table is None else table.coords()
+
+    def concerned(box: Box) -> bool:
+        cuts = cut is not None and any(n > at for n, at in zip(box.hi, cut, strict=True))
+        return cuts or (rows is not None and bool(within(box, rows).any()))
+
+    return [leaf for leaf in group.leaves if concerned(leaf.box)]
+
+
+def _directory(context: Context, pointer: BlobRef | None) -> IndexDirectory:
+    """The directory at that place; an empty one if it cannot be had."""
     if pointer is None:
         return IndexDirectory({})
     try:
@@ -232,9 +288,17 @@ def _directory(context: Context, root: Root) -> IndexDirectory:
 
 
 def initialized_coords(
-    context: Context, workspace: Workspace, path: str, region: Sequence[slice] | None
+    context: Context,
+    workspace: Workspace,
+    path: str,
+    region: Sequence[slice] | None,
+    *,
+    branch: str | None,
 ) -> IndexArray:
-    """Coordinates (int64[n, ndim]) of the array's chunks in the region that are there."""
+    """Coordinates (int64[n, ndim]) of the array's chunks in the region that are there.
+
+    `branch` says whose index is asked.
+    """
     node = workspace.node(node_path(path))
     if node is None or node.array is None:
         raise NotFoundError(f"there is no array /{node_path(path)}")
@@ -242,7 +306,7 @@ def initialized_coords(
     with workspace.lock:
         cut = workspace.changes.truncated.get(node.node_id)
         changed = workspace.changes.table(node.node_id)
-    coords = Presence(context, workspace.view).coords(node.node_id, box)
+    coords = Presence(context, workspace.view, branch).coords(node.node_id, box)
     if cut is not None:
         coords = coords[inside(coords, cut)]
     return laid_over(coords, changed, box)
@@ -307,25 +371,24 @@ def index_leaves(
 
 def with_entries(
     context: Context,
-    root: Root,
+    branch: Branch,
     keys: SessionKeys,
     entries: Sequence[IndexEntry],
     view_leaves: Iterable[LeafName] = (),
-) -> tuple[Root, Upload]:
-    """The root with these entries in its index, and the directory to upload before it is swapped.
+) -> tuple[Branch, Upload]:
+    """The branch with these entries in its index, and the directory to upload before the swap.
 
     Of older entries, those of `view_leaves` are kept, and the newest of the others.
     """
-    older = dict(_directory(context, root).entries)
+    known = _directory(context, branch.index)
+    older = dict(known.entries)
     new = {entry.name: entry for entry in entries}
     live = [older.pop(name) for name in view_leaves if name in older]
     others = [entry for entry in older.values() if entry.name not in new][-_OTHER_ENTRIES:]
     kept = {entry.name: entry for entry in (*others, *live)}
-    upload = Upload(keys.next("indexes"), IndexDirectory({**kept, **new}).encode())
-    named = root.extra.get("indexes")
-    indexes = dict(named) if isinstance(named, dict) else {}
-    indexes[INITIALIZED] = upload.ref.bare().pack()
-    return replace(root, extra={**root.extra, "indexes": indexes}), upload
+    directory = IndexDirectory({**kept, **new}, known.others)
+    upload = Upload(keys.next("indexes"), directory.encode())
+    return replace(branch, index=upload.ref.bare()), upload
 
 
 def build_index(context: Context, branch: str) -> IndexReport:
@@ -337,7 +400,7 @@ def build_index(context: Context, branch: str) -> IndexReport:
     keys = SessionKeys(at.root.version, context.runtime)
     view = context.open_branch(tip)
     leaves = _leaves_of(view)
-    known = _usable(context, at.root, leaves)
+    known = _usable(context, tip.index, leaves)
     due = [leaf for leaf in leaves if leaf.name not in known]
     if not due:
         return IndexReport(len(leaves), 0, 0, 0)
@@ -353,19 +416,22 @@ def build_index(context: Context, branch: str) -> IndexReport:
                 "the index was built from before the repository's fence, and its objects may "
                 "have been collected; build it again"
             )
-        new, directory = with_entries(context, root, keys, entries, [x.name for x in leaves])
+        old = root.branches.get(branch)
+        if old is None:
+            raise NotFoundError(f"branch {branch!r} was deleted; nothing was indexed")
+        new, directory = with_entries(context, old, keys, entries, [x.name for x in leaves])
         context.objects.create(directory.key, directory.data)
         written.append(len(directory.data))
-        return new
+        return replace(root, branches={**root.branches, branch: new})
 
     context.roots.update(change, "build index", branch, "", _ATTEMPTS)
     read = {leaf.manifest.blob.key: leaf.manifest.blob.length for leaf in due}
     return IndexReport(len(leaves), len(due), sum(read.values()), sum(written))
 
 
-def _usable(context: Context, root: Root, leaves: Sequence[_Leaf]) -> set[LeafName]:
+def _usable(context: Context, pointer: BlobRef | None, leaves: Sequence[_Leaf]) -> set[LeafName]:
     """Those of the leaves that the index has, and whose bitmaps can be read."""
-    entries = _directory(context, root).entries
+    entries = _directory(context, pointer).entries
     found = [entries[leaf.name] for leaf in leaves if leaf.name in entries]
 
     def readable(blob: BlobRef) -> bool:

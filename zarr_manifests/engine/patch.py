@@ -8,20 +8,22 @@ id, all its chunks, and a truncation of whatever older deltas hold under that id
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from zarr_manifests.engine.changes import ChangeSet, same_bytes
+import numpy as np
+
+from zarr_manifests.engine.changes import ChangeSet
 from zarr_manifests.engine.commit import delta_of, footprint_of
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.view import SnapshotView
-from zarr_manifests.errors import Conflict, ConflictError
-from zarr_manifests.format.chunk_table import UNSET, ChunkRef, ChunkTable, StoredRef
+from zarr_manifests.errors import Conflict, ConflictError, CorruptObjectError
+from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.nodes import Node
-from zarr_manifests.grid import Coords
-from zarr_manifests.planning.merge import inside, narrower, select
+from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.planning.merge import agree, inside, narrower, select, unset_at
 from zarr_manifests.planning.patch import decide_nodes, same_structure
 from zarr_manifests.planning.rebase import Footprint
 
@@ -40,6 +42,8 @@ def patch(
     ConflictError
         If `here` is not as the commit found it, or left it, where it changed something.
     """
+    if commit.ref.key == here.ref.key:
+        commit = here  # with all that is known of it
     assert commit.snapshot.parent is not None  # callers refuse the first snapshot
     parent = context.open_view(commit.snapshot.parent)
     delta = delta_of(context, commit.snapshot)
@@ -75,13 +79,14 @@ class _State:
     def of(cls, view: SnapshotView) -> _State:
         return cls(view, _by_id(view.nodes))
 
-    def lookup(self, node_id: bytes, coords: Coords) -> ChunkRef | None:
-        return self.view.lookup(node_id, coords) if node_id in self.nodes else None
+    def at(self, node_id: bytes, coords: IndexArray) -> ChunkTable | None:
+        """Those of these chunks that are there."""
+        return self.view.chunks_at(node_id, coords) if node_id in self.nodes else None
 
-    def coords(self, node_id: bytes) -> set[Coords]:
-        """All chunks of the node that are there."""
+    def coords(self, node_id: bytes) -> list[IndexArray]:
+        """All chunks of the node that are there: one array of coordinates, or none."""
         table = self.view.chunks(node_id) if node_id in self.nodes else None
-        return set() if table is None else _coords(table)
+        return [] if table is None else [table.coords()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,31 +104,42 @@ def _by_id(nodes: Mapping[str, Node]) -> dict[bytes, Node]:
     return {node.node_id: node for node in nodes.values()}
 
 
-def _coords(table: ChunkTable) -> set[Coords]:
-    return {tuple(coords) for coords in table.coords().tolist()}
-
-
-def _touched(states: _States, footprint: Footprint, delta: Delta) -> dict[bytes, set[Coords]]:
+def _touched(states: _States, footprint: Footprint, delta: Delta) -> dict[bytes, IndexArray]:
     """Chunks that the commit has changed, or that the change of nodes here takes along."""
     before, after, here, result = states.before, states.after, states.here, states.result
     touched = {
-        node_id: set().union(*map(_coords, tables)) for node_id, tables in footprint.tables.items()
+        node_id: [table.coords() for table in tables]
+        for node_id, tables in footprint.tables.items()
     }
     for node_id in delta.truncated:
-        found = before.coords(node_id) | after.coords(node_id)
-        touched[node_id] = touched.get(node_id, set()) | found
+        found = before.coords(node_id) + after.coords(node_id)
+        touched[node_id] = touched.get(node_id, []) + found
     for node_id in here.nodes.keys() - result.keys():
-        touched[node_id] = before.coords(node_id) | here.coords(node_id)
+        touched[node_id] = before.coords(node_id) + here.coords(node_id)
     for node_id in result.keys() - here.nodes.keys():
         touched[node_id] = after.coords(node_id)
         if not _ndim(result[node_id]):  # nothing else tells that an older chunk is gone
-            touched[node_id].add(())
+            touched[node_id].append(np.zeros((1, 0), np.int64))
     for node_id in here.nodes.keys() & result.keys():
         now, then = here.nodes[node_id].array, result[node_id].array
         if now is not None and then is not None and now.grid != then.grid:
-            cut = {coords for coords in here.coords(node_id) if coords not in then.grid}
-            touched[node_id] = touched.get(node_id, set()) | cut
-    return touched
+            cut = [coords[~inside(coords, then.grid.hi)] for coords in here.coords(node_id)]
+            touched[node_id] = touched.get(node_id, []) + cut
+    return {node_id: _unique(found, node_id, states) for node_id, found in touched.items()}
+
+
+def _unique(found: Sequence[IndexArray], node_id: bytes, states: _States) -> IndexArray:
+    """All of these coordinates once, in C order."""
+    known = [s.nodes[node_id] for s in (states.before, states.after) if node_id in s.nodes]
+    ndim = _ndim(known[0]) if known else next((coords.shape[1] for coords in found), 0)
+    if any(coords.shape[1] != ndim for coords in found):
+        raise CorruptObjectError(f"a commit has chunks of other axes than the {ndim} of their node")
+    found = [coords for coords in found if len(coords)]
+    if len(found) < 2:  # a table's rows are in order
+        return found[0] if found else np.zeros((0, ndim), np.int64)
+    together = np.concatenate(found)
+    box = Box.around_coords(together)
+    return box.unravel(np.unique(box.ravel(together)))
 
 
 def _ndim(node: Node) -> int:
@@ -131,7 +147,7 @@ def _ndim(node: Node) -> int:
 
 
 def _patch_chunks(
-    changes: ChangeSet, node_id: bytes, touched: set[Coords], states: _States
+    changes: ChangeSet, node_id: bytes, touched: IndexArray, states: _States
 ) -> list[Conflict]:
     """Record the chunks of one node that have to change; returns what is in the way."""
     now, then = states.here.nodes.get(node_id), states.result.get(node_id)
@@ -144,26 +160,36 @@ def _patch_chunks(
         return [Conflict(path, "chunks", "it is not here")] if wanted is not None else []
     if then is not None and wanted is not None and not same_structure(then, wanted):
         return [Conflict(path, "metadata", "its chunks are encoded otherwise here")]
-    refs: dict[Coords, StoredRef] = {}
-    differ: list[Coords] = []
-    for coords in sorted(touched):
-        to, found = states.after.lookup(node_id, coords), states.here.lookup(node_id, coords)
-        if now is not None and same_bytes(found, to):
-            continue
-        fits = to is None or then is None or then.array is None or coords in then.array.grid
-        if fits and (now is None or same_bytes(found, states.before.lookup(node_id, coords))):
-            refs[coords] = UNSET if to is None else to
-        else:
-            differ.append(coords)
-    if differ:
-        where = tuple(differ[:_LISTED_CHUNKS])
+    due, differ = _due(node_id, touched, states) if len(touched) else (touched, touched)
+    if len(differ):
+        where = tuple(tuple(coords) for coords in differ[:_LISTED_CHUNKS].tolist())
         return [Conflict(path, "chunks", "there are other bytes here", where)]
     if then is not None:  # else its chunks go with it
         if now is None and _ndim(then):
             changes.truncated[node_id] = (0,) * _ndim(then)
-        if refs:
-            changes.chunks[node_id] = refs
+        if len(due):
+            to = states.after.at(node_id, due)
+            gone = due[agree(None, to, due)]
+            if len(gone):
+                changes.put_table(node_id, unset_at(gone))
+            if to is not None:
+                changes.put_table(node_id, to)
     return []
+
+
+def _due(node_id: bytes, touched: IndexArray, states: _States) -> tuple[IndexArray, IndexArray]:
+    """Chunks to change here, and those of them that are not as they would have to be."""
+    now, then = states.here.nodes.get(node_id), states.result.get(node_id)
+    to = states.after.at(node_id, touched)
+    left = fits = np.ones(len(touched), np.bool_)
+    if now is not None:
+        here = before = states.here.at(node_id, touched)
+        if states.before.view is not states.here.view:
+            before = states.before.at(node_id, touched)
+        left, fits = ~agree(here, to, touched), agree(here, before, touched)
+    if then is not None and then.array is not None:
+        fits = fits & (inside(touched, then.array.grid.hi) | agree(None, to, touched))
+    return touched[left], touched[left & ~fits]
 
 
 def combined(context: Context, parent: SnapshotView, delta: Delta, later: ChangeSet) -> ChangeSet:

@@ -56,6 +56,7 @@ from zarr_manifests.storage import Storage, Token
 
 __all__ = ["RootAt", "Roots"]
 
+_REFS: Final = ("branches", "tags")
 _RESENDS: Final = 5
 _BACKOFF_S: Final = 0.02
 _MAX_BACKOFF_S: Final = 1.0
@@ -150,7 +151,7 @@ class Roots:
 
     def whole(self, root: Root) -> Root:
         """The root with all refs of all pages."""
-        due = [page for pages in root.pages.values() for page in pages]
+        due = [page for section in _REFS for page in root.pages.get(section, ())]
         return pulled(root, self._load(due)) if due else root
 
     def _load(self, pages: Sequence[PageRef]) -> list[Page]:
@@ -159,7 +160,7 @@ class Roots:
     def _paged(self, root: Root, keys: SessionKeys) -> Root:
         """The root, made small enough: refs that it has no room for go to pages."""
         while root.pages or root.tags or len(root.branches) > 1 or root.deleted_tags:
-            if len(root.bare().encode()) <= ROOT_BYTES:
+            if root.refs_bytes <= ROOT_BYTES:
                 return root
             spills = plan_spills(root)
             if not any(spill.names for spill in spills):
@@ -320,6 +321,8 @@ class Roots:
     ) -> RootAt:
         """Apply `change` to the newest root and swap it in, as often as others come first.
 
+        `ref` is the branch or tag that it is about; empty if it is about none.
+
         Raises whatever `change` raises, which is called anew on every attempt.
         """
         operation_id = self._runtime.random_bytes(16)
@@ -333,7 +336,7 @@ class Roots:
                 snapshot,
                 operation_id,
             )
-            root = self._with(at.root, ref, ["branches", "tags"])
+            root = self._with(at.root, ref, ["branches", "tags"]) if ref else at.root
             new = _hiding(root, change(root), ref).with_log(entry).with_copies({}, "main")
             self.archive(at)
             swapped = self.swap(at, new, operation_id)
@@ -341,9 +344,8 @@ class Roots:
                 return swapped
             self.backoff(attempt)
             at = self.read()
-        raise ConflictError(
-            f"{operation} of {ref!r}: other writers came first {attempts} times; try again later"
-        )
+        what = f"{operation} of {ref!r}" if ref else operation
+        raise ConflictError(f"{what}: other writers came first {attempts} times; try again later")
 
 
 def _hiding(old: Root, new: Root, name: str) -> Root:

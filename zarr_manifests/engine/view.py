@@ -1,13 +1,16 @@
 """One snapshot, ready to be asked: which nodes there are, and where each chunk is.
 
 A lookup consults the overlay (all live deltas' words about that node, brought together once, from
-one parallel round of fetches), then the leaf whose box holds the coordinate. Invariant: a view
-never changes, and what it has fetched and merged stays valid for as long as it lives.
+one parallel round of fetches), then the leaf whose box holds the coordinate. A leaf has all changes
+up to its merged-to sequence, so inside its box only what is newer is laid over it; likewise the
+base's nodes. Invariant: a view never changes, and what it has fetched and merged stays valid for as
+long as it lives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -22,9 +25,18 @@ from zarr_manifests.format.digest import Digest
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import Base, Node
 from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.grid import Box, Coords
+from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import snapshot_id_of
-from zarr_manifests.planning.merge import Layer, Overlay, fold, inside, merge_layers
+from zarr_manifests.planning.merge import (
+    Layer,
+    Leaf,
+    Overlay,
+    fold,
+    fold_leaves,
+    inside,
+    merge_layers,
+    pick,
+)
 from zarr_manifests.runtime import Runtime
 
 __all__ = ["DIGESTS", "SnapshotView", "check_axes"]
@@ -43,6 +55,15 @@ def check_axes(box: Box, ndim: int) -> None:
     """
     if box.ndim != ndim:
         raise CorruptObjectError(f"a chunk table of {box.ndim} axes for a node of {ndim}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """A node's part of a manifest of the base, and the sequence it is merged to."""
+
+    box: Box
+    manifest: ManifestRef
+    merged: int
 
 
 class SnapshotView:
@@ -79,20 +100,25 @@ class SnapshotView:
         self._cuts: dict[int, Mapping[bytes, Coords]] = {}  # by position in the read list
         for position in sorted(opening):
             found = opening[position]
-            for path in found.deleted:
-                nodes.pop(path, None)
-            nodes.update((node.path, node) for node in found.nodes)
+            # A digest does not tell what of it the base and its leaves have already.
+            if isinstance(found, Digest) and snapshot.deltas[position].first <= base.sequence:
+                raise CorruptObjectError("a digest of deltas that the base has already")
+            if snapshot.deltas[position].last > base.sequence:
+                for path in found.deleted:
+                    nodes.pop(path, None)
+                nodes.update((node.path, node) for node in found.nodes)
             if isinstance(found, Digest):
                 self._cuts.update(enumerate(found.truncated, position))
             else:
                 self._cuts[position] = found.truncated
         self.nodes: Mapping[str, Node] = nodes
-        leaves: dict[bytes, list[tuple[Box, ManifestRef]]] = {}
+        leaves: dict[bytes, list[_Leaf]] = {}
         for manifest in base.manifests:
-            for part in manifest.parts:
-                leaves.setdefault(part.node_id, []).append((part.box, manifest))
+            for part, merged in manifest.leaves():
+                leaves.setdefault(part.node_id, []).append(_Leaf(part.box, manifest, merged))
         self._leaves = leaves
-        self._overlays: dict[bytes, Overlay] = {}
+        self._layers: dict[bytes, list[tuple[int, Layer]]] = {}
+        self._overlays: dict[tuple[bytes, int], Overlay] = {}
         self._tables: dict[tuple[bytes, Box], ChunkTable] = {}
 
     @classmethod
@@ -134,9 +160,9 @@ class SnapshotView:
 
     def lookup(self, node_id: bytes, coords: Coords) -> ChunkRef | None:
         """Where the chunk is; None if it is absent."""
-        overlay = self._overlays.get(node_id)
-        if overlay is None:  # in one round with the leaf, which is most likely needed as well
-            overlay = self.overlay(node_id, self._leaf_at(node_id, coords))
+        due = self._leaf_at(node_id, coords)
+        # In one round with the leaf, which is most likely needed as well.
+        overlay = self.overlay(node_id, due[0].merged if due else 0, due)
         if overlay.table is not None:
             check_axes(overlay.table.box, len(coords))
             ref = overlay.table.get(coords)
@@ -145,38 +171,84 @@ class SnapshotView:
         cut = overlay.truncated
         if cut is not None and not inside(np.array(coords, np.int64).reshape(1, -1), cut)[0]:
             return None
-        for box, manifest in self._leaf_at(node_id, coords):
-            ref = self._leaf(node_id, box, manifest).get(coords)
+        for leaf in due:
+            ref = self._leaf(node_id, leaf).get(coords)
             return None if isinstance(ref, Unset) else ref
         return None
 
-    def _leaf_at(self, node_id: bytes, coords: Coords) -> list[tuple[Box, ManifestRef]]:
+    def _leaf_at(self, node_id: bytes, coords: Coords) -> list[_Leaf]:
         leaves = self._leaves.get(node_id, [])
-        for box, _ in leaves:
-            check_axes(box, len(coords))
-        return [leaf for leaf in leaves if coords in leaf[0]]
+        for leaf in leaves:
+            check_axes(leaf.box, len(coords))
+        return [leaf for leaf in leaves if coords in leaf.box]
 
-    def overlay(self, node_id: bytes, leaves: Sequence[tuple[Box, ManifestRef]] = ()) -> Overlay:
-        """All live deltas' words about the node; `leaves` are fetched in the same round."""
-        found = self._overlays.get(node_id)
+    def overlay(self, node_id: bytes, after: int = 0, leaves: Sequence[_Leaf] = ()) -> Overlay:
+        """What live deltas of a sequence beyond `after` say about the node.
+
+        `leaves` are fetched in the same round.
+        """
+        found = self._overlays.get((node_id, after))
         if found is None:
-            found = merge_layers(self._layers(node_id, leaves))
-            self._overlays[node_id] = found  # another thread's is equal: the view is immutable
+            layers = self._layers.get(node_id)
+            if layers is None:  # another thread's are equal: the view is immutable
+                layers = self._layers[node_id] = self._fetch_layers(node_id, leaves)
+            found = merge_layers([layer for last, layer in layers if last > after])
+            self._overlays[node_id, after] = found
         return found
 
-    def leaves(
-        self, node_id: bytes, wanted: Callable[[Box], bool] | None = None
-    ) -> list[ChunkTable]:
-        """The node's tables in the base; only those of the boxes that are wanted, if told."""
-        due = self._leaves.get(node_id, [])
-        if wanted is not None:
-            due = [leaf for leaf in due if wanted(leaf[0])]
-        self._objects.prefetch([(manifest.blob, Manifest) for _, manifest in due])
-        return [self._leaf(node_id, box, manifest) for box, manifest in due]
+    def leaves(self, node_id: bytes, wanted: Callable[[Box], bool]) -> list[ChunkTable]:
+        """The node's tables in the base, of the boxes that are wanted; nothing is laid over."""
+        due = [leaf for leaf in self._leaves.get(node_id, []) if wanted(leaf.box)]
+        self._objects.prefetch([(leaf.manifest.blob, Manifest) for leaf in due])
+        return [self._leaf(node_id, leaf) for leaf in due]
 
     def chunks(self, node_id: bytes) -> ChunkTable | None:
         """All chunks of the node that are there; None if there is none."""
-        return fold(self.leaves(node_id), self.overlay(node_id))
+        due = self._leaves.get(node_id, [])
+        self._objects.prefetch([(leaf.manifest.blob, Manifest) for leaf in due])
+        tables = [self._leaf(node_id, leaf) for leaf in due]
+        if not any(leaf.merged for leaf in due):
+            return fold(tables, self.overlay(node_id))
+        leaves = [
+            Leaf(leaf.box, table, self.overlay(node_id, leaf.merged))
+            for leaf, table in zip(due, tables, strict=True)
+        ]
+        return fold_leaves(leaves, self.overlay(node_id))
+
+    def chunks_at(self, node_id: bytes, coords: IndexArray) -> ChunkTable | None:
+        """Of these chunks of the node (int64[n, ndim], n >= 1) those that are there.
+
+        Leaves that hold none of them are not read.
+        """
+        ndim = coords.shape[1]
+        for leaf in self._leaves.get(node_id, []):
+            check_axes(leaf.box, ndim)
+        around = Box.around_coords(coords)
+        due = [
+            leaf
+            for leaf in self._leaves.get(node_id, [])
+            if leaf.box.overlaps(around)
+            and ((coords >= leaf.box.lo) & (coords < leaf.box.hi)).all(axis=1).any()
+        ]
+        self.overlay(node_id, 0, due)  # with the leaves, unless it is known already
+        self._objects.prefetch([(leaf.manifest.blob, Manifest) for leaf in due])
+        leaves = [
+            Leaf(
+                leaf.box,
+                pick(self._leaf(node_id, leaf), coords),
+                self._picked(node_id, leaf.merged, coords),
+            )
+            for leaf in due
+        ]
+        return fold_leaves(leaves, self._picked(node_id, 0, coords))
+
+    def _picked(self, node_id: bytes, after: int, coords: IndexArray) -> Overlay:
+        overlay = self.overlay(node_id, after)
+        table = overlay.table
+        if table is not None:
+            check_axes(table.box, coords.shape[1])
+            table = pick(table, coords)
+        return Overlay(overlay.truncated, table)
 
     def touched(self) -> set[bytes]:
         """Ids of all nodes that live deltas have chunk tables or truncations for."""
@@ -186,21 +258,21 @@ class SnapshotView:
             ids.update(part.node_id for ref in entry.manifests for part in ref.parts)
         return ids.union(*self._cuts.values())
 
-    def _leaf(self, node_id: bytes, box: Box, manifest: ManifestRef) -> ChunkTable:
-        table = self._tables.get((node_id, box))
+    def _leaf(self, node_id: bytes, leaf: _Leaf) -> ChunkTable:
+        table = self._tables.get((node_id, leaf.box))
         if table is None:
-            loaded = self._objects.load(manifest.blob, Manifest)
+            loaded = self._objects.load(leaf.manifest.blob, Manifest)
             for found in loaded.tables(node_id):
                 self._tables[node_id, found.box] = found
-            table = self._tables.get((node_id, box))
+            table = self._tables.get((node_id, leaf.box))
             if table is None:
                 raise CorruptObjectError(
-                    f"{manifest.blob.key} has no chunk table that the snapshot says it has"
+                    f"{leaf.manifest.blob.key} has no chunk table that the snapshot says it has"
                 )
         return table
 
-    def _layers(self, node_id: bytes, leaves: Sequence[tuple[Box, ManifestRef]]) -> list[Layer]:
-        """One layer for each live delta that speaks of the node, fetched in one round."""
+    def _fetch_layers(self, node_id: bytes, leaves: Sequence[_Leaf]) -> list[tuple[int, Layer]]:
+        """A layer for each live delta that speaks of the node, with its sequence; in one round."""
         deltas: dict[int, BlobRef] = {}
         manifests: dict[int, list[BlobRef]] = {}
         digests = {
@@ -220,13 +292,13 @@ class SnapshotView:
         wanted: list[tuple[BlobRef, Any]] = [(ref, Delta) for ref in deltas.values()]
         wanted += [(ref, Manifest) for refs in manifests.values() for ref in refs]
         wanted += [
-            (manifest.blob, Manifest)
-            for box, manifest in leaves
-            if (node_id, box) not in self._tables
+            (leaf.manifest.blob, Manifest)
+            for leaf in leaves
+            if (node_id, leaf.box) not in self._tables
         ]
         self._objects.prefetch(wanted)
         layers = []
-        for position in range(len(self.snapshot.deltas)):
+        for position, entry in enumerate(self.snapshot.deltas):
             tables: list[ChunkTable] = []
             if position in digests:
                 cut = digests[position].covered[node_id]
@@ -241,7 +313,7 @@ class SnapshotView:
             for blob in manifests.get(position, ()):
                 tables += self._objects.load(blob, Manifest).tables(node_id)
             if cut is not None or tables:
-                layers.append(Layer(cut, tuple(tables)))
+                layers.append((entry.last, Layer(cut, tuple(tables))))
         return layers
 
 

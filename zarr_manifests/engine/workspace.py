@@ -22,9 +22,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from zarr_manifests.engine.changes import ChangeSet, same_bytes
+from zarr_manifests.engine.changes import ChangeSet, ForkState, same_bytes
 from zarr_manifests.engine.chunks import ChunkReader, SessionKeys
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.packs import Pack, Packs, StagedRef, check_created, native_ref
@@ -59,9 +59,6 @@ from zarr_manifests.planning.merge import (
     narrower,
 )
 from zarr_manifests.runtime import ForkSafeLock
-
-if TYPE_CHECKING:
-    from zarr_manifests.engine.forks import ForkState
 
 __all__ = ["Entry", "Workspace"]
 

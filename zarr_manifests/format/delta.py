@@ -4,6 +4,9 @@ A delta is both the transaction log of its commit and, until it is folded, part 
 merge over the base: node records set and deleted, truncations, and chunk tables of refs that were
 set or unset. Tables are embedded while they are small, else in manifests of their own.
 
+A *run*, which stands for several neighbours in a read list, is an object of the same form; its
+`commit` is the one that wrote it.
+
 Invariant: within a delta there is at most one row a coordinate, and a truncation applies to
 everything older than the delta, not to its own rows.
 """

@@ -299,6 +299,13 @@ class Fields:
             return value
         raise self._fault(name, "a map from strings")
 
+    def counters(self, name: str) -> dict[str, int]:
+        """A map from strings to whole numbers of at least 0; empty if the field is absent."""
+        value = self.table(name)
+        if all(type(n) is int and 0 <= n < 2**63 for n in value.values()):
+            return value
+        raise self._fault(name, "a map from strings to numbers")
+
     def numbers(self, name: str) -> tuple[int, ...]:
         """A list of whole numbers of at least 0."""
         value = self.items(name)

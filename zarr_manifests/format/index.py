@@ -3,11 +3,11 @@
 An entry is about one leaf, known by what it is: node, box, and key and checksum of the manifest
 that holds it. Manifests never change, so an entry is true for good, and an entry of a leaf that a
 snapshot does not read is not used: an index can be behind, in part gone or damaged, and be slow,
-but not wrong. The directory of all entries is named by the root, apart from snapshots, so it is
+but not wrong. The directory of all entries is named by a branch, apart from snapshots, so it is
 never in a commit's way; the bitmaps lie in objects of their own, fetched where they are needed.
 
-A bitmap says nothing where every coordinate of the box has a chunk; else it is one bit a coordinate
-or, where chunks are few, a column of linear indexes.
+A bitmap says nothing where every coordinate of the box has a chunk, or none has; else it is one
+bit a coordinate or, where chunks are few, a column of linear indexes.
 
 Invariant: a bitmap is no larger in memory than the object it comes from allows.
 """
@@ -15,7 +15,7 @@ Invariant: a bitmap is no larger in memory than the object it comes from allows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -51,7 +51,8 @@ class Bitmap:
     bits : bytes or None
         One bit a coordinate, in C order, the highest of a byte first.
     index : int64[count] or None
-        Linear indexes in the box, ascending. Without bits and index, every coordinate has a chunk.
+        Linear indexes in the box, ascending. Without bits and index, every coordinate has a
+        chunk, or, if the count is 0, none.
 
     Raises
     ------
@@ -76,7 +77,7 @@ class Bitmap:
             sound = sound and 0 <= int(self.index[0]) and int(self.index[-1]) < self.box.size
             sound = sound and bool((np.diff(self.index) > 0).all())
         else:
-            sound = self.count == self.box.size
+            sound = self.count in (0, self.box.size)
         if not sound or (self.bits is not None and self.index is not None):
             raise CorruptObjectError("a bitmap of chunks contradicts itself")
 
@@ -84,7 +85,7 @@ class Bitmap:
     def of(cls, table: ChunkTable) -> Bitmap:
         """Of a leaf's table, which has no UNSET rows."""
         count, size = len(table), table.box.size
-        if count == size:
+        if count in (0, size):
             return cls(table.box, count)
         index = table.linear_index()
         if size > _INDEX_BITS * count:
@@ -102,7 +103,7 @@ class Bitmap:
         if self.index is not None:
             at = np.minimum(np.searchsorted(self.index, linear), len(self.index) - 1)
             return np.asarray(self.index[at] == linear)
-        return np.ones(len(coords), np.bool_)
+        return np.full(len(coords), self.count > 0)
 
     def coords(self, region: Box) -> IndexArray:
         """Coordinates (int64[n, ndim]) in the region, which overlaps the box, that have a chunk."""
@@ -110,7 +111,8 @@ class Bitmap:
         hi = tuple(map(min, self.box.hi, region.hi))
         shared = Box(lo, hi)
         if self.bits is None and self.index is None:
-            return shared.unravel(np.arange(shared.size, dtype=np.int64))
+            found = np.arange(shared.size if self.count else 0, dtype=np.int64)
+            return shared.unravel(found)
         first = self.box.ravel_one(lo)
         last = self.box.ravel_one(tuple(n - 1 for n in hi))
         if self.index is not None:
@@ -212,9 +214,13 @@ class IndexEntry:
 
 @dataclass(frozen=True, slots=True)
 class IndexDirectory:
-    """All entries by the leaf they are about; the newest come last."""
+    """All entries by the leaf they are about; the newest come last.
+
+    `others` are the roots of other indexes of the branch, by name; they are carried over.
+    """
 
     entries: Mapping[LeafName, IndexEntry]
+    others: Mapping[str, BlobRef] = field(default_factory=dict)
 
     @property
     def blobs(self) -> tuple[BlobRef, ...]:
@@ -232,7 +238,11 @@ class IndexDirectory:
             for e in self.entries.values()
         ]
         packed = [blob.bare().pack() for blob in self.blobs]
-        return encode(Kind.INDEX, {"type": "directory", "blobs": packed, "entries": entries})
+        others = {name: self.others[name].bare().pack() for name in sorted(self.others)}
+        return encode(
+            Kind.INDEX,
+            {"type": "directory", "blobs": packed, "entries": entries, "others": others},
+        )
 
     @classmethod
     def from_object(cls, data: bytes, ref: BlobRef) -> IndexDirectory:
@@ -266,7 +276,8 @@ class IndexDirectory:
                     entries[entry.name] = entry
                 case _:
                     raise CorruptObjectError("index.entries: leaf, counts and bitmap are due")
-        return cls(entries)
+        others = {name: BlobRef.parse(f) for name, f in fields.named("others").items()}
+        return cls(entries, others)
 
 
 def _check_type(fields: Fields, due: str) -> None:

@@ -66,19 +66,53 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class ManifestRef:
-    """A manifest and what is in it."""
+    """A manifest and what is in it.
+
+    Parameters
+    ----------
+    blob : BlobRef
+        The manifest.
+    parts : tuple of Part
+        Its tables, in their order.
+    merged : tuple of int
+        Of a base's manifest: the sequence up to which each part has all changes, 0 if none that
+        is live; empty if that is so for all.
+    packed_for : str
+        Of a base's manifest: name of the manifest set it was packed for; empty if for none.
+
+    Raises
+    ------
+    CorruptObjectError
+        If `merged` has not one number for each part.
+    """
 
     blob: BlobRef
     parts: tuple[Part, ...]
+    merged: tuple[int, ...] = ()
+    packed_for: str = ""
+
+    def __post_init__(self) -> None:
+        if self.merged and len(self.merged) != len(self.parts):
+            raise CorruptObjectError(f"{self.blob.key}: a sequence is due for each of its parts")
+
+    def leaves(self) -> list[tuple[Part, int]]:
+        """Each part, and the sequence it is merged to."""
+        return list(zip(self.parts, self.merged or (0,) * len(self.parts), strict=True))
 
     def pack(self) -> dict[str, Any]:
         """As a map for msgpack."""
-        return {"blob": self.blob.pack(), "parts": [part.pack() for part in self.parts]}
+        parts = [part.pack() for part in self.parts]
+        packed: dict[str, Any] = {"blob": self.blob.pack(), "parts": parts}
+        packed |= {"merged": list(self.merged)} if self.merged else {}
+        return packed | ({"set": self.packed_for} if self.packed_for else {})
 
     @classmethod
     def parse(cls, fields: Fields) -> ManifestRef:
         """From a map that `pack` made."""
-        return cls(BlobRef.parse_due(fields, "blob"), Part.parse_all(fields, "parts"))
+        parts = Part.parse_all(fields, "parts")
+        packed_for = fields.text("set") if fields.has("set") else ""
+        blob = BlobRef.parse_due(fields, "blob")
+        return cls(blob, parts, fields.numbers("merged"), packed_for)
 
 
 @dataclass(frozen=True, slots=True)

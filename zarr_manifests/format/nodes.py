@@ -16,6 +16,7 @@ from typing import Any
 
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.counts import Count, pack_counts, parse_counts
 from zarr_manifests.format.envelope import Fields, Kind, decode, encode
 from zarr_manifests.format.manifest import ManifestRef
 from zarr_manifests.ids import NODE_ID_BYTES
@@ -120,10 +121,33 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """Node table and leaf directory, free of deltas."""
+    """Node table and leaf directory, free of deltas.
+
+    Parameters
+    ----------
+    nodes : tuple of Node
+        All nodes as they were at `sequence`.
+    manifests : tuple of ManifestRef
+        The leaves, each with the sequence it is merged to.
+    sequence : int
+        What was the newest change when the base was written.
+    counts : tuple of Count or None
+        Chunks of each node then; None if not known.
+
+    Raises
+    ------
+    CorruptObjectError
+        If a leaf is merged to a later sequence.
+    """
 
     nodes: tuple[Node, ...]
     manifests: tuple[ManifestRef, ...]
+    sequence: int = 0
+    counts: tuple[Count, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if any(merged > self.sequence for ref in self.manifests for merged in ref.merged):
+            raise CorruptObjectError("base: a leaf is merged to a later sequence than its own")
 
     def encode(self) -> bytes:
         """The object's bytes."""
@@ -132,6 +156,8 @@ class Base:
             {
                 "nodes": [node.pack() for node in self.nodes],
                 "manifests": [manifest.pack() for manifest in self.manifests],
+                "sequence": self.sequence,
+                "counts": pack_counts(self.counts),
             },
         )
 
@@ -143,6 +169,11 @@ class Base:
             nodes = tuple(Node.parse(v, "base.nodes") for v in fields.items("nodes"))
             if len({node.path for node in nodes}) != len(nodes):
                 raise CorruptObjectError("base.nodes: a path occurs twice")
-            return cls(nodes, tuple(ManifestRef.parse(f) for f in fields.maps("manifests")))
+            return cls(
+                nodes,
+                tuple(ManifestRef.parse(f) for f in fields.maps("manifests")),
+                fields.number("sequence"),
+                parse_counts(fields, least=0),
+            )
 
         return decode(data, Kind.BASE, parse, ref.key, crc=ref.crc32c, length=ref.length)

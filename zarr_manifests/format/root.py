@@ -4,11 +4,13 @@ It holds what must change together and at once: refs, configuration, the fence, 
 tail of the operations log. Its version rises by one with every swap. Every swap carries a random
 write id, so a writer whose answer was lost can tell its own swap from another's.
 
+What belongs to no protocol of this code yet (leases, epochs, `pending`, `collected`, counters, a
+branch's `index` and `marks`) is carried over as it is.
+
 The canonical form (without copies of other objects) of each version is archived under
 `root/<version>`; whoever archives a version writes the same value.
 
-Invariant: a version that needs a feature this code does not know is refused, and what this code
-does not use (`extra`) is carried over unchanged.
+Invariant: a version that needs a feature this code does not know is refused.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Final
 
 from zarr_manifests.config import RepositoryConfig
@@ -26,8 +29,16 @@ from zarr_manifests.errors import (
     UnsupportedFormatError,
 )
 from zarr_manifests.format.blobs import ROOT_COPY_BYTES, BlobRef, with_copies
-from zarr_manifests.format.envelope import MAX_MS, Fields, Kind, decode, encode
-from zarr_manifests.ids import is_session_id
+from zarr_manifests.format.envelope import (
+    MAX_MS,
+    Fields,
+    Kind,
+    decode,
+    encode,
+    pack,
+    unpack,
+)
+from zarr_manifests.ids import is_session_id, snapshot_key
 
 __all__ = [
     "LOG_TAIL",
@@ -36,6 +47,7 @@ __all__ = [
     "Lease",
     "LogEntry",
     "PageRef",
+    "Pending",
     "Root",
     "archive_key",
     "check_ref_name",
@@ -46,8 +58,7 @@ LOG_TAIL: Final = 32
 WRITE_ID_BYTES: Final = 16
 _LOG_NAMES_BYTES: Final = 2_560
 _OTHER_COPY_BYTES: Final = 4 * 1024
-_EXTRA: Final = ("pending", "indexes", "streams", "counters")
-_SECTIONS: Final = ("branches", "tags")
+_SECTIONS: Final = ("branches", "tags", "leases", "log", "pending")
 _REF_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,254}", re.ASCII)
 
 
@@ -56,7 +67,7 @@ def archive_key(version: int) -> str:
     return f"root/{version:020d}"
 
 
-def check_ref_name(name: str) -> str:
+def check_ref_name(name: object) -> str:
     """Return `name` if a branch or tag may have it.
 
     Raises
@@ -64,7 +75,7 @@ def check_ref_name(name: str) -> str:
     InvalidArgumentError
         For anything but letters, digits and `_ . / -`, starting with a letter, digit or `_`.
     """
-    if _REF_NAME.fullmatch(name):
+    if isinstance(name, str) and _REF_NAME.fullmatch(name):
         return name
     raise InvalidArgumentError(
         f"{str(name)[:80]!r} cannot name a branch or tag: use letters, digits and _ . / - and "
@@ -88,6 +99,17 @@ class Branch:
         Id of the oldest snapshot that is still in the branch's history; None for all.
     ahead : tuple of BlobRef
         Digests and deltas that opening the head needs and the head carries no copies of.
+    index : BlobRef or None
+        The root of the branch's indexes.
+    marks : int or None
+        crc32c of the msgpack of the head's stream marks, as a list of pairs in the order of names.
+    counters : mapping of str to int
+        What is counted for the branch.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If `floor` cannot be the id of a snapshot.
     """
 
     head: BlobRef
@@ -95,11 +117,25 @@ class Branch:
     epoch: int = 0
     floor: str | None = None
     ahead: tuple[BlobRef, ...] = ()
+    index: BlobRef | None = None
+    marks: int | None = None
+    counters: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.floor is not None:
+            snapshot_key(self.floor)
 
     def pack(self) -> dict[str, Any]:
         """As a map for msgpack."""
         base = None if self.base is None else self.base.pack()
-        return {
+        more: dict[str, Any] = {}  # the root is written often: what most branches lack is left out
+        if self.index is not None:
+            more["index"] = self.index.bare().pack()
+        if self.marks is not None:
+            more["marks"] = self.marks
+        if self.counters:
+            more["counters"] = {name: self.counters[name] for name in sorted(self.counters)}
+        return more | {
             "head": self.head.pack(),
             "base": base,
             "epoch": self.epoch,
@@ -113,7 +149,16 @@ class Branch:
         head, base = BlobRef.parse_due(fields, "head"), BlobRef.parse_optional(fields, "base")
         floor = fields.text("floor") if fields.has("floor") else None
         ahead = tuple(BlobRef.parse(ref) for ref in fields.maps("ahead"))
-        return cls(head, base, fields.number("epoch"), floor, ahead)
+        return cls(
+            head,
+            base,
+            fields.number("epoch"),
+            floor,
+            ahead,
+            BlobRef.parse_optional(fields, "index"),
+            fields.number("marks", 2**32 - 1) if fields.has("marks") else None,
+            fields.counters("counters"),
+        )
 
     def bare(self) -> Branch:
         """The same without copies."""
@@ -123,7 +168,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class PageRef:
-    """A page: it has the refs from the name `first` on, up to the next page's."""
+    """A page: it has what comes from the name `first` on, up to the next page's."""
 
     first: str
     blob: BlobRef
@@ -160,11 +205,34 @@ class Lease:
     def parse(cls, value: Any) -> Lease:
         """From a list that `pack` made."""
         match value:
-            case [bytes(lease), str(session), str(snapshot), int(expires), str(owner)] if len(
-                lease
-            ) == 16 and is_session_id(session):
+            case [bytes(lease), str(session), str(snapshot), int(expires), str(owner)] if (
+                len(lease) == 16 and is_session_id(session) and 0 <= expires < 2**63
+            ):
                 return cls(lease, session, snapshot, expires, owner)
         raise CorruptObjectError("root.leases: id, session, snapshot, expiry, owner are due")
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Snapshots that have expired and whose objects may still be there: a piece of history.
+
+    It is `count` snapshots: `newest`, its parent, and so on.
+    """
+
+    newest: BlobRef
+    count: int
+
+    def pack(self) -> list[Any]:
+        """As a list for msgpack."""
+        return [self.newest.bare().pack(), self.count]
+
+    @classmethod
+    def parse(cls, value: Any) -> Pending:
+        """From a list that `pack` made."""
+        match value:
+            case [dict(newest), int(count)] if 1 <= count < 2**63:
+                return cls(BlobRef.parse(Fields(newest, "pending")), count)
+        raise CorruptObjectError("pending: a snapshot's pointer and a count are due")
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,11 +304,16 @@ class Root:
     epochs : mapping of str to int
         Epochs of the compactor and the collector.
     pages : mapping of str to tuple of PageRef
-        Where the other refs are: pages of `branches` and of `tags`, in the order of names.
+        Where the rest is: pages of `branches` and of `tags`, in the order of names, and of
+        `leases`, `log` and `pending`.
     deleted_branches : tuple of str
         Names of branches that a page still has and that are deleted.
-    extra : mapping
-        The other fields of the format, carried over as they are.
+    pending : tuple of Pending
+        Expired snapshots whose objects have not been deleted yet.
+    collected : int
+        The version with which the last collection began; older ones cannot be restored.
+    counters : mapping of str to int
+        What is counted for the whole repository.
     """
 
     repository_id: str
@@ -258,7 +331,9 @@ class Root:
     epochs: Mapping[str, int] = field(default_factory=dict)
     pages: Mapping[str, tuple[PageRef, ...]] = field(default_factory=dict)
     deleted_branches: tuple[str, ...] = ()
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    pending: tuple[Pending, ...] = ()
+    collected: int = 0
+    counters: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.write_id) != WRITE_ID_BYTES or self.version < 1:
@@ -304,6 +379,11 @@ class Root:
             branches[name] = replace(branch, head=copied[0], base=base)
         return replace(self, branches=branches)
 
+    @property
+    def refs_bytes(self) -> int:
+        """The size of the canonical form without the configuration, which has its own bound."""
+        return len(replace(self.bare(), config=_NO_CONFIG).encode())
+
     def bare(self) -> Root:
         """The canonical form: without copies."""
         return replace(self, branches={name: b.bare() for name, b in self.branches.items()})
@@ -324,15 +404,18 @@ class Root:
             "leases": [lease.pack() for lease in self.leases],
             "fence": self.fence,
             "swept": self.swept,
-            "epochs": dict(self.epochs),
+            "epochs": {name: self.epochs[name] for name in sorted(self.epochs)},
             "pages": {
                 section: [page.pack() for page in self.pages[section]]
                 for section in sorted(self.pages)
                 if self.pages[section]
             },
             "deleted_branches": list(self.deleted_branches),
+            "pending": [chain.pack() for chain in self.pending],
+            "collected": self.collected,
+            "counters": {name: self.counters[name] for name in sorted(self.counters)},
         }
-        return encode(Kind.ROOT, payload | {name: self.extra.get(name) for name in _EXTRA})
+        return encode(Kind.ROOT, payload)
 
     @classmethod
     def from_object(cls, data: bytes, where: str = ROOT_KEY) -> Root:
@@ -348,7 +431,6 @@ class Root:
                 "upgrade the package"
             )
         deleted, hidden = fields.items("deleted_tags"), fields.items("deleted_branches")
-        epochs = fields.table("epochs")
         if not all(isinstance(name, str) for name in (*deleted, *hidden)):
             raise CorruptObjectError("root: deleted tags and branches are names")
         pages = {}
@@ -356,20 +438,12 @@ class Root:
             if not isinstance(refs, list):
                 raise CorruptObjectError("root.pages: lists are due")
             pages[section] = tuple(PageRef.parse(value) for value in refs)
-        if not all(type(epoch) is int for epoch in epochs.values()):
-            raise CorruptObjectError("root.epochs: numbers are due")
-        try:
-            config = RepositoryConfig.from_dict(fields.table("config"))
-        except ConfigError as error:
-            raise UnsupportedFormatError(
-                f"the saved configuration is not understood ({error}); upgrade the package"
-            ) from error
         return cls(
             fields.text("repository"),
             fields.number("version"),
             fields.binary("write", WRITE_ID_BYTES),
             fields.number("at_ms", MAX_MS),
-            config,
+            _config_of(pack(fields.table("config"))),
             {name: Branch.parse(f) for name, f in fields.named("branches").items()},
             {name: BlobRef.parse(f) for name, f in fields.named("tags").items()},
             tuple(deleted),
@@ -377,8 +451,24 @@ class Root:
             tuple(Lease.parse(value) for value in fields.items("leases")),
             fields.number("fence"),
             fields.number("swept"),
-            epochs,
+            fields.counters("epochs"),
             pages,
             tuple(hidden),
-            {name: fields.value.get(name) for name in _EXTRA},
+            tuple(Pending.parse(value) for value in fields.items("pending")),
+            fields.number("collected"),
+            fields.counters("counters"),
         )
+
+
+_NO_CONFIG: Final = RepositoryConfig()
+
+
+@lru_cache(maxsize=32)
+def _config_of(packed: bytes) -> RepositoryConfig:
+    """The saved configuration, checked once: it is the same in most versions of a root."""
+    try:
+        return RepositoryConfig.from_dict(unpack(packed))
+    except ConfigError as error:
+        raise UnsupportedFormatError(
+            f"the saved configuration is not understood ({error}); upgrade the package"
+        ) from error

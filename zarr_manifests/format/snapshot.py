@@ -2,7 +2,9 @@
 
 A snapshot names its parent and its own log delta (history and conflict checks need both for as
 long as it is in history) and, apart from them, its *read list*: the base and every live delta
-since it. Invariant: a reader never walks to an earlier snapshot; the read list is complete.
+since it, or a run in place of several. Invariants: a reader never walks to an earlier snapshot;
+the read list is complete; its entries stand in the order of their sequences, which count the
+changes of a line of history.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Any
 
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import PARENT_COPY_BYTES, BlobRef, with_copies
+from zarr_manifests.format.counts import Count, pack_counts, parse_counts
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
 from zarr_manifests.format.envelope import MAX_MS, Fields, Kind, decode, encode
 from zarr_manifests.format.manifest import ManifestRef, Part
@@ -23,12 +26,14 @@ __all__ = ["DeltaEntry", "DigestEntry", "Snapshot"]
 
 @dataclass(frozen=True, slots=True)
 class DeltaEntry:
-    """A live delta in a snapshot's read list, with what it has for which node.
+    """A live delta or run in a snapshot's read list, with what it has for which node.
 
     Parameters
     ----------
     log : BlobRef
-        The delta itself.
+        The delta or run itself.
+    first, last : int
+        Sequences of the changes that are in it; equal for a delta.
     changes_nodes : bool
         Whether walking the hierarchy needs it.
     embedded : tuple of Part
@@ -37,20 +42,54 @@ class DeltaEntry:
         The manifests with its other chunk tables.
     coordinates : bool
         Whether chunk tables of coordinates are embedded in it.
+    counts : tuple of Count or None
+        By how much it changes the number of chunks of each node; None if not known.
+
+    Raises
+    ------
+    CorruptObjectError
+        If the sequences cannot be.
     """
 
     log: BlobRef
+    first: int
+    last: int
     changes_nodes: bool
     embedded: tuple[Part, ...]
     manifests: tuple[ManifestRef, ...]
     coordinates: bool = False
+    counts: tuple[Count, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.first <= self.last:
+            raise CorruptObjectError(f"{self.log.key}: changes {self.first} to {self.last}")
 
     @classmethod
-    def of(cls, log: BlobRef, delta: Delta, coordinates: Container[bytes] = ()) -> DeltaEntry:
-        """The entry of a delta that lies at `log`, given the ids of coordinates."""
+    def of(
+        cls,
+        log: BlobRef,
+        delta: Delta,
+        sequence: int,
+        coordinates: Container[bytes] = (),
+        *,
+        first: int | None = None,
+    ) -> DeltaEntry:
+        """The entry of a delta that lies at `log`, given the ids of coordinates.
+
+        With `first` it is a run of the changes from there to `sequence`.
+        """
         parts = delta.embedded.directory()
         coordinate = any(part.node_id in coordinates for part in parts)
-        return cls(log.bare(), delta.changes_nodes, parts, delta.manifests, coordinate)
+        begins = sequence if first is None else first
+        return cls(
+            log.bare(),
+            begins,
+            sequence,
+            delta.changes_nodes,
+            parts,
+            delta.manifests,
+            coordinate,
+        )
 
     @property
     def at_open(self) -> bool:
@@ -61,10 +100,13 @@ class DeltaEntry:
         """As a map for msgpack."""
         return {
             "log": self.log.pack(),
+            "first": self.first,
+            "last": self.last,
             "nodes": self.changes_nodes,
             "coordinates": self.coordinates,
             "embedded": [part.pack() for part in self.embedded],
             "manifests": [manifest.pack() for manifest in self.manifests],
+            "counts": pack_counts(self.counts),
         }
 
     @classmethod
@@ -72,10 +114,13 @@ class DeltaEntry:
         """From a map that `pack` made."""
         return cls(
             BlobRef.parse_due(fields, "log"),
+            fields.number("first"),
+            fields.number("last"),
             bool(fields.value.get("nodes")),
             Part.parse_all(fields, "embedded"),
             tuple(ManifestRef.parse(f) for f in fields.maps("manifests")),
             bool(fields.value.get("coordinates")),
+            parse_counts(fields),
         )
 
 
@@ -132,7 +177,13 @@ class Snapshot:
     streams : mapping of str to int
         Last batch each streaming query has committed.
     digests : tuple of DigestEntry
-        What runs of the live deltas say together; ascending, apart from each other.
+        What neighbours in the read list say together; ascending, apart from each other.
+    sequence : int
+        Number of the newest change that is in it: one more with every commit that changes
+        something, that of the parent otherwise.
+    sums : mapping of str to int
+        What there is in the whole snapshot: `chunks`, `chunk-bytes`, `arrays`, `groups`, as far
+        as known.
     """
 
     parent: BlobRef | None
@@ -147,8 +198,17 @@ class Snapshot:
     totals: Mapping[str, int] = field(default_factory=dict)
     streams: Mapping[str, int] = field(default_factory=dict)
     digests: tuple[DigestEntry, ...] = ()
+    sequence: int = 0
+    sums: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        newest = 0
+        for listed in self.deltas:
+            if listed.first <= newest:
+                raise CorruptObjectError("snapshot: its deltas are out of order")
+            newest = listed.last
+        if newest > self.sequence:
+            raise CorruptObjectError("snapshot: a delta of a later sequence than its own")
         if len(self.commit_id) != COMMIT_ID_BYTES:
             raise CorruptObjectError("snapshot: a commit id of the wrong length")
         ends = [0]
@@ -216,6 +276,8 @@ class Snapshot:
                 "totals": dict(self.totals),
                 "streams": dict(self.streams),
                 "digests": [entry.pack() for entry in self.digests],
+                "sequence": self.sequence,
+                "sums": dict(self.sums),
             },
         )
 
@@ -226,9 +288,6 @@ class Snapshot:
 
     @classmethod
     def _parse(cls, fields: Fields) -> Snapshot:
-        totals, streams = fields.table("totals"), fields.table("streams")
-        if not all(type(n) is int for n in (*totals.values(), *streams.values())):
-            raise CorruptObjectError("snapshot: a total is not a number")
         try:
             kind = CommitKind(fields.text("kind"))
         except ValueError as error:
@@ -243,7 +302,9 @@ class Snapshot:
             BlobRef.parse_optional(fields, "base"),
             tuple(DeltaEntry.parse(f) for f in fields.maps("deltas")),
             BlobRef.parse_due(fields, "log"),
-            totals,
-            streams,
+            fields.counters("totals"),
+            fields.counters("streams"),
             tuple(DigestEntry.parse(f) for f in fields.maps("digests")),
+            fields.number("sequence"),
+            fields.counters("sums"),
         )

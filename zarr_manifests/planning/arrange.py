@@ -3,15 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from zarr_manifests.format.nodes import Node, NodeKind
-from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.grid import MAX_BOX_CHUNKS, Box, Coords, IndexArray
 
-__all__ = ["moved_paths", "plan_move", "reindexed", "shifted"]
+__all__ = [
+    "DROPPED",
+    "Moves",
+    "Places",
+    "moved_paths",
+    "moves_of",
+    "plan_move",
+    "reindexed",
+    "shifted",
+]
+
+type Places = (
+    Mapping[Coords, Coords | None] | Callable[[Coords], Coords | None] | npt.NDArray[np.integer]
+)
+"""Where chunks go: new coordinate by old, None for nowhere; or both side by side, a row each."""
+
+DROPPED: Final = -1
+"""In an array of moves: the new coordinate, on every axis, of a chunk that is dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Where chunks go.
+
+    Parameters
+    ----------
+    old, new : int64[n, ndim]
+        Coordinates of chunks, and where they are to be.
+    dropped : bool[n]
+        Which of them go nowhere; their `new` means nothing.
+    """
+
+    old: IndexArray
+    new: IndexArray
+    dropped: npt.NDArray[np.bool_]
 
 
 def plan_move(nodes: Mapping[str, Node], old: str, new: str) -> dict[str, str]:
@@ -75,30 +111,97 @@ def shifted(
     return ((moved >= 0) & (moved < hi)).all(axis=1), moved
 
 
-def reindexed(
-    coords: IndexArray, place: Callable[[Coords], Coords | None], grid: Box, name: str
-) -> tuple[npt.NDArray[np.bool_], IndexArray]:
-    """Which chunks are kept, and where `place` puts them.
+def moves_of(places: Places, coords: IndexArray, name: str) -> Moves:
+    """Where chunks go, as columns; a function is asked for each of `coords` (int64[n, ndim]).
 
     Raises
     ------
     InvalidArgumentError
-        If a chunk would lie off the grid, or two at one place.
+        If a coordinate has not one whole number an axis, or an array not two for each.
     """
+    ndim = coords.shape[1]
+    if callable(places):
+        found = [(chunk, places(chunk)) for chunk in map(tuple, coords.tolist())]
+    elif isinstance(places, Mapping):
+        found = list(places.items())
+    else:
+        columns = _whole_numbers(places, 2 * ndim, name)
+        was, to = columns[:, :ndim], columns[:, ndim:]
+        return Moves(was, to, (to == DROPPED).all(axis=1))
+    nowhere = (0,) * ndim
+    return Moves(
+        _whole_numbers([was for was, _ in found], ndim, name),
+        _whole_numbers([nowhere if to is None else to for _, to in found], ndim, name),
+        np.array([to is None for _, to in found], np.bool_),
+    )
+
+
+def _whole_numbers(rows: npt.ArrayLike, width: int, name: str) -> IndexArray:
+    """The rows as int64[n, width]."""
+    try:
+        found = np.asarray(rows)
+    except ValueError:  # rows of different lengths
+        found = np.zeros(0)
+    if isinstance(rows, list) and not rows:
+        found = np.zeros((0, width), np.int64)
+    fits = found.ndim == 2 and found.shape[1] == width and found.dtype.kind in "iu"
+    if not fits or (found.dtype.kind == "u" and found.size and found.max() > MAX_BOX_CHUNKS):
+        raise InvalidArgumentError(
+            f"{name}: chunks are named by one whole number an axis; an array of moves has "
+            "columns for the old coordinate, then for the new one"
+        )
+    return found.astype(np.int64)
+
+
+def reindexed(
+    coords: IndexArray, moves: Moves, grid: Box, name: str
+) -> tuple[npt.NDArray[np.bool_], IndexArray]:
+    """Which chunks (at `coords`, in C order) are kept, and where they are then.
+
+    Chunks that `moves` does not name stay, and what it says of chunks that are not there is
+    passed over.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a chunk would lie off the grid, or two at one place, or one is named twice.
+    """
+    inside = np.flatnonzero(_inside(moves.old, grid))
+    order = np.argsort(grid.ravel(moves.old[inside]), kind="stable")
+    inside = inside[order]
+    wanted, there = grid.ravel(moves.old[inside]), grid.ravel(coords)
+    again = np.flatnonzero(wanted[1:] == wanted[:-1])
+    if len(again):
+        raise InvalidArgumentError(f"{name}: chunk {_one(moves.old, inside[again])} is moved twice")
+    named = np.isin(wanted, there, assume_unique=True)
+    rows, which = np.searchsorted(there, wanted[named]), inside[named]
+    dropped = moves.dropped[which]
+    off = which[~dropped & ~_inside(moves.new[which], grid)]
+    if len(off):
+        raise InvalidArgumentError(
+            f"{name}: chunk {_one(moves.old, off)} cannot go to {_one(moves.new, off)}, which is "
+            f"not in the grid {grid.shape}"
+        )
     keep, moved = np.ones(len(coords), np.bool_), coords.copy()
-    taken: dict[Coords, Coords] = {}
-    for row, was in enumerate(map(tuple, coords.tolist())):
-        to = place(was)
-        if to is None:
-            keep[row] = False
-            continue
-        to = tuple(to)
-        if to not in grid:
-            raise InvalidArgumentError(
-                f"{name}: chunk {was} cannot go to {to}, which is not in the grid {grid.shape}"
-            )
-        if to in taken:
-            raise InvalidArgumentError(f"{name}: chunks {taken[to]} and {was} both go to {to}")
-        taken[to] = was
-        moved[row] = to
+    keep[rows[dropped]] = False
+    moved[rows[~dropped]] = moves.new[which[~dropped]]
+    kept = np.flatnonzero(keep)
+    target = grid.ravel(moved[kept])
+    order = np.argsort(target, kind="stable")
+    clash = np.flatnonzero(target[order][1:] == target[order][:-1])
+    if len(clash):
+        one, other = kept[order[clash[:1]]], kept[order[clash[:1] + 1]]
+        raise InvalidArgumentError(
+            f"{name}: chunks {_one(coords, one)} and {_one(coords, other)} both go to "
+            f"{_one(moved, one)}"
+        )
     return keep, moved
+
+
+def _inside(coords: IndexArray, grid: Box) -> npt.NDArray[np.bool_]:
+    return np.asarray(((coords >= 0) & (coords < np.asarray(grid.hi, np.int64))).all(axis=1))
+
+
+def _one(coords: IndexArray, rows: npt.NDArray[np.int64]) -> Coords:
+    """The coordinate in the first of these rows."""
+    return tuple(coords[rows[0]].tolist())

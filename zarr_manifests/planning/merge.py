@@ -3,7 +3,7 @@
 The rule: of all rows for a coordinate the one from the newest layer counts; an UNSET row hides
 older rows; a truncation drops every older row that lies at or beyond it on any axis. UNSET rows
 are kept while something older may still hold the coordinate, and dropped when the merge reaches
-the base.
+the base. A leaf that has the older layers already gets only the newer ones, inside its box.
 """
 
 from __future__ import annotations
@@ -18,19 +18,25 @@ from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.virtual_sources import NO_SOURCES, VirtualSources
 from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.ids import crc32c
 
 __all__ = [
     "Layer",
+    "Leaf",
     "Overlay",
+    "agree",
     "difference",
     "fold",
+    "fold_leaves",
     "inside",
     "merge_layers",
     "narrower",
+    "pick",
     "rearranged",
     "select",
     "shared_rows",
     "split",
+    "unset_at",
 ]
 
 
@@ -48,6 +54,15 @@ class Overlay:
 
     truncated: Coords | None
     table: ChunkTable | None
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A leaf of the base, and what is laid over it inside its box."""
+
+    box: Box
+    table: ChunkTable
+    overlay: Overlay
 
 
 def narrower(a: Coords | None, b: Coords | None) -> Coords | None:
@@ -72,7 +87,26 @@ def inside(coords: IndexArray, shape: Coords) -> npt.NDArray[np.bool_]:
 
 def select(table: ChunkTable, keep: npt.NDArray[np.bool_]) -> ChunkTable:
     """The table's rows where `keep` (bool[n]) holds."""
+    if keep.all():
+        return table
     return _gather([table], table.box, table.linear_index()[keep], np.flatnonzero(keep))
+
+
+def pick(table: ChunkTable, coords: IndexArray) -> ChunkTable:
+    """The table's rows at these coordinates (int64[n, ndim]), as far as it has them."""
+    keep = np.zeros(len(table), np.bool_)
+    rows = _rows_at(table, coords)
+    keep[rows[rows >= 0]] = True
+    return select(table, keep)
+
+
+def unset_at(coords: IndexArray) -> ChunkTable:
+    """UNSET at each of these coordinates (int64[n, ndim], n >= 1, ascending, no two equal)."""
+    box = Box.around_coords(coords)
+    index = box.ravel(coords)
+    zeros = np.broadcast_to(np.int64(0), (len(coords),))
+    columns = (zeros, zeros, zeros, zeros, zeros, zeros)
+    return ChunkTable(box, None if len(coords) == box.size else index, *columns, (), b"")
 
 
 def rearranged(
@@ -151,6 +185,30 @@ def fold(leaves: Sequence[ChunkTable], overlay: Overlay) -> ChunkTable | None:
     return merged if len(merged) else None
 
 
+def fold_leaves(leaves: Sequence[Leaf], outside: Overlay) -> ChunkTable | None:
+    """Leaves that are merged to different sequences, each under its own overlay.
+
+    `outside` is what counts where there is no leaf.
+    """
+    rest, tables = outside.table, []
+    for leaf in leaves:
+        over = leaf.overlay.table
+        if over is not None:
+            over = select(over, _in_box(over, leaf.box))
+        tables.append(fold([leaf.table], Overlay(leaf.overlay.truncated, over)))
+        if rest is not None:
+            rest = select(rest, ~_in_box(rest, leaf.box))
+    return fold([table for table in tables if table is not None], Overlay(None, rest))
+
+
+def _in_box(table: ChunkTable, box: Box) -> npt.NDArray[np.bool_]:
+    coords = table.coords()
+    if coords.shape[1] != box.ndim:
+        raise CorruptObjectError(f"chunks of {coords.shape[1]} axes over a leaf of {box.ndim}")
+    lo, hi = np.asarray(box.lo, np.int64), np.asarray(box.hi, np.int64)
+    return np.asarray(((coords >= lo) & (coords < hi)).all(axis=1))
+
+
 def difference(new: ChunkTable | None, old: ChunkTable | None) -> ChunkTable | None:
     """What to lay over `old` to get `new`: rows that are new or other, and UNSET for those gone.
 
@@ -183,6 +241,57 @@ def shared_rows(table: ChunkTable, other: ChunkTable) -> npt.NDArray[np.bool_]:
     """Which rows of `table` have a coordinate that `other` has, too."""
     box = Box.around((table.box, other.box))
     return np.isin(box.ravel(table.coords()), box.ravel(other.coords()), assume_unique=True)
+
+
+def agree(a: ChunkTable | None, b: ChunkTable | None, coords: IndexArray) -> npt.NDArray[np.bool_]:
+    """At which of the coordinates both tables have a chunk of the same bytes, or neither has one.
+
+    Bytes are the same if length and checksum are, wherever they lie; or, should a checksum not be
+    known, if they are the same part of the same file. The tables are free of UNSET rows.
+    """
+    if a is b:
+        return np.ones(len(coords), np.bool_)
+    none = np.full(len(coords), -1, np.int64)
+    rows_a = none if a is None else _rows_at(a, coords)
+    rows_b = none if b is None else _rows_at(b, coords)
+    same: npt.NDArray[np.bool_] = (rows_a < 0) & (rows_b < 0)
+    both = np.flatnonzero((rows_a >= 0) & (rows_b >= 0))
+    if a is None or b is None or not len(both):
+        return same
+    i, j = rows_a[both], rows_b[both]
+    crc_a, crc_b = _checksums(a)[i], _checksums(b)[j]
+    found = (a.length[i] == b.length[j]) & (crc_a == crc_b)
+    unknown = found & (crc_a < 0)
+    if unknown.any():  # both are virtual
+        one, other = _aligned(a, b)
+        place = (one.source[i] == other.source[j]) & (one.offset[i] == other.offset[j])
+        found &= place | ~unknown
+    same[both] = found
+    return same
+
+
+def _checksums(table: ChunkTable) -> npt.NDArray[np.int64]:
+    """Checksum of every row; -1 where it is not known."""
+    unknown = (table.kind == RefKind.VIRTUAL) & (table.number == 0)
+    checksums = np.where(unknown, -1, table.crc32c)
+    for row in np.flatnonzero(table.kind == RefKind.INLINE).tolist():
+        start = int(table.offset[row])
+        checksums[row] = crc32c(table.inline[start : start + int(table.length[row])])
+    return checksums
+
+
+def _rows_at(table: ChunkTable, coords: IndexArray) -> npt.NDArray[np.int64]:
+    """The table's row at each coordinate; -1 where it has none."""
+    lo, hi = np.asarray(table.box.lo, np.int64), np.asarray(table.box.hi, np.int64)
+    within = np.flatnonzero(((coords >= lo) & (coords < hi)).all(axis=1))
+    rows = np.full(len(coords), -1, np.int64)
+    linear = table.box.ravel(coords[within])
+    if table.index is None:
+        rows[within] = linear
+    elif len(table):
+        at = np.minimum(table.index.searchsorted(linear), len(table) - 1)
+        rows[within] = np.where(table.index[at] == linear, at, -1)
+    return rows
 
 
 def _aligned(new: ChunkTable, old: ChunkTable) -> tuple[ChunkTable, ChunkTable]:

@@ -10,9 +10,9 @@ import numpy.typing as npt
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.grid import Box, IndexArray
-from zarr_manifests.planning.merge import Overlay, inside
+from zarr_manifests.planning.merge import select
 
-__all__ = ["kinds_at", "laid_over", "within", "written"]
+__all__ = ["kinds_at", "laid_over", "rows_in", "within"]
 
 
 def within(box: Box, coords: IndexArray) -> npt.NDArray[np.bool_]:
@@ -44,21 +44,6 @@ def kinds_at(table: ChunkTable, coords: IndexArray) -> npt.NDArray[np.int64]:
     return kinds
 
 
-def written(
-    coords: IndexArray, overlay: Overlay, leaves: Iterable[ChunkTable]
-) -> npt.NDArray[np.bool_]:
-    """Which of the coordinates (int64[n, ndim]) have a chunk, in leaves with the overlay on top."""
-    there = np.zeros(len(coords), np.bool_)
-    for leaf in leaves:
-        there |= kinds_at(leaf, coords) > RefKind.UNSET
-    if overlay.truncated is not None:
-        there &= inside(coords, overlay.truncated)
-    if overlay.table is not None:
-        kinds = kinds_at(overlay.table, coords)
-        there = np.where(kinds < 0, there, kinds > RefKind.UNSET)
-    return there
-
-
 def laid_over(coords: IndexArray, table: ChunkTable | None, region: Box) -> IndexArray:
     """The coordinates (int64[n, ndim]) in the region, in C order, with a table's rows laid over.
 
@@ -72,3 +57,16 @@ def laid_over(coords: IndexArray, table: ChunkTable | None, region: Box) -> Inde
         said = region.ravel(rows[inner])
         linear = np.concatenate([linear[~np.isin(linear, said)], said[there]])
     return region.unravel(np.unique(linear))
+
+
+def rows_in(
+    table: ChunkTable | None, boxes: Iterable[Box], *, outside: bool = False
+) -> ChunkTable | None:
+    """The table's rows in any of the boxes; or, if told, in none of them."""
+    if table is None:
+        return None
+    coords = table.coords()
+    inner = np.zeros(len(coords), np.bool_)
+    for box in boxes:
+        inner |= within(box, coords)
+    return select(table, ~inner if outside else inner)

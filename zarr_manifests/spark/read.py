@@ -59,7 +59,8 @@ def read(
     spark : SparkSession
         Such as `zarr_manifests.spark.session()` gives.
     url : str, path, Storage or Repository
-        Where the repository lies. Spark's workers must see the same place.
+        Where the repository lies. Spark's workers must see the same place. A `Repository` brings
+        the `virtual_containers` it was opened with; the workers must see these places, too.
     variables : str or sequence of str, optional
         Which to read; by default all of the group that are not coordinates. They must have the
         same dimensions.
@@ -134,7 +135,8 @@ def read(
     if not len(scan):
         return spark.createDataFrame([], schema)
     place = (repository.storage, session.snapshot_id, source.group)
-    job = Job(*place, dimensions, columns, scan, nan)
+    containers = tuple(sorted(repository.virtual_containers.items()))
+    job = Job(*place, dimensions, columns, scan, nan, containers)
 
     def rows(tasks: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         return run(job, tasks)

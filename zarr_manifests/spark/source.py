@@ -183,6 +183,9 @@ def _arrays(store: ManifestStore, path: str) -> tuple[list[str], dict[str, str]]
     refused: dict[str, str] = {}
     for name, array in group.arrays():
         dims = getattr(array.metadata, "dimension_names", None) or ()
+        if array.metadata.zarr_format == 2:  # where xarray keeps them
+            named = array.attrs.get("_ARRAY_DIMENSIONS")
+            dims = tuple(map(str, named)) if isinstance(named, list) else ()
         if len(dims) != array.ndim or None in dims:
             refused[name] = "no names"
         elif len(set(dims)) != len(dims):

@@ -43,8 +43,12 @@ PANDAS_WARNING: Final = "PySpark does not yet fully support pandas"
 """How a warning starts that pyspark gives for each batch, about features not used here."""
 
 _KEPT: Final = 8
-_sessions: OrderedDict[tuple[str, str], Session] = OrderedDict()
-_sources: OrderedDict[tuple[str, str, str], tuple[Source, dict[str, pa.Array]]] = OrderedDict()
+type _Containers = tuple[tuple[str, str], ...]
+# Containers are what a job may read elsewhere, so no job is served with another's.
+_sessions: OrderedDict[tuple[str, _Containers, str], Session] = OrderedDict()
+_sources: OrderedDict[tuple[str, _Containers, str, str], tuple[Source, dict[str, pa.Array]]] = (
+    OrderedDict()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,8 @@ class Job:
         The tasks' boxes.
     nan : str
         `keep`, `null` or `drop`.
+    containers : tuple of (str, str)
+        Names and URL prefixes of what the repository was opened with.
     """
 
     storage: Storage
@@ -72,6 +78,7 @@ class Job:
     variables: tuple[Column, ...]
     scan: Scan
     nan: str
+    containers: _Containers = ()
 
 
 def run(job: Job, tasks: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
@@ -174,7 +181,7 @@ def _table(
 
 def _open(job: Job) -> tuple[Source, dict[str, pa.Array]]:
     """The job's group and its coordinates as columns, opened before or now."""
-    place = (job.storage.url, job.snapshot_id, job.group)
+    place = (job.storage.url, job.containers, job.snapshot_id, job.group)
     if place not in _sources:
         source = Source(_session(job).store, job.group)
         # What was imported and opened by now lives as long as the worker does.
@@ -190,9 +197,9 @@ def _open(job: Job) -> tuple[Source, dict[str, pa.Array]]:
 
 
 def _session(job: Job) -> Session:
-    place = (job.storage.url, job.snapshot_id)
+    place = (job.storage.url, job.containers, job.snapshot_id)
     if place not in _sessions:
-        repository = Repository.open(job.storage)
+        repository = Repository.open(job.storage, virtual_containers=dict(job.containers))
         _keep(_sessions, place, repository.readonly_session(snapshot_id=job.snapshot_id))
     return _sessions[place]
 

@@ -1,22 +1,20 @@
-"""What a plain Zarr store, or a kerchunk file, says: documents, and where the chunks are.
+"""What a plain Zarr store says: documents, and where the chunks are.
 
-`list_zarr` walks a folder (or a storage in memory) and reads the metadata documents only;
-`read_kerchunk` reads one JSON file. Both give `References`, which know nothing of arrays yet.
+`list_zarr` walks a folder (or a storage in memory) and reads the metadata documents only. What it
+gives, `References`, knows nothing of arrays yet.
 
 Invariant: nothing is left out silently, since an absent chunk reads as fill value: what cannot be
 taken is an error.
 """
 # Paths are plain strings here, as what a scan of a folder gives:
-# ruff: noqa: PTH100, PTH112, PTH117, PTH118, PTH123
+# ruff: noqa: PTH100, PTH112, PTH113, PTH117, PTH118, PTH123
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import os
-import re
-from collections.abc import Iterator, Mapping
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,28 +32,50 @@ from zarr_manifests.storage import from_url
 from zarr_manifests.virtual.containers import Containers, Place, parse_location
 from zarr_manifests.virtual.files import VirtualReader
 
-__all__ = ["References", "list_zarr", "location_of", "read_kerchunk"]
+__all__ = ["Files", "Numbered", "References", "list_zarr", "location_of"]
 
 _DOCUMENTS: Final = frozenset({"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"})
-_TEMPLATE: Final = re.compile(r"\{\{\s*([A-Za-z_]\w*)\s*\}\}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Numbered:
+    """Chunks of one array that are numbered, and so need no keys.
+
+    Parameters
+    ----------
+    path : str
+        Of the array.
+    first : int
+        The row of the first of them, the others follow.
+    chunk : int64[n]
+        Linear index of each in the array's grid of chunks, in C order.
+    """
+
+    path: str
+    first: int
+    chunk: Column
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class References:
     """Entries of a Zarr store.
 
+    Rows are the entries whose bytes are elsewhere: first those with keys, then the numbered ones.
+
     Parameters
     ----------
     values : mapping of str to bytes
         Entries whose bytes are known, the metadata documents among them, by key.
     keys : tuple of str
-        Keys of the other entries.
+        Keys of the first rows.
     locations : tuple of str
         URLs of files.
-    source, offset, length : int64[len(keys)]
-        Position in `locations` of each entry's file, and where it is there.
+    source, offset, length : int64[n]
+        Position in `locations` of each row's file, and where it is there.
     modified, sizes : int64[len(locations)]
         What is known of the files; -1 where not.
+    numbered : tuple of Numbered
+        The other rows.
     """
 
     values: Mapping[str, bytes]
@@ -66,6 +86,7 @@ class References:
     length: Column
     modified: Column
     sizes: Column
+    numbered: tuple[Numbered, ...] = ()
 
 
 def location_of(given: str | os.PathLike[str]) -> str:
@@ -76,6 +97,126 @@ def location_of(given: str | os.PathLike[str]) -> str:
     return Place(*parse_location(text)).url
 
 
+class Files:
+    """The files that references name, each once.
+
+    Parameters
+    ----------
+    containers : Containers
+        What may be looked at: of files that lie below none of them, nothing is known.
+    """
+
+    def __init__(self, containers: Containers) -> None:
+        self._containers = containers
+        self._given: dict[str, int] = {}
+        self._numbers: dict[str, int] = {}
+
+    def number(self, key: str, given: str) -> int:
+        """The number of the file at a URL or absolute path.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If it is malformed, or a relative path.
+        UnsupportedStorageError
+            If the scheme is not supported.
+        """
+        number = self._given.get(given)
+        if number is None:
+            if "://" not in given and not os.path.isabs(given):
+                raise InvalidArgumentError(
+                    f"{key[:200]!r} refers to {given[:80]!r}, a relative path: references do not "
+                    "say what it is relative to. Make the paths in them absolute, or file:// URLs"
+                )
+            if given.encode(errors="replace").decode() != given:
+                raise InvalidArgumentError(f"{key[:200]!r} refers to what is no valid Unicode text")
+            location = location_of(given)
+            number = self._given[given] = self._numbers.setdefault(location, len(self._numbers))
+        return number
+
+    def references(
+        self,
+        values: Mapping[str, bytes],
+        keys: Sequence[str],
+        source: Column,
+        offset: Column,
+        length: Column,
+        numbered: Sequence[Numbered] = (),
+    ) -> References:
+        """References to the files; a length of -1 means the whole file.
+
+        Raises
+        ------
+        VirtualContainerError
+            If a whole file lies below no container, so that its size is not known.
+        """
+        urls = tuple(self._numbers)
+        modified, sizes = np.full(len(urls), -1), np.full(len(urls), -1)
+        reader = VirtualReader(self._containers)
+        for i, url in enumerate(urls):
+            try:
+                version = reader.version(url)
+            except VirtualContainerError:  # not touched, so nothing is known of it
+                continue
+            modified[i], sizes[i] = version.modified_ms, version.nbytes
+        length = np.where(length < 0, sizes[source], length) if len(source) else length
+        if (length < 0).any():
+            url = urls[int(source[int(np.flatnonzero(length < 0)[0])])]
+            raise VirtualContainerError(
+                f"a chunk is the whole file {url}, whose size is not known: open the repository "
+                "with a container that holds it"
+            )
+        kept = _without_consolidated(values)
+        return References(
+            kept, tuple(keys), urls, source, offset, length, modified, sizes, tuple(numbered)
+        )
+
+
+def _without_consolidated(values: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The entries without consolidated metadata, which repeats what other documents say.
+
+    A repository does not offer it, since it would be out of date after the next commit.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is malformed, or knows of a document that is not there.
+    """
+    kept = dict(values)
+    for key, document in values.items():
+        folder, _, name = key.rpartition("/")
+        if name == ".zmetadata":
+            del kept[key]
+            named = _consolidated(key, document, "metadata")[1]
+        elif name == "zarr.json" and b'"consolidated_metadata"' in document:
+            fields, paths = _consolidated(key, document, "consolidated_metadata", "metadata")
+            if "consolidated_metadata" in fields:  # and not somewhere in its attributes
+                del fields["consolidated_metadata"]
+                kept[key] = json.dumps(fields).encode()
+            named = [f"{path}/zarr.json" for path in paths]
+        else:
+            continue
+        for other in named:
+            place = f"{folder}/{other}" if folder else other
+            if place not in values:
+                raise InvalidArgumentError(
+                    f"the consolidated metadata {key!r} knows of {place!r}, which is not there, so "
+                    "that it is not clear what the store holds; consolidate it anew, or remove it"
+                )
+    return kept
+
+
+def _consolidated(key: str, document: bytes, *names: str) -> tuple[dict[str, Any], list[str]]:
+    """A document, and the keys of the map that these names lead to; none if there is nothing."""
+    try:
+        found = fields = json.loads(document)
+        for name in names:
+            found = found[name] if name == "metadata" else (found.get(name) or {"metadata": {}})
+        return fields, list(found.keys())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InvalidArgumentError(f"the consolidated metadata {key!r} is malformed") from error
+
+
 def list_zarr(url: str | os.PathLike[str]) -> References:
     """The entries of the Zarr store at `url`, each a file.
 
@@ -84,10 +225,19 @@ def list_zarr(url: str | os.PathLike[str]) -> References:
     NotFoundError
         If there is no Zarr metadata.
     InvalidArgumentError
-        If a folder in it is a symbolic link, which may lead anywhere.
+        If a folder in it is a symbolic link, which may lead anywhere, or consolidated metadata
+        knows of documents that are not there.
+    UnsupportedFormatError
+        If it is a file, such as a ZIP.
     """
     root = location_of(url)
     scheme, place = parse_location(root)
+    if scheme == "file" and os.path.isfile(place):
+        zipped = "a ZIP file" if zipfile.is_zipfile(place) else "a file"
+        raise UnsupportedFormatError(
+            f"{root} is {zipped}, and a Zarr store is taken in from a folder; unpack it first "
+            "(with copy=True the folder is not needed afterwards)"
+        )
     values: dict[str, bytes] = {}
     keys, sizes, modified = [], [], []
     entries = _files_below(place) if scheme == "file" else _objects_below(place)
@@ -102,7 +252,7 @@ def list_zarr(url: str | os.PathLike[str]) -> References:
         raise NotFoundError(f"there is no Zarr metadata at {root}")
     n = len(keys)
     return References(
-        values,
+        _without_consolidated(values),
         tuple(keys),
         tuple(Place(scheme, place, key).url for key in keys),
         np.arange(n),
@@ -153,130 +303,3 @@ def _objects_below(root: str) -> Iterator[_Entry]:
     for info in storage.list(prefix):
         data = storage.get(info.key) if info.key.rpartition("/")[2] in _DOCUMENTS else None
         yield info.key[len(prefix) :], info.nbytes, info.modified_ms, data
-
-
-def read_kerchunk(
-    given: str | os.PathLike[str] | Mapping[str, Any], containers: Containers
-) -> References:
-    """What kerchunk references say: a mapping, or path or `file://` URL of a JSON file.
-
-    Size and time of modification are noted of those files that lie below a container.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such file.
-    InvalidArgumentError
-        If it is malformed.
-    UnsupportedFormatError
-        If it generates references, or its templates compute.
-    """
-    refs, templates = _kerchunk_refs(given if isinstance(given, Mapping) else _load(given))
-    values: dict[str, bytes] = {}
-    locations: dict[str, str] = {}
-    numbers: dict[str, int] = {}
-    keys, source, offset, length = [], [], [], []
-    for key, ref in refs.items():
-        match ref:
-            case str() | bytes() | dict():
-                values[key] = _value(key, ref)
-            case [str(url), *span] if len(span) in (0, 2) and all(
-                type(x) is int and x >= 0 for x in span
-            ):
-                if url not in locations:
-                    locations[url] = location_of(_absolute(_filled(url, templates)))
-                keys.append(key)
-                source.append(numbers.setdefault(locations[url], len(numbers)))
-                offset.append(span[0] if span else 0)
-                length.append(span[1] if span else -1)
-            case _:
-                raise InvalidArgumentError(f"kerchunk reference {key!r} is malformed")
-    urls = list(numbers)
-    reader = VirtualReader(containers)
-    modified, sizes = np.full(len(urls), -1), np.full(len(urls), -1)
-    for i, url in enumerate(urls):
-        try:
-            version = reader.version(url)
-        except VirtualContainerError:  # not touched, so nothing is known of it
-            continue
-        modified[i], sizes[i] = version.modified_ms, version.nbytes
-    lengths, sources = np.array(length, np.int64), np.array(source, np.int64)
-    whole = lengths < 0
-    lengths[whole] = sizes[sources[whole]]
-    if (lengths < 0).any():
-        raise VirtualContainerError(
-            f"{keys[int(np.flatnonzero(lengths < 0)[0])]!r} is a whole file, whose size is not "
-            "known: open the repository with a container that holds it"
-        )
-    return References(
-        values,
-        tuple(keys),
-        tuple(urls),
-        sources,
-        np.array(offset, np.int64),
-        lengths,
-        modified,
-        sizes,
-    )
-
-
-def _load(given: str | os.PathLike[str]) -> Any:
-    scheme, path = parse_location(location_of(given))
-    if scheme != "file":
-        raise InvalidArgumentError("kerchunk references are a mapping, or a local JSON file")
-    try:
-        with open(path, "rb") as file:
-            return json.load(file)
-    except FileNotFoundError as error:
-        raise NotFoundError(f"there is no file {Place('file', path).url}") from error
-    except OSError as error:
-        raise StorageError(f"{Place('file', path).url} cannot be read: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgumentError(f"{Place('file', path).url} is no JSON: {error}") from error
-
-
-def _kerchunk_refs(found: Any) -> tuple[dict[str, Any], dict[str, str]]:
-    templates: Any = {}
-    if isinstance(found, Mapping) and "refs" in found:
-        if found.get("gen"):
-            raise UnsupportedFormatError(
-                "kerchunk references that are generated ('gen') are not supported; write them out"
-            )
-        found, templates = found["refs"], found.get("templates") or {}
-    if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
-        raise InvalidArgumentError("kerchunk references are a map from keys to references")
-    return dict(found), dict(templates)
-
-
-def _filled(url: str, templates: Mapping[str, str]) -> str:
-    def fill(found: re.Match[str]) -> str:
-        value = templates.get(found[1])
-        if not isinstance(value, str):
-            raise InvalidArgumentError(f"kerchunk template {found[1]!r} is not there")
-        return value
-
-    filled = _TEMPLATE.sub(fill, url)
-    if "{{" in filled or "{%" in filled:
-        raise UnsupportedFormatError("kerchunk templates that compute are not supported")
-    return filled
-
-
-def _absolute(url: str) -> str:
-    if "://" not in url and not os.path.isabs(url):
-        raise InvalidArgumentError(
-            f"kerchunk reference to {url[:80]!r}, a relative path: relative to what is not said"
-        )
-    return url
-
-
-def _value(key: str, ref: str | bytes | dict[str, Any]) -> bytes:
-    if isinstance(ref, bytes):
-        return ref
-    if isinstance(ref, dict):
-        return json.dumps(ref).encode()
-    if not ref.startswith("base64:"):
-        return ref.encode()
-    try:
-        return base64.b64decode(ref.removeprefix("base64:"), validate=True)
-    except binascii.Error as error:
-        raise InvalidArgumentError(f"kerchunk reference {key!r} is no base64") from error

@@ -1,0 +1,156 @@
+"""Figures of the planner of manifests: `python tests/benchmarks/planner.py`.
+
+Not collected by pytest: these are timings, in seconds of CPU, of one thread. It prints
+
+- planning from nothing, and anew, of 10,000 arrays with 10 M chunks in all, and the peak of memory;
+- cutting one array of 10 M chunks into leaves;
+- closure and plan for one changed leaf of 80, and of 8,000, and their ratio.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable
+
+import numpy as np
+
+from zarr_manifests.config.manifests import ChunkManifests, ManifestSet, Split
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.manifest import ManifestRef, Part
+from zarr_manifests.grid import Box
+from zarr_manifests.planning.closure import Change, close
+from zarr_manifests.planning.leaves import EMPTY, ArrayFacts, BaseIndex
+from zarr_manifests.planning.sets import ManifestPlan, explain, plan_manifests
+from zarr_manifests.planning.splitting import cut, layout_of
+
+
+def key(number: int) -> str:
+    return f"manifests/{1:012d}-{'ab' * 12}/{number}"
+
+
+def as_base(plan: ManifestPlan) -> BaseIndex:
+    refs = [ManifestRef(BlobRef(key(i), 100, 0), m.leaves) for i, m in enumerate(plan.manifests)]
+    return BaseIndex(refs, {key(i): m.set_name for i, m in enumerate(plan.manifests)})
+
+
+def timed[T](call: Callable[[], T]) -> tuple[T, float]:
+    gc.collect()
+    start = time.process_time()
+    value = call()
+    return value, time.process_time() - start
+
+
+def arrays(count: int) -> dict[bytes, ArrayFacts]:
+    """Nine of ten are small; 10 M chunks in all."""
+    small = 10
+    big = (10_000_000 - count * 9 // 10 * small) // (count // 10)
+    facts = {}
+    for i in range(count):
+        node_id = i.to_bytes(12, "big")
+        chunks = big if i % 10 == 0 else small
+        rest = (chunks // 10, 10) if i % 10 == 0 else (1, small)
+        facts[node_id] = ArrayFacts(
+            node_id, f"/g{i % 100}/a{i}", (1, *rest), chunks, ("time", "lat", "lon")
+        )
+    return facts
+
+
+def coords_of(grid_shape: tuple[int, ...]) -> np.ndarray:
+    box = Box((0,) * len(grid_shape), grid_shape)
+    return box.unravel(np.arange(box.size))
+
+
+def plan_all(
+    facts: dict[bytes, ArrayFacts], changes: dict[bytes, Change], base: BaseIndex = EMPTY
+) -> ManifestPlan:
+    """The whole way: what is due, cut into leaves, placed."""
+    config = ChunkManifests()
+    closure = close(config, facts, base, changes)
+    leaves = []
+    for due in closure.dues(base):
+        coords = changes[due.node_id].coords[due.rows]
+        cuts = due.cut(coords, base)
+        leaves += [Part(due.node_id, leaf.box, len(leaf.rows)) for leaf in cuts]
+    return plan_manifests(config, facts, leaves, base, closure.manifests)
+
+
+def many_arrays() -> None:
+    facts = arrays(10_000)
+    chunks = sum(of.initialized_chunks for of in facts.values())
+    leaves = [
+        Part(node_id, Box((0,) * 3, of.grid_shape), of.initialized_chunks)
+        for node_id, of in facts.items()
+    ]
+    _, alone = timed(lambda: plan_manifests(ChunkManifests(), facts, leaves))
+    changes = {node_id: Change(coords_of(of.grid_shape)) for node_id, of in facts.items()}
+    plan, fresh = timed(lambda: plan_all(facts, changes))
+    base, indexed = timed(lambda: as_base(plan))
+    again, anew = timed(lambda: plan_all(facts, changes, base))
+    _, explained = timed(lambda: explain(ChunkManifests(), facts.values(), base))
+    assert [m.leaves for m in again.manifests] == [m.leaves for m in plan.manifests]
+    print(f"{len(facts):,} arrays, {chunks:,} chunks, {len(plan.manifests)} manifests")
+    print(f"  placing leaves                       {alone:6.2f} s")
+    print(f"  closure, cutting, placing: nothing yet {fresh:4.2f} s, all anew {anew:.2f} s")
+    print(f"  index of the base {indexed:.2f} s, explain {explained:.2f} s")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"  peak of the process                  {peak:6.0f} MB")
+    before = sum(change.coords.nbytes for change in changes.values()) / 1e6
+    tracemalloc.start()
+    plan_all(facts, changes, base)
+    peak = tracemalloc.get_traced_memory()[1] / 1e6
+    print(f"  peak of planning {peak:.0f} MB, beside {before:.0f} MB of coordinates given")
+    tracemalloc.stop()
+
+
+def one_leaf(leaves: int) -> tuple[Callable[[], None], str]:
+    """Change one chunk of an array split along time, each leaf in a manifest of its own."""
+    node_id = bytes(12)
+    facts = {node_id: ArrayFacts(node_id, "/air", (leaves * 10, 2, 5), leaves * 100)}
+    default = ManifestSet("default", 100, None, None, None)
+    config = ChunkManifests(sets=(default,), rules=(), splitting=(Split("/air", ((0, 10),)),))
+    parts = [Part(node_id, Box((i * 10, 0, 0), (i * 10 + 10, 2, 5)), 100) for i in range(leaves)]
+    base = as_base(plan_manifests(config, facts, parts))
+    change = {node_id: Change(np.array([[leaves * 5, 1, 1]]))}
+
+    def run() -> None:
+        closure = close(config, facts, base, change)
+        (due,) = closure.dues(base)
+        ((leaf, _),) = due.leaves
+        cuts = due.cut(leaf.box.unravel(np.arange(leaf.count)), base)
+        new = [Part(node_id, one.box, len(one.rows)) for one in cuts]
+        plan = plan_manifests(config, facts, new, base, closure.manifests)
+        assert len(plan.manifests) == 1
+
+    run()
+    return run, f"{leaves:,} leaves"
+
+
+def one_changed_leaf() -> None:
+    cases = [one_leaf(80), one_leaf(8_000)]
+    samples: list[list[float]] = [[], []]
+    for _ in range(300):
+        for (run, _), found in zip(cases, samples, strict=True):
+            start = time.process_time()
+            run()
+            found.append(time.process_time() - start)
+    medians = [statistics.median(found) for found in samples]
+    for (_, name), seconds in zip(cases, medians, strict=True):
+        print(f"one changed leaf of {name:13}        {seconds * 1e6:8.0f} us of CPU")
+    print(f"  ratio                                {medians[1] / medians[0]:6.2f}")
+
+
+def one_big_array() -> None:
+    facts = ArrayFacts(bytes(12), "/air", (10_000, 20, 50), 10_000_000)
+    coords = coords_of(facts.grid_shape)
+    leaves, seconds = timed(lambda: cut(coords, layout_of(ChunkManifests(), facts)))
+    print(f"cutting 10 M chunks of one array into {len(leaves)}   {seconds:6.2f} s")
+
+
+if __name__ == "__main__":
+    many_arrays()
+    one_changed_leaf()
+    one_big_array()

@@ -1,0 +1,250 @@
+"""A configuration that is valid survives YAML, plain values and pickles; the schema agrees."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zarr_manifests.config import (
+    ChunkManifests,
+    Commits,
+    Compaction,
+    Interval,
+    ManifestSet,
+    Preload,
+    RepositoryConfig,
+    Rule,
+    Split,
+    config_schema,
+)
+from zarr_manifests.config import text as text_module
+from zarr_manifests.errors import ConfigError
+
+HERE = Path(__file__).parent
+DOCS = HERE.parents[1] / "docs"
+LONG = (HERE / "long.yaml").read_text(encoding="utf-8")
+SHORT = (HERE / "short.yaml").read_text(encoding="utf-8")
+COORDINATES = (".*/time", ".*/latitude", ".*/longitude")
+
+# --- any valid configuration --------------------------------------------------------------------
+
+_PATHS = st.sampled_from([".*", "/a/b", ".*/(lat|lon)", r"/\d+.*", "(a+)+$", "/é/.*", ": #'\""])
+_REFS = st.text("abz019_-./", min_size=1, max_size=5).map(lambda text: f"r{text}")
+_SIZES = st.none() | st.integers(1, 10**12)
+_ENDS = st.none() | st.integers(0, 10**12)
+_INTERVALS = st.none() | st.tuples(_ENDS, _ENDS).map(
+    lambda ends: Interval(*ends) if None in ends else Interval(min(ends), max(ends))
+)
+_DIMENSIONS = st.integers(0, 31) | st.text(min_size=1, max_size=5)
+_ALONG = st.dictionaries(_DIMENSIONS, st.integers(1, 10**12), min_size=1, max_size=3)
+_SPLITS = st.builds(Split, _PATHS, _ALONG.map(lambda along: tuple(along.items())))
+
+
+def _lists(one: st.SearchStrategy, most: int = 3) -> st.SearchStrategy:
+    return st.lists(one, max_size=most).map(tuple)
+
+
+@st.composite
+def manifest_sets(draw: st.DrawFn) -> tuple[ManifestSet, ...]:
+    """Sets that overflow to later ones in a hidden order; with or without `default`."""
+    names = draw(st.lists(st.text("ab0_", min_size=1, max_size=3), unique=True, max_size=5))
+    names = [name for name in names if name != "default"]
+    sets = []
+    for i, name in enumerate(names):
+        size = draw(_SIZES)
+        arrays = draw(st.none() | st.integers(1, 1_000_000)) if size is None else None
+        target = draw(st.sampled_from([*names[i + 1 :], "default"]))
+        cardinality = draw(st.none() | st.integers(1, 1_000_000))
+        sets.append(ManifestSet(name, size, arrays, target, cardinality))
+    if draw(st.booleans()):
+        size = draw(_SIZES)
+        arrays = draw(st.none() | st.integers(1, 9)) if size is None else None
+        sets.append(ManifestSet("default", size, arrays, None, None))
+    return tuple(draw(st.permutations(sets)))
+
+
+@st.composite
+def chunk_manifests(draw: st.DrawFn) -> ChunkManifests:
+    """Any valid planning."""
+    sets = draw(manifest_sets())
+    targets = st.sampled_from([*(one.name for one in sets), "default"])
+    rule = st.builds(Rule, targets, st.none() | _PATHS, _INTERVALS, _INTERVALS)
+    preload = st.builds(
+        Preload,
+        st.integers(0, 10**12),
+        st.integers(0, 10_000),
+        st.none() | _lists(_PATHS),
+        _lists(_REFS),
+        _lists(_REFS),
+    )
+    splitting = draw(st.none() | _lists(_SPLITS))
+    return ChunkManifests(sets, draw(_lists(rule)), splitting, draw(preload))
+
+
+def repository_configs() -> st.SearchStrategy[RepositoryConfig]:
+    """Any valid configuration of a size that is usual."""
+    return st.builds(
+        RepositoryConfig,
+        st.integers(0, 65_536),
+        pack_chunk_bytes=st.integers(0, 1 << 26),
+        pack_bytes=st.integers(1, 1 << 30),
+        commits=st.builds(Commits, st.sampled_from(["delta", "rewrite"]), st.integers(1, 10_000)),
+        compaction=st.builds(Compaction, st.integers(1, 1_000)),
+        chunk_manifests=chunk_manifests(),
+    )
+
+
+@given(repository_configs())
+def test_yaml_and_plain_values(config: RepositoryConfig) -> None:
+    assert RepositoryConfig.from_yaml(config.to_yaml()) == config
+    assert RepositoryConfig.from_yaml(config.to_yaml().encode()) == config
+    assert RepositoryConfig.from_dict(config.to_dict()) == config
+    assert RepositoryConfig.from_dict(json_keys_kept(config.to_dict())) == config
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert hash(pickle.loads(pickle.dumps(config))) == hash(config)
+
+
+def json_keys_kept(value: object) -> object:
+    """Plain values as another library would hand them: tuples for lists."""
+    if isinstance(value, dict):
+        return {key: json_keys_kept(inner) for key, inner in value.items()}
+    return tuple(map(json_keys_kept, value)) if isinstance(value, list) else value
+
+
+@given(repository_configs())
+def test_the_schema_accepts_what_is_valid(config: RepositoryConfig) -> None:
+    SCHEMA.validate(json.loads(json.dumps(config.to_dict())))
+
+
+@given(repository_configs(), repository_configs())
+def test_an_overlay_of_everything_replaces_everything(
+    below: RepositoryConfig, above: RepositoryConfig
+) -> None:
+    assert below.overlaid(above.to_dict()) == above
+    assert below.overlaid({}) == below
+
+
+# --- the two examples ---------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["CSafeLoader", "SafeLoader"])
+def _loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read YAML with PyYAML's loader in C, and with the one that is always there."""
+    monkeypatch.setattr(text_module, "_PARSER", getattr(yaml, request.param))
+
+
+@pytest.mark.usefixtures("_loader")
+def test_the_long_example() -> None:
+    assert RepositoryConfig.from_yaml(LONG).chunk_manifests == ChunkManifests(
+        (
+            ManifestSet("coord1", 10_000, None, "coord2", 2),
+            ManifestSet("coord2", 10_000, None, "default", 1),
+            ManifestSet("big-array", None, 1, "default", None),
+            ManifestSet("default", 1_000_000, None, None, None),
+        ),
+        (
+            Rule("coord1", ".*/(latitude|longitude|time)", Interval(0, 500)),
+            Rule("coord2", None, Interval(0, 200)),
+            Rule("big-array", None, Interval(2_000_000, None)),
+        ),
+        (),
+        Preload(50_000, 10, COORDINATES),
+    )
+
+
+@pytest.mark.usefixtures("_loader")
+def test_the_short_example_is_the_default_but_for_what_it_preloads() -> None:
+    found = RepositoryConfig.from_yaml(SHORT).chunk_manifests
+    assert found == ChunkManifests(preload=Preload(50_000, 1, COORDINATES))
+    assert found.sets == (
+        ManifestSet("coordinates", 50_000, None, "default", 1),
+        ManifestSet("default", 1_000_000, None, None, None),
+    )
+    assert found.rules == (Rule("coordinates", ".*", Interval(0, 5_000)),)
+
+
+def test_everything_at_once() -> None:
+    config = RepositoryConfig.from_yaml(
+        """
+        inline-chunk-bytes: 0
+        pack-chunk-bytes: 1
+        pack-bytes: 2
+        commits: {mode: rewrite, attempts: 3}
+        compaction: {max-delta-count: 4}
+        chunk-manifests:
+          sets:
+            - small: {max-arrays-per-manifest: 5, cardinality: null}
+            - default: {max-size: 1_000}
+          rules:
+            - {target: small, initialized-chunks: [null, 6]}
+          splitting:
+            - path: /a/.*
+              along: {time: 720, 1: 4}
+          preload: {branches: [main, x/y], tags: [v1], arrays: []}
+        """
+    )
+    assert config == RepositoryConfig(
+        0,
+        pack_chunk_bytes=1,
+        pack_bytes=2,
+        commits=Commits("rewrite", 3),
+        compaction=Compaction(4),
+        chunk_manifests=ChunkManifests(
+            (
+                ManifestSet("small", None, 5, "default", None),
+                ManifestSet("default", 1_000, None, None, None),
+            ),
+            (Rule("small", None, None, Interval(None, 6)),),
+            (Split("/a/.*", (("time", 720), (1, 4))),),
+            Preload(arrays=(), branches=("main", "x/y"), tags=("v1",)),
+        ),
+    )
+
+
+# --- the schema for editors -----------------------------------------------------------------------
+
+SCHEMA = jsonschema.Draft202012Validator(config_schema())
+
+
+def test_the_schema_in_the_documentation_is_this_one() -> None:
+    """To renew: `zarr-manifests config schema > docs/config.schema.json`."""
+    written = (DOCS / "config.schema.json").read_text(encoding="utf-8")
+    assert json.loads(written) == config_schema()
+    assert written == json.dumps(config_schema(), indent=2) + "\n"
+
+
+def test_the_schema_is_one() -> None:
+    jsonschema.Draft202012Validator.check_schema(config_schema())
+
+
+@pytest.mark.parametrize("example", [LONG, SHORT, "chunk-manifests:", "max-delta-count: 3"])
+def test_the_schema_accepts_the_examples(example: str) -> None:
+    SCHEMA.validate(yaml.safe_load(example))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "colour: blue",
+        "commits: {mode: deltas}",
+        "compaction: {max-delta-count: 0}",
+        "chunk-manifests: {sets: [{a: {cardinalty: 1}}]}",
+        "chunk-manifests: {sets: [{a: , b: }]}",
+        "chunk-manifests: {rules: [{path: x}]}",
+        "chunk-manifests: {rules: [{target: default, metadata-chunks: [1]}]}",
+        "chunk-manifests: {splitting: some}",
+        "chunk-manifests: {splitting: [{path: x, along: {}}]}",
+        "chunk-manifests: {preload: {arrays: [time]}}",
+    ],
+)
+def test_the_schema_refuses_what_reading_refuses(wrong: str) -> None:
+    assert not SCHEMA.is_valid(yaml.safe_load(wrong))
+    with pytest.raises(ConfigError):
+        RepositoryConfig.from_yaml(wrong)

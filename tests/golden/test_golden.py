@@ -1,0 +1,305 @@
+"""The golden repositories: nobody has changed them, and both readers find what is in them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from zarr.core.buffer import default_buffer_prototype
+
+import zarr_manifests as zm
+from zarr_manifests.engine.roots import Roots
+from zarr_manifests.errors import VirtualContainerError, VirtualSourceChangedError
+from zarr_manifests.format.chunk_table import InlineRef, NativeRef, VirtualRef
+from zarr_manifests.format.nodes import NodeKind
+from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.storage import LocalStorage
+
+HERE = Path(__file__).parent
+V1 = HERE / "v1"
+NAMES = ("tiny", "chunks", "arrays", "history", "pages", "protocols")
+MODIFIED_NS = 1_700_000_000_123_000_000
+
+each = pytest.mark.parametrize("name", NAMES)
+
+
+def load_reader() -> Any:
+    path = HERE.parent / "spec" / "reader.py"
+    spec = importlib.util.spec_from_file_location("golden_test_reader", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+reader = load_reader()
+
+
+def expected_of(name: str) -> dict[str, Any]:
+    return json.loads((V1 / name / "expected.json").read_text(encoding="utf-8"))
+
+
+def read_by_specification(folder: Path, *, copies: bool = True) -> Any:
+    return reader.Reader(
+        lambda key: (folder / "repo" / key).read_bytes(),
+        copies=copies,
+        get_file=lambda file: (folder / "files" / file[1]).read_bytes(),
+    )
+
+
+@pytest.fixture
+def copied(name: str, tmp_path: Path) -> Path:
+    """A copy of a golden repository, its files as old as they were."""
+    folder = tmp_path / name
+    shutil.copytree(V1 / name, folder)
+    for path in folder.glob("files/**/*.bin"):
+        os.utime(path, ns=(MODIFIED_NS, MODIFIED_NS))
+    return folder
+
+
+def opened(folder: Path) -> zm.Repository:
+    files = folder / "files"
+    containers = {"files": files} if files.exists() else None
+    return zm.Repository.open(folder / "repo", virtual_containers=containers)
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, dict):
+        return {str(name): plain(one) for name, one in value.items()}
+    return [plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+# --- unchanged -------------------------------------------------------------------------------
+
+
+def test_the_files_are_those_that_were_made() -> None:
+    listed = (V1 / "SHA256SUMS").read_text(encoding="utf-8")
+    found = [
+        f"{sha256(path.read_bytes())}  {path.relative_to(V1).as_posix()}\n"
+        for path in sorted(V1.rglob("*"))
+        if path.is_file() and path.name not in ("SHA256SUMS", ".lock")
+    ]
+    assert "".join(found) == listed
+    assert {line.split("  ")[1].split("/")[0] for line in listed.splitlines()} == {*NAMES}
+
+
+def test_the_format_is_called_a_draft() -> None:
+    text = (HERE.parents[1] / "docs" / "spec" / "v1.md").read_text(encoding="utf-8")
+    assert text.startswith("# Format v1 (draft)\n")
+    assert "**Status: draft.**" in text
+
+
+# --- read ------------------------------------------------------------------------------------
+
+
+@each
+@pytest.mark.parametrize("copies", [True, False])
+def test_the_independent_reader_finds_what_is_expected(name: str, copies: bool) -> None:
+    expected = expected_of(name)
+    found = read_by_specification(V1 / name, copies=copies)
+    heads, branches = found.heads(), found.branches()
+    assert heads.keys() == expected["refs"].keys()
+    snapshots = {}
+    for ref, ids in expected["refs"].items():
+        line = dict(found.history(heads[ref], branches.get(ref, {}).get("floor")))
+        assert [*line] == ids
+        snapshots |= line
+    assert snapshots.keys() == expected["snapshots"].keys()
+    for snapshot_id, fields in snapshots.items():
+        due = expected["snapshots"][snapshot_id]
+        assert [fields[f] for f in ("message", "kind", "sequence")] == [
+            due[f] for f in ("message", "kind", "sequence")
+        ]
+        places = found.places(fields)
+        chunks = {k: p for k, p in places.items() if not isinstance(p, reader.Document)}
+        assert plain(chunks) == due["chunks"]
+        values = {
+            key: None if reader.is_url(place) else sha256(found.bytes_at(place))
+            for key, place in places.items()
+        }
+        assert values == due["values"]
+    root = expected["root"]
+    for field in ("fence", "swept", "epochs", "collected", "counters"):
+        assert plain(found.root[field]) == root[field]
+    for field in ("leases", "log", "pending"):
+        assert plain(found.everything(field)) == root[field]
+    for branch, fields in root["branches"].items():
+        assert {field: plain(branches[branch].get(field)) for field in fields} == fields
+    assert branches.keys() == root["branches"].keys()
+
+
+@each
+def test_the_package_finds_what_is_expected(name: str, copied: Path) -> None:
+    expected = expected_of(name)
+    repo = opened(copied)
+    assert {*repo.list_branches(), *repo.list_tags()} == expected["refs"].keys()
+    heads = repo.list_branches() | repo.list_tags()
+    assert heads == {ref: ids[0] for ref, ids in expected["refs"].items()}
+    for branch in repo.list_branches():
+        ids = expected["refs"][branch]
+        assert [info.snapshot_id for info in repo.ancestry(branch=branch)][: len(ids)] == ids
+    for snapshot_id, due in expected["snapshots"].items():
+        store = repo.readonly_session(snapshot_id=snapshot_id).store
+        assert dict(places(store)) == due["chunks"]
+        assert values_of(store, due) == due["values"]
+
+
+def places(store: zm.ManifestStore) -> Iterator[tuple[str, Any]]:
+    """Where each chunk is, by key, as the expected listing has it."""
+    view = store.workspace.view
+    for path, node in view.nodes.items():
+        table = view.chunks(node.node_id)
+        for coords, ref in () if table is None else table.refs():
+            if node.kind is NodeKind.OPAQUE:
+                key = path[1:]
+            else:
+                assert node.array is not None
+                key = f"{path}/{node.array.chunk_keys.encode(coords)}"
+            assert view.lookup(node.node_id, coords) == ref
+            match ref:
+                case InlineRef(data):
+                    yield key, data.hex()
+                case NativeRef(_, _, offset, length, crc):
+                    yield key, [ref.key, offset, length, crc]
+                case VirtualRef(at, offset, length, crc):
+                    file = [at.container, at.path, at.etag, at.modified_ms, at.nbytes]
+                    yield key, [file, offset, length, crc]
+
+
+def values_of(store: zm.ManifestStore, due: dict[str, Any]) -> dict[str, str | None]:
+    """Checksum of each value; None where there is no authorisation to read it."""
+    prototype = default_buffer_prototype()
+
+    async def read() -> dict[str, str | None]:
+        found: dict[str, str | None] = {}
+        async for key in store.list():
+            place = due["chunks"].get(key)
+            if isinstance(place, list) and isinstance(place[0], list):
+                if not place[0][0]:
+                    with pytest.raises(VirtualContainerError):
+                        await store.get(key, prototype)
+                    found[key] = None
+                    continue
+                if place[0][2] is not None:  # no file system gives it that etag again
+                    with pytest.raises(VirtualSourceChangedError, match="etag"):
+                        await store.get(key, prototype)
+                    found[key] = due["values"][key]
+                    continue
+            value = await store.get(key, prototype)
+            assert value is not None
+            found[key] = sha256(value.to_bytes())
+        return found
+
+    return asyncio.run(read())
+
+
+def test_the_tiny_repository_is_read_from_its_root_alone() -> None:
+    folder = V1 / "tiny" / "repo"
+    asked = []
+
+    def get(key: str) -> bytes:
+        asked.append(key)
+        return (folder / key).read_bytes()
+
+    found = reader.Reader(get)
+    snapshot = found.follow(found.heads()["main"], reader.SNAPSHOT)
+    assert {"zarr.json", "x/zarr.json", "x/c/0"} == found.contents(snapshot).keys()
+    assert asked == ["current"]
+
+
+# --- written ---------------------------------------------------------------------------------
+
+
+@each
+def test_it_opens_for_writing(name: str, copied: Path) -> None:
+    before = Roots(LocalStorage(copied / "repo"), SYSTEM).read().root
+    expected = expected_of(name)
+    repo = opened(copied)
+    with repo.transaction("main", message="one more") as store:
+        buffer = default_buffer_prototype().buffer
+        store.set_sync("written.txt", buffer.from_bytes(b"written" * 200))
+    head = repo.list_branches()["main"]
+    old = expected["snapshots"][expected["refs"]["main"][0]]
+    due = old["values"] | {"written.txt": sha256(b"written" * 200)}
+    found = read_by_specification(copied)
+    main = found.heads()["main"]
+    snapshot = found.follow(main, reader.SNAPSHOT)
+    values = {
+        key: None if reader.is_url(place) else sha256(found.bytes_at(place))
+        for key, place in found.places(snapshot).items()
+    }
+    assert values == due
+    assert snapshot["sequence"] == old["sequence"] + 1
+    store = opened(copied).readonly_session(snapshot_id=head).store
+    assert values_of(store, old) == due
+    after = Roots(LocalStorage(copied / "repo"), SYSTEM).read().root
+    kept = ("fence", "swept", "epochs", "collected", "counters", "leases", "pending", "pages")
+    assert [getattr(after, f) for f in kept] == [getattr(before, f) for f in kept]
+    own = ("epoch", "floor", "index", "marks", "counters")
+    old_main, new_main = before.branches["main"], after.branches["main"]
+    assert [getattr(new_main, f) for f in own] == [getattr(old_main, f) for f in own]
+
+
+# --- of everything something -----------------------------------------------------------------
+
+
+def test_they_have_something_of_everything() -> None:
+    """Else what they guard would be less than it seems."""
+    kinds, per_base, rows, virtual = set(), set(), set(), set()
+    runs, merged, digests, counts = 0, set(), 0, 0
+    fields: set[str] = set()
+    for name in NAMES:
+        found = read_by_specification(V1 / name)
+        fields |= {field for field, value in found.root.items() if value}
+        fields |= {f"pages {section}" for section in found.root["pages"]}
+        for branch in found.branches().values():
+            fields |= {f"branch {field}" for field, value in branch.items() if value}
+        for head in found.heads().values():
+            for _, snapshot in found.history(head):
+                kinds.add(snapshot["kind"])
+                digests += len(snapshot["digests"])
+                runs += sum(e["first"] < e["last"] for e in snapshot["deltas"])
+                if snapshot["base"] is not None:
+                    base = found.follow(snapshot["base"], reader.BASE)
+                    per_base.add(len(base["manifests"]))
+                    counts += bool(base["counts"])
+                    merged |= {tuple(ref.get("merged", ())) for ref in base["manifests"]}
+        for due in expected_of(name)["snapshots"].values():
+            for place in due["chunks"].values():
+                if isinstance(place, str):
+                    rows.add("inline")
+                elif isinstance(place[0], str):
+                    rows.add("packed" if place[1] else "native")
+                else:
+                    file = place[0]
+                    known = [file[0], *(v is not None for v in (*file[2:], place[3]))]
+                    virtual.add(tuple(map(bool, known)))
+    assert kinds == {"append", "overwrite", "delete", "metadata", "rewrite"}
+    assert {0, 1, 2} <= per_base
+    assert rows == {"inline", "native", "packed"}
+    for column in range(5):  # container, etag, time, size, checksum: known and not
+        assert {known[column] for known in virtual} == {True, False}
+    assert runs
+    assert digests
+    assert counts
+    assert {len({*sequences}) for sequences in merged} == {0, 1, 2}
+    root = {"branches", "tags", "log", "leases", "fence", "swept", "epochs", "pages", "pending"}
+    assert root | {"collected", "counters", "deleted_tags"} <= fields
+    assert {f"pages {s}" for s in ("branches", "tags", "leases", "log", "pending")} <= fields
+    known = {"base", "epoch", "floor", "index", "marks", "counters", "ahead"}
+    assert {f"branch {field}" for field in known} <= fields

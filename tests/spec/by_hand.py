@@ -1,0 +1,308 @@
+"""Snapshots put together by hand, with runs and leaves that are merged to different sequences.
+
+A `Line` is a history of one array `x` and a few groups. It keeps what every chunk and node must
+read as in plain dictionaries (`chunks`, `groups`), and rolls up, merges and drops by the rules of
+the specification, without the package's own merging.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.chunk_table import UNSET, ChunkTable, InlineRef, StoredRef
+from zarr_manifests.format.counts import Count
+from zarr_manifests.format.delta import CommitKind, Delta
+from zarr_manifests.format.digest import Digest
+from zarr_manifests.format.manifest import Manifest, ManifestRef
+from zarr_manifests.format.nodes import Base, Node, NodeKind
+from zarr_manifests.format.root import Branch, LogEntry, Root
+from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
+from zarr_manifests.grid import Box
+from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.planning.digests import make_digest
+from zarr_manifests.storage import Storage
+
+ARRAY = b"x" * 12
+LENGTH = 12
+AT_MS = 1_700_000_000_000
+
+
+def x_document() -> bytes:
+    fields = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [LENGTH],
+        "data_type": "uint8",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1]}},
+        "chunk_key_encoding": {"name": "default"},
+        "codecs": [{"name": "bytes"}],
+        "fill_value": 0,
+        "dimension_names": ["x"],
+    }
+    return json.dumps(fields).encode()
+
+
+def group_document(note: str) -> bytes:
+    return json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {"n": note}}).encode()
+
+
+@dataclass
+class Change:
+    """A delta, or a run, in plain terms."""
+
+    first: int
+    last: int
+    rows: dict[int, bytes | None]
+    cut: int | None
+    groups: dict[str, str]
+    deleted: set[str]
+    count: tuple[int, int] = (0, 0)
+    """By how much it changes the number of chunks, and their bytes."""
+    apart: bool = False
+    """Whether its chunk table has a manifest of its own."""
+    log: BlobRef | None = None
+
+
+@dataclass
+class Leaf:
+    """Chunks from `lo` up to `hi`, merged to a sequence."""
+
+    lo: int
+    hi: int
+    merged: int
+    rows: dict[int, bytes]
+
+
+@dataclass
+class Line:
+    """A history, its newest snapshot in the branch `main`."""
+
+    storage: Storage
+    session: str = f"{0:012d}-{'5e' * 12}"
+    chunks: dict[int, bytes] = field(default_factory=dict)
+    groups: dict[str, str] = field(default_factory=dict)
+    sequence: int = 0
+    changes: list[Change] = field(default_factory=list)
+    leaves: list[Leaf] = field(default_factory=list)
+    base_sequence: int = 0
+    base_groups: dict[str, str] = field(default_factory=dict)
+    base_count: tuple[int, int] = (0, 0)
+    numbers: int = 0
+    parent: BlobRef | None = None
+    version: int = 0
+    log: tuple[LogEntry, ...] = ()
+
+    # --- what changes, and what is made of it ------------------------------------------------
+
+    def commit(
+        self,
+        rows: Mapping[int, bytes | None],
+        cut: int | None = None,
+        groups: Mapping[str, str] | None = None,
+        deleted: Sequence[str] = (),
+        *,
+        apart: bool = False,
+    ) -> None:
+        self.sequence += 1
+        groups = dict(groups or {})
+        gone = {name for name in deleted if name in self.groups and name not in groups}
+        change = Change(self.sequence, self.sequence, dict(rows), cut, groups, gone, apart=apart)
+        self.changes.append(change)
+        chunks, nbytes = self.count()
+        _apply(self.chunks, change)
+        change.count = (self.count()[0] - chunks, self.count()[1] - nbytes)
+        self.groups = {n: g for n, g in self.groups.items() if n not in gone} | groups
+
+    def count(self) -> tuple[int, int]:
+        """How many chunks there are, and their bytes."""
+        return len(self.chunks), sum(map(len, self.chunks.values()))
+
+    def merged_at(self, coordinate: int) -> int:
+        """What the leaf whose box holds the coordinate is merged to."""
+        return next((at.merged for at in self.leaves if at.lo <= coordinate < at.hi), 0)
+
+    def roll_up(self, start: int, stop: int) -> bool:
+        """Put a run in place of the entries from `start` to `stop`, unless that may not be."""
+        taken = self.changes[start:stop]
+        for change in taken:
+            for leaf in self.leaves if change.cut is not None else ():
+                cuts = leaf.hi > (change.cut or 0)
+                if cuts and change.last <= leaf.merged < taken[-1].last:
+                    return False
+        run = Change(taken[0].first, taken[-1].last, {}, None, {}, set())
+        for change in taken:
+            counting = {
+                c: value for c, value in change.rows.items() if change.last > self.merged_at(c)
+            }
+            if change.cut is not None:
+                run.rows = {c: value for c, value in run.rows.items() if c < change.cut}
+                run.cut = change.cut if run.cut is None else min(run.cut, change.cut)
+            run.rows |= counting
+            if change.last > self.base_sequence:
+                run.count = (run.count[0] + change.count[0], run.count[1] + change.count[1])
+                run.groups = {n: g for n, g in run.groups.items() if n not in change.deleted}
+                run.groups |= change.groups
+                run.deleted = (run.deleted | change.deleted) - run.groups.keys()
+        self.changes[start:stop] = [run]
+        return True
+
+    def write_base(self) -> None:
+        self.base_sequence, self.base_groups = self.sequence, dict(self.groups)
+        self.base_count = self.count()
+
+    def merge_leaf(self, lo: int, hi: int) -> None:
+        """Give the base a leaf of that box with all changes, in place of those it had there."""
+        self.leaves = [leaf for leaf in self.leaves if leaf.hi <= lo or hi <= leaf.lo]
+        rows = {c: value for c, value in self.chunks.items() if lo <= c < hi}
+        self.leaves.append(Leaf(lo, hi, self.sequence, rows))
+        self.leaves.sort(key=lambda leaf: leaf.lo)
+        self.write_base()
+
+    def drop(self) -> int:
+        """Let go of entries that count nowhere any more; returns how many."""
+        kept: list[Change] = []
+        for i, change in enumerate(self.changes):
+            due = {c for older in self.changes[:i] for c in older.rows} if change.cut else set()
+            cut = LENGTH if change.cut is None else change.cut
+            counts = (
+                change.last > self.base_sequence
+                or any(change.last > self.merged_at(c) for c in change.rows)
+                or any(change.last > leaf.merged for leaf in self.leaves if leaf.hi > cut)
+                or any(change.last > self.merged_at(c) for c in due if c >= cut)
+                or change.cut == 0
+            )
+            if counts:
+                kept.append(change)
+        dropped = len(self.changes) - len(kept)
+        self.changes = kept
+        return dropped
+
+    # --- as objects --------------------------------------------------------------------------
+
+    def put(self, kind: str, data: bytes) -> BlobRef:
+        self.numbers += 1
+        key = f"{kind}/{self.session}/{self.numbers}"
+        assert self.storage.create(key, data)
+        return BlobRef.to(key, data)
+
+    def node(self, name: str, note: str) -> Node:
+        node_id = name.encode().ljust(12, b"-")
+        return Node(name, node_id, NodeKind.GROUP, {"zarr.json": group_document(note)})
+
+    def table(self, rows: Mapping[int, bytes | None]) -> ChunkTable:
+        stored: dict[tuple[int, ...], StoredRef] = {
+            (c,): UNSET if value is None else InlineRef(value) for c, value in rows.items()
+        }
+        return ChunkTable.of(stored)
+
+    def entry(self, change: Change) -> tuple[DeltaEntry, Delta]:
+        held = Manifest.of([(ARRAY, self.table(change.rows))] if change.rows else [])
+        manifests: tuple[ManifestRef, ...] = ()
+        if change.apart and change.rows:
+            manifests = (ManifestRef(self.put("manifests", held.encode()), held.directory()),)
+            held = Manifest(())
+        delta = Delta(
+            change.last.to_bytes(16),
+            tuple(self.node(name, note) for name, note in change.groups.items()),
+            {name: name.encode().ljust(12, b"-") for name in change.deleted},
+            {} if change.cut is None else {ARRAY: (change.cut,)},
+            held,
+            manifests,
+        )
+        change.log = self.put("deltas", delta.encode())
+        entry = DeltaEntry.of(change.log, delta, change.last, {ARRAY}, first=change.first)
+        counts = (Count(ARRAY, *change.count),) if any(change.count) else ()
+        return replace(entry, counts=counts), delta
+
+    def base(self) -> Base:
+        nodes = [replace(self.node("", "root"), node_id=b"root".ljust(12, b"-"))]
+        nodes += [self.node(name, note) for name, note in sorted(self.base_groups.items())]
+        nodes.append(Node("x", ARRAY, NodeKind.ARRAY, {"zarr.json": x_document()}))
+        tables = []
+        for leaf in self.leaves:
+            places = sorted(leaf.rows)
+            index = np.array(places, np.int64) - leaf.lo
+            refs = [InlineRef(leaf.rows[c]) for c in places]
+            tables.append((ARRAY, ChunkTable.build(Box((leaf.lo,), (leaf.hi,)), index, refs)))
+        refs_of: list[ManifestRef] = []
+        for at in range(0, len(tables), 2):
+            held = Manifest.of(tables[at : at + 2])
+            merged = tuple(leaf.merged for leaf in self.leaves[at : at + 2])
+            blob = self.put("manifests", held.encode())
+            refs_of.append(ManifestRef(blob, held.directory(), merged))
+        counts = (Count(ARRAY, *self.base_count),) if any(self.base_count) else ()
+        return Base(tuple(nodes), tuple(refs_of), self.base_sequence, counts)
+
+    def digest(
+        self, entries: Sequence[tuple[DeltaEntry, Delta]], start: int
+    ) -> tuple[DigestEntry, Digest]:
+        taken = entries[start:]
+        found = {i: delta for i, (entry, delta) in enumerate(taken) if entry.at_open}
+        nodes = self.base().nodes
+        value = make_digest([entry for entry, _ in taken], found, nodes)
+        blob = self.put("digests", value.encode())
+        return DigestEntry(blob, start, len(taken)), value
+
+    def write(self, message: str, *, digest_from: int | None = None) -> str:
+        """Write a snapshot and make it the head of `main`; returns its id."""
+        entries = [self.entry(change) for change in self.changes]
+        base = self.put("nodes", self.base().encode())
+        digests: tuple[DigestEntry, ...] = ()
+        if digest_from is not None:
+            digests = (self.digest(entries, digest_from)[0],)
+        own = Delta(self.numbers.to_bytes(16))
+        log = entries[-1][0].log if entries else self.put("deltas", own.encode())
+        sums = {"chunks": len(self.chunks), "arrays": 1, "groups": len(self.groups) + 1}
+        snapshot = Snapshot(
+            self.parent,
+            own.commit_id,
+            CommitKind.REWRITE,
+            message,
+            {},
+            AT_MS + self.numbers,
+            base,
+            tuple(entry for entry, _ in entries),
+            log,
+            digests=digests,
+            sequence=self.sequence,
+            sums=sums,
+        )
+        self.parent = head = self.put("snapshots", snapshot.encode())
+        self.swap(Branch(head, base, ahead=snapshot.ahead), "commit rewrite", own.commit_id)
+        return snapshot_id_of(head.key)
+
+    def swap(self, branch: Branch, operation: str, commit_id: bytes) -> None:
+        self.version += 1
+        at = AT_MS + self.numbers
+        where = snapshot_id_of(branch.head.key)
+        entry = LogEntry(self.version, at, operation, "main", where, commit_id)
+        self.log = (*self.log, entry)[-32:]
+        write = self.version.to_bytes(16)
+        config = RepositoryConfig()
+        root = Root("5e" * 16, self.version, write, at, config, {"main": branch}, log=self.log)
+        self.storage.create(f"root/{self.version:020d}", root.bare().encode())
+        found = self.storage.get_tagged("current").token if self.version > 1 else None
+        assert self.storage.cas("current", root.encode(), found) is not None
+
+    def expected(self) -> dict[str, bytes]:
+        """All keys and values of the Zarr store."""
+        found = {"zarr.json": group_document("root"), "x/zarr.json": x_document()}
+        found |= {f"{name}/zarr.json": group_document(n) for name, n in self.groups.items()}
+        return found | {f"x/c/{c}": value for c, value in self.chunks.items()}
+
+
+def _apply(chunks: dict[int, bytes], change: Change) -> None:
+    if change.cut is not None:
+        for c in [c for c in chunks if c >= change.cut]:
+            del chunks[c]
+    for c, value in change.rows.items():
+        if value is None:
+            chunks.pop(c, None)
+        else:
+            chunks[c] = value

@@ -1,0 +1,125 @@
+"""The configuration in the repository: saved by a swap of the root, carried over, bounded."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any
+
+import pytest
+from zarr.core.buffer import cpu
+
+from zarr_manifests import Repository, RepositoryConfig
+from zarr_manifests.config import (
+    ChunkManifests,
+    Commits,
+    Interval,
+    ManifestSet,
+    Rule,
+    Split,
+)
+from zarr_manifests.engine.roots import Roots
+from zarr_manifests.errors import ConfigError
+from zarr_manifests.format.envelope import Kind, decode, encode
+from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.testing import CountingStorage
+
+
+def test_configuration_is_saved_for_whoever_opens_from_now_on() -> None:
+    storage = MemoryStorage()
+    here, there = Repository.create(storage), Repository.open(storage)
+    config = RepositoryConfig(
+        commits=Commits("rewrite"),
+        chunk_manifests=ChunkManifests(
+            (ManifestSet("a", 5),),
+            (Rule("a", ".*/t", Interval(0, None)),),
+            (Split("/x", (("time", 4), (1, 2))),),
+        ),
+    )
+    session = here.writable_session()
+    assert here.save_config(config) == here.config == config
+    assert Repository.open(storage).config == config
+    assert there.config == RepositoryConfig()
+    session.store.set_sync("k", cpu.Buffer.from_bytes(b"v"))
+    session.commit("a session that was open goes on")
+    assert Repository.open(storage).config == config, "a commit carries it over"
+    log = Roots(storage, SYSTEM).read().root.log
+    assert [entry.operation for entry in log][:2] == ["create", "save config"]
+
+
+def test_saving_options_changes_only_these_of_what_is_saved() -> None:
+    storage = MemoryStorage()
+    Repository.create(storage, {"max-delta-count": 5})
+    overlaid = Repository.open(storage, {"inline-chunk-bytes": 0})
+    Repository.open(storage).save_config({"commits": {"attempts": 6}})
+    saved = overlaid.save_config({"pack_bytes": 7})
+    assert saved == RepositoryConfig(max_delta_count=5, commit_attempts=6, pack_bytes=7)
+    assert Repository.open(storage).config == saved
+    assert overlaid.config == RepositoryConfig(0, 5, pack_bytes=7), "the overlay stays in use"
+    assert overlaid.save_config() == overlaid.config == Repository.open(storage).config
+
+
+def test_a_configuration_with_faults_is_not_saved() -> None:
+    storage = MemoryStorage()
+    repository = Repository.create(storage)
+    repository.save_config({"chunk-manifests": {"sets": ["a"]}})
+    before = storage.get("current")
+    stale = Repository.open(storage, {"chunk-manifests": {"sets": ["b"]}})
+    for options in ({"colour": "blue"}, {"chunk-manifests": {"rules": [{"target": "c"}]}}):
+        with pytest.raises(ConfigError):
+            repository.save_config(options)
+    with pytest.raises(ConfigError, match="there is no set 'b'; known are a, default"):
+        stale.save_config({"chunk-manifests": {"rules": [{"target": "b"}]}})
+    assert storage.get("current") == before
+    assert stale.config.chunk_manifests.rules == ()
+
+
+def test_a_large_configuration_takes_no_room_from_refs() -> None:
+    storage = MemoryStorage()
+    repository = Repository.create(storage)
+    for i in range(20):
+        repository.create_tag(f"tag-{i}")
+    words = [sha256(bytes([i])).hexdigest() for i in range(220)]
+    rules = tuple(Rule("default", "/" + "".join(words[i : i + 10])) for i in range(0, 220, 10))
+    repository.save_config(RepositoryConfig(chunk_manifests=ChunkManifests(rules=rules)))
+    root = Roots(storage, SYSTEM).read().root
+    assert len(root.bare().encode()) > 8_192 > root.refs_bytes
+    assert not any(root.pages.values())
+    assert len(root.tags) == 20
+    repository.create_tag("tag-20")
+    assert not any(Roots(storage, SYSTEM).read().root.pages.values())
+    assert Repository.open(storage).config.chunk_manifests.rules == rules
+
+
+def test_saving_reads_no_page_of_refs() -> None:
+    counting = CountingStorage(MemoryStorage())
+    repository = Repository.create(counting)
+    for i in range(250):
+        repository.create_tag(sha256(bytes([i])).hexdigest())
+    fresh = Repository.open(counting)
+    assert any(Roots(counting, SYSTEM).read().root.pages.values())
+    before = len(counting.log)
+    fresh.save_config({"pack-bytes": 5})
+    assert [record.op for record in counting.log[before:] if record.key.startswith("pages/")] == []
+    assert len(counting.log) > before
+
+
+def test_roots_from_before_there_were_sections_are_read() -> None:
+    storage = MemoryStorage()
+    repository = Repository.create(storage)
+    root, token = storage.get("current"), storage.get_tagged("current").token
+    fields = unpack_root(root)
+    fields["config"] = {"inline-chunk-bytes": 1, "max-delta-count": 2, "commit-attempts": 3}
+    assert storage.cas("current", encode(Kind.ROOT, fields), token) is not None
+    found = Repository.open(storage)
+    assert found.config == RepositoryConfig(1, 2, 3)
+    found.create_tag("written-anew")
+    again = unpack_root(storage.get("current"))["config"]
+    assert again["compaction"] == {"max-delta-count": 2}
+    assert Repository.open(storage).config == RepositoryConfig(1, 2, 3)
+    assert repository.config == RepositoryConfig()
+
+
+def unpack_root(data: bytes) -> dict[str, Any]:
+    fields = decode(data, Kind.ROOT, lambda fields: fields, "current")
+    return dict(fields.value)

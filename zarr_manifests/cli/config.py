@@ -1,0 +1,97 @@
+"""`zarr-manifests config`: show, set, apply and validate configurations; their JSON Schema."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from zarr_manifests.cli.console import Url, write_error
+from zarr_manifests.config import RepositoryConfig, config_schema
+from zarr_manifests.config.text import MAX_TEXT_BYTES, load_yaml
+from zarr_manifests.errors import ConfigError, InvalidArgumentError
+from zarr_manifests.repository import Repository
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Show, change and check configurations.", no_args_is_help=True)
+
+File = Annotated[str, typer.Argument(help="A YAML file; - for standard input.", show_default=False)]
+
+
+@app.command()
+def show(url: Url) -> None:
+    """Print the saved configuration as YAML."""
+    typer.echo(Repository.open(url).config.to_yaml(), nl=False)
+
+
+@app.command(name="set")
+def set_options(
+    url: Url,
+    options: Annotated[
+        list[str],
+        typer.Argument(help="Such as commits.mode=rewrite; values are YAML.", show_default=False),
+    ],
+) -> None:
+    """Change options and save them: all that are given, or none."""
+    given: dict[str, Any] = {}
+    for option in options:
+        _put(given, option)
+    Repository.open(url).save_config(given)
+
+
+@app.command()
+def apply(url: Url, file: File) -> None:
+    """Save the configuration of a file; what the file leaves out gets its default."""
+    Repository.open(url).save_config(_read(file))
+
+
+@app.command()
+def validate(file: File) -> None:
+    """Check a file: say every fault with its place, one a line."""
+    _read(file)
+    typer.echo(f"{'standard input' if file == '-' else file}: good")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of configurations, for editors."""
+    typer.echo(json.dumps(config_schema(), indent=2))
+
+
+def _read(file: str) -> RepositoryConfig:
+    """The configuration of the file; its faults are printed one a line, and end the program."""
+    try:
+        # One byte more than is allowed: the rest of a huge file is never read.
+        if file == "-":
+            text = sys.stdin.buffer.read(MAX_TEXT_BYTES + 1)
+        else:
+            with Path(file).open("rb") as stream:
+                text = stream.read(MAX_TEXT_BYTES + 1)
+    except OSError as error:
+        raise InvalidArgumentError(f"{file} cannot be read: {error.strerror}") from error
+    try:
+        return RepositoryConfig.from_yaml(text)
+    except ConfigError as error:
+        for problem in error.problems:
+            write_error(problem)
+        raise typer.Exit(2) from error
+
+
+def _put(given: dict[str, Any], option: str) -> None:
+    """Put `section.option=value` into nested options."""
+    place, equals, text = option.partition("=")
+    if not equals or not place:
+        raise InvalidArgumentError(f"{option!r}: expected option=value, as commits.mode=rewrite")
+    *sections, name = place.split(".")
+    inside = given
+    for section in sections:
+        inside = inside.setdefault(section, {})
+        if not isinstance(inside, dict):
+            raise InvalidArgumentError(f"{place}: {section} is given as a value and as a section")
+    if name in inside:
+        raise InvalidArgumentError(f"{place} is given twice")
+    inside[name] = load_yaml(text)

@@ -1,0 +1,220 @@
+"""What kerchunk references in JSON say: documents, inline chunks, and where the others are.
+
+Version 0 of the references is a map from keys to what is there; version 1 has templates and
+generated references beside it. Sources: kerchunk's "References specification", and the reference
+file system of fsspec, for what the specification leaves open.
+
+Invariants:
+
+- Nothing is left out silently, since an absent chunk reads as fill value: what cannot be taken is
+  an error.
+- What a small file can make of itself is bounded: at most `MOST_GENERATED` references.
+"""
+# Paths are plain strings here, as in references.py:
+# ruff: noqa: PTH112, PTH123
+
+from __future__ import annotations
+
+import base64
+import binascii
+import itertools
+import json
+import math
+import os
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from zarr_manifests.errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    StorageError,
+    UnsupportedFormatError,
+)
+from zarr_manifests.virtual.containers import Containers, Place, parse_location
+from zarr_manifests.virtual.kerchunk_parquet import read_parquet
+from zarr_manifests.virtual.references import Files, References, location_of
+from zarr_manifests.virtual.templates import Templates
+
+__all__ = ["MOST_GENERATED", "read_kerchunk"]
+
+MOST_GENERATED: Final = 1 << 20
+"""References that one file may generate."""
+
+
+def read_kerchunk(
+    given: str | os.PathLike[str] | Mapping[str, Any], containers: Containers
+) -> References:
+    """What kerchunk references say: a mapping, a JSON file, or a folder of parquet files.
+
+    Size and time of modification are noted of those files that lie below a container.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such file or folder.
+    InvalidArgumentError
+        If it is malformed, or generates too much.
+    UnsupportedFormatError
+        If it has templates or metadata that are not understood.
+    VirtualContainerError
+        If a chunk is a whole file whose size is not known.
+    """
+    files = Files(containers)
+    if not isinstance(given, Mapping):
+        place = _local(given)
+        if os.path.isdir(place):
+            return read_parquet(place, files)
+        given = _load(place)
+    refs, templates = _parts(given)
+    values: dict[str, bytes] = {}
+    keys: list[str] = []
+    source, offset, length = array("q"), array("q"), array("q")
+    try:
+        for key, ref in refs.items():
+            if type(ref) not in (list, tuple):
+                values[key] = _value(key, ref)
+                continue
+            if len(ref) not in (1, 3):
+                raise _malformed(key)
+            url, first, nbytes = ref if len(ref) == 3 else (*ref, 0, -1)
+            sound = type(url) is str and type(first) is type(nbytes) is int and first >= 0
+            if not sound or (nbytes < 0 and len(ref) != 1):
+                raise _malformed(key)
+            keys.append(key)
+            source.append(files.number(key, templates.render(url) if "{" in url else url))
+            offset.append(first)
+            length.append(nbytes)
+    except OverflowError as error:
+        raise _malformed(key) from error
+    if any(_surrogates("".join(each)) for each in (values, keys)):
+        raise InvalidArgumentError("a key of the kerchunk references is no valid Unicode text")
+    sources, offsets, lengths = (np.array(each, np.int64) for each in (source, offset, length))
+    return files.references(values, keys, sources, offsets, lengths)
+
+
+def _local(given: str | os.PathLike[str]) -> str:
+    scheme, path = parse_location(location_of(given))
+    if scheme != "file":
+        raise InvalidArgumentError(
+            "kerchunk references are a mapping, a local JSON file, or a local folder of parquet "
+            "files"
+        )
+    return path
+
+
+def _load(path: str) -> Any:
+    where = Place("file", path).url
+    try:
+        with open(path, "rb") as file:
+            return json.load(file)
+    except FileNotFoundError as error:
+        raise NotFoundError(f"there is no file {where}") from error
+    except OSError as error:
+        raise StorageError(f"{where} cannot be read: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgumentError(f"{where} is no JSON: {error}") from error
+
+
+def _parts(found: Any) -> tuple[Mapping[str, Any], Templates]:
+    """All references, generated ones among them, and the templates."""
+    given: Any = {}
+    generators: Any = []
+    if isinstance(found, Mapping) and not {"version", "refs"}.isdisjoint(found):
+        if found.get("version", 1) != 1:
+            raise UnsupportedFormatError(
+                f"kerchunk references of version {str(found['version'])[:20]!r} are not known"
+            )
+        given, generators = found.get("templates") or {}, found.get("gen") or []
+        found = found.get("refs", {})
+    if not isinstance(given, Mapping) or not isinstance(generators, list):
+        raise InvalidArgumentError("'templates' of kerchunk references are a map, 'gen' a list")
+    if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
+        raise InvalidArgumentError("kerchunk references are a map from keys to references")
+    templates = Templates(given)
+    if generators:
+        # As fsspec has it: what is generated replaces what is written out.
+        found = dict(found) | dict(_generated(generators, templates))
+    return found, templates
+
+
+def _generated(generators: list[Any], templates: Templates) -> Iterator[tuple[str, Any]]:
+    left = MOST_GENERATED
+    for number, generator in enumerate(generators):
+        match generator:
+            case {"key": str(key), "url": str(url), "dimensions": dict(dimensions), **others}:
+                spans = [others[name] for name in ("offset", "length") if name in others]
+            case _:
+                raise InvalidArgumentError(
+                    f"'gen' number {number} of the kerchunk references is malformed: key, url and "
+                    "dimensions are due"
+                )
+        if len(spans) == 1 or not all(type(span) in (str, int) for span in spans):
+            raise InvalidArgumentError(
+                f"'gen' number {number} of the kerchunk references has one of offset and length, "
+                "or not as text: both or none are due"
+            )
+        axes = [_axis(number, name, values) for name, values in dimensions.items()]
+        left -= math.prod(map(len, axes))
+        if left < 0:
+            raise InvalidArgumentError(
+                f"the kerchunk references generate more than {MOST_GENERATED} others; write them "
+                "to parquet, which is read without work for each"
+            )
+        for values in itertools.product(*axes):
+            names = dict(zip(dimensions, values, strict=True))
+            place = templates.render(key, names)
+            span = [_whole(place, templates.render(str(text), names)) for text in spans]
+            yield place, [templates.render(url, names), *span]
+
+
+def _axis(number: int, name: str, given: Any) -> Sequence[int | str]:
+    if isinstance(given, list) and all(type(value) in (int, str) for value in given):
+        return list(given)
+    if isinstance(given, dict):
+        bounds = [given.get("start", 0), given.get("stop"), given.get("step", 1)]
+        if all(type(x) is int and abs(x) < 2**61 for x in bounds) and bounds[2]:
+            return range(*bounds)
+    raise InvalidArgumentError(
+        f"the dimension {name[:80]!r} of 'gen' number {number} of the kerchunk references is "
+        "malformed: a list of numbers and texts, or start, stop and step, are due"
+    )
+
+
+def _whole(key: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise InvalidArgumentError(
+            f"the generated kerchunk reference {key[:80]!r} has {text[:40]!r} as offset or length"
+        ) from error
+
+
+def _surrogates(text: str) -> bool:
+    return text.encode(errors="replace").decode() != text
+
+
+def _malformed(key: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"kerchunk reference {key[:200]!r} is malformed: text, or [url], or [url, offset, length] "
+        "is due"
+    )
+
+
+def _value(key: str, ref: object) -> bytes:
+    if isinstance(ref, bytes):
+        return ref
+    if isinstance(ref, dict):
+        return json.dumps(ref).encode()
+    if not isinstance(ref, str):
+        raise _malformed(key)
+    try:
+        if not ref.startswith("base64:"):
+            return ref.encode()
+        return base64.b64decode(ref.removeprefix("base64:"), validate=True)
+    except binascii.Error as error:
+        raise InvalidArgumentError(f"kerchunk reference {key[:200]!r} is no base64") from error
+    except UnicodeEncodeError as error:
+        raise _malformed(key) from error

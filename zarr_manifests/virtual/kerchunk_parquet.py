@@ -1,0 +1,340 @@
+"""What kerchunk references in parquet files say.
+
+A folder holds `.zmetadata`, with all documents and a record size R, and for each array files
+`<array>/refs.<n>.parq`, whose row i is chunk n * R + i of the array's grid in C order. Columns:
+`path`, `offset`, `size`, and `raw`. A row with `raw` is an inline chunk, one with neither `raw` nor
+`path` is absent, one whose offset and size are 0 is the whole file. A file that is not there has
+absent chunks only. Source: `LazyReferenceMapper` of fsspec, which writes and reads these files.
+
+Invariants:
+
+- Chunks that lie in files are never looked at one by one: columns stay columns. There is work in
+  Python for each file that is referred to, each inline chunk, and each parquet file.
+- Nothing is left out silently: a row behind the end of an array, and a file of no array, are
+  errors, unless they say nothing.
+- At most one parquet file is held in memory beside what was found, and none of more than
+  `_MOST_RECORD` rows is read. Texts are read as dictionaries, so that what repeats is held once.
+"""
+# Paths are plain strings here, as in references.py:
+# ruff: noqa: PTH118, PTH123, PTH208
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zarr_manifests.errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    StorageError,
+    UnsupportedFormatError,
+)
+from zarr_manifests.format.columns import Column
+from zarr_manifests.keys import (
+    V2_ARRAY,
+    V2_ATTRIBUTES,
+    V2_GROUP,
+    ArrayMeta,
+    join,
+    parse_documents,
+    split,
+)
+from zarr_manifests.virtual.containers import Place
+from zarr_manifests.virtual.references import Files, Numbered, References
+
+__all__ = ["read_parquet"]
+
+_NAME: Final = re.compile(r"refs\.(0|[1-9][0-9]{0,17})\.parq", re.ASCII)
+_COLUMNS: Final = ("path", "offset", "size", "raw")
+_MOST_RECORD: Final = 1 << 22
+_MOST_INLINE_BYTES: Final = 1 << 30
+"""Of all inline chunks of one parquet file."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Some chunks of an array; a length of -1 is the whole file."""
+
+    chunk: Column
+    source: Column
+    offset: Column
+    length: Column
+
+
+def read_parquet(folder: str, files: Files) -> References:
+    """The references in a folder of parquet files.
+
+    Raises
+    ------
+    NotFoundError
+        If the folder has no `.zmetadata`.
+    InvalidArgumentError
+        If something in it is malformed.
+    UnsupportedFormatError
+        If an array's metadata is not understood.
+    StorageError
+        If a file cannot be read.
+    VirtualContainerError
+        If a chunk is a whole file whose size is not known.
+    """
+    documents, record_size = _metadata(folder)
+    arrays = _arrays(folder, documents)
+    values = dict(documents)
+    parts: list[_Rows] = []
+    numbered: list[Numbered] = []
+    rows = 0
+    _check_strays(folder, arrays)
+    for path, meta in arrays.items():
+        found = [
+            _read(folder, path, number, meta, record_size, files, values)
+            for number in _numbers(os.path.join(folder, path))
+        ]
+        if found:
+            chunk = np.concatenate([part.chunk for part in found])
+            numbered.append(Numbered(path, rows, chunk))
+            rows += len(chunk)
+            parts += found
+    none = np.zeros(0, np.int64)
+    source, offset, length = (
+        np.concatenate([none, *(getattr(part, name) for part in parts)])
+        for name in ("source", "offset", "length")
+    )
+    return files.references(values, (), source, offset, length, numbered)
+
+
+def _metadata(folder: str) -> tuple[dict[str, bytes], int]:
+    where = Place("file", folder).url
+    try:
+        with open(os.path.join(folder, ".zmetadata"), "rb") as file:
+            fields = json.load(file)
+        found, record_size = fields["metadata"], fields.get("record_size")
+        if not all(isinstance(value, dict) for value in found.values()):
+            raise TypeError("documents are maps")
+        documents = {key: json.dumps(value).encode() for key, value in found.items()}
+    except FileNotFoundError as error:
+        raise NotFoundError(
+            f"there are no kerchunk references in {where}: no .zmetadata"
+        ) from error
+    except OSError as error:
+        raise StorageError(f"{where}/.zmetadata cannot be read: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InvalidArgumentError(f"{where}/.zmetadata is malformed: {error}") from error
+    if record_size is None:
+        raise InvalidArgumentError(
+            f"{where}/.zmetadata has no record_size, so that the folder holds no kerchunk "
+            "references; if it is a Zarr store, use import_zarr"
+        )
+    if type(record_size) is not int or not 0 < record_size <= _MOST_RECORD:
+        raise InvalidArgumentError(
+            f"{where}/.zmetadata has the record_size {str(record_size)[:40]}; 1 to {_MOST_RECORD} "
+            "is due"
+        )
+    return documents, record_size
+
+
+def _arrays(folder: str, documents: Mapping[str, bytes]) -> dict[str, ArrayMeta]:
+    arrays = {}
+    for key in documents:
+        path, name = split(key)
+        if name not in (V2_ARRAY, V2_GROUP, V2_ATTRIBUTES) or not _is_path(path):
+            raise UnsupportedFormatError(
+                f"{Place('file', folder).url}/.zmetadata holds {key[:200]!r}, and parquet "
+                "references have documents of Zarr v2 only"
+            )
+        if name == V2_ARRAY:
+            meta = parse_documents({V2_ARRAY: documents[key]})
+            if not isinstance(meta, ArrayMeta):
+                raise UnsupportedFormatError(
+                    f"the Zarr metadata {key[:200]!r} is not understood, so that it is not clear "
+                    "which chunks the references are of"
+                )
+            arrays[path] = meta
+    return arrays
+
+
+def _is_path(path: str) -> bool:
+    """Whether it can be a node's, and a folder below another."""
+    if not path:
+        return True
+    sound = path.encode(errors="replace").decode() == path and "\0" not in path
+    return sound and {"", ".", ".."}.isdisjoint(path.split("/"))
+
+
+def _check_strays(folder: str, arrays: Mapping[str, ArrayMeta]) -> None:
+    for at, _, names in os.walk(folder):
+        path = os.path.relpath(at, folder).replace(os.sep, "/").removeprefix(".")
+        if path not in arrays and any(map(_NAME.fullmatch, names)):
+            raise InvalidArgumentError(
+                f"{Place('file', folder).url} holds references of {path!r}, which .zmetadata knows "
+                "no array of"
+            )
+
+
+def _numbers(folder: str) -> Iterator[int]:
+    """The numbers of the parquet files in a folder, in order."""
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise StorageError(f"{Place('file', folder).url} cannot be listed: {error}") from error
+    yield from sorted(int(found[1]) for found in map(_NAME.fullmatch, names) if found)
+
+
+def _read(
+    folder: str,
+    path: str,
+    number: int,
+    meta: ArrayMeta,
+    record_size: int,
+    files: Files,
+    values: dict[str, bytes],
+) -> _Rows:
+    """The chunks in one parquet file; the inline ones are put among the values."""
+    place = os.path.join(folder, path, f"refs.{number}.parq")
+    where = Place("file", place).url
+    first, size = number * record_size, meta.grid.size
+    table, rows = _table(place, record_size)
+    due = max(min(record_size, size - first), 0)
+    if rows < due:
+        raise InvalidArgumentError(
+            f"{where} has {rows} rows, and the array /{path} of {size} chunks has {due} chunks "
+            f"there with a record_size of {record_size}"
+        )
+    inline, raws = _texts(where, table, "raw", rows)
+    there, urls = _texts(where, table, "path", rows)
+    if max(there[due:].max(initial=-1), inline[due:].max(initial=-1)) >= 0:
+        raise InvalidArgumentError(
+            f"{where} has references behind the end of the array /{path}, which has {size} chunks"
+        )
+    if not due:
+        none = np.zeros(0, np.int64)
+        return _Rows(none, none, none, none)
+    offset, length = (_sizes(where, table, name, rows) for name in ("offset", "size"))
+    _keep_inline(where, path, meta, first, inline, raws, values)
+    row = np.flatnonzero((there >= 0) & (inline < 0))
+    offset, length, there = offset[row], length[row], there[row]
+    if len(row) and int(min(offset.min(), length.min())) < 0:
+        raise InvalidArgumentError(f"{where} has a negative offset or size")
+    sources = np.full(len(urls), -1, np.int64)
+    for used in np.unique(there).tolist():
+        sources[used] = files.number(f"{path}/refs.{number}", _text(where, urls[used]))
+    length = np.where((offset == 0) & (length == 0), -1, length)
+    return _Rows(first + row, sources[there], offset, length)
+
+
+def _keep_inline(
+    where: str,
+    path: str,
+    meta: ArrayMeta,
+    first: int,
+    inline: Column,
+    raws: list[Any],
+    values: dict[str, bytes],
+) -> None:
+    row = np.flatnonzero(inline >= 0)
+    sizes = np.array([len(raw or b"") for raw in raws], np.int64)
+    if len(row) and int(sizes[inline[row]].astype(float).sum()) > _MOST_INLINE_BYTES:
+        raise InvalidArgumentError(
+            f"{where} has inline chunks of more than {_MOST_INLINE_BYTES} bytes together; write "
+            "them to files, and refer to these"
+        )
+    coords = meta.grid.unravel(first + row)
+    for which, at in zip(inline[row].tolist(), coords.tolist(), strict=True):
+        raw = raws[which]
+        data = raw.encode() if isinstance(raw, str) else raw
+        values[join(path, meta.chunk_keys.encode(tuple(at)))] = data
+
+
+def _table(place: str, record_size: int) -> tuple[Any, int]:
+    """The columns of a parquet file, and how many rows it has."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise ImportError(
+            "kerchunk references in parquet files are read with pyarrow, which is not installed; "
+            'get it with: pip install "zarr-manifests[kerchunk]"'
+        ) from error
+    where = Place("file", place).url
+    try:
+        with pq.ParquetFile(place) as file:
+            names, rows = file.schema_arrow.names, file.metadata.num_rows
+        if rows > record_size:
+            raise InvalidArgumentError(f"{where} has {rows} rows, beyond its record_size")
+        if len(set(names)) < len(names) or ("path" not in names and "raw" not in names):
+            raise InvalidArgumentError(
+                f"{where} has the columns {', '.join(names)[:200]}; {', '.join(_COLUMNS)} are due"
+            )
+        texts = [name for name in ("path", "raw") if name in names]
+        with pq.ParquetFile(place, read_dictionary=texts) as file:
+            table = file.read(columns=[name for name in _COLUMNS if name in names])
+    except pa.ArrowException as error:
+        raise InvalidArgumentError(f"{where} cannot be read as parquet: {error}") from error
+    except OSError as error:
+        raise StorageError(f"{where} cannot be read: {error}") from error
+    if table.num_rows != rows:
+        raise InvalidArgumentError(f"{where} has fewer rows than it says")
+    return table, rows
+
+
+def _texts(where: str, table: Any, name: str, rows: int) -> tuple[Column, list[Any]]:
+    """A column of texts or bytes, as positions (-1 where null) in a list of the different ones."""
+    import pyarrow as pa
+
+    if name not in table.schema.names or pa.types.is_null(table.schema.field(name).type):
+        return np.full(rows, -1, np.int64), []
+    column = table.column(name)
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    known = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary)
+    if not any(is_one(kind) for is_one in (*known, pa.types.is_large_binary)):
+        raise InvalidArgumentError(f"{where} has a column {name!r} of {kind}; text is due")
+    try:
+        if not pa.types.is_dictionary(column.type):
+            column = column.dictionary_encode()
+        whole = column.unify_dictionaries().combine_chunks()
+        parts = whole.chunks if isinstance(whole, pa.ChunkedArray) else [whole]
+        if not parts:
+            return np.full(rows, -1, np.int64), []
+        places = np.concatenate([_filled(part.indices) for part in parts])
+        return places, parts[0].dictionary.to_pylist()
+    except (pa.ArrowException, ValueError) as error:
+        raise InvalidArgumentError(f"{where} has a bad column {name!r}: {error}") from error
+
+
+def _filled(indices: Any, least: int = -1) -> NDArray[np.int64]:
+    filled = indices.fill_null(least) if indices.null_count else indices
+    return np.asarray(filled.to_numpy(zero_copy_only=False), np.int64)
+
+
+def _sizes(where: str, table: Any, name: str, rows: int) -> Column:
+    """A column of whole numbers, 0 where null."""
+    import pyarrow as pa
+
+    if name not in table.schema.names:
+        return np.zeros(rows, np.int64)
+    column = table.column(name)
+    if not (pa.types.is_integer(column.type) or pa.types.is_null(column.type)):
+        raise InvalidArgumentError(
+            f"{where} has a column {name!r} of {column.type}; whole numbers are due"
+        )
+    try:
+        whole = column.cast(pa.int64()).combine_chunks()
+    except pa.ArrowException as error:
+        raise InvalidArgumentError(f"{where} has a bad column {name!r}: {error}") from error
+    parts = whole.chunks if isinstance(whole, pa.ChunkedArray) else [whole]
+    return np.concatenate([np.zeros(0, np.int64), *(_filled(part, 0) for part in parts)])
+
+
+def _text(where: str, value: Any) -> str:
+    try:
+        return value.decode() if isinstance(value, bytes) else str(value)
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(f"{where} has a path that is no text") from error
