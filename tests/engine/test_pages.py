@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +15,9 @@ from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository
 from zarr_manifests.engine.roots import Roots
-from zarr_manifests.errors import AlreadyExistsError, NotFoundError
-from zarr_manifests.format.root import LOG_TAIL, LogEntry, Root
-from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.errors import AlreadyExistsError, FencedError, NotFoundError
+from zarr_manifests.format.root import LOG_TAIL, Lease, LogEntry, Root
+from zarr_manifests.ids import new_session_id, snapshot_id_of
 from zarr_manifests.planning.paging import PAGES_MOST, ROOT_BYTES
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import MemoryStorage
@@ -244,3 +245,118 @@ def test_long_names_make_the_log_shorter_and_not_the_root_larger() -> None:
         assert len(root_of(storage).bare().encode()) <= ROOT_BYTES
     assert 8 <= len(root_of(storage).log) < LOG_TAIL
     assert len(Repository.open(storage).list_tags()) == 40
+
+
+# --- leases ------------------------------------------------------------------------------------
+
+LEASES = 3_000
+
+
+def lease(i: int, session: str | None = None) -> Lease:
+    random = sha256(b"%d" % i).digest()
+    session = session or new_session_id(1 + i % 7, random[:12])
+    return Lease(random[:16], session, f"{session}-0", 10**12 + i, f"host-{i}.example.org")
+
+
+def fenced(root: Root, leases: tuple[Lease, ...], **changes: Any) -> dict[str, Any]:
+    """Nobody who began before now may commit without a lease."""
+    return {"leases": leases, "fence": root.version + 1, **changes}
+
+
+@pytest.fixture(scope="module")
+def leased() -> MemoryStorage:
+    storage = MemoryStorage()
+    Repository.create(storage)
+    leases = tuple(lease(i) for i in range(LEASES))
+    swap(storage, {"leases": leases})
+    return storage
+
+
+def copy_of(made: MemoryStorage) -> MemoryStorage:
+    copy = MemoryStorage()
+    for info in made.list():
+        copy.put(info.key, made.get(info.key))
+    return copy
+
+
+def test_leases_leave_the_root_like_refs(leased: MemoryStorage) -> None:
+    root = root_of(leased)
+    assert len(root.bare().encode()) <= ROOT_BYTES
+    assert 0 < len(root.pages["leases"]) <= PAGES_MOST + 1
+    whole = Roots(leased, SYSTEM).whole(root)
+    assert {one.name: one for one in whole.leases} == {
+        lease(i).name: lease(i) for i in range(LEASES)
+    }
+
+
+def test_a_commit_costs_what_it_costs_without_leases(leased: MemoryStorage) -> None:
+    counting = CountingStorage(LatencyStorage(copy_of(leased), latency_s=0.02))
+    session = Repository.open(counting).writable_session("main")
+    session.store.set_sync("note", cpu.Buffer.from_bytes(b"x"))
+    counting.reset()
+    session.commit("x")
+    assert counting.rounds() == 2
+    assert not any(record.key.startswith("pages/") for record in counting.log)
+
+
+def test_a_lease_in_a_page_lets_its_session_commit(leased: MemoryStorage) -> None:
+    storage = copy_of(leased)
+    counting = CountingStorage(storage)
+    mine = Repository.open(counting).writable_session("main")
+    others = Repository.open(storage).writable_session("main")
+    for session in (mine, others):
+        session.store.set_sync("note", cpu.Buffer.from_bytes(b"x"))
+    at = root_of(storage)
+    own = lease(-1, mine.store.workspace.keys.session_id)
+    swap(storage, fenced(at, (*Roots(storage, SYSTEM).whole(at).leases, own)))
+    assert own not in root_of(storage).leases
+    with pytest.raises(FencedError):
+        others.commit("without a lease")
+    counting.reset()
+    mine.commit("with a lease")
+    assert sum(record.key.startswith("pages/") for record in counting.log) == 1
+
+
+def test_a_lease_given_up_is_gone_wherever_it_lies(leased: MemoryStorage) -> None:
+    storage = copy_of(leased)
+    roots = Roots(storage, SYSTEM)
+    session = Repository.open(storage).writable_session("main")
+    session.store.set_sync("note", cpu.Buffer.from_bytes(b"x"))
+    own = lease(-1, session.store.workspace.keys.session_id)
+    swap(storage, {"leases": (*roots.whole(root_of(storage)).leases, own)})
+    gone = (own.name, *(lease(i).name for i in range(0, LEASES, 3)))
+    at = root_of(storage)
+    assert roots.holds_lease(at, own.session)
+    kept = tuple(one for one in at.leases if one.name not in gone)
+    swap(storage, fenced(at, kept, deleted_leases=gone))
+    root = root_of(storage)
+    assert len(root.deleted_leases) < len(gone)  # their pages were written without them
+    assert len(root.bare().encode()) <= ROOT_BYTES
+    left = {one.name for one in roots.whole(root).leases}
+    assert left == {lease(i).name for i in range(LEASES) if i % 3}
+    with pytest.raises(FencedError):
+        session.commit("too late")
+
+
+def test_a_renewed_lease_counts_before_the_one_in_its_page(leased: MemoryStorage) -> None:
+    storage = copy_of(leased)
+    renewed = replace(lease(17), expires_ms=5)
+    swap(storage, {"leases": (*root_of(storage).leases, renewed)})
+    whole = Roots(storage, SYSTEM).whole(root_of(storage))
+    assert [one for one in whole.leases if one.name == renewed.name] == [renewed]
+    more = tuple(lease(LEASES + i) for i in range(2_000))
+    swap(storage, {"leases": (*root_of(storage).leases, *more)})
+    assert renewed not in root_of(storage).leases
+    whole = Roots(storage, SYSTEM).whole(root_of(storage))
+    assert [one for one in whole.leases if one.name == renewed.name] == [renewed]
+    assert len(whole.leases) == LEASES + len(more)
+
+
+def test_a_million_operations_leave_a_log_of_as_many_bytes(made: MemoryStorage) -> None:
+    """The tail has 32 of them, and the archives the rest."""
+    root = root_of(made)
+    for version in range(10**6, 10**6 + 100):
+        entry = LogEntry(version, version, "commit append", "main", "s" * 38, b"o" * 16)
+        root = root.with_log(entry)
+    assert [entry.version for entry in root.log] == [*range(10**6 + 68, 10**6 + 100)]
+    assert len(root.bare().encode()) <= ROOT_BYTES

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from hashlib import sha256
 
 import numpy as np
 import pytest
@@ -247,6 +248,53 @@ def test_an_old_snapshot_with_many_deltas_takes_a_round_more(ahead: MemoryStorag
     assert counting.rounds() <= 3
 
 
+def name_of(section: str, i: int) -> str:
+    """A name that does not compress away."""
+    return f"{section}-{i}-{sha256(b'%d' % i).hexdigest()}"
+
+
+@pytest.fixture(scope="module")
+def paged(ahead: MemoryStorage) -> MemoryStorage:
+    """The same with so many tags and branches that most lie in pages."""
+    storage = copy_of(ahead)
+    roots = Roots(storage, SYSTEM)
+    for section in ("tags", "branches"):
+        at = roots.read()
+        main = at.root.branches["main"].bare()
+        names = [name_of(section, i) for i in range(2_000)]
+        value = main if section == "branches" else at.root.tags["base"]
+        more = {**getattr(at.root, section), **dict.fromkeys(names, value)}
+        roots.archive(at)
+        assert roots.swap(at, replace(at.root, **{section: more}), b"p" * 16)
+    return storage
+
+
+@pytest.mark.parametrize(
+    ("ref", "rounds"),
+    [
+        ({"branch": "main"}, 2),
+        ({"branch": name_of("branches", 700)}, 3),  # one for the page
+        ({"tag": name_of("tags", 700)}, 4),  # and one for a tag
+    ],
+)
+def test_a_ref_in_a_page_takes_a_round_more(
+    paged: MemoryStorage, ref: dict[str, str], rounds: int
+) -> None:
+    counting, repository = cold(paged)
+    session = repository.readonly_session(**ref)
+    assert walk(session) == 201
+    assert get(session, "time/c/0")
+    assert counting.rounds() == rounds
+    assert sum(r.key.startswith("pages/") for r in counting.log) == (rounds > 2)
+    assert zarr.open_array(session.store, path="far")[-1] == 8_999.0
+    assert counting.rounds() == rounds + 1
+
+
+def test_a_commit_beside_many_refs_takes_two_rounds(paged: MemoryStorage) -> None:
+    costs = written(paged, FEW, 1, latency_s=0.25)
+    assert "pages" not in costs[0]
+
+
 @pytest.mark.parametrize("chunk", [17, LEAVES * LEAF_ROWS - 1])
 def test_the_first_chunk_of_a_huge_array_takes_four_rounds(
     large: MemoryStorage, chunk: int
@@ -276,9 +324,11 @@ def test_the_first_chunk_under_many_deltas_takes_four_rounds(ahead: MemoryStorag
 # --- writing ---------------------------------------------------------------------------------
 
 
-def written(storage: MemoryStorage, names: list[str], commits: int) -> list[dict[str, int]]:
+def written(
+    storage: MemoryStorage, names: list[str], commits: int, latency_s: float = 0.01
+) -> list[dict[str, int]]:
     """Bytes of each commit by kind of object; every commit takes two rounds."""
-    counting = CountingStorage(LatencyStorage(copy_of(storage), latency_s=0.01))
+    counting = CountingStorage(LatencyStorage(copy_of(storage), latency_s=latency_s))
     session = Repository.open(counting).writable_session("main")
     costs = []
     for commit in range(commits):

@@ -32,6 +32,7 @@ from zarr_manifests.format.chunk_table import (
     InlineRef,
     NativeRef,
     StoredRef,
+    VirtualRef,
 )
 from zarr_manifests.format.counts import Count
 from zarr_manifests.format.delta import CommitKind, Delta
@@ -41,6 +42,7 @@ from zarr_manifests.format.nodes import Base, Node, NodeKind
 from zarr_manifests.format.pages import Page
 from zarr_manifests.format.root import Branch, Lease, LogEntry, PageRef, Pending, Root
 from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
+from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.merge import Layer, fold, merge_layers
 
@@ -66,6 +68,7 @@ sessions = st.builds(
     lambda start, tail: f"{start:012d}-{tail.hex()}", st.integers(0, 10**12 - 1), node_ids
 )
 texts = st.text(max_size=12)
+paths = texts.map(lambda text: text.lstrip("/"))
 numbers = st.integers(0, 2**63 - 1)
 times = st.integers(0, 253_402_300_799_999)  # to the end of the year 9999
 
@@ -115,6 +118,20 @@ stored_refs: st.SearchStrategy[StoredRef] = st.one_of(
         st.integers(0, 2**45),
         st.integers(0, 2**32 - 1),
     ),
+    st.builds(
+        VirtualRef,
+        st.builds(
+            VirtualSource,
+            st.sampled_from(("", "era5")),
+            st.sampled_from(("a.nc", "b/c.nc")),
+            st.none() | st.just("etag"),
+            st.none() | st.integers(0, 2**40),
+            st.none() | st.integers(0, 2**40),
+        ),
+        st.integers(0, 2**45),
+        st.integers(0, 2**45),
+        st.none() | st.integers(0, 2**32 - 1),
+    ),
 )
 
 
@@ -129,13 +146,13 @@ def chunk_refs(draw: st.DrawFn, most: int = 12) -> dict[tuple[int, ...], StoredR
 tables = st.builds(ChunkTable.of, chunk_refs())
 manifests = st.builds(Manifest.of, st.lists(st.tuples(node_ids, tables), max_size=3))
 nodes = st.one_of(
-    st.builds(Node, texts, node_ids, st.just(NodeKind.GROUP), st.just({"zarr.json": GROUP})),
-    st.builds(Node, texts, node_ids, st.just(NodeKind.ARRAY), st.just({"zarr.json": ARRAY})),
-    st.builds(Node, texts, node_ids, st.just(NodeKind.OPAQUE), st.just({})),
-    st.builds(Node, texts, node_ids, st.just(NodeKind.GROUP), st.just({".zgroup": V2_GROUP})),
+    st.builds(Node, paths, node_ids, st.just(NodeKind.GROUP), st.just({"zarr.json": GROUP})),
+    st.builds(Node, paths, node_ids, st.just(NodeKind.ARRAY), st.just({"zarr.json": ARRAY})),
+    st.builds(Node, texts.map("/{}".format), node_ids, st.just(NodeKind.OPAQUE), st.just({})),
+    st.builds(Node, paths, node_ids, st.just(NodeKind.GROUP), st.just({".zgroup": V2_GROUP})),
     st.builds(
         Node,
-        texts,
+        paths,
         node_ids,
         st.just(NodeKind.ARRAY),
         st.binary(max_size=20).map(lambda data: {".zarray": V2_ARRAY, ".zattrs": data}),
@@ -234,8 +251,7 @@ pages = st.builds(
     Page,
     st.dictionaries(texts, branches, max_size=3),
     st.dictionaries(texts, st.none() | blob_refs("snapshots").map(BlobRef.bare), max_size=3),
-    st.lists(leases, max_size=2).map(tuple),
-    st.lists(log_entries, max_size=2).map(tuple),
+    st.lists(leases, max_size=2).map(lambda found: {lease.name: lease for lease in found}),
     st.lists(pending, max_size=2).map(tuple),
 )
 shapes = st.lists(numbers, max_size=3).map(tuple)
@@ -248,7 +264,8 @@ def digest_values(draw: st.DrawFn) -> Digest:
     covered |= {node: draw(st.none() | shapes) for node, _ in held}
     cuts = draw(st.lists(st.dictionaries(node_ids, shapes, max_size=2), max_size=3))
     deleted = draw(st.dictionaries(texts, node_ids, max_size=3))
-    return Digest(draw(node_tuples), deleted, tuple(cuts), covered, Manifest.of(held))
+    of = draw(st.lists(st.integers(0, 2**32 - 1), min_size=len(cuts), max_size=len(cuts)))
+    return Digest(draw(node_tuples), deleted, tuple(cuts), covered, Manifest.of(held), tuple(of))
 
 
 roots = st.builds(
@@ -271,8 +288,9 @@ roots = st.builds(
     numbers,
     st.dictionaries(texts, numbers, max_size=2),
     st.dictionaries(
-        st.sampled_from(("branches", "tags", "leases", "log", "pending")), page_refs, max_size=2
+        st.sampled_from(("branches", "tags", "leases", "pending")), page_refs, max_size=2
     ),
+    st.lists(texts, max_size=2).map(tuple),
     st.lists(texts, max_size=2).map(tuple),
     st.lists(pending, max_size=2).map(tuple),
     numbers,
@@ -390,6 +408,8 @@ def samples() -> dict[str, bytes]:
         (2, 2): NativeRef("000000000001-" + "ab" * 12, 7, 100, 50, 12345),
         (3, 0): UNSET,
         (3, 1): NativeRef("000000000002-" + "cd" * 12, 8, 90, 10, 12),
+        (3, 2): VirtualRef(VirtualSource("era5", "a/b.nc", '"etag"', 9, 99), 10, 20, 30),
+        (4, 0): VirtualRef(VirtualSource("", "file:///c.nc"), 10, 20),
     }
     manifest = Manifest.of([(node.node_id, ChunkTable.of(refs))])
     manifest_ref = ManifestRef(ref, manifest.directory())
@@ -426,6 +446,7 @@ def samples() -> dict[str, bytes]:
             {"collector": 3},
             {"branches": (PageRef("a", replace(ref.bare(), key=WHERE), 7),)},
             ("hidden",),
+            ("given-up",),
             (Pending(snapshot.bare(), 3),),
             6,
             {"collections": 2},
@@ -452,12 +473,16 @@ def samples() -> dict[str, bytes]:
         "page": Page(
             {"dev": Branch(snapshot, nodes, ahead=(ref,))},
             {"v1": snapshot, "v0": None},
-            (lease,),
-            (entry,),
+            {lease.name: lease},
             (Pending(snapshot.bare(), 3),),
         ),
         "digest": Digest(
-            (node,), {"g": b"g" * 12}, ({b"t" * 12: (3,)},), {node.node_id: (2, 2)}, manifest
+            (node,),
+            {"g": b"g" * 12},
+            ({b"t" * 12: (3,)},),
+            {node.node_id: (2, 2)},
+            manifest,
+            (12345,),
         ),
     }
     return {kind: value.encode() for kind, value in values.items()}

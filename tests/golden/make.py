@@ -317,15 +317,16 @@ def storage_root(storage: MemoryStorage, line: Any, first: str, newest: str) -> 
         for i in (2, 3)
     )
     in_page = Lease(b"\1" * 16, f"{1:012d}-{'1e' * 12}", first, 2**40, "in a page")
-    log = tuple(LogEntry(v, 5 + v, "create tag", f"t{v}", first, bytes(16)) for v in (1, 2))
+    given_up = replace(in_page, lease_id=b"\2" * 16, owner="given up")
+    renewed = replace(leases[0], expires_ms=1, owner="before it was renewed")
+    paged = {lease.name: lease for lease in (in_page, given_up, renewed)}
     gone = Pending(line.put("snapshots", b"what is pending is not read"), 2)
     held = {
-        "leases": (f"{1:012d}-{'1e' * 12}", Page(leases=(in_page,))),
-        "log": (f"{1:020d}", Page(log=log)),
+        "leases": (min(paged), Page(leases=paged)),
         "pending": (f"{0:020d}", Page(pending=(gone,))),
     }
     listed = {
-        name: (PageRef(at, line.put("pages", page.encode()), max(1, len(page.log))),)
+        name: (PageRef(at, line.put("pages", page.encode()), len(page)),)
         for name, (at, page) in held.items()
     }
     index = b"an index is not read"
@@ -351,6 +352,7 @@ def storage_root(storage: MemoryStorage, line: Any, first: str, newest: str) -> 
         swept=1,
         epochs={"collector": 5, "compactor": 6},
         pages=listed,
+        deleted_leases=(given_up.name,),
         pending=(Pending(line.put("snapshots", b"nor is this one"), 1),),
         collected=2,
         counters={"collections": 1, "compactions": 2},
@@ -384,9 +386,10 @@ def expected(folder: Path, storage: MemoryStorage) -> dict[str, Any]:
             if snapshot_id not in snapshots:
                 snapshots[snapshot_id] = snapshot_of(reader, found, fields)
     root = found.root
-    told = {name: plain(root.get(name)) for name in ("fence", "swept", "epochs", "collected")}
-    told["counters"] = plain(root["counters"])
-    told |= {name: plain(found.everything(name)) for name in ("leases", "log", "pending")}
+    fields = ("fence", "swept", "epochs", "collected", "counters", "deleted_leases")
+    told = {name: root[name] for name in fields}
+    told |= {"leases": found.leases(), "log": root["log"], "pending": found.pending()}
+    told = plain(told)
     told["branches"] = {
         name: {f: plain(b.get(f)) for f in ("epoch", "floor", "index", "marks", "counters")}
         for name, b in sorted(found.branches().items())

@@ -134,10 +134,10 @@ def test_the_independent_reader_finds_what_is_expected(name: str, copies: bool) 
         }
         assert values == due["values"]
     root = expected["root"]
-    for field in ("fence", "swept", "epochs", "collected", "counters"):
+    for field in ("fence", "swept", "epochs", "collected", "counters", "deleted_leases", "log"):
         assert plain(found.root[field]) == root[field]
-    for field in ("leases", "log", "pending"):
-        assert plain(found.everything(field)) == root[field]
+    assert plain(found.leases()) == root["leases"]
+    assert plain(found.pending()) == root["pending"]
     for branch, fields in root["branches"].items():
         assert {field: plain(branches[branch].get(field)) for field in fields} == fields
     assert branches.keys() == root["branches"].keys()
@@ -249,6 +249,7 @@ def test_it_opens_for_writing(name: str, copied: Path) -> None:
     assert values_of(store, old) == due
     after = Roots(LocalStorage(copied / "repo"), SYSTEM).read().root
     kept = ("fence", "swept", "epochs", "collected", "counters", "leases", "pending", "pages")
+    kept += ("deleted_leases",)
     assert [getattr(after, f) for f in kept] == [getattr(before, f) for f in kept]
     own = ("epoch", "floor", "index", "marks", "counters")
     old_main, new_main = before.branches["main"], after.branches["main"]
@@ -299,7 +300,7 @@ def test_they_have_something_of_everything() -> None:
     assert counts
     assert {len({*sequences}) for sequences in merged} == {0, 1, 2}
     root = {"branches", "tags", "log", "leases", "fence", "swept", "epochs", "pages", "pending"}
-    assert root | {"collected", "counters", "deleted_tags"} <= fields
-    assert {f"pages {s}" for s in ("branches", "tags", "leases", "log", "pending")} <= fields
+    assert root | {"collected", "counters", "deleted_tags", "deleted_leases"} <= fields
+    assert {f"pages {s}" for s in ("branches", "tags", "leases", "pending")} <= fields
     known = {"base", "epoch", "floor", "index", "marks", "counters", "ahead"}
     assert {f"branch {field}" for field in known} <= fields

@@ -97,6 +97,7 @@ class Line:
     parent: BlobRef | None = None
     version: int = 0
     log: tuple[LogEntry, ...] = ()
+    digests: tuple[DigestEntry, ...] = ()
 
     # --- what changes, and what is made of it ------------------------------------------------
 
@@ -245,19 +246,25 @@ class Line:
         taken = entries[start:]
         found = {i: delta for i, (entry, delta) in enumerate(taken) if entry.at_open}
         nodes = self.base().nodes
-        value = make_digest([entry for entry, _ in taken], found, nodes)
+        value = make_digest([entry for entry, _ in taken], found, nodes, self.base_sequence)
         blob = self.put("digests", value.encode())
         return DigestEntry(blob, start, len(taken)), value
 
-    def write(self, message: str, *, digest_from: int | None = None) -> str:
-        """Write a snapshot and make it the head of `main`; returns its id."""
+    def write(
+        self, message: str, *, digest_from: int | None = None, keep_digests: bool = False
+    ) -> str:
+        """Write a snapshot and make it the head of `main`; returns its id.
+
+        It gets a digest of its entries from `digest_from` on, or those of the snapshot before it.
+        """
         entries = [self.entry(change) for change in self.changes]
         base = self.put("nodes", self.base().encode())
-        digests: tuple[DigestEntry, ...] = ()
         if digest_from is not None:
-            digests = (self.digest(entries, digest_from)[0],)
+            self.digests = (self.digest(entries, digest_from)[0],)
+        elif not keep_digests:
+            self.digests = ()
         own = Delta(self.numbers.to_bytes(16))
-        log = entries[-1][0].log if entries else self.put("deltas", own.encode())
+        log = self.put("deltas", own.encode())
         sums = {"chunks": len(self.chunks), "arrays": 1, "groups": len(self.groups) + 1}
         snapshot = Snapshot(
             self.parent,
@@ -269,7 +276,7 @@ class Line:
             base,
             tuple(entry for entry, _ in entries),
             log,
-            digests=digests,
+            digests=self.digests,
             sequence=self.sequence,
             sums=sums,
         )

@@ -10,7 +10,7 @@ import json
 import re
 import struct
 from collections.abc import Callable, Iterator
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, zip_longest
 from math import prod
 from typing import Any
 
@@ -23,6 +23,7 @@ from numcodecs import blosc
 ROOT, SNAPSHOT, BASE, DELTA, MANIFEST, PAGE, DIGEST = 1, 2, 3, 4, 5, 7, 8
 UNSET, INLINE, NATIVE, VIRTUAL = 0, 1, 2, 3
 GROUP, ARRAY, OPAQUE = 0, 1, 2
+SECTIONS = ("branches", "tags", "leases", "pending")
 LAST_MS = 253402300799999
 SESSION = re.compile(r"[0-9]{12}-[0-9a-f]{24}", re.ASCII)
 
@@ -194,13 +195,6 @@ def chunk_key(document: dict[str, Any], coords: Coords) -> str:
 type Leaf = tuple[Coords, Coords, int, dict[Coords, Place]]
 """Its box, the sequence it is merged to, its rows."""
 
-# By what the entries of a page are in order, where they have no names.
-NAMES: dict[str, Callable[[Any], Any]] = {
-    "leases": lambda lease: lease[1],
-    "log": lambda entry: f"{entry[0]:020d}",
-    "pending": lambda _: "",
-}
-
 
 def together(tables: list[dict[Coords, Place]]) -> dict[Coords, Place]:
     """The rows of tables that have none in common."""
@@ -280,24 +274,40 @@ class Reader:
 
     def pages(self, section: str) -> list[dict[str, Any]]:
         """The pages of a list of the root, in their order."""
-        pages, firsts = [], []
-        for first, blob, count in (self.root.get("pages") or {}).get(section, ()):
+        pages = []
+        listed = (self.root.get("pages") or {}).get(section, [])
+        firsts = [first for first, *_ in listed]
+        demand(all(a < b for a, b in pairwise(firsts)), "order of pages")
+        for (first, blob, count), until in zip_longest(listed, firsts[1:]):
             page = self.follow(blob, PAGE)
-            held = page[section]
-            names = [
-                NAMES[section](one) if section in NAMES else one
-                for one in (sorted(held) if isinstance(held, dict) else held)
-            ]
-            demand(len(held) == count and names == sorted(names), "order and number in a page")
-            demand(not firsts or firsts[-1] < first, "order of pages")
-            demand(section == "pending" or names[0] >= first, "names of a page")
+            demand(len(page[section]) == count, "number in a page")
+            held = sum(len(page.get(name, ())) for name in SECTIONS)
+            demand(held == count, "others in a page")
+            for name in page[section] if section != "pending" else ():
+                demand(first <= name and (until is None or name < until), "names of a page")
             pages.append(page)
-            firsts.append(first)
         return pages
 
-    def everything(self, section: str) -> list[list[Any]]:
-        """The `leases`, the `log` or what is `pending`, with what pages have of it."""
-        return [one for page in self.pages(section) for one in page[section]] + self.root[section]
+    def leases(self) -> list[list[Any]]:
+        """All leases that are valid, in the order of their names."""
+        leases: dict[str, list[Any]] = {}
+        for page in self.pages("leases"):
+            leases |= page["leases"]
+        for name in self.root["deleted_leases"]:
+            leases.pop(name, None)
+        leases |= {self.lease_name(lease): lease for lease in self.root["leases"]}
+        demand(all(name == self.lease_name(lease) for name, lease in leases.items()), "a lease")
+        return [leases[name] for name in sorted(leases)]
+
+    @staticmethod
+    def lease_name(lease: list[Any]) -> str:
+        return f"{lease[1]}/{lease[0].hex()}"
+
+    def pending(self) -> list[list[Any]]:
+        """What is pending, with what pages have of it."""
+        return [one for page in self.pages("pending") for one in page["pending"]] + self.root[
+            "pending"
+        ]
 
     def history(
         self, head: dict[str, Any], floor: str | None = None

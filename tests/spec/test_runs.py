@@ -41,8 +41,8 @@ def contents(store: zm.ManifestStore) -> dict[str, bytes]:
     return asyncio.run(read())
 
 
-def check(line: Any, message: str, digest_from: int | None = None) -> None:
-    snapshot_id = line.write(message, digest_from=digest_from)
+def check(line: Any, message: str, **digests: Any) -> None:
+    snapshot_id = line.write(message, **digests)
     own = reader.Reader(line.storage.get)
     assert own.read(snapshot_id) == line.expected()
     snapshot = own.follow(own.heads()["main"], reader.SNAPSHOT)
@@ -101,7 +101,7 @@ BOXES = ((0, 4), (4, 8), (8, 12))
 def test_any_mix_of_runs_and_merged_leaves_reads_as_what_was_written(seed: int) -> None:
     rng = np.random.default_rng(seed)
     line = by_hand.Line(MemoryStorage())
-    runs, partly, dropped, digests, told = 0, 0, 0, 0, 0
+    runs, partly, dropped, digests, old, told = 0, 0, 0, 0, 0, 0
     for step in range(40):
         match rng.integers(0, 10):
             case 0 | 9 if line.changes:
@@ -113,20 +113,19 @@ def test_any_mix_of_runs_and_merged_leaves_reads_as_what_was_written(seed: int) 
                 dropped += line.drop()
             case _:
                 change(line, rng)
-        start = next(
-            (i for i, c in enumerate(line.changes) if c.first > line.base_sequence),
-            len(line.changes),
-        )
-        digest = start if len(line.changes) - start > 1 and rng.random() < 0.5 else None
-        check(line, f"step {step}", digest)
+        digest = None
+        if line.changes and rng.random() < 0.5:
+            digest = int(rng.integers(0, len(line.changes)))
+            old += line.changes[digest].last <= line.base_sequence
+        check(line, f"step {step}", digest_from=digest)
         merged = {leaf.merged for leaf in line.leaves}
         partly += len(merged) > 1
         told += bool(merged) and check_indexed(line)
         runs += any(c.first < c.last for c in line.changes)
         digests += digest is not None
     assert runs > 3
-    assert partly > 1
-    assert digests > 1
+    assert partly
+    assert digests > old > 1
     assert told > 1
 
 
@@ -143,15 +142,44 @@ def test_what_is_older_than_a_leaf_does_not_count_in_its_box() -> None:
     check(line, "without the second")
 
 
-def test_a_digest_of_what_the_base_has_is_refused() -> None:
+def test_a_digest_that_the_base_has_overtaken_says_nothing_of_nodes() -> None:
     line = by_hand.Line(MemoryStorage())
-    line.commit({0: b"a"}, groups={"g": "1"})
+    line.commit({0: b"a", 6: b"a"}, groups={"g": "1", "h": "1"})
     line.commit({1: b"b"}, groups={"g": "2"})
-    line.merge_leaf(0, 1)
-    line.write("digest", digest_from=0)
-    repository = zm.Repository.open(line.storage)
-    with pytest.raises(CorruptObjectError, match="digest of deltas that the base has"):
-        repository.readonly_session("main")
+    check(line, "a digest", digest_from=0)
+    line.commit({2: b"c"}, groups={"g": "3"}, deleted=["h"])
+    line.merge_leaf(0, 4)
+    line.changes.pop()  # what the base has of nodes is newer than the digest
+    check(line, "all of it is in the base", keep_digests=True)
+    line.commit({3: b"d"}, groups={"i": "4"})
+    check(line, "and one more", keep_digests=True)
+    assert len(line.digests) == 1
+
+
+def test_a_digest_that_reaches_beyond_the_base_counts() -> None:
+    line = by_hand.Line(MemoryStorage())
+    line.commit({0: b"a", 6: b"a"}, groups={"g": "1", "h": "1"})
+    line.commit({0: b"b", 7: b"b"}, groups={"g": "2"}, deleted=["h"])
+    line.write("of which the base will be")
+    nodes, chunks = dict(line.groups), dict(line.chunks)
+    line.commit({1: b"c", 6: None}, groups={"g": "3", "i": "3"}, cut=7)
+    check(line, "a digest of all", digest_from=0)
+    line.leaves = [by_hand.Leaf(0, 4, 2, {c: v for c, v in chunks.items() if c < 4})]
+    line.base_sequence, line.base_groups, line.base_count = 2, nodes, (3, 3)
+    check(line, "over a base of two of them", keep_digests=True)
+    assert len(line.digests) == 1
+
+
+def test_a_digest_does_not_bring_back_what_has_left_the_read_list_from_its_midst() -> None:
+    line = by_hand.Line(MemoryStorage())
+    line.commit({0: b"old", 9: b"old"}, groups={"g": "old", "h": "old"})
+    line.commit({0: b"new", 1: b"new"}, groups={"g": "new"}, deleted=["h"])
+    line.merge_leaf(0, 4)
+    assert line.drop() == 1
+    line.commit({1: None, 9: b"newer"}, groups={"i": "1"})
+    check(line, "a digest across the gap", digest_from=0)
+    assert [change.first for change in line.changes] == [1, 3]
+    assert len(line.digests) == 1
 
 
 def test_entries_out_of_order_are_refused() -> None:

@@ -27,7 +27,7 @@ from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.objects import Upload
 from zarr_manifests.engine.packs import Pack
-from zarr_manifests.engine.roots import RootAt
+from zarr_manifests.engine.roots import RootAt, Roots
 from zarr_manifests.engine.view import DIGESTS, SnapshotView
 from zarr_manifests.errors import (
     Conflict,
@@ -126,7 +126,7 @@ def commit(
         at = context.roots.read()  # a branch that has moved may have moved again
     for attempt in range(context.config.commit_attempts):
         root = context.roots.with_branch(at.root, branch)
-        tip = _checked_tip(root, branch, keys.session_id)
+        tip = _checked_tip(context.roots, root, branch, keys.session_id)
         if source is not None:
             find_in_history(context, root, source)
         if replaces is not None:
@@ -184,14 +184,14 @@ def checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
     return checked
 
 
-def _checked_tip(root: Root, branch: str, session: str) -> Branch:
+def _checked_tip(roots: Roots, root: Root, branch: str, session: str) -> Branch:
     tip = root.branches.get(branch)
     if tip is None:
         raise ConflictError(
             f"branch {branch!r} was deleted since the session began; nothing was committed. "
             "Create it again at the session's snapshot, then commit"
         )
-    if session_start(session) < root.fence and not root.holds_lease(session):
+    if session_start(session) < root.fence and not roots.holds_lease(root, session):
         raise FencedError(
             f"the session began at version {session_start(session)}, before the repository's "
             f"fence {root.fence}: its objects may have been collected. Open a new session and "
@@ -302,7 +302,7 @@ def _with_digest(
     start = places[digest_from([ref.length for _, ref in places])][0]
     known: dict[int, Delta | Digest] = {**parent.opening, len(snapshot.deltas) - 1: delta}
     found = {at - start: known[at] for at, _ in places if at >= start}
-    digest = make_digest(snapshot.deltas[start:], found, nodes.values())
+    digest = make_digest(snapshot.deltas[start:], found, nodes.values(), parent.base_sequence)
     upload = Upload(keys.next(DIGESTS), digest.encode())
     context.objects.remember(upload.ref, digest)
     older = tuple(entry for entry in snapshot.digests if entry.first < start)
@@ -381,15 +381,20 @@ def delta_of(context: Context, snapshot: Snapshot) -> Delta:
     log = snapshot.log
     if snapshot.deltas and snapshot.deltas[-1].log.key == log.key:
         log = snapshot.deltas[-1].log  # with the copy that the read list may carry
-    return context.objects.load(log, Delta)
+    delta = context.objects.load(log, Delta)
+    if delta.commit_id != snapshot.commit_id:
+        raise CorruptObjectError(f"{log.key} is the log of another commit than its snapshot's")
+    return delta
 
 
 def footprint_of(context: Context, view: SnapshotView, delta: Delta) -> Footprint:
     """What a commit touched, from its delta."""
     tables: dict[bytes, tuple[ChunkTable, ...]] = {}
-    manifests = [delta.embedded]
-    manifests += [context.objects.load(ref.blob, Manifest) for ref in delta.manifests]
-    for manifest in manifests:
+    manifests = [(delta.embedded, delta.embedded.directory())]
+    manifests += [(context.objects.load(ref.blob, Manifest), ref.parts) for ref in delta.manifests]
+    for manifest, named in manifests:
+        if manifest.directory() != named:
+            raise CorruptObjectError("a manifest of a delta has other chunk tables than it says")
         for part, data in manifest.parts:
             found = manifest.decode(part, data)
             tables[part.node_id] = (*tables.get(part.node_id, ()), found)

@@ -5,8 +5,8 @@ The swap is the only linearisation point of the repository. The protocol around 
 1. Before a version is replaced, its canonical form is archived (put-if-absent), so whoever finds
    version v+2 also finds the archive of v+1.
 2. One compare-and-swap with a fresh random write id.
-3. A root that would be too large gives refs to pages (`planning.paging`), which are written before
-   the swap. `with_branch`, `with_tag` and `whole` bring them back.
+3. A root that would be too large gives refs and leases to pages (`planning.paging`), which are
+   written before the swap. `with_branch`, `with_tag`, `holds_lease` and `whole` find them there.
 4. A swap that failed, or whose answer was lost, is looked up: the root carries our write id, or
    its log our operation's id, or the archive of the version we tried to make our write id: it
    was a success. The root has not moved: the same bytes are sent again. Otherwise somebody else
@@ -43,8 +43,12 @@ from zarr_manifests.format.root import (
 )
 from zarr_manifests.planning.paging import (
     ROOT_BYTES,
+    SECTIONS,
     Section,
+    Spill,
     absorb,
+    checked,
+    lease_pages,
     merge_at,
     page_at,
     plan_spills,
@@ -56,7 +60,6 @@ from zarr_manifests.storage import Storage, Token
 
 __all__ = ["RootAt", "Roots"]
 
-_REFS: Final = ("branches", "tags")
 _RESENDS: Final = 5
 _BACKOFF_S: Final = 0.02
 _MAX_BACKOFF_S: Final = 1.0
@@ -142,46 +145,58 @@ class Roots:
         return self._with(root, name, ["tags"])
 
     def _with(self, root: Root, name: str, sections: Sequence[Section]) -> Root:
-        due: list[PageRef] = []
-        for section in sections:
-            at = page_at(root, section, name)
-            if at is not None:
-                due.append(root.pages[section][at])
-        return pulled(root, self._load(due), name) if due else root
+        due = [
+            (section, at)
+            for section in sections
+            if (at := page_at(root, section, name)) is not None
+        ]
+        return pulled(root, self._load(root, due), name) if due else root
+
+    def holds_lease(self, root: Root, session: str) -> bool:
+        """Whether the session holds a lease, in the root or in a page."""
+        if root.holds_lease(session):
+            return True
+        due = lease_pages(root, session)
+        pages = self._load(root, [("leases", at) for at in range(due.start, due.stop)])
+        return pulled(root, pages).holds_lease(session)
 
     def whole(self, root: Root) -> Root:
-        """The root with all refs of all pages."""
-        due = [page for section in _REFS for page in root.pages.get(section, ())]
-        return pulled(root, self._load(due)) if due else root
+        """The root with all refs and leases of all pages."""
+        due = [(section, at) for section in SECTIONS for at in range(_count(root, section))]
+        return pulled(root, self._load(root, due)) if due else root
 
-    def _load(self, pages: Sequence[PageRef]) -> list[Page]:
-        return self._runtime.parallel([partial(self._pages.load, p.blob, Page) for p in pages])
+    def _load(self, root: Root, due: Sequence[tuple[Section, int]]) -> list[Page]:
+        def load(section: Section, at: int) -> Page:
+            page = self._pages.load(root.pages[section][at].blob, Page)
+            return checked(root, section, at, page)
+
+        return self._runtime.parallel([partial(load, section, at) for section, at in due])
 
     def _paged(self, root: Root, keys: SessionKeys) -> Root:
-        """The root, made small enough: refs that it has no room for go to pages."""
-        while root.pages or root.tags or len(root.branches) > 1 or root.deleted_tags:
-            if root.refs_bytes <= ROOT_BYTES:
-                return root
+        """The root, made small enough: what it has no room for goes to pages."""
+        while root.refs_bytes > ROOT_BYTES:
             spills = plan_spills(root)
             if not any(spill.names for spill in spills):
                 return root
             # From the last page to the first: positions before it stay as they are.
             for spill in sorted(spills, key=lambda spill: -(spill.page or 0)):
-                pages = list(root.pages.get(spill.section, ()))
-                here = slice(0, 0) if spill.page is None else slice(spill.page, spill.page + 1)
-                old = next(iter(self._load(pages[here])), None)
-                pages[here] = self._written(absorb(root, spill, old), keys)
-                merged = merge_at(pages)
-                if merged is not None:
-                    two = self._load(pages[merged : merged + 2])
-                    both = Page(
-                        {**two[0].branches, **two[1].branches}, {**two[0].tags, **two[1].tags}
-                    )
-                    count = pages[merged].count + pages[merged + 1].count
-                    one = (pages[merged].first, count, both)
-                    pages[merged : merged + 2] = self._written([one], keys)
-                root = without(root, spill)
-                root = replace(root, pages={**root.pages, spill.section: tuple(pages)})
+                root = self._spilled(root, spill, keys)
+        return root
+
+    def _spilled(self, root: Root, spill: Spill, keys: SessionKeys) -> Root:
+        section, at = spill.section, spill.page
+        pages = list(root.pages.get(section, ()))
+        old = None if at is None else self._load(root, [(section, at)])[0]
+        here = slice(0, 0) if at is None else slice(at, at + 1)
+        pages[here] = self._written(absorb(root, spill, old), keys)
+        root = without(root, spill)
+        root = replace(root, pages={**root.pages, section: tuple(pages)})
+        merged = merge_at(pages)
+        if merged is not None:
+            one, two = self._load(root, [(section, merged), (section, merged + 1)])
+            both = (pages[merged].first, len(one) + len(two), one | two)
+            pages[merged : merged + 2] = self._written([both], keys)
+            root = replace(root, pages={**root.pages, section: tuple(pages)})
         return root
 
     def _written(self, pages: Sequence[tuple[str, int, Page]], keys: SessionKeys) -> list[PageRef]:
@@ -346,6 +361,10 @@ class Roots:
             at = self.read()
         what = f"{operation} of {ref!r}" if ref else operation
         raise ConflictError(f"{what}: other writers came first {attempts} times; try again later")
+
+
+def _count(root: Root, section: Section) -> int:
+    return len(root.pages.get(section, ()))
 
 
 def _hiding(old: Root, new: Root, name: str) -> Root:

@@ -27,6 +27,7 @@ from zarr_manifests.format.nodes import Base, Node
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.planning.digests import tells_about
 from zarr_manifests.planning.merge import (
     Layer,
     Leaf,
@@ -79,6 +80,8 @@ class SnapshotView:
         All nodes by path.
     manifests : tuple of ManifestRef
         The base's leaf directory.
+    base_sequence : int
+        The sequence up to which the base has all changes of nodes.
     opening : mapping of int to Delta or Digest
         What opening needed besides the base, by position in the read list.
     """
@@ -94,16 +97,15 @@ class SnapshotView:
         self.ref = ref
         self.snapshot = snapshot
         self.manifests = base.manifests
+        self.base_sequence = base.sequence
         self._objects = objects
         self.opening = opening  # by position in the read list
         nodes = {node.path: node for node in base.nodes}
+        ends = {entry.first: snapshot.deltas[entry.stop - 1].last for entry in snapshot.digests}
         self._cuts: dict[int, Mapping[bytes, Coords]] = {}  # by position in the read list
         for position in sorted(opening):
             found = opening[position]
-            # A digest does not tell what of it the base and its leaves have already.
-            if isinstance(found, Digest) and snapshot.deltas[position].first <= base.sequence:
-                raise CorruptObjectError("a digest of deltas that the base has already")
-            if snapshot.deltas[position].last > base.sequence:
+            if ends.get(position, snapshot.deltas[position].last) > base.sequence:
                 for path in found.deleted:
                     nodes.pop(path, None)
                 nodes.update((node.path, node) for node in found.nodes)
@@ -112,6 +114,8 @@ class SnapshotView:
             else:
                 self._cuts[position] = found.truncated
         self.nodes: Mapping[str, Node] = nodes
+        if len({node.node_id for node in nodes.values()}) != len(nodes):
+            raise CorruptObjectError(f"two nodes of snapshot {self.snapshot_id} have the same id")
         leaves: dict[bytes, list[_Leaf]] = {}
         for manifest in base.manifests:
             for part, merged in manifest.leaves():
@@ -147,10 +151,14 @@ class SnapshotView:
             loads.append(partial(objects.load, due, Base))
         loaded = runtime.parallel(loads)
         found = loaded.pop() if due is not None else Base((), ())
-        for entry in snapshot.digests:
-            if len(objects.load(entry.blob, Digest).truncated) != entry.count:
-                raise CorruptObjectError(f"{entry.blob.key} is a digest of other deltas")
         opening = dict(zip((position for position, _ in wanted), loaded, strict=True))
+        for position, value in opening.items():
+            if isinstance(value, Delta):
+                snapshot.deltas[position].check(value)
+        for entry in snapshot.digests:
+            digest = objects.load(entry.blob, Digest)
+            if not tells_about(digest, snapshot.deltas[entry.first : entry.stop]):
+                raise CorruptObjectError(f"{entry.blob.key} is a digest of other deltas")
         return cls(objects, ref, snapshot, found, opening)
 
     @property
@@ -173,14 +181,24 @@ class SnapshotView:
             return None
         for leaf in due:
             ref = self._leaf(node_id, leaf).get(coords)
-            return None if isinstance(ref, Unset) else ref
+            if isinstance(ref, Unset):
+                key = leaf.manifest.blob.key
+                raise CorruptObjectError(f"{key} is a leaf and has an unset row")
+            return ref
         return None
 
     def _leaf_at(self, node_id: bytes, coords: Coords) -> list[_Leaf]:
         leaves = self._leaves.get(node_id, [])
         for leaf in leaves:
             check_axes(leaf.box, len(coords))
-        return [leaf for leaf in leaves if coords in leaf.box]
+        found = [leaf for leaf in leaves if coords in leaf.box]
+        if len(found) > 1:
+            one, two = (leaf.manifest.blob.key for leaf in found[:2])
+            raise CorruptObjectError(
+                f"{one} and {two} both say where chunk {coords} is: leaves of a base must not "
+                "overlap"
+            )
+        return found
 
     def overlay(self, node_id: bytes, after: int = 0, leaves: Sequence[_Leaf] = ()) -> Overlay:
         """What live deltas of a sequence beyond `after` say about the node.
@@ -262,7 +280,7 @@ class SnapshotView:
         table = self._tables.get((node_id, leaf.box))
         if table is None:
             loaded = self._objects.load(leaf.manifest.blob, Manifest)
-            for found in loaded.tables(node_id):
+            for found in leaf.manifest.tables(loaded, node_id):
                 self._tables[node_id, found.box] = found
             table = self._tables.get((node_id, leaf.box))
             if table is None:
@@ -271,15 +289,32 @@ class SnapshotView:
                 )
         return table
 
+    def _embedded(self, position: int, ref: BlobRef) -> Manifest:
+        delta = self._objects.load(ref, Delta)
+        if not isinstance(self.opening.get(position), Delta):  # where those have been checked
+            self.snapshot.deltas[position].check(delta)
+        return delta.embedded
+
+    def _digests_of(self, node_id: bytes) -> dict[int, Digest]:
+        """The digests that stand in place of their runs for the node, by where they begin.
+
+        Each leaf has all of such a run already or nothing of it: a digest cannot tell its parts.
+        """
+        merged = {leaf.merged for leaf in self._leaves.get(node_id, [])}
+        found = {}
+        for entry in self.snapshot.digests:
+            digest, run = self.opening[entry.first], self.snapshot.deltas[entry.first : entry.stop]
+            if not isinstance(digest, Digest) or node_id not in digest.covered:
+                continue
+            if not any(run[0].last <= at < run[-1].last for at in merged):
+                found[entry.first] = digest
+        return found
+
     def _fetch_layers(self, node_id: bytes, leaves: Sequence[_Leaf]) -> list[tuple[int, Layer]]:
         """A layer for each live delta that speaks of the node, with its sequence; in one round."""
         deltas: dict[int, BlobRef] = {}
-        manifests: dict[int, list[BlobRef]] = {}
-        digests = {
-            entry.first: digest
-            for entry in self.snapshot.digests
-            if isinstance(digest := self.opening[entry.first], Digest) and node_id in digest.covered
-        }
+        manifests: dict[int, list[ManifestRef]] = {}
+        digests = self._digests_of(node_id)
         covered = {at + i for at, digest in digests.items() for i in range(len(digest.truncated))}
         for position, entry in enumerate(self.snapshot.deltas):
             if position in covered:
@@ -288,9 +323,9 @@ class SnapshotView:
                 deltas[position] = entry.log
             for ref in entry.manifests:
                 if any(part.node_id == node_id for part in ref.parts):
-                    manifests.setdefault(position, []).append(ref.blob)
+                    manifests.setdefault(position, []).append(ref)
         wanted: list[tuple[BlobRef, Any]] = [(ref, Delta) for ref in deltas.values()]
-        wanted += [(ref, Manifest) for refs in manifests.values() for ref in refs]
+        wanted += [(ref.blob, Manifest) for refs in manifests.values() for ref in refs]
         wanted += [
             (leaf.manifest.blob, Manifest)
             for leaf in leaves
@@ -308,10 +343,9 @@ class SnapshotView:
             else:
                 cut = self._cuts.get(position, {}).get(node_id)
             if position in deltas:
-                delta = self._objects.load(deltas[position], Delta)
-                tables += delta.embedded.tables(node_id)
-            for blob in manifests.get(position, ()):
-                tables += self._objects.load(blob, Manifest).tables(node_id)
+                tables += self._embedded(position, deltas[position]).tables(node_id)
+            for ref in manifests.get(position, ()):
+                tables += ref.tables(self._objects.load(ref.blob, Manifest), node_id)
             if cut is not None or tables:
                 layers.append((entry.last, Layer(cut, tuple(tables))))
         return layers

@@ -214,27 +214,30 @@ class ChunkTable:
 
     def row_of(self, coords: Coords) -> int | None:
         """The row of a coordinate, None if the table has none."""
-        if coords not in self.box:
+        box, linear = self.box, 0
+        if len(coords) != len(box.lo):
             return None
-        linear = self.box.ravel_one(coords)
+        for at, lo, hi in zip(coords, box.lo, box.hi, strict=True):  # `box.ravel_one`, at one go
+            if not lo <= at < hi:
+                return None
+            linear = linear * (hi - lo) + at - lo
         if self.index is None:
             return linear
         row = int(self.index.searchsorted(linear))
-        return row if row < len(self.index) and int(self.index[row]) == linear else None
+        return row if row < len(self.index) and self.index.item(row) == linear else None
 
     def ref(self, row: int) -> StoredRef:
         """The ref in that row."""
-        kind = int(self.kind[row])
-        length = int(self.length[row])
+        kind, length = self.kind.item(row), self.length.item(row)
         if kind == _NATIVE:
-            source, number = self.sources[int(self.source[row])], int(self.number[row])
-            return NativeRef(source, number, int(self.offset[row]), length, int(self.crc32c[row]))
+            source, number = self.sources[self.source.item(row)], self.number.item(row)
+            return NativeRef(source, number, self.offset.item(row), length, self.crc32c.item(row))
         if kind == _VIRTUAL:
-            crc = int(self.crc32c[row]) if self.number[row] else None
-            file = self.virtual[int(self.source[row])]
-            return VirtualRef(file, int(self.offset[row]), length, crc)
+            crc = self.crc32c.item(row) if self.number.item(row) else None
+            file = self.virtual[self.source.item(row)]
+            return VirtualRef(file, self.offset.item(row), length, crc)
         if kind == _INLINE:
-            start = int(self.offset[row])
+            start = self.offset.item(row)
             return InlineRef(self.inline[start : start + length])
         return UNSET
 

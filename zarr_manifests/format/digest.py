@@ -38,6 +38,8 @@ class Digest:
         Nodes whose chunk refs are all in `tables`, and what the run cuts off of what is older.
     tables : Manifest
         At most one chunk table of each covered node.
+    of : tuple of int
+        The checksum of each delta of the run, as a pointer to it has it.
     """
 
     nodes: tuple[Node, ...]
@@ -45,6 +47,7 @@ class Digest:
     truncated: tuple[Mapping[bytes, Coords], ...]
     covered: Mapping[bytes, Coords | None] = field(default_factory=dict)
     tables: Manifest = field(default_factory=lambda: Manifest(()))
+    of: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         ids = [*self.deleted.values(), *self.covered]
@@ -54,6 +57,8 @@ class Digest:
             raise CorruptObjectError("digest: an id has the wrong length")
         if len(set(held)) != len(held) or not set(held) <= self.covered.keys():
             raise CorruptObjectError("digest: tables and covered nodes contradict each other")
+        if len(self.of) != len(self.truncated):
+            raise CorruptObjectError("digest: of another number of deltas than it tells about")
 
     def encode(self) -> bytes:
         """The object's bytes."""
@@ -67,6 +72,7 @@ class Digest:
                 ],
                 "covered": [[node, shape] for node, shape in self.covered.items()],
                 "tables": self.tables.pack(),
+                "of": self.of,
             },
         )
 
@@ -90,6 +96,7 @@ class Digest:
             tuple(truncated),
             parse_shapes(fields.items("covered"), "digest.covered"),
             Manifest.parse(fields, "tables"),
+            fields.numbers("of"),
         )
 
 

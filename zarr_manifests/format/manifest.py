@@ -106,6 +106,21 @@ class ManifestRef:
         packed |= {"merged": list(self.merged)} if self.merged else {}
         return packed | ({"set": self.packed_for} if self.packed_for else {})
 
+    def tables(self, manifest: Manifest, node_id: bytes) -> list[ChunkTable]:
+        """The node's tables in the manifest, which is the one referred to.
+
+        Raises
+        ------
+        CorruptObjectError
+            If it has not those that are named here: the node would read as something else.
+        """
+        named = [part for part in self.parts if part.node_id == node_id]
+        if named != [part for part in manifest.directory() if part.node_id == node_id]:
+            raise CorruptObjectError(
+                f"{self.blob.key} has no chunk tables such as the snapshot says it has"
+            )
+        return manifest.tables(node_id)
+
     @classmethod
     def parse(cls, fields: Fields) -> ManifestRef:
         """From a map that `pack` made."""

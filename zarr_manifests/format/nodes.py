@@ -47,7 +47,8 @@ class Node:
     Parameters
     ----------
     path : str
-        Its path without leading slash; empty for the root. For an opaque entry, its whole key.
+        Its path without leading slash; empty for the root. For an opaque entry, a slash and its
+        whole key.
     node_id : bytes
         12 random bytes.
     kind : NodeKind
@@ -83,6 +84,7 @@ class Node:
             or (self.kind is NodeKind.ARRAY and isinstance(meta, ArrayMeta))
             or (self.kind is NodeKind.OPAQUE and not self.documents)
         )
+        sound = sound and self.path.startswith("/") == (self.kind is NodeKind.OPAQUE)
         if not sound:
             raise CorruptObjectError(f"/{self.path}: not a node of kind {self.kind.name}")
 

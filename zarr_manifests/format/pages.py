@@ -1,9 +1,9 @@
-"""Pages: refs and other lists that the root names instead of holding.
+"""Pages: refs, leases and expired snapshots that the root names instead of holding.
 
-A page holds the branches, or the tags, of a range of names; or leases, operations of the log, or
-expired snapshots that the root has no room for. Invariants: pages never change; what
-the root itself says about a name counts before what a page says; a deleted tag stays in its page
-as a name without snapshot, so that the name is never used again.
+A page holds the branches, the tags, or the leases of a range of names; or expired snapshots, which
+have no names. Invariants: pages never change; what the root itself says about a name counts before
+what a page says; a deleted tag stays in its page as a name without snapshot, so that the name is
+never used again.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.envelope import Fields, Kind, decode, encode
-from zarr_manifests.format.root import Branch, Lease, LogEntry, Pending
+from zarr_manifests.format.root import Branch, Lease, Pending
 
 __all__ = ["Page"]
 
@@ -29,15 +30,40 @@ class Page:
         Branches by name.
     tags : mapping of str to BlobRef or None
         Tags by name; None for a deleted one.
-    leases, log, pending : tuple
+    leases : mapping of str to Lease
+        Leases by name.
+    pending : tuple of Pending
         As in the root.
     """
 
     branches: Mapping[str, Branch] = field(default_factory=dict)
     tags: Mapping[str, BlobRef | None] = field(default_factory=dict)
-    leases: tuple[Lease, ...] = ()
-    log: tuple[LogEntry, ...] = ()
+    leases: Mapping[str, Lease] = field(default_factory=dict)
     pending: tuple[Pending, ...] = ()
+
+    def __post_init__(self) -> None:
+        if any(lease.name != name for name, lease in self.leases.items()):
+            raise CorruptObjectError("page: a lease under another name than its own")
+
+    def names(self, section: str) -> list[str]:
+        """The names it has in that section."""
+        found: Mapping[str, Any] = {
+            "branches": self.branches,
+            "tags": self.tags,
+            "leases": self.leases,
+        }[section]
+        return list(found)
+
+    def __len__(self) -> int:
+        return len(self.branches) + len(self.tags) + len(self.leases) + len(self.pending)
+
+    def __or__(self, other: Page) -> Page:
+        return Page(
+            {**self.branches, **other.branches},
+            {**self.tags, **other.tags},
+            {**self.leases, **other.leases},
+            self.pending + other.pending,
+        )
 
     def encode(self) -> bytes:
         """The object's bytes."""
@@ -46,13 +72,11 @@ class Page:
         for name in sorted(self.tags):
             ref = self.tags[name]
             tags[name] = None if ref is None else ref.bare().pack()
-        lists = {
-            "leases": [lease.pack() for lease in self.leases],
-            "log": [entry.pack() for entry in self.log],
-            "pending": [chain.pack() for chain in self.pending],
-        }
-        held = {name: values for name, values in lists.items() if values}
-        return encode(Kind.PAGE, {"branches": branches, "tags": tags, **held})
+        leases = {name: self.leases[name].pack() for name in sorted(self.leases)}
+        fields: dict[str, Any] = {"branches": branches, "tags": tags, "leases": leases}
+        if self.pending:
+            fields["pending"] = [chain.pack() for chain in self.pending]
+        return encode(Kind.PAGE, fields)
 
     @classmethod
     def from_object(cls, data: bytes, ref: BlobRef) -> Page:
@@ -65,10 +89,6 @@ class Page:
         tags: dict[str, BlobRef | None] = {}
         for name, value in fields.table("tags").items():
             tags[name] = None if value is None else BlobRef.parse(Fields(value, "page.tags"))
-        return cls(
-            branches,
-            tags,
-            tuple(Lease.parse(value) for value in fields.items("leases")),
-            tuple(LogEntry.parse(value) for value in fields.items("log")),
-            tuple(Pending.parse(value) for value in fields.items("pending")),
-        )
+        leases = {name: Lease.parse(value) for name, value in fields.table("leases").items()}
+        pending = tuple(Pending.parse(value) for value in fields.items("pending"))
+        return cls(branches, tags, leases, pending)

@@ -58,7 +58,7 @@ LOG_TAIL: Final = 32
 WRITE_ID_BYTES: Final = 16
 _LOG_NAMES_BYTES: Final = 2_560
 _OTHER_COPY_BYTES: Final = 4 * 1024
-_SECTIONS: Final = ("branches", "tags", "leases", "log", "pending")
+_SECTIONS: Final = ("branches", "tags", "leases", "pending")
 _REF_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,254}", re.ASCII)
 
 
@@ -197,6 +197,11 @@ class Lease:
     expires_ms: int
     owner: str
 
+    @property
+    def name(self) -> str:
+        """What it is known by in pages; those of one session are neighbours."""
+        return f"{self.session}/{self.lease_id.hex()}"
+
     def pack(self) -> list[Any]:
         """As a list for msgpack."""
         return [self.lease_id, self.session, self.snapshot, self.expires_ms, self.owner]
@@ -304,10 +309,10 @@ class Root:
     epochs : mapping of str to int
         Epochs of the compactor and the collector.
     pages : mapping of str to tuple of PageRef
-        Where the rest is: pages of `branches` and of `tags`, in the order of names, and of
-        `leases`, `log` and `pending`.
-    deleted_branches : tuple of str
-        Names of branches that a page still has and that are deleted.
+        Where the rest is: pages of `branches`, `tags` and `leases`, in the order of names, and of
+        `pending`.
+    deleted_branches, deleted_leases : tuple of str
+        Names of branches and leases that a page still has and that are deleted.
     pending : tuple of Pending
         Expired snapshots whose objects have not been deleted yet.
     collected : int
@@ -331,6 +336,7 @@ class Root:
     epochs: Mapping[str, int] = field(default_factory=dict)
     pages: Mapping[str, tuple[PageRef, ...]] = field(default_factory=dict)
     deleted_branches: tuple[str, ...] = ()
+    deleted_leases: tuple[str, ...] = ()
     pending: tuple[Pending, ...] = ()
     collected: int = 0
     counters: Mapping[str, int] = field(default_factory=dict)
@@ -344,7 +350,7 @@ class Root:
                 raise CorruptObjectError("root: pages of nothing, or out of order")
 
     def holds_lease(self, session: str) -> bool:
-        """Whether the session holds a lease: it is valid while it is present."""
+        """Whether the root itself has a lease of the session: it is valid while present."""
         return any(lease.session == session for lease in self.leases)
 
     def with_log(self, entry: LogEntry) -> Root:
@@ -411,6 +417,7 @@ class Root:
                 if self.pages[section]
             },
             "deleted_branches": list(self.deleted_branches),
+            "deleted_leases": list(self.deleted_leases),
             "pending": [chain.pack() for chain in self.pending],
             "collected": self.collected,
             "counters": {name: self.counters[name] for name in sorted(self.counters)},
@@ -431,8 +438,9 @@ class Root:
                 "upgrade the package"
             )
         deleted, hidden = fields.items("deleted_tags"), fields.items("deleted_branches")
-        if not all(isinstance(name, str) for name in (*deleted, *hidden)):
-            raise CorruptObjectError("root: deleted tags and branches are names")
+        ended = fields.items("deleted_leases")
+        if not all(isinstance(name, str) for name in (*deleted, *hidden, *ended)):
+            raise CorruptObjectError("root: deleted tags, branches and leases are names")
         pages = {}
         for section, refs in fields.table("pages").items():
             if not isinstance(refs, list):
@@ -454,6 +462,7 @@ class Root:
             fields.counters("epochs"),
             pages,
             tuple(hidden),
+            tuple(ended),
             tuple(Pending.parse(value) for value in fields.items("pending")),
             fields.number("collected"),
             fields.counters("counters"),

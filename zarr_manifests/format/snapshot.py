@@ -9,7 +9,7 @@ changes of a line of history.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -91,6 +91,18 @@ class DeltaEntry:
             coordinate,
         )
 
+    def check(self, delta: Delta) -> None:
+        """Refuse a delta that is not as this entry says: chunks would read as something else.
+
+        Raises
+        ------
+        CorruptObjectError
+            If it has other chunk tables, or changes nodes though it is said not to.
+        """
+        told = self.changes_nodes, self.embedded, _parts(self.manifests)
+        if told != (delta.changes_nodes, delta.embedded.directory(), _parts(delta.manifests)):
+            raise CorruptObjectError(f"{self.log.key} is not as the snapshot says it is")
+
     @property
     def at_open(self) -> bool:
         """Whether opening the snapshot and reading its coordinates needs the delta."""
@@ -122,6 +134,10 @@ class DeltaEntry:
             bool(fields.value.get("coordinates")),
             parse_counts(fields),
         )
+
+
+def _parts(manifests: Iterable[ManifestRef]) -> list[tuple[BlobRef, tuple[Part, ...]]]:
+    return [(manifest.blob.bare(), manifest.parts) for manifest in manifests]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +230,8 @@ class Snapshot:
         ends = [0]
         for entry in self.digests:
             ends += [entry.first, entry.stop]
-        if ends != sorted(ends) or ends[-1] > len(self.deltas):
+        empty = any(entry.count < 1 for entry in self.digests)
+        if empty or ends != sorted(ends) or ends[-1] > len(self.deltas):
             raise CorruptObjectError("snapshot: digests of deltas that it does not have")
 
     @property

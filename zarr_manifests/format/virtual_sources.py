@@ -134,9 +134,9 @@ class VirtualSources:
         return len(self.paths)
 
     def __getitem__(self, position: int) -> VirtualSource:
-        modified_ms, nbytes = int(self.modified_ms[position]), int(self.nbytes[position])
+        modified_ms, nbytes = self.modified_ms.item(position), self.nbytes.item(position)
         return VirtualSource(
-            self.names[int(self.container[position])],
+            self.names[self.container.item(position)],
             self.paths[position],
             (self.etags[position] or None) if self.etags else None,
             modified_ms if modified_ms >= 0 else None,

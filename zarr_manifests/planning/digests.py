@@ -22,7 +22,7 @@ from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.grid import Coords
 from zarr_manifests.planning.merge import Layer, merge_layers
 
-__all__ = ["coordinate_ids", "digest_from", "make_digest", "needs_digest"]
+__all__ = ["coordinate_ids", "digest_from", "make_digest", "needs_digest", "tells_about"]
 
 _AHEAD_MOST: Final = 4  # objects that a branch names besides snapshot and base
 _OPENING_MOST: Final = 8  # the same and those of which the snapshot carries copies
@@ -64,8 +64,12 @@ def make_digest(
     entries: Sequence[DeltaEntry],
     found: Mapping[int, Delta | Digest],
     nodes: Iterable[Node],
+    base_sequence: int,
 ) -> Digest:
     """The digest of a run of deltas.
+
+    It repeats of their node records only what is newer than the base: what lay between two of the
+    run may have left the read list since the base has it.
 
     Parameters
     ----------
@@ -76,22 +80,52 @@ def make_digest(
         digests of their own or not.
     nodes : iterable of Node
         All nodes as the run leaves them.
+    base_sequence : int
+        The sequence up to which the base has all changes of nodes.
     """
     changed: dict[str, Node] = {}
     deleted: dict[str, bytes] = {}
     truncated: list[Mapping[bytes, Coords]] = [{} for _ in entries]
     for position in sorted(found):
         value = found[position]
-        for path in value.deleted:
-            changed.pop(path, None)
-        deleted.update(value.deleted)
-        changed.update((node.path, node) for node in value.nodes)
         cuts = value.truncated if isinstance(value, Digest) else (value.truncated,)
+        if entries[position + len(cuts) - 1].last > base_sequence:
+            for path in value.deleted:
+                changed.pop(path, None)
+            deleted.update(value.deleted)
+            changed.update((node.path, node) for node in value.nodes)
         truncated[position : position + len(cuts)] = cuts
     parts = {part.node_id for entry in entries for part in entry.embedded}
     elsewhere = {p.node_id for entry in entries for ref in entry.manifests for p in ref.parts}
     covered, tables = _coordinates(entries, found, coordinate_ids(nodes, parts) - elsewhere)
-    return Digest(tuple(changed.values()), deleted, tuple(truncated), covered, tables)
+    of = tuple(entry.log.crc32c for entry in entries)
+    return Digest(tuple(changed.values()), deleted, tuple(truncated), covered, tables, of)
+
+
+def tells_about(digest: Digest, entries: Sequence[DeltaEntry]) -> bool:
+    """Whether the digest is of these deltas, as far as their entries can tell."""
+    if digest.of != tuple(entry.log.crc32c for entry in entries):
+        return False
+    cuts = any(
+        cut and not entry.changes_nodes
+        for cut, entry in zip(digest.truncated, entries, strict=True)
+    )
+    changes = digest.nodes or digest.deleted
+    if cuts or (changes and not any(entry.changes_nodes for entry in entries)):
+        return False
+    most: dict[bytes, int] = {}  # rows that the run can have of each node
+    for entry in entries:
+        for part in entry.embedded:
+            most[part.node_id] = most.get(part.node_id, 0) + part.count
+        for ref in entry.manifests:
+            if any(part.node_id in digest.covered for part in ref.parts):
+                return False
+    rows = {part.node_id: part.count for part in digest.tables.directory()}
+    return all(
+        rows.get(node, 0) <= most.get(node, 0)
+        and (cut is not None or (node in rows) == bool(most.get(node)))
+        for node, cut in digest.covered.items()
+    )
 
 
 def _coordinates(

@@ -170,8 +170,16 @@ def merge_layers(layers: Sequence[Layer]) -> Overlay:
 
 
 def fold(leaves: Sequence[ChunkTable], overlay: Overlay) -> ChunkTable | None:
-    """The leaves with the overlay merged in, free of UNSET rows; None if nothing is left."""
+    """The leaves with the overlay merged in, free of UNSET rows; None if nothing is left.
+
+    Raises
+    ------
+    CorruptObjectError
+        If two leaves have the same coordinate.
+    """
     tables = list(leaves)
+    if len(tables) > 1 and _distinct(tables) < sum(map(len, tables)):
+        raise CorruptObjectError("two chunk tables of a base have a row for the same chunk")
     if overlay.truncated is not None:
         tables = [select(t, inside(t.coords(), overlay.truncated)) for t in tables]
     if overlay.table is not None:
@@ -183,6 +191,12 @@ def fold(leaves: Sequence[ChunkTable], overlay: Overlay) -> ChunkTable | None:
     if (merged.kind == RefKind.UNSET).any():
         merged = select(merged, merged.kind != RefKind.UNSET)
     return merged if len(merged) else None
+
+
+def _distinct(tables: Sequence[ChunkTable]) -> int:
+    """How many coordinates the tables have."""
+    box = Box.around(table.box for table in tables)
+    return len(np.unique(np.concatenate([box.ravel(table.coords()) for table in tables])))
 
 
 def fold_leaves(leaves: Sequence[Leaf], outside: Overlay) -> ChunkTable | None:

@@ -1,30 +1,33 @@
-"""Which refs leave the root for pages, so that the root stays small however many there are.
+"""Which refs and leases leave the root for pages, so that it stays small however many there are.
 
-A section (the branches, or the tags with the deleted ones) has its pages in the order of names,
-each with a range of its own. When the root is too large, the section that takes more room in it
-gives up those of its refs that fall into one page: into which most of them fall. That page alone
-is written anew, split if it has become too large. The size of pages grows with the section, so
-that there are never many more than `PAGES_MOST` of them. Invariants: `main` and the branch that
-was written last stay in the root; what is in the root counts before what is in a page.
+A section (the branches, the tags with the deleted ones, or the leases) has its pages in the order
+of names, each with a range of its own. When the root is too large, the section that takes most
+room in it gives up those of its names that fall into one page: into which most of them fall. That
+page alone is written anew, split if it has become too large. The size of pages grows with the
+section, so that there are never many more than `PAGES_MOST` of them. Invariants: `main` and the
+branch that was written last stay in the root; what the root says counts before what a page says.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.envelope import pack
 from zarr_manifests.format.pages import Page
-from zarr_manifests.format.root import Branch, PageRef, Root
+from zarr_manifests.format.root import PageRef, Root
 
 __all__ = [
     "ROOT_BYTES",
+    "SECTIONS",
     "Section",
     "Spill",
     "absorb",
+    "checked",
+    "lease_pages",
     "merge_at",
     "page_at",
     "plan_spills",
@@ -32,8 +35,9 @@ __all__ = [
     "without",
 ]
 
-type Section = Literal["branches", "tags"]
+type Section = Literal["branches", "tags", "leases"]
 
+SECTIONS: Final[tuple[Section, ...]] = ("branches", "tags", "leases")
 ROOT_BYTES: Final = 8 * 1024
 """Bytes of the root, without copies, beyond which refs leave it."""
 PAGES_MOST: Final = 32
@@ -43,7 +47,7 @@ _BULK_BYTES: Final = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Spill:
-    """Refs that leave the root: into which page of the section, and their names."""
+    """What leaves the root: into which page of the section, and their names."""
 
     section: Section
     page: int | None
@@ -52,12 +56,45 @@ class Spill:
 
 def page_at(root: Root, section: Section, name: str) -> int | None:
     """Position of the page that tells about the name; None if the root itself does."""
-    own = (
-        name in root.branches or name in root.deleted_branches
-        if section == "branches"
-        else name in root.tags or name in root.deleted_tags
+    return None if name in _own(root, section) else _place(root.pages.get(section, ()), name)
+
+
+def _own(root: Root, section: Section) -> set[str]:
+    """Names that the root itself tells about."""
+    match section:
+        case "branches":
+            return {*root.branches, *root.deleted_branches}
+        case "tags":
+            return {*root.tags, *root.deleted_tags}
+        case "leases":
+            return {*(lease.name for lease in root.leases), *root.deleted_leases}
+
+
+def lease_pages(root: Root, session: str) -> slice:
+    """The pages in which leases of the session can be."""
+    pages = root.pages.get("leases", ())
+    # Their names begin with the session and a slash; a 0 comes next after a slash.
+    first, last = _place(pages, f"{session}/"), _place(pages, f"{session}0")
+    return slice(0, 0) if first is None or last is None else slice(first, last + 1)
+
+
+def checked(root: Root, section: Section, at: int, page: Page) -> Page:
+    """The page, if it has the names that the root says it has.
+
+    Raises
+    ------
+    CorruptObjectError
+        If it has other names, which would be found in two places or in none.
+    """
+    refs = root.pages[section]
+    names = page.names(section)
+    stop = refs[at + 1].first if at + 1 < len(refs) else None
+    sound = len(names) == len(page) == refs[at].count and all(
+        refs[at].first <= name and (stop is None or name < stop) for name in names
     )
-    return None if own else _place(root.pages.get(section, ()), name)
+    if not sound:
+        raise CorruptObjectError(f"{refs[at].blob.key} is not the page of {section} that is due")
+    return page
 
 
 def _place(pages: Sequence[PageRef], name: str) -> int | None:
@@ -76,13 +113,15 @@ def plan_spills(root: Root) -> list[Spill]:
     names: dict[Section, list[str]] = {
         "branches": [*movable, *root.deleted_branches],
         "tags": [*root.tags, *root.deleted_tags],
+        "leases": [*(lease.name for lease in root.leases), *root.deleted_leases],
     }
-    packed = {
+    packed: dict[Section, bytes] = {
         "branches": pack([root.branches[name].pack() for name in movable]),
         "tags": pack([[name, ref.bare().pack()] for name, ref in root.tags.items()]),
+        "leases": pack([lease.pack() for lease in root.leases]),
     }
     weights = {s: len(packed[s]) + sum(map(len, names[s])) for s in names}
-    section: Section = "branches" if weights["branches"] > weights["tags"] else "tags"
+    section = max(names, key=lambda section: weights[section])
     groups: dict[int | None, list[str]] = {}
     for name in names[section]:
         groups.setdefault(_place(root.pages.get(section, ()), name), []).append(name)
@@ -93,51 +132,72 @@ def plan_spills(root: Root) -> list[Spill]:
 
 def absorb(root: Root, spill: Spill, old: Page | None) -> list[tuple[str, int, Page]]:
     """The pages that replace `old`: first name, number of entries, page."""
-    branches: dict[str, Branch] = dict(old.branches) if old else {}
-    tags: dict[str, BlobRef | None] = dict(old.tags) if old else {}
-    if spill.section == "branches":
-        for name in spill.names:
-            branches.pop(name, None)
-            if name in root.branches:
-                branches[name] = root.branches[name].bare()
-    else:
-        for name in spill.names:
-            tags[name] = root.tags.get(name)
-    total = sum(page.count for page in root.pages.get(spill.section, ()))
-    total = max(total, len(branches) + len(tags))
-    return _cut(branches, tags, max(_ENTRIES_LEAST, 2 * total // PAGES_MOST))
+    old = Page() if old is None else old
+    branches, tags, leases = dict(old.branches), dict(old.tags), dict(old.leases)
+    held = {lease.name: lease for lease in root.leases}
+    for name in spill.names:
+        match spill.section:
+            case "branches":
+                branches.pop(name, None)
+                if name in root.branches:
+                    branches[name] = root.branches[name].bare()
+            case "tags":
+                tags[name] = root.tags.get(name)
+            case "leases":
+                leases.pop(name, None)
+                if name in held:
+                    leases[name] = held[name]
+    page = Page(branches, tags, leases)
+    total = max(len(page), sum(page.count for page in root.pages.get(spill.section, ())))
+    return _cut(page, spill.section, max(_ENTRIES_LEAST, 2 * total // PAGES_MOST))
 
 
-def _cut(
-    branches: Mapping[str, Branch], tags: Mapping[str, BlobRef | None], most: int
-) -> list[tuple[str, int, Page]]:
-    names = sorted({*branches, *tags})
+def _cut(page: Page, section: Section, most: int) -> list[tuple[str, int, Page]]:
+    names = sorted(page.names(section))
     parts = -(-len(names) // most)
     found = []
     for i in range(parts):
         part = names[len(names) * i // parts : len(names) * (i + 1) // parts]
-        page = Page(
-            {name: branches[name] for name in part if name in branches},
-            {name: tags[name] for name in part if name in tags},
+        found.append(
+            (
+                part[0],
+                len(part),
+                Page(
+                    {name: page.branches[name] for name in part if name in page.branches},
+                    {name: page.tags[name] for name in part if name in page.tags},
+                    {name: page.leases[name] for name in part if name in page.leases},
+                ),
+            )
         )
-        found.append((part[0], len(part), page))
     return found
 
 
 def without(root: Root, spill: Spill) -> Root:
-    """The root without the refs that have left it."""
+    """The root without what has left it."""
     gone = set(spill.names)
-    if spill.section == "branches":
-        return replace(
-            root,
-            branches={name: b for name, b in root.branches.items() if name not in gone},
-            deleted_branches=tuple(n for n in root.deleted_branches if n not in gone),
-        )
-    return replace(
-        root,
-        tags={name: ref for name, ref in root.tags.items() if name not in gone},
-        deleted_tags=tuple(n for n in root.deleted_tags if n not in gone),
-    )
+
+    def left(names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(name for name in names if name not in gone)
+
+    match spill.section:
+        case "branches":
+            return replace(
+                root,
+                branches={name: root.branches[name] for name in left(root.branches)},
+                deleted_branches=left(root.deleted_branches),
+            )
+        case "tags":
+            return replace(
+                root,
+                tags={name: root.tags[name] for name in left(root.tags)},
+                deleted_tags=left(root.deleted_tags),
+            )
+        case "leases":
+            return replace(
+                root,
+                leases=tuple(lease for lease in root.leases if lease.name not in gone),
+                deleted_leases=left(root.deleted_leases),
+            )
 
 
 def merge_at(pages: Sequence[PageRef]) -> int | None:
@@ -148,8 +208,9 @@ def merge_at(pages: Sequence[PageRef]) -> int | None:
 
 
 def pulled(root: Root, pages: Iterable[Page], only: str | None = None) -> Root:
-    """The root with refs of pages as well, all or those of one name; its own count first."""
+    """The root with what pages have as well, all or that of one name; its own counts first."""
     branches, tags = dict(root.branches), dict(root.tags)
+    leases = {lease.name: lease for lease in root.leases}
     deleted = dict.fromkeys(root.deleted_tags)
     for page in pages:
         for name, branch in page.branches.items():
@@ -162,4 +223,13 @@ def pulled(root: Root, pages: Iterable[Page], only: str | None = None) -> Root:
                 deleted[name] = None
             else:
                 tags.setdefault(name, ref)
-    return replace(root, branches=branches, tags=tags, deleted_tags=tuple(deleted))
+        for name, lease in page.leases.items():
+            if only in (None, name) and name not in root.deleted_leases:
+                leases.setdefault(name, lease)
+    return replace(
+        root,
+        branches=branches,
+        tags=tags,
+        deleted_tags=tuple(deleted),
+        leases=tuple(leases.values()),
+    )
