@@ -546,6 +546,30 @@ def test_revert_is_the_state_before(first: list[Any], second: list[Any], folds: 
         assert at(repository) == states[-2 - number]
 
 
+def test_a_group_that_is_picked_beside_one_like_it_is_not_that_one(
+    repository: Repository,
+) -> None:
+    """Groups of the same documents are as good as one, so those of the same id may meet."""
+
+    def groups(*names: str) -> Callable[[Session], object]:
+        return lambda s: [zarr.create_group(s.store, path=name) for name in names]
+
+    commit(repository, groups("one", "two"), "two groups")
+    repository.create_branch("side")
+    session = repository.writable_session("side")
+    for old, new in (("one", "three"), ("two", "one"), ("three", "two")):
+        session.move(old, new)
+    session.commit("exchange them")
+    zarr.open_group(session.store, path="one").attrs["a"] = 1
+    session.move("two", "three")
+    groups("two")(session)
+    picked = session.commit("change one, move the other and make a new one")
+    repository.cherry_pick(picked)
+    assert at(repository) == at(repository, "side")
+    nodes = repository.readonly_session().store.workspace.nodes()
+    assert len({node.node_id for node in nodes.values()}) == len(nodes)
+
+
 @settings(max_examples=100, deadline=None)
 @given(STEPS, STEPS, st.booleans())
 def test_cherry_picking_is_doing_the_same(first: list[Any], second: list[Any], fold: bool) -> None:

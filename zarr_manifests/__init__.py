@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from zarr_manifests import errors
 from zarr_manifests.config import RepositoryConfig
-from zarr_manifests.history import ArrayUsage, Diff, SnapshotInfo, Usage
+from zarr_manifests.history import (
+    ArrayStats,
+    ArrayUsage,
+    Change,
+    Diff,
+    IndexReport,
+    Operation,
+    SnapshotInfo,
+    Usage,
+)
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork, Session, Status
 from zarr_manifests.store import ManifestStore
@@ -18,10 +27,14 @@ if TYPE_CHECKING:
     from zarr_manifests.xarray import write
 
 __all__ = [
+    "ArrayStats",
     "ArrayUsage",
+    "Change",
     "Diff",
     "Fork",
+    "IndexReport",
     "ManifestStore",
+    "Operation",
     "Repository",
     "RepositoryConfig",
     "Session",

@@ -3,7 +3,8 @@
 - *Ask differently*: `NotFoundError`, `AlreadyExistsError`, `InvalidArgumentError`, `ConfigError`,
   `VirtualContainerError`.
 - *Decide, then commit again*: `ConflictError`, `UnmergedForksError`.
-- *Open a new session*: `SnapshotExpiredError`, `FencedError`, `SessionClosedError`.
+- *Open a new session*: `SnapshotExpiredError`, `HistoryExpiredError`, `FencedError`,
+  `SessionClosedError`.
 - *Look before doing anything else*: `CommitOutcomeUnknownError`.
 - *Something is damaged*: `CorruptObjectError`, `VirtualSourceChangedError`, `MissingChunkError`,
   `UnsupportedFormatError`.
@@ -29,6 +30,7 @@ __all__ = [
     "ConflictError",
     "CorruptObjectError",
     "FencedError",
+    "HistoryExpiredError",
     "InvalidArgumentError",
     "JavaNotFoundError",
     "ManifestsError",
@@ -158,6 +160,10 @@ class SnapshotExpiredError(ManifestsError, LookupError):
 
     A `LookupError` and no `KeyError`: Zarr reads a `KeyError` from a store as fill value.
     """
+
+
+class HistoryExpiredError(SnapshotExpiredError):
+    """A part of the history that was asked for has expired; nothing of the rest was returned."""
 
 
 class FencedError(ManifestsError, PermissionError):

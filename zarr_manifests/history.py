@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from zarr_manifests.engine.index import IndexReport
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.grid import IndexArray
+from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.planning.incremental import Change, Operation
 
-__all__ = ["ArrayUsage", "Diff", "SnapshotInfo", "Status", "Usage", "moved_tops"]
+__all__ = [
+    "ArrayStats",
+    "ArrayUsage",
+    "Change",
+    "Diff",
+    "IndexReport",
+    "Operation",
+    "SnapshotInfo",
+    "Status",
+    "Usage",
+    "moved_tops",
+]
 
 
 def moved_tops(moved: Mapping[str, str]) -> dict[str, str]:
@@ -101,6 +115,43 @@ class Diff:
     deleted: tuple[str, ...]
     chunks: Mapping[str, IndexArray]
     moved: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayStats:
+    """How far an array is filled.
+
+    Parameters
+    ----------
+    path : str
+        Absolute path.
+    shape, chunk_shape, grid_shape : tuple of int
+        Elements of the array and of a chunk, and chunks of the array, along each axis.
+    initialized_chunks : int
+        Chunks that are there; all others read as the fill value.
+    stored_bytes : int or None
+        Bytes of these, as stored; None if the index does not tell: `Repository.du` counts them.
+    counted : bool
+        Whether manifests were read for it, as the index did not have what was asked.
+    """
+
+    path: str
+    shape: Coords
+    chunk_shape: Coords
+    grid_shape: Coords
+    initialized_chunks: int
+    stored_bytes: int | None
+    counted: bool
+
+    @property
+    def total_chunks(self) -> int:
+        """Chunks of the whole grid."""
+        return math.prod(self.grid_shape)
+
+    @property
+    def fraction(self) -> float:
+        """How much of the grid is there, from 0 to 1; 1 for an empty grid."""
+        return self.initialized_chunks / self.total_chunks if self.total_chunks else 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ __all__ = [
     "NODE_ID_BYTES",
     "crc32c",
     "is_session_id",
+    "is_snapshot_id",
     "new_session_id",
     "object_key",
     "session_of",
@@ -48,6 +49,11 @@ def new_session_id(start: int, random: bytes) -> str:
 def is_session_id(text: str) -> bool:
     """Whether `text` has the form of a session id."""
     return _SESSION.fullmatch(text) is not None
+
+
+def is_snapshot_id(text: str) -> bool:
+    """Whether `text` has the form of a snapshot id."""
+    return _SNAPSHOT.fullmatch(text) is not None
 
 
 def session_start(session_id: str) -> int:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from zarr_manifests.config import CacheOptions, RepositoryConfig
@@ -17,36 +15,31 @@ from zarr_manifests.engine.create import create_repository
 from zarr_manifests.engine.disk_cache import DiskCache
 from zarr_manifests.engine.imports import import_references
 from zarr_manifests.engine.objects import Objects
-from zarr_manifests.engine.roots import RootAt, Roots
+from zarr_manifests.engine.roots import Roots
 from zarr_manifests.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
     ManifestsError,
-    NotFoundError,
     ObjectNotFoundError,
-    UnsupportedStorageError,
 )
-from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.root import Branch, Root
+from zarr_manifests.format.root import Root
 from zarr_manifests.history import Diff, SnapshotInfo, Usage
 from zarr_manifests.metrics import Meter, Metrics
 from zarr_manifests.runtime import SYSTEM, Runtime
-from zarr_manifests.session import Session
+from zarr_manifests.sessions import Sessions
 from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.storage.metered import MeteredStorage, metered, unmetered
-from zarr_manifests.store import ManifestStore
-from zarr_manifests.versions import DEFAULT_BRANCH, REF_ATTEMPTS, Versions, known_ref
+from zarr_manifests.versions import DEFAULT_BRANCH, REF_ATTEMPTS
 from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.kerchunk import read_kerchunk
 from zarr_manifests.virtual.references import References, list_zarr, location_of
 
 __all__ = ["Diff", "Repository", "SnapshotInfo", "Usage"]
 
-_FRESH_S: Final = 0.1
 _SHOWN_REFS: Final = 20
 
 
-class Repository(Versions):
+class Repository(Sessions):
     """A transactional, versioned store of Zarr hierarchies.
 
     Made by `create`, `open` or `open_or_create`. Thread-safe.
@@ -63,10 +56,6 @@ class Repository(Versions):
     >>> [info.message for info in repo.ancestry(branch="main")]
     ['first values', 'create repository']
     """
-
-    def __init__(self, context: Context, opened: RootAt) -> None:
-        super().__init__(context)
-        self._opened: tuple[float, RootAt] | None = (context.runtime.monotonic_s(), opened)
 
     # --- create and open ---------------------------------------------------------------------
 
@@ -324,102 +313,6 @@ class Repository(Versions):
         self._context = replace(self._context, config=used)
         return at.root.config
 
-    # --- sessions ----------------------------------------------------------------------------
-
-    def readonly_session(
-        self,
-        branch: str | None = None,
-        *,
-        tag: str | None = None,
-        snapshot_id: str | None = None,
-        as_of: datetime | None = None,
-    ) -> Session:
-        """A session that reads one snapshot.
-
-        Parameters
-        ----------
-        branch : str, optional
-            Read its head; `main` if nothing else is given.
-        tag : str, optional
-            Read what it points to.
-        snapshot_id : str, optional
-            Read that snapshot.
-        as_of : datetime, optional
-            Read the newest snapshot of the branch written at or before that time. Without a time
-            zone it is taken as UTC.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no such branch or tag, or nothing as old as `as_of`.
-        SnapshotExpiredError
-            If the snapshot is not, or no longer, there.
-        InvalidArgumentError
-            If more than one of branch, tag and snapshot is given, or `as_of` with one of the
-            latter two; or one of them cannot be meant.
-        """
-        if as_of is not None and not isinstance(as_of, datetime):
-            raise InvalidArgumentError(f"as_of must be a datetime, not {as_of!r}")
-        given = [x for x in (branch, tag, snapshot_id) if x is not None]
-        if len(given) > 1 or (as_of is not None and (tag or snapshot_id)):
-            raise InvalidArgumentError(
-                "give one of branch, tag and snapshot_id; as_of goes with a branch only"
-            )
-        if snapshot_id is not None:
-            view = self._context.open_view(snapshot_ref(self._context, snapshot_id))
-            return Session(self._context, view, None, None)
-        root = self._fresh_root()
-        if tag is not None:
-            ref = known_ref(self._context.roots.with_tag(root, tag).tags, tag, "tag")
-            return Session(self._context, self._context.open_view(ref), None, None)
-        name = DEFAULT_BRANCH if branch is None else branch
-        head = known_ref(self._context.roots.with_branch(root, name).branches, name, "branch")
-        if as_of is None:
-            view = self._context.open_branch(head)
-        else:
-            view = self._context.open_view(self._as_of(head, as_of))
-        return Session(self._context, view, None, None)
-
-    def writable_session(self, branch: str = DEFAULT_BRANCH) -> Session:
-        """A session whose changes can be committed to the branch.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no such branch.
-        UnsupportedStorageError
-            If the storage cannot compare-and-swap.
-        """
-        if not self.storage.capabilities.cas:
-            raise UnsupportedStorageError(
-                f"{self.url} cannot compare-and-swap; the repository is read-only there"
-            )
-        at = self._context.roots.read()
-        head = known_ref(
-            self._context.roots.with_branch(at.root, branch).branches, branch, "branch"
-        )
-        view = self._context.open_branch(head)
-        return Session(self._context, view, branch, at.root.version)
-
-    @contextmanager
-    def transaction(
-        self,
-        branch: str = DEFAULT_BRANCH,
-        *,
-        message: str,
-        metadata: Mapping[str, Any] | None = None,
-    ) -> Iterator[ManifestStore]:
-        """A store whose changes are committed at the end of the block, or not at all.
-
-        If the block raises, nothing is committed; if it changes nothing, no commit is made.
-        """
-        session = self.writable_session(branch)
-        yield session.store
-        if session.has_changes:
-            session.commit(message, metadata)
-        else:
-            session.check_forks()
-
     # --- taking what is elsewhere ------------------------------------------------------------
 
     def import_zarr(
@@ -556,27 +449,6 @@ class Repository(Versions):
         session = self.writable_session(branch)
         import_references(session.store.workspace, path, references, trusted, copy=copy)
         return session.commit(message)
-
-    def _fresh_root(self) -> Root:
-        """The root as it is now.
-
-        Right after `open` that is the one `open` has read: the first session needs no second
-        request, unless this process has swapped or read a newer root since.
-        """
-        opened, self._opened = self._opened, None
-        if opened is not None:
-            read_s, at = opened
-            recent = 0 <= self._context.runtime.monotonic_s() - read_s <= _FRESH_S
-            if recent and self._context.roots.undisturbed(at):
-                return at.root
-        return self._context.roots.read().root
-
-    def _as_of(self, head: Branch, as_of: datetime) -> BlobRef:
-        moment = as_of if as_of.tzinfo is not None else as_of.replace(tzinfo=UTC)
-        for ref, snapshot in ancestors(self._context, head.head, head.floor):
-            if snapshot.written_ms <= moment.timestamp() * 1000:
-                return ref
-        raise NotFoundError(f"the branch has no snapshot as old as {moment.isoformat()}")
 
     # --- history -----------------------------------------------------------------------------
 

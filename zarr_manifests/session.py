@@ -26,6 +26,7 @@ from zarr_manifests.engine.commit import (
 )
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.forks import freeze, merge_forks, refuse_unmerged
+from zarr_manifests.engine.index import initialized_coords
 from zarr_manifests.engine.observed import observed_commit, observed_fold
 from zarr_manifests.engine.patch import combined, patch
 from zarr_manifests.engine.view import SnapshotView
@@ -39,6 +40,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.delta import CommitKind
 from zarr_manifests.format.nodes import NodeKind
+from zarr_manifests.grid import IndexArray
 from zarr_manifests.history import ArrayUsage, Status
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.arrange import Places, moved_paths
@@ -92,10 +94,17 @@ class Session:
     """
 
     def __init__(
-        self, context: Context, view: SnapshotView, branch: str | None, start: int | None
+        self,
+        context: Context,
+        view: SnapshotView,
+        branch: str | None,
+        start: int | None,
+        *,
+        read_from: str | None = None,
     ) -> None:
         self._context = context
         self._branch = branch
+        self._indexed = branch if read_from is None else read_from
         keys = SessionKeys(start, context.runtime) if start is not None else None
         self._workspace = Workspace(context, view, keys)
         self._owners = Owners()
@@ -531,6 +540,41 @@ class Session:
         tables = self._context.runtime.parallel(calls)
         found = map(ArrayUsage.of, (_absolute(node.path) for node in nodes), tables)
         return tuple(sorted(found, key=lambda usage: usage.path))
+
+    def initialized_chunks(self, path: str, region: Sequence[slice] | None = None) -> IndexArray:
+        """Coordinates (int64[n, ndim]) of the chunks of an array that are there, in C order.
+
+        Changes of the session included. Nothing is listed and no chunk is read; where the index of
+        initialised chunks is up to date (`Repository.build_index`), no manifest of the base either.
+
+        Parameters
+        ----------
+        path : str
+            The array.
+        region : sequence of slice, optional
+            One slice of chunk coordinates an axis; all if none is given.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such array.
+        InvalidArgumentError
+            If the region has other axes than the array, or a step.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> session = zm.Repository.create("memory://present-example").writable_session()
+        >>> array = zarr.create_array(session.store, name="a", shape=(8,), chunks=(2,), dtype="i2")
+        >>> array[4:] = 7
+        >>> session.initialized_chunks("a").tolist()
+        [[2], [3]]
+        >>> session.initialized_chunks("a", [slice(0, 3)]).tolist()
+        [[2]]
+        """
+        return initialized_coords(
+            self._context, self._workspace, path, region, branch=self._indexed
+        )
 
     def fork(self) -> Fork:
         """A copy of the session for another process.

@@ -8,20 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
 from zarr_manifests.engine.ancestry import ancestors, find_in_history, snapshot_ref
 from zarr_manifests.engine.commit import deltas_between, footprint_of
 from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.incremental import changes_between
 from zarr_manifests.engine.view import SnapshotView
-from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    HistoryExpiredError,
+    InvalidArgumentError,
+    NotFoundError,
+    SnapshotExpiredError,
+)
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.root import Branch, Root, check_ref_name
 from zarr_manifests.grid import IndexArray
-from zarr_manifests.history import Diff, SnapshotInfo
-from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.history import Change, Diff, SnapshotInfo
+from zarr_manifests.ids import is_snapshot_id, snapshot_id_of
 from zarr_manifests.planning.arrange import moved_paths
 
 __all__ = ["DEFAULT_BRANCH", "Versions", "known_ref"]
@@ -46,20 +53,8 @@ class Versions:
         snapshot_id: str | None = None,
     ) -> Iterator[SnapshotInfo]:
         """The history of a branch, tag or snapshot, newest first; of `main` if none is given."""
-        if sum(x is not None for x in (branch, tag, snapshot_id)) > 1:
-            raise InvalidArgumentError("give one of branch, tag and snapshot_id")
-        if snapshot_id is not None:
-            start, floor = snapshot_ref(self._context, snapshot_id), None
-        else:
-            roots = self._context.roots
-            root = roots.read().root
-            if tag is not None:
-                start, floor = known_ref(roots.with_tag(root, tag).tags, tag, "tag"), None
-            else:
-                name = DEFAULT_BRANCH if branch is None else branch
-                found = known_ref(roots.with_branch(root, name).branches, name, "branch")
-                start, floor = found.head, found.floor
-        walk = ancestors(self._context, start, floor)
+        start = self._point(branch, tag, snapshot_id)
+        walk = ancestors(self._context, start.head, start.floor)
         return (SnapshotInfo.of(ref, snapshot) for ref, snapshot in walk)
 
     def diff(self, start: str, end: str) -> Diff:
@@ -80,6 +75,99 @@ class Versions:
                 f"{start} is not an ancestor of {end}; give the older snapshot first"
             )
         return _difference(context, before, after, deltas)
+
+    def changes(
+        self,
+        start: str | None = None,
+        end: str | None = None,
+        mode: Literal["log", "net"] = "log",
+        *,
+        progress: Callable[[int], None] | None = None,
+    ) -> Iterator[Change]:
+        """What the commits after `start` up to `end` have changed, oldest first.
+
+        It costs what the commits have changed, whatever the size of what is there: each commit's
+        own record is read, and no manifest of what was there before. Compactions are not seen.
+
+        Parameters
+        ----------
+        start, end : str, optional
+            The id of a snapshot, a branch or a tag. Without `start`, all since the repository was
+            made; without `end`, up to the head of `main`.
+        mode : {"log", "net"}
+            `log` tells what each commit did. `net` tells what all of them did together, each chunk
+            once: what was made and removed in between does not occur. It holds the coordinates of
+            all that has changed in memory, and looks chunks that were removed up at `start`.
+        progress : callable, optional
+            Called with the number of commits found so far, while the history is followed.
+
+        Yields
+        ------
+        Change
+            Records in an order in which they can be replayed. What they say is in `Operation`.
+
+        Raises
+        ------
+        HistoryExpiredError
+            If some of the range has expired; nothing was yielded then.
+        InvalidArgumentError
+            If `start` is not an ancestor of `end`, or there is no such mode.
+        NotFoundError
+            If there is no such branch or tag.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://changes-example")
+        >>> with repo.transaction(message="make air") as store:
+        ...     array = zarr.create_array(store, name="air", shape=(4,), chunks=(1,), dtype="i2")
+        >>> made = repo.list_branches()["main"]
+        >>> with repo.transaction(message="fill the middle") as store:
+        ...     zarr.open_array(store, path="air")[1:3] = 7
+        >>> for change in repo.changes(made):
+        ...     print(change.path, change.operation, change.coordinates.tolist())
+        /air overwrite [[1], [2]]
+        """
+        root = self._context.roots.read().root
+        since = start
+        if start is not None and not is_snapshot_id(start):
+            since = snapshot_id_of(self._named(root, start).head.key)
+        try:
+            last = self._named(root, DEFAULT_BRANCH if end is None else end)
+        except SnapshotExpiredError as error:
+            raise HistoryExpiredError(str(error)) from error
+        return changes_between(
+            self._context, since, last.head, mode, floor=last.floor, progress=progress
+        )
+
+    def _named(self, root: Root, name: str) -> Branch:
+        """The snapshot of that id, else the branch, else the tag of that name."""
+        if is_snapshot_id(name):
+            return Branch(snapshot_ref(self._context, name), None)
+        roots = self._context.roots
+        branch = roots.with_branch(root, name).branches.get(name)
+        if branch is not None:
+            return branch
+        tag = roots.with_tag(root, name).tags.get(name)
+        if tag is None:
+            raise NotFoundError(
+                f"{name[:80]!r} is neither a branch nor a tag nor the id of a snapshot; "
+                "`repo.list_branches()`, `repo.list_tags()` and `repo.ancestry()` list them"
+            )
+        return Branch(tag, None)
+
+    def _point(self, branch: str | None, tag: str | None, snapshot_id: str | None) -> Branch:
+        """The branch, tag or snapshot, which of them is given, as a branch; else `main`."""
+        if sum(x is not None for x in (branch, tag, snapshot_id)) > 1:
+            raise InvalidArgumentError("give one of branch, tag and snapshot_id")
+        if snapshot_id is not None:
+            return Branch(snapshot_ref(self._context, snapshot_id), None)
+        roots = self._context.roots
+        root = roots.read().root
+        if tag is not None:
+            return Branch(known_ref(roots.with_tag(root, tag).tags, tag, "tag"), None)
+        name = DEFAULT_BRANCH if branch is None else branch
+        return known_ref(roots.with_branch(root, name).branches, name, "branch")
 
     # --- branches and tags -------------------------------------------------------------------
 
@@ -127,7 +215,7 @@ class Versions:
 
         def change(root: Root) -> Root:
             old = known_ref(root.branches, name, "branch")
-            moved = replace(self._at(root, snapshot_id), epoch=old.epoch)
+            moved = replace(self._at(root, snapshot_id), epoch=old.epoch, index=old.index)
             return replace(root, branches={**root.branches, name: moved})
 
         self._update(change, "reset branch", name, snapshot_id)
@@ -206,10 +294,12 @@ class Versions:
 
     def _at(self, root: Root, snapshot_id: str | None) -> Branch:
         """A branch at that snapshot, which must be in history as of this root."""
+        main = root.branches[DEFAULT_BRANCH]
         if snapshot_id is None:
-            return replace(root.branches[DEFAULT_BRANCH], epoch=0, floor=None)
+            return replace(main, epoch=0, floor=None)
         ref, snapshot = find_in_history(self._context, root, snapshot_id)
-        return Branch(ref.bare(), snapshot.base, ahead=snapshot.ahead)
+        # What an index says is true of any branch; what it does not know is not used.
+        return Branch(ref.bare(), snapshot.base, ahead=snapshot.ahead, index=main.index)
 
 
 def known_ref[T](refs: Mapping[str, T], name: str, what: str) -> T:

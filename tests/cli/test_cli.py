@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -196,7 +198,7 @@ def test_du_counts_what_each_array_refers_to(url: str) -> None:
 
 
 def test_diff_lists_nodes_and_chunks(url: str) -> None:
-    assert lines("diff", url, "main", "trial") == ["  /air/temperature: 2 chunks"]
+    assert lines("diff", url, "main", "trial") == ["  /air/temperature: 2 chunks overwritten"]
     assert lines("diff", url, "main", "main") == ["no changes"]
     repo = zm.Repository.open(url)
     session = repo.writable_session("trial")
@@ -208,11 +210,49 @@ def test_diff_lists_nodes_and_chunks(url: str) -> None:
         "+ /new",
         "- /depth",
         "> /air to /water",
-        "  /water/temperature: 2 chunks",
+        "  /water/temperature: 2 chunks overwritten",
     ]
+    logged = lines("diff", url, "main", moved, "--log", "--coordinates")
+    trial = list(repo.ancestry(snapshot_id=moved))[1].snapshot_id
+    assert logged[:4] == [
+        trial,
+        "  /air/temperature: 2 chunks overwritten",
+        "    overwrite (1, 0)",
+        "    overwrite (1, 1)",
+    ]
+    assert logged[4:7] == [moved, "+ /new", "- /depth"]
     failed = call("diff", url, moved, "main")
     assert (failed.exit_code, failed.stdout) == (2, "")
     assert "is not an ancestor" in failed.stderr
+
+
+def test_diff_as_json_is_what_the_library_yields(url: str) -> None:
+    repo = zm.Repository.open(url)
+    session = repo.writable_session("trial")
+    zarr.open_array(session.store, path="air/temperature").resize((2, 9))
+    session.store.workspace.delete_below("depth/")
+    session.move("air", "water")
+    session.commit("cut off")
+    for options, mode in (((), "net"), (("--log",), "log")):
+        found = [
+            json.loads(line)
+            for line in lines("diff", url, "empty", "trial", "--json", "--coordinates", *options)
+        ]
+        expected: list[dict[str, Any]] = []
+        for change in repo.changes("empty", "trial", mode):
+            record = {"path": change.path, "operation": str(change.operation)}
+            optional = {
+                "snapshot_id": change.snapshot_id,
+                "moved_from": change.moved_from,
+                "grid_shape": change.grid_shape and list(change.grid_shape),
+                "chunks": len(change.coordinates) or None,
+                "coordinates": change.coordinates.tolist() or None,
+            }
+            expected.append(record | {k: v for k, v in optional.items() if v is not None})
+        assert found == expected
+    assert {"move", "truncate", "delete"} <= {record["operation"] for record in found}
+    counts = [json.loads(line) for line in lines("diff", url, "empty", "trial", "--json")]
+    assert all("coordinates" not in record for record in counts)
 
 
 @pytest.mark.parametrize("verb", ["branch", "tag"])

@@ -24,6 +24,7 @@ from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.digest import Digest
 from zarr_manifests.format.envelope import Kind
+from zarr_manifests.format.index import IndexDirectory
 from zarr_manifests.format.manifest import Manifest, Part
 from zarr_manifests.format.nodes import Base
 from zarr_manifests.format.pages import Page
@@ -42,6 +43,7 @@ DECODERS: dict[Kind, Callable[[bytes], Any]] = {
     Kind.MANIFEST: lambda data: Manifest.from_object(data, BlobRef.to(KEY, data)),
     Kind.PAGE: lambda data: Page.from_object(data, BlobRef.to(KEY, data)),
     Kind.DIGEST: lambda data: Digest.from_object(data, BlobRef.to(KEY, data)),
+    Kind.INDEX: lambda data: IndexDirectory.from_object(data, BlobRef.to(KEY, data)),
 }
 LISTS = {
     Kind.ROOT: ("log", "leases", "deleted_tags", "deleted_branches", "pending"),
@@ -51,6 +53,7 @@ LISTS = {
     Kind.MANIFEST: ("tables",),
     Kind.PAGE: ("tags", "leases", "log", "pending"),
     Kind.DIGEST: ("nodes", "truncated", "covered", "tables"),
+    Kind.INDEX: ("blobs", "entries"),
 }
 each_kind = pytest.mark.parametrize("kind", DECODERS, ids=lambda kind: kind.name.lower())
 
@@ -114,7 +117,8 @@ def test_a_payload_that_swells(what: str, size: int) -> None:
 @pytest.mark.parametrize("what", ["empty maps", "pairs", "lists that lie"])
 def test_a_field_that_swells(kind: Kind, what: str) -> None:
     for field in LISTS[kind]:
-        payload = b"\x81" + msgpack.packb(field) + bombs(500_000)[what]
+        named = msgpack.packb("type") + msgpack.packb("directory")  # of an index
+        payload = b"\x82" + named + msgpack.packb(field) + bombs(500_000)[what]
         data = envelope(kind, payload)
         assert peak_bytes(lambda data=data: DECODERS[kind](data)) < MEMORY_BYTES
 
@@ -206,6 +210,7 @@ def test_wild_fields(kind: Kind) -> None:
     names = [*LISTS[kind], "branches", "tags", "pages", "features", "commit", "log", "parent"]
     for _ in range(60):
         fields = {name: wild(rng) for name in names if rng.random() < 0.7}
+        fields["type"] = "directory"  # of an index; others have no such field
         data = envelope(kind, msgpack.packb(fields), compress=rng.random() < 0.5)
         assert peak_bytes(lambda data=data: DECODERS[kind](data)) < MEMORY_BYTES
 

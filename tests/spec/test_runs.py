@@ -13,6 +13,7 @@ import pytest
 from zarr.core.buffer import default_buffer_prototype
 
 import zarr_manifests as zm
+from zarr_manifests.engine.incremental import chunks_there
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.storage import MemoryStorage
 
@@ -52,6 +53,34 @@ def check(line: Any, message: str, **digests: Any) -> None:
     table = store.workspace.view.chunks(by_hand.ARRAY)
     found = {} if table is None else {c: ref.data for (c,), ref in table.refs()}
     assert found == line.chunks
+    check_presence(line, repository)
+
+
+def check_presence(line: Any, repository: zm.Repository) -> zm.ArrayStats:
+    """What is there, as it is told without a listing."""
+    session = repository.readonly_session("main")
+    there = sorted(line.chunks)
+    assert session.initialized_chunks("x")[:, 0].tolist() == there
+    some = session.initialized_chunks("x", [slice(3, 9)])
+    assert some[:, 0].tolist() == [c for c in there if 3 <= c < 9]
+    every = np.arange(by_hand.LENGTH).reshape(-1, 1)
+    known = chunks_there(session.store.workspace.view, by_hand.ARRAY, every)
+    assert np.flatnonzero(known).tolist() == there
+    stats = repository.array_stats("x")
+    assert stats.initialized_chunks == len(there)
+    assert stats.stored_bytes in (None, line.count()[1])
+    return stats
+
+
+def check_indexed(line: Any) -> bool:
+    """The same with an index; whether it told the bytes, too."""
+    copy = MemoryStorage()
+    for info in line.storage.list(""):
+        copy.put(info.key, line.storage.get(info.key))
+    assert zm.Repository.open(copy).build_index().indexed == len(line.leaves)
+    stats = check_presence(line, zm.Repository.open(copy))
+    assert not stats.counted
+    return stats.stored_bytes is not None
 
 
 def change(line: Any, rng: np.random.Generator) -> None:
@@ -72,7 +101,7 @@ BOXES = ((0, 4), (4, 8), (8, 12))
 def test_any_mix_of_runs_and_merged_leaves_reads_as_what_was_written(seed: int) -> None:
     rng = np.random.default_rng(seed)
     line = by_hand.Line(MemoryStorage())
-    runs, partly, dropped, digests, old = 0, 0, 0, 0, 0
+    runs, partly, dropped, digests, old, told = 0, 0, 0, 0, 0, 0
     for step in range(40):
         match rng.integers(0, 10):
             case 0 | 9 if line.changes:
@@ -91,11 +120,13 @@ def test_any_mix_of_runs_and_merged_leaves_reads_as_what_was_written(seed: int) 
         check(line, f"step {step}", digest_from=digest)
         merged = {leaf.merged for leaf in line.leaves}
         partly += len(merged) > 1
+        told += bool(merged) and check_indexed(line)
         runs += any(c.first < c.last for c in line.changes)
         digests += digest is not None
     assert runs > 3
     assert partly
     assert digests > old > 1
+    assert told > 1
 
 
 def test_what_is_older_than_a_leaf_does_not_count_in_its_box() -> None:

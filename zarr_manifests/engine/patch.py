@@ -8,8 +8,9 @@ id, all its chunks, and a truncation of whatever older deltas hold under that id
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -21,8 +22,9 @@ from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import Conflict, ConflictError, CorruptObjectError
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.delta import Delta
-from zarr_manifests.format.nodes import Node
+from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.ids import NODE_ID_BYTES
 from zarr_manifests.planning.merge import agree, inside, narrower, select, unset_at
 from zarr_manifests.planning.patch import decide_nodes, same_structure
 from zarr_manifests.planning.rebase import Footprint
@@ -50,6 +52,7 @@ def patch(
     old, new = (commit, parent) if undo else (parent, commit)
     paths = {node.path for node in delta.nodes} | delta.deleted.keys()
     nodes, conflicts = decide_nodes(paths, old.nodes, new.nodes, here.nodes)
+    _tell_groups_apart(context, nodes, here)
     result = {path: node for path, node in {**here.nodes, **nodes}.items() if node is not None}
     states = _States(_State.of(old), _State.of(new), _State.of(here), _by_id(result))
     changes = ChangeSet(nodes)
@@ -63,6 +66,18 @@ def patch(
             conflicts,
         )
     return changes
+
+
+def _tell_groups_apart(context: Context, nodes: dict[str, Node | None], here: SnapshotView) -> None:
+    """Give a group that comes a new id where the one it has would be there twice.
+
+    Groups of the same documents count as one, so that what is here may have the id already.
+    """
+    ids = Counter(n.node_id for n in {**here.nodes, **nodes}.values() if n is not None)
+    for path, node in nodes.items():
+        if node is not None and node.kind is NodeKind.GROUP and ids[node.node_id] > 1:
+            ids[node.node_id] -= 1
+            nodes[path] = replace(node, node_id=context.runtime.random_bytes(NODE_ID_BYTES))
 
 
 @dataclass(frozen=True, slots=True)

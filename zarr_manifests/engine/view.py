@@ -9,7 +9,7 @@ of its objects, for as long as there is room, and is the same for all views of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, cast
@@ -207,6 +207,12 @@ class SnapshotView:
         found = self._known_overlay(node_id, after)
         return self._fetch(node_id, {after})[0][after] if found is None else found
 
+    def leaves(self, node_id: bytes, wanted: Callable[[Box], bool]) -> list[ChunkTable]:
+        """The node's tables in the base, of the boxes that are wanted; nothing is laid over."""
+        due = [leaf for leaf in self._leaves.get(node_id, []) if wanted(leaf.box)]
+        loaded = self._objects.load_all(self._due_leaves(node_id, due))
+        return [self._leaf(node_id, leaf, loaded) for leaf in due]
+
     def chunks(self, node_id: bytes) -> ChunkTable | None:
         """All chunks of the node that are there; None if there is none."""
         due = self._leaves.get(node_id, [])
@@ -290,7 +296,7 @@ class SnapshotView:
         layers: Sequence[tuple[int, Layer]] | None = cache.find(name)
         if layers is None:
             layers, loaded = self._fetch_layers(node_id, leaves)
-            if any(leaf.merged for leaf in self._leaves.get(node_id, [])):
+            if any(afters) or any(leaf.merged for leaf in self._leaves.get(node_id, [])):
                 cache.keep(name, layers)  # there are other overlays to be made of them
         else:
             loaded = self._objects.load_all(self._due_leaves(node_id, leaves))

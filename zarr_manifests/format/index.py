@@ -1,0 +1,285 @@
+"""The index of initialised chunks: for leaves of the base, which of their coordinates have a chunk.
+
+An entry is about one leaf, known by what it is: node, box, and key and checksum of the manifest
+that holds it. Manifests never change, so an entry is true for good, and an entry of a leaf that a
+snapshot does not read is not used: an index can be behind, in part gone or damaged, and be slow,
+but not wrong. The directory of all entries is named by a branch, apart from snapshots, so it is
+never in a commit's way; the bitmaps lie in objects of their own, fetched where they are needed.
+
+A bitmap says nothing where every coordinate of the box has a chunk, or none has; else it is one
+bit a coordinate or, where chunks are few, a column of linear indexes.
+
+Invariant: a bitmap is no larger in memory than the object it comes from allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.columns import MAX_ROWS, Column, decode_column, encode_column
+from zarr_manifests.format.envelope import Fields, Kind, decode, encode
+from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.ids import NODE_ID_BYTES
+
+__all__ = ["Bitmap", "Bitmaps", "IndexDirectory", "IndexEntry", "LeafName"]
+
+_INDEX_BITS: Final = 16
+"""Bits that a chunk takes in a column of linear indexes, about."""
+
+type LeafName = tuple[bytes, Box, str, int]
+"""What a leaf is known by: node id, box, key and checksum of its manifest."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bitmap:
+    """Which coordinates of a box have a chunk.
+
+    Parameters
+    ----------
+    box : Box
+        The coordinates it is about.
+    count : int
+        How many have one.
+    bits : bytes or None
+        One bit a coordinate, in C order, the highest of a byte first.
+    index : int64[count] or None
+        Linear indexes in the box, ascending. Without bits and index, every coordinate has a
+        chunk, or, if the count is 0, none.
+
+    Raises
+    ------
+    CorruptObjectError
+        If these contradict each other.
+    """
+
+    box: Box
+    count: int
+    bits: bytes | None = None
+    index: Column | None = None
+
+    def __post_init__(self) -> None:
+        if self.bits is not None:
+            # Not unpacked: what is beyond the box in the last byte must be zero, too.
+            ones = int(np.bitwise_count(np.frombuffer(self.bits, np.uint8)).sum(dtype=np.int64))
+            spare = -self.box.size % 8
+            tail = self.bits[-1] & ((1 << spare) - 1) if self.bits else 0
+            sound = len(self.bits) == -(-self.box.size // 8) and ones == self.count and not tail
+        elif self.index is not None:
+            sound = len(self.index) == self.count > 0
+            sound = sound and 0 <= int(self.index[0]) and int(self.index[-1]) < self.box.size
+            sound = sound and bool((np.diff(self.index) > 0).all())
+        else:
+            sound = self.count in (0, self.box.size)
+        if not sound or (self.bits is not None and self.index is not None):
+            raise CorruptObjectError("a bitmap of chunks contradicts itself")
+
+    @classmethod
+    def of(cls, table: ChunkTable) -> Bitmap:
+        """Of a leaf's table, which has no UNSET rows."""
+        count, size = len(table), table.box.size
+        if count in (0, size):
+            return cls(table.box, count)
+        index = table.linear_index()
+        if size > _INDEX_BITS * count:
+            return cls(table.box, count, index=index)
+        there = np.zeros(size, np.bool_)
+        there[index] = True
+        return cls(table.box, count, np.packbits(there).tobytes())
+
+    def has(self, coords: IndexArray) -> npt.NDArray[np.bool_]:
+        """Which of these coordinates (int64[n, ndim], all inside the box) have a chunk."""
+        linear = self.box.ravel(coords)
+        if self.bits is not None:
+            data = np.frombuffer(self.bits, np.uint8)
+            return np.asarray(data[linear >> 3] >> (7 - (linear & 7)).astype(np.uint8) & 1 == 1)
+        if self.index is not None:
+            at = np.minimum(np.searchsorted(self.index, linear), len(self.index) - 1)
+            return np.asarray(self.index[at] == linear)
+        return np.full(len(coords), self.count > 0)
+
+    def coords(self, region: Box) -> IndexArray:
+        """Coordinates (int64[n, ndim]) in the region, which overlaps the box, that have a chunk."""
+        lo = tuple(map(max, self.box.lo, region.lo))
+        hi = tuple(map(min, self.box.hi, region.hi))
+        shared = Box(lo, hi)
+        if self.bits is None and self.index is None:
+            found = np.arange(shared.size if self.count else 0, dtype=np.int64)
+            return shared.unravel(found)
+        first = self.box.ravel_one(lo)
+        last = self.box.ravel_one(tuple(n - 1 for n in hi))
+        if self.index is not None:
+            found = self.index[np.searchsorted(self.index, first) :]
+            found = found[: np.searchsorted(found, last, "right")]
+        else:
+            assert self.bits is not None  # as checked above
+            some = np.frombuffer(self.bits, np.uint8)[first >> 3 : (last >> 3) + 1]
+            found = np.flatnonzero(np.unpackbits(some)).astype(np.int64) + (first >> 3 << 3)
+        coords = self.box.unravel(found)
+        return coords[((coords >= lo) & (coords < hi)).all(axis=1)]
+
+    def pack(self) -> list[Any]:
+        """As a list for msgpack."""
+        index = None if self.index is None else encode_column(self.index)
+        return [self.box.lo, self.box.hi, self.count, self.bits, index]
+
+    @classmethod
+    def parse(cls, value: Any) -> Bitmap:
+        """From a list that `pack` made."""
+        match value:
+            case [list(lo), list(hi), int(count), bytes() | None as bits, index] if count >= 0:
+                box, column = _box(lo, hi), None
+                if index is not None:
+                    if count > MAX_ROWS:
+                        raise CorruptObjectError("index.bitmaps: more chunks than a leaf has")
+                    column = decode_column(index, count)
+                return cls(box, count, bits, column)
+        raise CorruptObjectError("index.bitmaps: box, count and bits are due")
+
+
+def _box(lo: list[Any], hi: list[Any]) -> Box:
+    if not all(type(n) is int for n in (*lo, *hi)):
+        raise CorruptObjectError("index: a box of whole numbers is due")
+    try:
+        return Box(tuple(lo), tuple(hi))
+    except InvalidArgumentError as error:
+        raise CorruptObjectError(f"index: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Bitmaps:
+    """Bitmaps of several leaves in one object."""
+
+    bitmaps: tuple[Bitmap, ...]
+
+    def encode(self) -> bytes:
+        """The object's bytes."""
+        packed = [bitmap.pack() for bitmap in self.bitmaps]
+        return encode(Kind.INDEX, {"type": "bitmaps", "bitmaps": packed})
+
+    @classmethod
+    def from_object(cls, data: bytes, ref: BlobRef) -> Bitmaps:
+        """The bitmaps that the object's bytes hold."""
+
+        def parse(fields: Fields) -> Bitmaps:
+            _check_type(fields, "bitmaps")
+            return cls(tuple(map(Bitmap.parse, fields.items("bitmaps"))))
+
+        return decode(data, Kind.INDEX, parse, ref.key, crc=ref.crc32c, length=ref.length)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """What the index says about one leaf.
+
+    Parameters
+    ----------
+    node_id : bytes
+        The leaf's node.
+    box : Box
+        Its box.
+    key, crc32c : str, int
+        Of the manifest that holds it.
+    count : int
+        Its chunks.
+    stored_bytes : int
+        Bytes of all of them.
+    blob : BlobRef
+        The object with its bitmap.
+    position : int
+        Which of the bitmaps there.
+    """
+
+    node_id: bytes
+    box: Box
+    key: str
+    crc32c: int
+    count: int
+    stored_bytes: int
+    blob: BlobRef
+    position: int
+
+    @property
+    def name(self) -> LeafName:
+        """What the leaf is known by."""
+        return self.node_id, self.box, self.key, self.crc32c
+
+
+@dataclass(frozen=True, slots=True)
+class IndexDirectory:
+    """All entries by the leaf they are about; the newest come last.
+
+    `others` are the roots of other indexes of the branch, by name; they are carried over.
+    """
+
+    entries: Mapping[LeafName, IndexEntry]
+    others: Mapping[str, BlobRef] = field(default_factory=dict)
+
+    @property
+    def blobs(self) -> tuple[BlobRef, ...]:
+        """The objects with bitmaps that entries name, each once."""
+        return tuple({entry.blob.key: entry.blob for entry in self.entries.values()}.values())
+
+    def encode(self) -> bytes:
+        """The object's bytes."""
+        blobs = {blob.key: i for i, blob in enumerate(self.blobs)}
+        entries = [
+            [
+                *(e.node_id, e.box.lo, e.box.hi, e.key, e.crc32c),
+                *(e.count, e.stored_bytes, blobs[e.blob.key], e.position),
+            ]
+            for e in self.entries.values()
+        ]
+        packed = [blob.bare().pack() for blob in self.blobs]
+        others = {name: self.others[name].bare().pack() for name in sorted(self.others)}
+        return encode(
+            Kind.INDEX,
+            {"type": "directory", "blobs": packed, "entries": entries, "others": others},
+        )
+
+    @classmethod
+    def from_object(cls, data: bytes, ref: BlobRef) -> IndexDirectory:
+        """The directory that the object's bytes hold."""
+        return decode(data, Kind.INDEX, cls._parse, ref.key, crc=ref.crc32c, length=ref.length)
+
+    @classmethod
+    def _parse(cls, fields: Fields) -> IndexDirectory:
+        _check_type(fields, "directory")
+        blobs = [BlobRef.parse(blob) for blob in fields.maps("blobs")]
+        entries = {}
+        for value in fields.items("entries"):
+            match value:
+                case [
+                    bytes(node),
+                    list(lo),
+                    list(hi),
+                    str(key),
+                    int(crc),
+                    int(count),
+                    int(stored),
+                    int(blob),
+                    int(position),
+                ] if (
+                    len(node) == NODE_ID_BYTES
+                    and min(crc, count, stored, blob, position) >= 0
+                    and blob < len(blobs)
+                ):
+                    box = _box(lo, hi)
+                    entry = IndexEntry(node, box, key, crc, count, stored, blobs[blob], position)
+                    entries[entry.name] = entry
+                case _:
+                    raise CorruptObjectError("index.entries: leaf, counts and bitmap are due")
+        others = {name: BlobRef.parse(f) for name, f in fields.named("others").items()}
+        return cls(entries, others)
+
+
+def _check_type(fields: Fields, due: str) -> None:
+    if fields.text("type") != due:
+        raise CorruptObjectError(f"{fields.where}: an index object of another type than {due}")
