@@ -276,7 +276,7 @@ def _table(place: str, record_size: int) -> tuple[Any, int]:
         texts = [name for name in ("path", "raw") if name in names]
         with pq.ParquetFile(place, read_dictionary=texts) as file:
             table = file.read(columns=[name for name in _COLUMNS if name in names])
-    except pa.ArrowException as error:
+    except (pa.ArrowException, UnicodeDecodeError) as error:  # names are decoded unchecked
         raise InvalidArgumentError(f"{where} cannot be read as parquet: {error}") from error
     except OSError as error:
         raise StorageError(f"{where} cannot be read: {error}") from error
