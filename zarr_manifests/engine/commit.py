@@ -209,13 +209,16 @@ def _prepare(
     metadata: Mapping[str, Any],
     packs: int,
 ) -> _Prepared:
-    tables = {node: table for node in changes.touched() if (table := changes.table(node))}
-    encoded = {node: Manifest.of([(node, table)]) for node, table in tables.items()}
-    sizes = {node: len(manifest.parts[0][1]) for node, manifest in encoded.items()}
-    plan = plan_embedding(sizes)
+    tables = {node: parts for node in changes.touched() if (parts := changes.parts(node))}
+    encoded = {
+        (node, i): Manifest.of([(node, table)]).parts[0]
+        for node, parts in tables.items()
+        for i, table in enumerate(parts)
+    }
+    plan = plan_embedding({place: len(data) for place, (_, data) in encoded.items()})
 
-    def together(nodes: Sequence[bytes]) -> Manifest:
-        return Manifest(tuple(encoded[node].parts[0] for node in nodes))
+    def together(places: Sequence[tuple[bytes, int]]) -> Manifest:
+        return Manifest(tuple(encoded[place] for place in places))
 
     uploads, manifests = [], []
     for group in plan.manifests:
@@ -248,7 +251,7 @@ def _prepare(
         _totals(tables, len(changes.unsynced) + packs),
     )
     context.objects.remember(log.ref, delta)
-    footprint = Footprint(_touched_paths(view, delta), {n: (t,) for n, t in tables.items()})
+    footprint = Footprint(_touched_paths(view, delta), tables)
     return _Prepared(delta, tuple(uploads), log.ref, snapshot, footprint)
 
 
@@ -408,12 +411,13 @@ def _touched_paths(view: SnapshotView, delta: Delta) -> frozenset[str]:
     return frozenset({node.path for node in delta.nodes} | delta.deleted.keys() | truncated)
 
 
-def _totals(tables: Mapping[bytes, ChunkTable], chunk_objects: int) -> dict[str, int]:
-    unset = sum(int((table.kind == RefKind.UNSET).sum()) for table in tables.values())
+def _totals(tables: Mapping[bytes, Sequence[ChunkTable]], chunk_objects: int) -> dict[str, int]:
+    each = [table for parts in tables.values() for table in parts]
+    unset = sum(int((table.kind == RefKind.UNSET).sum()) for table in each)
     return {
-        "refs-set": sum(map(len, tables.values())) - unset,
+        "refs-set": sum(map(len, each)) - unset,
         "refs-unset": unset,
-        "chunk-bytes": sum(_written_bytes(table) for table in tables.values()),
+        "chunk-bytes": sum(map(_written_bytes, each)),
         "chunk-objects": chunk_objects,
     }
 
@@ -422,9 +426,12 @@ def _written_bytes(table: ChunkTable) -> int:
     return int(table.length[table.kind != RefKind.VIRTUAL].sum())
 
 
-def _kind(view: SnapshotView, changes: ChangeSet, tables: Mapping[bytes, ChunkTable]) -> CommitKind:
+def _kind(
+    view: SnapshotView, changes: ChangeSet, tables: Mapping[bytes, Sequence[ChunkTable]]
+) -> CommitKind:
     """The commit's label: deletions first, then whether written chunks lie beyond the old grid."""
-    unset = any((table.kind == RefKind.UNSET).any() for table in tables.values())
+    each = [(node, table) for node, parts in tables.items() for table in parts]
+    unset = any((table.kind == RefKind.UNSET).any() for _, table in each)
     # Where the chunks of an array were moved, all that was there is cut off, and has new rows.
     cut = any(any(shape) or node not in tables for node, shape in changes.truncated.items())
     alive = {node.node_id for node in changes.nodes.values() if node is not None}  # or moved
@@ -436,7 +443,7 @@ def _kind(view: SnapshotView, changes: ChangeSet, tables: Mapping[bytes, ChunkTa
     before = {node.node_id: node for node in view.nodes.values()}
     return (
         CommitKind.APPEND
-        if all(_beyond(before.get(node), table) for node, table in tables.items())
+        if all(_beyond(before.get(node), table) for node, table in each)
         else CommitKind.OVERWRITE
     )
 

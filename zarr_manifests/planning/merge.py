@@ -361,7 +361,11 @@ def _gather(
         base += len(table.inline)
 
     def column(name: str) -> npt.NDArray[np.int64]:
-        return np.concatenate([getattr(table, name) for table in tables])[rows]
+        columns = [getattr(table, name) for table in tables]
+        values = {int(c[0]) if len(c) and not c.strides[0] else None for c in columns}
+        if len(values) == 1 and (value := values.pop()) is not None:
+            return np.broadcast_to(np.int64(value), (len(rows),))  # takes no memory
+        return np.concatenate(columns)[rows]
 
     virtual, places = VirtualSources.union([table.virtual for table in tables])
     kind, length, offset = column("kind"), column("length"), column("offset").copy()

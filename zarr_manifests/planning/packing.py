@@ -27,15 +27,15 @@ _SMALL_MANIFEST_ROWS: Final = 50_000
 
 
 @dataclass(frozen=True, slots=True)
-class EmbedPlan:
-    """Node ids whose tables are embedded, and those of each manifest."""
+class EmbedPlan[T: (bytes, tuple[bytes, int])]:
+    """The tables that are embedded, and those of each manifest."""
 
-    embedded: tuple[bytes, ...]
-    manifests: tuple[tuple[bytes, ...], ...]
+    embedded: tuple[T, ...]
+    manifests: tuple[tuple[T, ...], ...]
 
 
-def plan_embedding(encoded_bytes: Mapping[bytes, int]) -> EmbedPlan:
-    """Place the tables of one commit, given the encoded size of each node's table.
+def plan_embedding[T: (bytes, tuple[bytes, int])](encoded_bytes: Mapping[T, int]) -> EmbedPlan[T]:
+    """Place the tables of one commit, given the encoded size of each.
 
     Examples
     --------
@@ -44,12 +44,12 @@ def plan_embedding(encoded_bytes: Mapping[bytes, int]) -> EmbedPlan:
     EmbedPlan(embedded=(b'a',), manifests=((b'b',),))
     """
     embedded, rest, room = [], [], EMBED_BYTES
-    for size, node_id in sorted((size, node_id) for node_id, size in encoded_bytes.items()):
+    for size, table in sorted((size, table) for table, size in encoded_bytes.items()):
         if size <= min(room, _EMBED_TABLE_BYTES):
-            embedded.append(node_id)
+            embedded.append(table)
             room -= size
         else:
-            rest.append((size, node_id))
+            rest.append((size, table))
     return EmbedPlan(tuple(embedded), _first_fit_decreasing(rest, _SHARED_MANIFEST_BYTES))
 
 
