@@ -39,7 +39,7 @@ from zarr_manifests.planning.merge import (
 )
 from zarr_manifests.runtime import Runtime
 
-__all__ = ["DIGESTS", "SnapshotView", "check_axes"]
+__all__ = ["DIGESTS", "SnapshotView", "check_axes", "opening_kind"]
 
 DIGESTS: Final = "digests"
 """The first part of the keys of digests."""
@@ -94,16 +94,16 @@ class SnapshotView:
         self.ref = ref
         self.snapshot = snapshot
         self.manifests = base.manifests
+        self.base_sequence = base.sequence
         self._objects = objects
         self.opening = opening  # by position in the read list
         nodes = {node.path: node for node in base.nodes}
         self._cuts: dict[int, Mapping[bytes, Coords]] = {}  # by position in the read list
         for position in sorted(opening):
             found = opening[position]
-            # A digest does not tell what of it the base and its leaves have already.
-            if isinstance(found, Digest) and snapshot.deltas[position].first <= base.sequence:
-                raise CorruptObjectError("a digest of deltas that the base has already")
-            if snapshot.deltas[position].last > base.sequence:
+            count = len(found.truncated) if isinstance(found, Digest) else 1
+            # What the base has in part is applied all the same: that changes nothing that is newer.
+            if snapshot.deltas[position + count - 1].last > base.sequence:
                 for path in found.deleted:
                     nodes.pop(path, None)
                 nodes.update((node.path, node) for node in found.nodes)
@@ -138,11 +138,13 @@ class SnapshotView:
         calls: list[Any] = [partial(objects.load, ref, Snapshot)]
         if base is not None:
             calls.append(partial(objects.load, base, Base))
-        calls += [partial(objects.load, other, _kind_of(other)) for other in ahead]
+        calls += [partial(objects.load, other, opening_kind(other)) for other in ahead]
         snapshot: Snapshot = runtime.parallel(calls)[0]
         due = base if base and snapshot.base and base.key == snapshot.base.key else snapshot.base
         wanted = snapshot.opening()
-        loads: list[Any] = [partial(objects.load, other, _kind_of(other)) for _, other in wanted]
+        loads: list[Any] = [
+            partial(objects.load, other, opening_kind(other)) for _, other in wanted
+        ]
         if due is not None:
             loads.append(partial(objects.load, due, Base))
         loaded = runtime.parallel(loads)
@@ -244,6 +246,10 @@ class SnapshotView:
             table = pick(table, coords)
         return Overlay(overlay.truncated, table)
 
+    def truncations(self, position: int) -> Mapping[bytes, Coords]:
+        """What the entry at that position of the read list cuts off, by node id."""
+        return self._cuts.get(position, {})
+
     def touched(self) -> set[bytes]:
         """Ids of all nodes that live deltas have chunk tables or truncations for."""
         ids: set[bytes] = set()
@@ -267,12 +273,16 @@ class SnapshotView:
 
     def _fetch_layers(self, node_id: bytes, leaves: Sequence[_Leaf]) -> list[tuple[int, Layer]]:
         """A layer for each live delta that speaks of the node, with its sequence; in one round."""
+        merged = max((leaf.merged for leaf in self._leaves.get(node_id, ())), default=0)
         deltas: dict[int, BlobRef] = {}
         manifests: dict[int, list[BlobRef]] = {}
         digests = {
             entry.first: digest
             for entry in self.snapshot.digests
-            if isinstance(digest := self.opening[entry.first], Digest) and node_id in digest.covered
+            if isinstance(digest := self.opening[entry.first], Digest)
+            and node_id in digest.covered
+            # It does not tell what is older than a leaf from what is newer.
+            and self.snapshot.deltas[entry.first].first > merged
         }
         covered = {at + i for at, digest in digests.items() for i in range(len(digest.truncated))}
         for position, entry in enumerate(self.snapshot.deltas):
@@ -311,5 +321,6 @@ class SnapshotView:
         return layers
 
 
-def _kind_of(ref: BlobRef) -> type[Delta | Digest]:
+def opening_kind(ref: BlobRef) -> type[Delta | Digest]:
+    """What lies at one of the places that opening a snapshot needs."""
     return Digest if ref.key.startswith(DIGESTS) else Delta

@@ -91,6 +91,10 @@ class DeltaEntry:
             coordinate,
         )
 
+    def parts(self) -> list[Part]:
+        """All chunk tables of it."""
+        return [*self.embedded, *(part for ref in self.manifests for part in ref.parts)]
+
     @property
     def at_open(self) -> bool:
         """Whether opening the snapshot and reading its coordinates needs the delta."""
