@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from zarr_manifests import errors
 from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.engine.compact import CompactionReport
 from zarr_manifests.history import ArrayUsage, Diff, SnapshotInfo, Usage
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork, Session, Status
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArrayUsage",
+    "CompactionReport",
     "Diff",
     "Fork",
     "ManifestStore",

@@ -68,10 +68,13 @@ def change(line: Any, rng: np.random.Generator) -> None:
 BOXES = ((0, 4), (4, 8), (8, 12))
 
 
+@pytest.mark.parametrize("pruned", [True, False], ids=["pruned", "whole"])
 @pytest.mark.parametrize("seed", range(20, 32))
-def test_any_mix_of_runs_and_merged_leaves_reads_as_what_was_written(seed: int) -> None:
+def test_any_mix_of_runs_and_merged_leaves_reads_as_what_was_written(
+    seed: int, pruned: bool
+) -> None:
     rng = np.random.default_rng(seed)
-    line = by_hand.Line(MemoryStorage())
+    line = by_hand.Line(MemoryStorage(), pruned=pruned)
     runs, partly, dropped, digests = 0, 0, 0, 0
     for step in range(40):
         match rng.integers(0, 10):
@@ -84,17 +87,17 @@ def test_any_mix_of_runs_and_merged_leaves_reads_as_what_was_written(seed: int) 
                 dropped += line.drop()
             case _:
                 change(line, rng)
-        start = next(
-            (i for i, c in enumerate(line.changes) if c.first > line.base_sequence),
-            len(line.changes),
-        )
+        start = int(rng.integers(0, len(line.changes) + 1))
+        if pruned:  # then it does not reach below the base
+            beyond = [c.first > line.base_sequence for c in line.changes]
+            start = beyond.index(True) if True in beyond else len(beyond)
         digest = start if len(line.changes) - start > 1 and rng.random() < 0.5 else None
         check(line, f"step {step}", digest)
         merged = {leaf.merged for leaf in line.leaves}
         partly += len(merged) > 1
         runs += any(c.first < c.last for c in line.changes)
         digests += digest is not None
-    assert runs > 3
+    assert runs > 2
     assert partly > 1
     assert digests > 1
 
@@ -112,15 +115,17 @@ def test_what_is_older_than_a_leaf_does_not_count_in_its_box() -> None:
     check(line, "without the second")
 
 
-def test_a_digest_of_what_the_base_has_is_refused() -> None:
-    line = by_hand.Line(MemoryStorage())
-    line.commit({0: b"a"}, groups={"g": "1"})
-    line.commit({1: b"b"}, groups={"g": "2"})
-    line.merge_leaf(0, 1)
-    line.write("digest", digest_from=0)
-    repository = zm.Repository.open(line.storage)
-    with pytest.raises(CorruptObjectError, match="digest of deltas that the base has"):
-        repository.readonly_session("main")
+def test_a_digest_may_say_what_the_base_has() -> None:
+    line = by_hand.Line(MemoryStorage(), pruned=False)
+    line.commit({0: b"a", 1: b"a"}, groups={"g": "1", "h": "1"})
+    line.commit({1: b"b", 5: b"b"}, cut=5, groups={"g": "2"}, deleted=["h"])
+    line.merge_leaf(0, 4)
+    check(line, "all of it", digest_from=0)
+    line.commit({2: b"c", 9: b"c"}, cut=9, groups={"h": "2"}, deleted=["g"])
+    check(line, "part of it", digest_from=0)
+    line.write_base()
+    line.commit({0: None})
+    check(line, "nodes of all but the last", digest_from=1)
 
 
 def test_entries_out_of_order_are_refused() -> None:
