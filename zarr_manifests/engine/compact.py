@@ -28,6 +28,7 @@ from zarr_manifests.engine.objects import Upload
 from zarr_manifests.engine.repack import (
     Facts,
     Pending,
+    chunks_outside,
     due_changes,
     due_manifests,
     pending_of,
@@ -39,10 +40,11 @@ from zarr_manifests.engine.roots import RootAt
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.format.blobs import BlobRef, with_copies
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
-from zarr_manifests.format.manifest import ManifestRef
+from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.nodes import Base, NodeKind
 from zarr_manifests.format.root import LogEntry
 from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
+from zarr_manifests.grid import IndexArray
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.compaction import CompactionMode, Size, merge_groups
 from zarr_manifests.planning.digests import needs_digest
@@ -170,6 +172,8 @@ class _Work:
         self._facts = Facts(nodes, refs)
         self.manifests = len(view.manifests)
         self.manifests_written = self.refs_merged = self.bytes_written = 0
+        self._read: set[bytes] = set()
+        self._outside: dict[bytes, IndexArray] = {}
 
     def _rows_by_node(self) -> dict[bytes, int]:
         rows: dict[bytes, int] = {}
@@ -246,7 +250,7 @@ class _Work:
         return bool(entries) and nbytes >= self._ratio * base.length
 
     def _repack(self) -> tuple[tuple[ManifestRef, ...], Mapping[str, bytes]]:
-        changes = due_changes(
+        changes, self._read = due_changes(
             self._context,
             self._view,
             self._base,
@@ -287,7 +291,7 @@ class _Work:
                 if base.manifest(number).merged_to(leaf) < entry.last:
                     return False
                 covered += part.box.shared_size(leaf.box)
-            if covered < part.box.size and not self._everything:
+            if covered < part.box.size and self._holds_more(base, part):
                 return False
         for node_id, cut in self._view.truncations(position).items():
             for leaf, key in base.leaves(node_id) if node_id in self._facts else ():
@@ -295,6 +299,17 @@ class _Work:
                 if beyond and base[key].merged_to(leaf) < entry.last:
                     return False
         return True
+
+    def _holds_more(self, base: BaseIndex, part: Part) -> bool:
+        """Whether chunks may lie in the box and outside all leaves, of which the list must tell."""
+        if part.node_id not in self._read:
+            return True
+        outside = self._outside.get(part.node_id)
+        if outside is None:
+            outside = chunks_outside(self._view, base, part.node_id)
+            self._outside[part.node_id] = outside
+        within = (outside >= part.box.lo) & (outside < part.box.hi) if len(outside) else outside
+        return bool(within.all(axis=1).any())
 
     def _rolled_up(
         self, dropped: int

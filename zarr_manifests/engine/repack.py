@@ -38,6 +38,7 @@ __all__ = [
     "Facts",
     "Pending",
     "Repacked",
+    "chunks_outside",
     "due_changes",
     "due_manifests",
     "pending_of",
@@ -178,15 +179,15 @@ def due_changes(
     ratio: float,
     *,
     everything: bool,
-) -> dict[bytes, Change]:
-    """Coordinates, by node, of what is to be merged.
+) -> tuple[dict[bytes, Change], set[bytes]]:
+    """Coordinates, by node, of what is to be merged; and the nodes whose entries that takes.
 
     One in each leaf that is due, and of the chunks outside all leaves those that belong to these
     or to none.
     """
     config = context.config.chunk_manifests
     keys = {ref.blob.key for ref in base} if everything else due_manifests(base, pending, ratio)
-    changes = {}
+    changes, read = {}, set()
     wanted = facts if everything else pending
     for node_id in wanted:
         mine = pending.get(node_id, Pending())
@@ -199,7 +200,8 @@ def due_changes(
         ndim = len(facts[node_id].grid_shape)
         coords = [np.array(corners, np.int64).reshape(len(corners), ndim)]
         if mine.outside and (due or mine.new or everything):
-            outside = _outside(view, base, node_id)
+            read.add(node_id)
+            outside = chunks_outside(view, base, node_id)
             layout = layout_of(config, facts[node_id])
             for rows in layout.groups(outside):
                 one = tuple(outside[rows[0]].tolist())
@@ -209,10 +211,10 @@ def due_changes(
         together = np.concatenate(coords)
         if len(together):
             changes[node_id] = Change(together)
-    return changes
+    return changes, read | changes.keys()
 
 
-def _outside(view: SnapshotView, base: BaseIndex, node_id: bytes) -> IndexArray:
+def chunks_outside(view: SnapshotView, base: BaseIndex, node_id: bytes) -> IndexArray:
     """Coordinates of the node's pending chunks that no leaf's box holds, in C order."""
     table = view.overlay(node_id).table
     if table is None:
