@@ -16,7 +16,6 @@ from zarr.core.buffer import cpu
 
 from zarr_manifests import Change, Operation, Repository, Session
 from zarr_manifests.engine import fold
-from zarr_manifests.engine.fold import fold_branch
 from zarr_manifests.errors import (
     CorruptObjectError,
     HistoryExpiredError,
@@ -293,7 +292,7 @@ def test_records_replayed_over_the_start_give_the_end(
         if session.has_changes:
             history.append(session.commit("some"))
         if any(step[0] == "fold" for step in steps):
-            fold_branch(repository._context, "main")
+            repository.compact("main", "full")
         if any(step[0] == "revert" for step in steps) and len(history) > 1:
             try:
                 history.append(repository.revert(history[-1]))
@@ -346,7 +345,7 @@ def test_cost_follows_the_change_and_no_base_manifest_is_read(mode: Literal["log
         for i in range(rows):
             put(session, f"big/c/{i}", b"12345678")
         session.commit("base")
-        fold_branch(repository._context, "main")
+        repository.compact("main", "full")
         base = {info.key for info in storage.list("manifests/")}
         assert base
         start = repository.list_branches()["main"]
@@ -382,7 +381,7 @@ def test_a_lookup_of_what_was_unset_reads_only_the_leaf_that_may_have_it(
     for i in range(12_000):
         put(session, f"a/c/{i}", b"12345678")
     session.commit("base")
-    fold.fold_branch(repository._context, "main")
+    repository.compact("main", "full")
     start = repository.list_branches()["main"]
     view = repository.readonly_session().store.workspace.view
     assert len(view.manifests) == 2
@@ -471,7 +470,7 @@ def long() -> tuple[MemoryStorage, list[str]]:
             put(session, f"a/c/{i}", rng.bytes(40))
         zarr.open_array(session.store, path="a").attrs["noise"] = rng.bytes(12_000).hex()
         ids.append(session.commit("many"))
-        fold_branch(repository._context, "main")
+        repository.compact("main", "full")
         session = repository.writable_session("main")
     return storage, ids
 

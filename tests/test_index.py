@@ -14,7 +14,6 @@ from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine import fold
-from zarr_manifests.engine.fold import fold_branch
 from zarr_manifests.engine.index import Presence, index_pointer, initialized_counts
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -68,7 +67,7 @@ def repository(storage: MemoryStorage, monkeypatch: pytest.MonkeyPatch) -> Repos
     for i in range(5):
         put(session, f"small/c/{i}", b"1234")
     session.commit("fill")
-    fold_branch(made._context, "main")
+    made.compact("main", "full")
     return made
 
 
@@ -294,7 +293,7 @@ def test_building_is_incremental(repository: Repository, storage: MemoryStorage)
     session = repository.writable_session()
     put(session, "small/c/1", b"other")
     session.commit("another")
-    fold_branch(repository._context, "main")
+    repository.compact("main", "full")
     counting = CountingStorage(storage)
     builder = Repository.open(counting)
     report = builder.build_index()
@@ -397,7 +396,7 @@ def test_an_index_that_is_behind_is_not_used_for_what_it_does_not_know(
     session.store.delete_sync("big/c/5/2")
     put(session, "big/c/11999/0")
     session.commit("change")
-    fold_branch(repository._context, "main")
+    repository.compact("main", "full")
     reader = Repository.open(storage)
     found = reader.readonly_session().initialized_chunks("big", [slice(4, 7), slice(None)])
     assert found.tolist() == [[4, 1], [6, 0]]
@@ -412,7 +411,7 @@ def test_other_branches_keep_their_entries(repository: Repository, storage: Memo
     session = repository.writable_session("trial")
     put(session, "small/c/1", b"other")
     session.commit("another")
-    fold_branch(repository._context, "trial")
+    repository.compact("trial", "full")
     assert repository.build_index("trial").indexed == 1
     assert repository.build_index("main").indexed == 0
     reader = Repository.open(storage)
@@ -468,7 +467,7 @@ def test_a_session_knows_what_is_there(
             session.commit("some")
         elif what in ("fold", "index") and not session.has_changes:
             if what == "fold":
-                fold_branch(repository._context, "main")
+                repository.compact("main", "full")
             else:
                 repository.build_index()
             session = repository.writable_session()

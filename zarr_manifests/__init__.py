@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from zarr_manifests import errors
 from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.engine.compact import CompactionReport
 from zarr_manifests.history import (
     ArrayStats,
     ArrayUsage,
@@ -30,6 +31,7 @@ __all__ = [
     "ArrayStats",
     "ArrayUsage",
     "Change",
+    "CompactionReport",
     "Diff",
     "Fork",
     "IndexReport",

@@ -13,16 +13,17 @@ from typing import Any
 from zarr_manifests.engine.changes import ChangeSet
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.commit import Committed, commit
+from zarr_manifests.engine.compact import CompactionReport, compact_branch
 from zarr_manifests.engine.context import Context
-from zarr_manifests.engine.fold import fold_branch
 from zarr_manifests.engine.packs import Pack
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import ConflictError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.planning.compaction import CompactionMode
 
-__all__ = ["observed_commit", "observed_fold", "report"]
+__all__ = ["observed_commit", "observed_compaction", "report"]
 
 _LOG = logging.getLogger("zarr_manifests.operations")
 
@@ -63,14 +64,30 @@ def observed_commit(
     return done
 
 
-def observed_fold(context: Context, branch: str) -> BlobRef | None:
-    """As `engine.fold.fold_branch`."""
+def observed_compaction(
+    context: Context,
+    branch: str,
+    mode: CompactionMode,
+    size_ratio: float | None = None,
+    *,
+    dry_run: bool = False,
+) -> tuple[CompactionReport, BlobRef | None]:
+    """As `engine.compact.compact_branch`."""
     start_s = context.runtime.monotonic_s()
-    head = fold_branch(context, branch)
+    found, head = compact_branch(context, branch, mode, dry_run=dry_run, size_ratio=size_ratio)
     if head is not None:
         context.meter.add("compactions")
-        report(context, "compaction", branch, head, start_s)
-    return head
+        report(
+            context,
+            "compaction",
+            branch,
+            head,
+            start_s,
+            mode=str(mode),
+            refs_merged=found.refs_merged,
+            bytes_written=found.bytes_written,
+        )
+    return found, head
 
 
 def report(
