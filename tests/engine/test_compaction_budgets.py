@@ -57,8 +57,9 @@ def test_an_append_costs_what_it_appends(base: Callable[[], MemoryStorage]) -> N
     assert costs.largest_read <= 64 * 1024
     assert sum(costs.compacted) >= 4
     plain = [n for n, more in zip(costs.rounds, costs.compacted, strict=True) if not more]
-    assert max(plain) <= 2
-    assert sum(costs.rounds) / 200 <= 2.2
+    # On a busy machine a thread may begin so late that its request counts as a further round.
+    assert sum(n > 2 for n in plain) <= 4
+    assert sum(costs.rounds) / 200 <= 2.1
     assert costs.most_deltas <= 50
 
 
