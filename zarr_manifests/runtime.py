@@ -21,7 +21,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-__all__ = ["SYSTEM", "ForkSafeLock", "Runtime", "asked_at", "handed_over", "next_step"]
+__all__ = [
+    "SYSTEM",
+    "ForkSafeLock",
+    "Runtime",
+    "asked_at",
+    "handed_over",
+    "next_step",
+    "start_thread",
+]
 
 _POOL_THREADS = 64  # all live deltas of an array are fetched in one round
 
@@ -128,6 +136,25 @@ def _run_parallel[R](calls: Sequence[Callable[[], R]]) -> list[R]:
 
 def _run_in_background(call: Callable[[], None]) -> None:
     _POOL.submit(call)
+
+
+def start_thread(call: Callable[[], None]) -> None:
+    """Run the call on a thread of its own; the interpreter does not exit before it has ended.
+
+    Raises
+    ------
+    RuntimeError
+        If there is no thread to be had.
+
+    Examples
+    --------
+    >>> from zarr_manifests.runtime import start_thread
+    >>> done = threading.Event()
+    >>> start_thread(done.set)
+    >>> done.wait()
+    True
+    """
+    threading.Thread(target=call, name="zarr-manifests-background", daemon=False).start()
 
 
 def _no_checkpoint(name: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from zarr_manifests.config import Compaction
 from zarr_manifests.display import html_page
 from zarr_manifests.engine.arrange import move_node, node_path, reindex_chunks, shift_chunks
+from zarr_manifests.engine.background import compact_soon
 from zarr_manifests.engine.changes import ForkState, Owners
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.commit import (
@@ -523,7 +524,10 @@ class Session:
         keys = SessionKeys(done.at.root.version, context.runtime)
         self._start_at(view, keys)
         rewrite, options = context.config.commits.mode == "rewrite", context.config.compaction
-        if not rewrite and (options.mode != "AUTO" or not _is_due(view.snapshot, options)):
+        if not rewrite and (options.mode == "MANUAL" or not _is_due(view.snapshot, options)):
+            return
+        if not rewrite and options.mode == "ASYNC":
+            compact_soon(context, self._branch)
             return
         try:
             ratio = 0.0 if rewrite else None

@@ -32,7 +32,7 @@ from zarr_manifests.planning.compaction import overlap_refs
 from zarr_manifests.planning.leaves import ArrayFacts, BaseIndex
 from zarr_manifests.planning.merge import Layer, fold, in_box, merge_layers, select, take
 from zarr_manifests.planning.sets import plan_manifests
-from zarr_manifests.planning.splitting import layout_of
+from zarr_manifests.planning.splitting import Cut, layout_of
 
 __all__ = [
     "Facts",
@@ -282,8 +282,8 @@ def repack(
             merged = _merged(context, view, index, due, changes.get(due.node_id))
             if merged is None:
                 continue
-            coords = merged.coords()
-            for cut in due.cut(coords, index):
+            merged, cuts = _cut(view, index, due, merged)
+            for cut in cuts:
                 part = Part(due.node_id, cut.box, len(cut.rows))
                 tables[part.node_id, part.box.lo, part.box.hi] = take(merged, cut.rows, cut.box)
                 parts.append(part)
@@ -387,6 +387,39 @@ def _merged(
     if not tables:
         return None
     return merge_layers([Layer(None, tuple(tables))]).table
+
+
+def _cut(
+    view: SnapshotView, base: BaseIndex, due: Due, merged: ChunkTable
+) -> tuple[ChunkTable, list[Cut]]:
+    """Cut into leaves, with every pending chunk that comes to lie in the box of one.
+
+    In there a reader takes the leaf's word for all that is older.
+    """
+    pending = view.overlay(due.node_id).table
+    outside = chunks_outside(view, base, due.node_id)
+    left = outside[~_are_in(outside, merged)]
+    while True:
+        cuts = due.cut(merged.coords(), base)
+        if pending is None or not len(left):
+            return merged, cuts
+        within = np.zeros(len(left), np.bool_)
+        for one in cuts:
+            within |= ((left >= one.box.lo) & (left < one.box.hi)).all(axis=1)
+        if not within.any():
+            return merged, cuts
+        more = select(pending, _among(pending, left[within]))
+        table = merge_layers([Layer(None, (merged, more))]).table
+        assert table is not None
+        merged, left = table, left[~within]
+
+
+def _are_in(coords: IndexArray, table: ChunkTable) -> npt.NDArray[np.bool_]:
+    """Which of the coordinates (of as many axes) the table has."""
+    if not len(coords):
+        return np.zeros(0, np.bool_)
+    box = Box.around((table.box, Box.around_coords(coords)))
+    return np.isin(box.ravel(coords), box.ravel(table.coords()))
 
 
 def _among(table: ChunkTable, coords: IndexArray) -> npt.NDArray[np.bool_]:
