@@ -12,6 +12,7 @@ from typing import Any, Final
 from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.display import html_page
 from zarr_manifests.engine.ancestry import ancestors, find_in_history, snapshot_ref
+from zarr_manifests.engine.compact import CompactionReport, compact_branch
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.create import create_repository
 from zarr_manifests.engine.imports import import_references
@@ -28,6 +29,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.history import Diff, SnapshotInfo, Usage
+from zarr_manifests.planning.compaction import CompactionMode
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.session import Session
 from zarr_manifests.storage import Storage, from_url
@@ -539,6 +541,56 @@ class Repository(Versions):
         return Usage(session.du(), tuple(history))
 
     # --- doing and undoing what a commit did -------------------------------------------------
+
+    def compact(
+        self, branch: str = "main", mode: str = "major", *, dry_run: bool = False
+    ) -> CompactionReport:
+        """Bring the deltas of a branch together, as a commit that changes no data.
+
+        Runs beside writers: what they commit meanwhile stays on top. If somebody else compacts
+        the branch at the same time, one of the two is dropped.
+
+        Parameters
+        ----------
+        branch : str
+            The branch.
+        mode : {"minor", "major", "full"}
+            `minor`: deltas become runs, and runs of similar size larger ones. `major`: also,
+            leaves of the base for which much is pending are written anew. `full`: everything is
+            merged into the base and packed anew by the configuration of now.
+        dry_run : bool
+            Estimate what would be written, without fetching or writing anything.
+
+        Returns
+        -------
+        CompactionReport
+            What was done; its `snapshot_id` is None if there was nothing to do.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such branch.
+        InvalidArgumentError
+            If the mode is none of these.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://compact-example")
+        >>> for i in range(3):
+        ...     with repo.transaction("main", message=f"group {i}") as store:
+        ...         _ = zarr.create_group(store, path=f"g{i}")
+        >>> report = repo.compact("main", mode="full")
+        >>> report.deltas_before, report.deltas_after
+        (3, 0)
+        """
+        if mode not in set(CompactionMode):
+            raise InvalidArgumentError(f"mode {mode!r} is none of minor, major, full")
+        roots = self._context.roots
+        if branch not in roots.with_branch(roots.read().root, branch).branches:
+            listed = ", ".join(self.list_branches())
+            raise NotFoundError(f"there is no branch {branch!r}; there are: {listed}")
+        return compact_branch(self._context, branch, CompactionMode(mode), dry_run=dry_run)[0]
 
     def revert(
         self, snapshot_id: str, branch: str = DEFAULT_BRANCH, message: str | None = None

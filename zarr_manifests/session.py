@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from zarr_manifests.config import Compaction
 from zarr_manifests.display import html_page
 from zarr_manifests.engine.arrange import move_node, node_path, reindex_chunks, shift_chunks
 from zarr_manifests.engine.changes import ForkState, Owners
@@ -25,8 +26,8 @@ from zarr_manifests.engine.commit import (
     delta_of,
     deltas_between,
 )
+from zarr_manifests.engine.compact import compact_branch
 from zarr_manifests.engine.context import Context
-from zarr_manifests.engine.fold import fold_branch
 from zarr_manifests.engine.forks import freeze, merge_forks, refuse_unmerged
 from zarr_manifests.engine.patch import combined, patch
 from zarr_manifests.engine.view import SnapshotView
@@ -40,9 +41,11 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.delta import CommitKind
 from zarr_manifests.format.nodes import NodeKind
+from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.history import ArrayUsage, Status
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.arrange import Places, moved_paths
+from zarr_manifests.planning.compaction import CompactionMode, is_due
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.store import ManifestStore
 
@@ -511,16 +514,18 @@ class Session:
             return
         keys = SessionKeys(done.at.root.version, context.runtime)
         self._start_at(view, keys)
-        if len(view.snapshot.deltas) < context.config.max_delta_count:
+        rewrite, options = context.config.commits.mode == "rewrite", context.config.compaction
+        if not rewrite and (options.mode != "AUTO" or not _is_due(view.snapshot, options)):
             return
         try:
-            folded = fold_branch(context, self._branch)
-            # Somebody may have reset the branch meanwhile; then the fold is not of this commit.
-            if folded is not None and deltas_between(context, done.head, folded) is not None:
-                self._start_at(context.open_view(folded), keys)
+            ratio = 0.0 if rewrite else None
+            _, head = compact_branch(context, self._branch, CompactionMode.MAJOR, size_ratio=ratio)
+            # Somebody may have reset the branch meanwhile; then it is not of this commit.
+            if head is not None and deltas_between(context, done.head, head) is not None:
+                self._start_at(context.open_view(head), keys)
         except ManifestsError:
-            # The next commit is due to fold again.
-            _LOG.warning("folding the deltas of %r failed", self._branch, exc_info=True)
+            # The next commit makes it due again.
+            _LOG.warning("compacting %r failed", self._branch, exc_info=True)
 
     def du(self) -> tuple[ArrayUsage, ...]:
         """Chunks and bytes of every array, and of every key that is no part of one.
@@ -574,3 +579,13 @@ class Session:
 
 def _absolute(path: str) -> str:
     return path if path.startswith("/") else f"/{path}"
+
+
+def _is_due(snapshot: Snapshot, options: Compaction) -> bool:
+    return is_due(
+        sum(entry.first == entry.last for entry in snapshot.deltas),
+        snapshot.sequence,
+        min_delta_count=options.min_delta_count,
+        max_delta_count=options.max_delta_count,
+        interval_commits=options.interval_commits,
+    )

@@ -105,11 +105,20 @@ def put_base(storage: MemoryStorage) -> None:
         rows = table(leaf * LEAF_ROWS, source, int(number))
         manifest = Manifest.of([(view.nodes["huge"].node_id, rows)])
         leaves.append(ManifestRef(upload("manifests", manifest.encode()), manifest.directory()))
-    base = upload("nodes", Base(old.nodes, (*old.manifests, *leaves)).encode())
+    base = upload("nodes", replace(old, manifests=(*old.manifests, *leaves)).encode())
     log = upload("deltas", Delta(b"c" * 16).encode())
     tip = at.root.branches["main"]
     snapshot = Snapshot(
-        tip.head.bare(), b"c" * 16, CommitKind.REWRITE, "base", {}, 1, base, (), log
+        tip.head.bare(),
+        b"c" * 16,
+        CommitKind.REWRITE,
+        "base",
+        {},
+        1,
+        base,
+        (),
+        log,
+        sequence=view.snapshot.sequence,
     )
     head = upload("snapshots", snapshot.encode())
     for one in uploads:

@@ -35,6 +35,7 @@ __all__ = [
     "Nested",
     "Option",
     "Pattern",
+    "Ratio",
     "Regex",
     "Section",
     "Whole",
@@ -152,6 +153,23 @@ class Whole(_Plain[int | None]):
     def schema(self) -> dict[str, Any]:
         kind = ["integer", "null"] if self.null else "integer"
         return {"type": kind, "minimum": self.low, "maximum": self.high}
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio(_Plain[float]):
+    """A number from `low` to `high`."""
+
+    low: float
+    high: float
+
+    def check(self, value: object, place: str, faults: Faults) -> None:
+        if type(value) not in (int, float):
+            faults.add(place, f"expected a number, got {shown(value)}")
+        elif not self.low <= cast("float", value) <= self.high:
+            faults.add(place, f"{shown(value)} is not within {self.low} to {self.high}")
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "number", "minimum": self.low, "maximum": self.high}
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,10 +25,11 @@ from zarr_manifests.engine.ancestry import find_in_history
 from zarr_manifests.engine.changes import ChangeSet
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.digesting import with_digest
 from zarr_manifests.engine.objects import Upload
 from zarr_manifests.engine.packs import Pack
 from zarr_manifests.engine.roots import RootAt, Roots
-from zarr_manifests.engine.view import DIGESTS, SnapshotView
+from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import (
     Conflict,
     ConflictError,
@@ -39,17 +40,14 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
-from zarr_manifests.format.digest import Digest
 from zarr_manifests.format.envelope import pack, unpack
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.root import Branch, LogEntry, Root
-from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
+from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.ids import session_start, snapshot_id_of
 from zarr_manifests.planning.digests import (
     coordinate_ids,
-    digest_from,
-    make_digest,
     needs_digest,
 )
 from zarr_manifests.planning.packing import plan_embedding
@@ -281,33 +279,14 @@ def _place(
     ).with_delta_copies(known)
     uploads = []
     if needs_digest(snapshot):
-        snapshot, digest = _with_digest(context, snapshot, parent, prepared.delta, nodes, keys)
+        snapshot, digest = with_digest(
+            context, snapshot, nodes.values(), parent.base_sequence, keys
+        )
         known[digest.key] = digest.data
         snapshot = snapshot.with_delta_copies(known)
         uploads.append(digest)
     uploads.append(Upload(keys.next("snapshots"), snapshot.encode()))
     return uploads[-1].ref, snapshot, uploads
-
-
-def _with_digest(
-    context: Context,
-    snapshot: Snapshot,
-    parent: SnapshotView,
-    delta: Delta,
-    nodes: Mapping[str, Node],
-    keys: SessionKeys,
-) -> tuple[Snapshot, Upload]:
-    """The snapshot with one more digest, of its newest deltas."""
-    places = snapshot.opening()
-    start = places[digest_from([ref.length for _, ref in places])][0]
-    known: dict[int, Delta | Digest] = {**parent.opening, len(snapshot.deltas) - 1: delta}
-    found = {at - start: known[at] for at, _ in places if at >= start}
-    digest = make_digest(snapshot.deltas[start:], found, nodes.values(), parent.base_sequence)
-    upload = Upload(keys.next(DIGESTS), digest.encode())
-    context.objects.remember(upload.ref, digest)
-    older = tuple(entry for entry in snapshot.digests if entry.first < start)
-    entry = DigestEntry(upload.ref, start, len(snapshot.deltas) - start)
-    return replace(snapshot, digests=(*older, entry)), upload
 
 
 def _root_with(

@@ -40,7 +40,7 @@ from zarr_manifests.planning.merge import (
 )
 from zarr_manifests.runtime import Runtime
 
-__all__ = ["DIGESTS", "SnapshotView", "check_axes"]
+__all__ = ["DIGESTS", "SnapshotView", "check_axes", "opening_kind"]
 
 DIGESTS: Final = "digests"
 """The first part of the keys of digests."""
@@ -142,11 +142,13 @@ class SnapshotView:
         calls: list[Any] = [partial(objects.load, ref, Snapshot)]
         if base is not None:
             calls.append(partial(objects.load, base, Base))
-        calls += [partial(objects.load, other, _kind_of(other)) for other in ahead]
+        calls += [partial(objects.load, other, opening_kind(other)) for other in ahead]
         snapshot: Snapshot = runtime.parallel(calls)[0]
         due = base if base and snapshot.base and base.key == snapshot.base.key else snapshot.base
         wanted = snapshot.opening()
-        loads: list[Any] = [partial(objects.load, other, _kind_of(other)) for _, other in wanted]
+        loads: list[Any] = [
+            partial(objects.load, other, opening_kind(other)) for _, other in wanted
+        ]
         if due is not None:
             loads.append(partial(objects.load, due, Base))
         loaded = runtime.parallel(loads)
@@ -262,6 +264,10 @@ class SnapshotView:
             table = pick(table, coords)
         return Overlay(overlay.truncated, table)
 
+    def truncations(self, position: int) -> Mapping[bytes, Coords]:
+        """What the entry at that position of the read list cuts off, by node id."""
+        return self._cuts.get(position, {})
+
     def touched(self) -> set[bytes]:
         """Ids of all nodes that live deltas have chunk tables or truncations for."""
         ids: set[bytes] = set()
@@ -345,5 +351,6 @@ class SnapshotView:
         return layers
 
 
-def _kind_of(ref: BlobRef) -> type[Delta | Digest]:
+def opening_kind(ref: BlobRef) -> type[Delta | Digest]:
+    """What lies at one of the places that opening a snapshot needs."""
     return Digest if ref.key.startswith(DIGESTS) else Delta

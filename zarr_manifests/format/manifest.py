@@ -99,6 +99,10 @@ class ManifestRef:
         """Each part, and the sequence it is merged to."""
         return list(zip(self.parts, self.merged or (0,) * len(self.parts), strict=True))
 
+    def merged_to(self, part: Part) -> int:
+        """The sequence up to which one of its parts has all changes."""
+        return self.merged[self.parts.index(part)] if self.merged else 0
+
     def pack(self) -> dict[str, Any]:
         """As a map for msgpack."""
         parts = [part.pack() for part in self.parts]

@@ -103,6 +103,10 @@ class DeltaEntry:
         if told != (delta.changes_nodes, delta.embedded.directory(), _parts(delta.manifests)):
             raise CorruptObjectError(f"{self.log.key} is not as the snapshot says it is")
 
+    def parts(self) -> list[Part]:
+        """All chunk tables of it."""
+        return [*self.embedded, *(part for ref in self.manifests for part in ref.parts)]
+
     @property
     def at_open(self) -> bool:
         """Whether opening the snapshot and reading its coordinates needs the delta."""
