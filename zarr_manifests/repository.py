@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +18,7 @@ from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.create import create_repository
 from zarr_manifests.engine.imports import import_references
 from zarr_manifests.engine.objects import Objects
+from zarr_manifests.engine.preload import RefsPreload
 from zarr_manifests.engine.roots import RootAt, Roots
 from zarr_manifests.errors import (
     AlreadyExistsError,
@@ -145,7 +147,12 @@ class Repository(Versions):
         roots = Roots(storage, runtime)
         at = roots.read()
         objects = Objects(storage, runtime)
-        return cls(_context(storage, runtime, objects, roots, at.root, config, containers), at)
+        context = _context(storage, runtime, objects, roots, at.root, config, containers)
+        repository = cls(context, at)
+        preload = RefsPreload(context, at.root)
+        weakref.finalize(repository, preload.cancel).atexit = False
+        preload.start()
+        return repository
 
     @classmethod
     def open_or_create(

@@ -81,6 +81,11 @@ class Objects:
         mine.set_result(value)
         return cast(T, value)
 
+    def cached[T](self, ref: BlobRef, kind: type[T]) -> T | None:
+        """What is remembered of that kind under the pointer; None if nothing is."""
+        with self._lock:
+            return cast(T | None, self._cache.get(_name(ref, kind), (None, 0))[0])
+
     def prefetch(self, wanted: Sequence[tuple[BlobRef, type[_Decodable]]]) -> None:
         """Fetch what is neither cached nor carried along, in one parallel round."""
         with self._lock:

@@ -10,14 +10,13 @@ long as it lives.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from zarr_manifests.engine.objects import Objects
-from zarr_manifests.errors import CorruptObjectError
+from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkRef, ChunkTable, Unset
 from zarr_manifests.format.delta import Delta
@@ -28,6 +27,7 @@ from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.digests import tells_about
+from zarr_manifests.planning.leaves import BaseIndex, PlacedLeaf
 from zarr_manifests.planning.merge import (
     Layer,
     Leaf,
@@ -44,6 +44,7 @@ __all__ = ["DIGESTS", "SnapshotView", "check_axes", "opening_kind"]
 
 DIGESTS: Final = "digests"
 """The first part of the keys of digests."""
+_OTHER_AXES: Final = "a chunk table of {} axes for a node of {}"
 
 
 def check_axes(box: Box, ndim: int) -> None:
@@ -55,16 +56,7 @@ def check_axes(box: Box, ndim: int) -> None:
         If the numbers differ.
     """
     if box.ndim != ndim:
-        raise CorruptObjectError(f"a chunk table of {box.ndim} axes for a node of {ndim}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Leaf:
-    """A node's part of a manifest of the base, and the sequence it is merged to."""
-
-    box: Box
-    manifest: ManifestRef
-    merged: int
+        raise CorruptObjectError(_OTHER_AXES.format(box.ndim, ndim))
 
 
 class SnapshotView:
@@ -116,11 +108,7 @@ class SnapshotView:
         self.nodes: Mapping[str, Node] = nodes
         if len({node.node_id for node in nodes.values()}) != len(nodes):
             raise CorruptObjectError(f"two nodes of snapshot {self.snapshot_id} have the same id")
-        leaves: dict[bytes, list[_Leaf]] = {}
-        for manifest in base.manifests:
-            for part, merged in manifest.leaves():
-                leaves.setdefault(part.node_id, []).append(_Leaf(part.box, manifest, merged))
-        self._leaves = leaves
+        self._index: BaseIndex | None = None
         self._layers: dict[bytes, list[tuple[int, Layer]]] = {}
         self._overlays: dict[tuple[bytes, int], Overlay] = {}
         self._tables: dict[tuple[bytes, Box], ChunkTable] = {}
@@ -168,6 +156,24 @@ class SnapshotView:
         """The snapshot's id."""
         return snapshot_id_of(self.ref.key)
 
+    @property
+    def index(self) -> BaseIndex:
+        """The base's leaves, to search in; made when first asked for, and once for each base."""
+        found = self._index
+        if found is None:
+            base = self.snapshot.base
+            found = None if base is None else self._objects.cached(base, BaseIndex)
+            if found is None:
+                sets = {ref.blob.key: ref.packed_for for ref in self.manifests if ref.packed_for}
+                try:
+                    found = BaseIndex(self.manifests, sets)
+                except InvalidArgumentError as error:
+                    raise CorruptObjectError(f"snapshot {self.snapshot_id}: {error}") from error
+                if base is not None:
+                    self._objects.remember(base, found)
+            self._index = found
+        return found
+
     def lookup(self, node_id: bytes, coords: Coords) -> ChunkRef | None:
         """Where the chunk is; None if it is absent."""
         due = self._leaf_at(node_id, coords)
@@ -189,11 +195,9 @@ class SnapshotView:
             return ref
         return None
 
-    def _leaf_at(self, node_id: bytes, coords: Coords) -> list[_Leaf]:
-        leaves = self._leaves.get(node_id, [])
-        for leaf in leaves:
-            check_axes(leaf.box, len(coords))
-        found = [leaf for leaf in leaves if coords in leaf.box]
+    def _leaf_at(self, node_id: bytes, coords: Coords) -> list[PlacedLeaf]:
+        self._check_leaves(node_id, len(coords))
+        found = self.index.holding(node_id, coords)
         if len(found) > 1:
             one, two = (leaf.manifest.blob.key for leaf in found[:2])
             raise CorruptObjectError(
@@ -202,7 +206,12 @@ class SnapshotView:
             )
         return found
 
-    def overlay(self, node_id: bytes, after: int = 0, leaves: Sequence[_Leaf] = ()) -> Overlay:
+    def _check_leaves(self, node_id: bytes, ndim: int) -> None:
+        found = self.index.ndim(node_id)
+        if found is not None and found != ndim:
+            raise CorruptObjectError(_OTHER_AXES.format(found, ndim))
+
+    def overlay(self, node_id: bytes, after: int = 0, leaves: Sequence[PlacedLeaf] = ()) -> Overlay:
         """What live deltas of a sequence beyond `after` say about the node.
 
         `leaves` are fetched in the same round.
@@ -218,13 +227,13 @@ class SnapshotView:
 
     def chunks(self, node_id: bytes) -> ChunkTable | None:
         """All chunks of the node that are there; None if there is none."""
-        due = self._leaves.get(node_id, [])
+        due = self.index.placed(node_id)
         self._objects.prefetch([(leaf.manifest.blob, Manifest) for leaf in due])
         tables = [self._leaf(node_id, leaf) for leaf in due]
         if not any(leaf.merged for leaf in due):
             return fold(tables, self.overlay(node_id))
         leaves = [
-            Leaf(leaf.box, table, self.overlay(node_id, leaf.merged))
+            Leaf(leaf.part.box, table, self.overlay(node_id, leaf.merged))
             for leaf, table in zip(due, tables, strict=True)
         ]
         return fold_leaves(leaves, self.overlay(node_id))
@@ -234,21 +243,17 @@ class SnapshotView:
 
         Leaves that hold none of them are not read.
         """
-        ndim = coords.shape[1]
-        for leaf in self._leaves.get(node_id, []):
-            check_axes(leaf.box, ndim)
-        around = Box.around_coords(coords)
+        self._check_leaves(node_id, coords.shape[1])
         due = [
             leaf
-            for leaf in self._leaves.get(node_id, [])
-            if leaf.box.overlaps(around)
-            and ((coords >= leaf.box.lo) & (coords < leaf.box.hi)).all(axis=1).any()
+            for leaf in self.index.placed_in(node_id, Box.around_coords(coords))
+            if ((coords >= leaf.part.box.lo) & (coords < leaf.part.box.hi)).all(axis=1).any()
         ]
         self.overlay(node_id, 0, due)  # with the leaves, unless it is known already
         self._objects.prefetch([(leaf.manifest.blob, Manifest) for leaf in due])
         leaves = [
             Leaf(
-                leaf.box,
+                leaf.part.box,
                 pick(self._leaf(node_id, leaf), coords),
                 self._picked(node_id, leaf.merged, coords),
             )
@@ -276,13 +281,13 @@ class SnapshotView:
             ids.update(part.node_id for ref in entry.manifests for part in ref.parts)
         return ids.union(*self._cuts.values())
 
-    def _leaf(self, node_id: bytes, leaf: _Leaf) -> ChunkTable:
-        table = self._tables.get((node_id, leaf.box))
+    def _leaf(self, node_id: bytes, leaf: PlacedLeaf) -> ChunkTable:
+        table = self._tables.get((node_id, leaf.part.box))
         if table is None:
             loaded = self._objects.load(leaf.manifest.blob, Manifest)
             for found in leaf.manifest.tables(loaded, node_id):
                 self._tables[node_id, found.box] = found
-            table = self._tables.get((node_id, leaf.box))
+            table = self._tables.get((node_id, leaf.part.box))
             if table is None:
                 raise CorruptObjectError(
                     f"{leaf.manifest.blob.key} has no chunk table that the snapshot says it has"
@@ -300,17 +305,26 @@ class SnapshotView:
 
         Each leaf has all of such a run already or nothing of it: a digest cannot tell its parts.
         """
-        merged = {leaf.merged for leaf in self._leaves.get(node_id, [])}
+        merged = self.index.merged(node_id)
         found = {}
         for entry in self.snapshot.digests:
             digest, run = self.opening[entry.first], self.snapshot.deltas[entry.first : entry.stop]
             if not isinstance(digest, Digest) or node_id not in digest.covered:
                 continue
-            if not any(run[0].last <= at < run[-1].last for at in merged):
+            if not ((merged >= run[0].last) & (merged < run[-1].last)).any():
                 found[entry.first] = digest
         return found
 
-    def _fetch_layers(self, node_id: bytes, leaves: Sequence[_Leaf]) -> list[tuple[int, Layer]]:
+    def in_digest(self, node_id: bytes, position: int) -> bool:
+        """Whether what the entry at that position says of the node came with the snapshot."""
+        return any(
+            first <= position < first + len(digest.truncated)
+            for first, digest in self._digests_of(node_id).items()
+        )
+
+    def _fetch_layers(
+        self, node_id: bytes, leaves: Sequence[PlacedLeaf]
+    ) -> list[tuple[int, Layer]]:
         """A layer for each live delta that speaks of the node, with its sequence; in one round."""
         deltas: dict[int, BlobRef] = {}
         manifests: dict[int, list[ManifestRef]] = {}
@@ -329,7 +343,7 @@ class SnapshotView:
         wanted += [
             (leaf.manifest.blob, Manifest)
             for leaf in leaves
-            if (node_id, leaf.box) not in self._tables
+            if (node_id, leaf.part.box) not in self._tables
         ]
         self._objects.prefetch(wanted)
         layers = []
