@@ -50,7 +50,8 @@ from zarr_manifests.planning.digests import (
     coordinate_ids,
     needs_digest,
 )
-from zarr_manifests.planning.packing import plan_embedding
+from zarr_manifests.planning.merge import split
+from zarr_manifests.planning.packing import LEAF_ROWS, plan_embedding
 from zarr_manifests.planning.rebase import Footprint, find_conflicts
 
 __all__ = [
@@ -208,12 +209,15 @@ def _prepare(
     packs: int,
 ) -> _Prepared:
     tables = {node: table for node in changes.touched() if (table := changes.table(node))}
-    encoded = {node: Manifest.of([(node, table)]) for node, table in tables.items()}
-    sizes = {node: len(manifest.parts[0][1]) for node, manifest in encoded.items()}
+    encoded = {
+        node: Manifest.of([(node, piece) for piece in split(table, LEAF_ROWS)])
+        for node, table in tables.items()
+    }
+    sizes = {node: sum(len(data) for _, data in of.parts) for node, of in encoded.items()}
     plan = plan_embedding(sizes)
 
     def together(nodes: Sequence[bytes]) -> Manifest:
-        return Manifest(tuple(encoded[node].parts[0] for node in nodes))
+        return Manifest(tuple(part for node in nodes for part in encoded[node].parts))
 
     uploads, manifests = [], []
     for group in plan.manifests:
