@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from zarr_manifests import errors
 from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.engine.layouts import ManifestLayout
+from zarr_manifests.engine.preload import PreloadReport
 from zarr_manifests.history import ArrayUsage, Diff, SnapshotInfo, Usage
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork, Session, Status
@@ -21,7 +23,9 @@ __all__ = [
     "ArrayUsage",
     "Diff",
     "Fork",
+    "ManifestLayout",
     "ManifestStore",
+    "PreloadReport",
     "Repository",
     "RepositoryConfig",
     "Session",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, RepositoryConfig, Session
 from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.testing import CountingStorage
 
 CONFIG = Path(__file__).parents[1] / "config"
 type Layout = list[tuple[str, dict[str, int]]]
@@ -336,3 +338,66 @@ def test_rewriting_after_each_commit_changes_nothing_but_the_layout(
             if info.message.isdigit():
                 old = contents(repository.readonly_session(snapshot_id=info.snapshot_id))
                 assert old == states[int(info.message)]
+
+
+# --- explaining and planning -----------------------------------------------------------------
+
+
+def test_what_is_explained_is_read_off_the_snapshot() -> None:
+    repository = written({}, {"lat": 3, "t": 5_001, "radar": 1_000})
+    repository.compact(mode="full")
+    session = repository.writable_session()
+    virtual(session, "lat", np.array([1]))
+    session.commit("more")
+    counting = CountingStorage(repository.storage)
+    found = Repository.open(counting).explain_manifests()
+    assert not [record for record in counting.log if record.key.startswith("manifests/")]
+    assert found.snapshot_id == session.snapshot_id
+    arrays = {array.path: array for array in found.arrays}
+    assert list(arrays) == ["/lat", "/radar", "/t"]
+    lat, t = arrays["/lat"], arrays["/t"]
+    assert (lat.rule, lat.wanted, lat.refs, lat.pending_refs) == (0, "coordinates", 3, 1)
+    assert (t.rule, t.wanted, t.overflows, t.pending_refs) == (None, "default", (), 0)
+    assert lat.manifests == arrays["/radar"].manifests != t.manifests
+    one = found.manifests[lat.manifests[0]]
+    assert (one.set_name, one.refs, one.arrays) == ("coordinates", 1_003, 2)
+    assert one.key is not None
+    assert one.nbytes == len(counting.get(one.key))
+    (leaf,) = t.leaves
+    assert (leaf.lo, leaf.hi, leaf.refs) == ((0,), (5_001,), 5_001)
+
+
+def test_why_arrays_overflowed() -> None:
+    sets = [{"tiny": {"max-manifest-size": 10}}]
+    rules = [{"target": "tiny", "path": "/[abc]"}]
+    repository = written(
+        {"chunk-manifests": {"sets": sets, "rules": rules}}, {"a": 11, "b": 10, "c": 9}
+    )
+    repository.compact(mode="full")
+    arrays = {array.path: array for array in repository.explain_manifests().arrays}
+    whys = {path: [(o.set_name, o.why) for o in array.overflows] for path, array in arrays.items()}
+    assert whys == {
+        "/a": [("tiny", "its 11 chunk refs are more than the 10 of a manifest")],
+        "/b": [("tiny", "the set has its 1 manifests already")],
+        "/c": [],
+    }
+
+
+@pytest.mark.parametrize("pending", [False, True])
+def test_a_plan_is_what_a_full_compaction_does(pending: bool) -> None:
+    arrays = {"lat": 3, "a": 30, "b": 70, "g/c": 300}
+    repository = written({}, arrays)
+    if not pending:
+        repository.compact(mode="full")
+    objects = {info.key for info in repository.storage.list()}
+    other = RepositoryConfig.from_dict(BY_TENS)
+    plan = repository.plan_manifests(other)
+    assert {info.key for info in repository.storage.list()} == objects
+    assert len(plan.manifests) > 10
+    assert all(manifest.key is None for manifest in plan.manifests)
+    assert repository.explain_manifests() != plan
+    repository.save_config(other)
+    repository.compact(mode="full")
+    done = repository.explain_manifests()
+    assert [replace(manifest, key=None) for manifest in done.manifests] == list(plan.manifests)
+    assert done.arrays == plan.arrays
