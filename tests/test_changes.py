@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Change, Operation, Repository, Session
-from zarr_manifests.engine import fold
 from zarr_manifests.errors import (
     CorruptObjectError,
     HistoryExpiredError,
@@ -370,12 +369,10 @@ def test_cost_follows_the_change_and_no_base_manifest_is_read(mode: Literal["log
     assert costs[1][1] <= 1.1 * costs[0][1]
 
 
-def test_a_lookup_of_what_was_unset_reads_only_the_leaf_that_may_have_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(fold, "LEAF_ROWS", 6_000)
+def test_a_lookup_of_what_was_unset_reads_only_the_leaf_that_may_have_it() -> None:
     storage = MemoryStorage()
-    repository = Repository.create(storage)
+    manifests = {"sets": [{"default": {"max-manifest-size": 6_000}}], "rules": []}
+    repository = Repository.create(storage, {"chunk-manifests": manifests})
     session = repository.writable_session("main")
     make(session, "a", (12_000,))
     for i in range(12_000):

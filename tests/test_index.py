@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
-from zarr_manifests.engine import fold
 from zarr_manifests.engine.index import Presence, index_pointer, initialized_counts
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -55,10 +54,10 @@ def storage() -> MemoryStorage:
 
 
 @pytest.fixture
-def repository(storage: MemoryStorage, monkeypatch: pytest.MonkeyPatch) -> Repository:
+def repository(storage: MemoryStorage) -> Repository:
     """An array of 36,000 chunks in two leaves, every third of them there, and a full small one."""
-    monkeypatch.setattr(fold, "LEAF_ROWS", 6_000)
-    made = Repository.create(storage)
+    manifests = {"sets": [{"default": {"max-manifest-size": 6_000}}], "rules": []}
+    made = Repository.create(storage, {"chunk-manifests": manifests})
     session = made.writable_session()
     make(session, "big", (12_000, 3))
     make(session, "small", (5,))

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from zarr_manifests import errors
 from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.engine.compact import CompactionReport
+from zarr_manifests.engine.layouts import ManifestLayout
+from zarr_manifests.engine.preload import PreloadReport
 from zarr_manifests.history import (
     ArrayStats,
     ArrayUsage,
@@ -35,8 +37,10 @@ __all__ = [
     "Diff",
     "Fork",
     "IndexReport",
+    "ManifestLayout",
     "ManifestStore",
     "Operation",
+    "PreloadReport",
     "Repository",
     "RepositoryConfig",
     "Session",

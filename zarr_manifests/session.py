@@ -9,6 +9,7 @@ their changes back.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -31,6 +32,7 @@ from zarr_manifests.engine.forks import freeze, merge_forks, refuse_unmerged
 from zarr_manifests.engine.index import initialized_coords
 from zarr_manifests.engine.observed import observed_commit, observed_compaction
 from zarr_manifests.engine.patch import combined, patch
+from zarr_manifests.engine.preload import Preload, PreloadReport
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.engine.workspace import Workspace
 from zarr_manifests.errors import (
@@ -51,7 +53,7 @@ from zarr_manifests.planning.compaction import CompactionMode, is_due
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.store import ManifestStore
 
-__all__ = ["Fork", "Session", "Status"]
+__all__ = ["Fork", "PreloadReport", "Session", "Status"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -111,6 +113,11 @@ class Session:
         self._indexed = branch if read_from is None else read_from
         keys = SessionKeys(start, context.runtime) if start is not None else None
         self._workspace = Workspace(context, view, keys)
+        options = context.config.chunk_manifests.preload
+        self._preload = Preload(context.objects, context.runtime, options, view)
+        # The store may live longer than the session, so it is the workspace that counts.
+        weakref.finalize(self._workspace, self._preload.cancel).atexit = False
+        self._preload.start()
         self._owners = Owners()
         self._merged = False
 
@@ -159,6 +166,56 @@ class Session:
     def has_changes(self) -> bool:
         """Whether there is anything to commit."""
         return bool(self._workspace.changes)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Fetch nothing more in the background, and take no more changes.
+
+        What was not committed cannot be committed any more. What was opened from the session's
+        store can still be read. A session closes at the end of its `with` block, too; one that is
+        forgotten need not be closed.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://close-example")
+        >>> with repo.writable_session() as session:
+        ...     _ = zarr.create_group(session.store, path="air")
+        ...     _ = session.commit("make a group")
+        >>> with repo.readonly_session() as session:
+        ...     list(zarr.open_group(session.store, mode="r"))
+        ['air']
+        """
+        self._preload.cancel()
+        if self._workspace.closed is None:
+            self._workspace.closed = "close() was called; open another one to make changes"
+
+    def preload_report(self, wait_s: float = 0.0) -> PreloadReport:
+        """What was fetched in the background since the session opened, and what was not, and why.
+
+        Parameters
+        ----------
+        wait_s : float, default 0
+            Wait so many seconds at most for it to end.
+
+        Examples
+        --------
+        >>> import numpy as np, xarray as xr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://preload-example")
+        >>> with repo.transaction(message="a coordinate") as store:
+        ...     _ = xr.Dataset(coords={"x": np.arange(3)}).to_zarr(store, consolidated=False)
+        >>> report = repo.readonly_session().preload_report(wait_s=1)
+        >>> [(one.state.value, one.refs, one.why) for one in report.manifests]
+        [('skipped', 1, 'it is here already')]
+        """
+        if wait_s > 0:
+            self._preload.wait(wait_s)
+        return self._preload.report()
 
     def status(self) -> Status:
         """What has been changed and not committed."""
@@ -314,6 +371,7 @@ class Session:
             self._start_at(workspace.view, keys)
 
     def _start_at(self, view: SnapshotView, keys: SessionKeys) -> None:
+        self._preload.cancel()
         self._workspace.start_at(view, keys)
         self._owners = Owners()
         self._merged = False

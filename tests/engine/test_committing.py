@@ -17,7 +17,7 @@ from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
 from zarr_manifests import session as session_module
-from zarr_manifests.engine.compact import compact_branch
+from zarr_manifests.engine.observed import observed_compaction
 from zarr_manifests.errors import ConflictError, SessionClosedError, StorageError
 from zarr_manifests.ids import session_of
 from zarr_manifests.runtime import SYSTEM, Runtime
@@ -176,7 +176,7 @@ def test_a_branch_that_is_reset_before_a_fold(monkeypatch: pytest.MonkeyPatch) -
 
     def reset_and_compact(*args: Any, **options: Any) -> Any:
         repository.reset_branch("main", elsewhere)
-        return compact_branch(*args, **options)
+        return observed_compaction(*args, **options)
 
     session = repository.writable_session()
     put(session, "a/c/0", b"mine")

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.compact import compact_branch
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.objects import Objects
@@ -86,7 +87,7 @@ def _work() -> None:
 def _alone(context: Context) -> Context:
     """The same repository, for one thread."""
     runtime = replace(context.runtime, parallel=_in_turn)
-    objects = Objects(context.storage, runtime, _CACHE_BYTES)
+    objects = Objects(context.storage, runtime, CacheOptions(max_size=_CACHE_BYTES))
     alone = replace(
         context, runtime=runtime, objects=objects, roots=Roots(context.storage, runtime)
     )

@@ -100,8 +100,8 @@ class Objects:
         ]
         self.load_all(due)
 
-    def recall[T: _Decodable](self, ref: BlobRef, kind: type[T]) -> T | None:
-        """The decoded object if it is in memory; nothing is fetched or counted."""
+    def recall[T](self, ref: BlobRef, kind: type[T]) -> T | None:
+        """What is remembered of that kind under the pointer; nothing is fetched or counted."""
         return cast("T | None", self.cache.find(_name(ref, kind)))
 
     def remember(self, ref: BlobRef, value: Any) -> None:

@@ -10,14 +10,13 @@ of its objects, for as long as there is room, and is the same for all views of t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, cast
 
 import numpy as np
 
 from zarr_manifests.engine.objects import Objects
-from zarr_manifests.errors import CorruptObjectError
+from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkRef, ChunkTable, Unset
 from zarr_manifests.format.delta import Delta
@@ -28,6 +27,7 @@ from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.digests import tells_about
+from zarr_manifests.planning.leaves import BaseIndex, PlacedLeaf
 from zarr_manifests.planning.merge import (
     Layer,
     Leaf,
@@ -44,6 +44,7 @@ __all__ = ["DIGESTS", "SnapshotView", "check_axes", "opening_kind"]
 
 DIGESTS: Final = "digests"
 """The first part of the keys of digests."""
+_OTHER_AXES: Final = "a chunk table of {} axes for a node of {}"
 
 
 def check_axes(box: Box, ndim: int) -> None:
@@ -55,16 +56,7 @@ def check_axes(box: Box, ndim: int) -> None:
         If the numbers differ.
     """
     if box.ndim != ndim:
-        raise CorruptObjectError(f"a chunk table of {box.ndim} axes for a node of {ndim}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Leaf:
-    """A node's part of a manifest of the base, and the sequence it is merged to."""
-
-    box: Box
-    manifest: ManifestRef
-    merged: int
+        raise CorruptObjectError(_OTHER_AXES.format(box.ndim, ndim))
 
 
 class SnapshotView:
@@ -116,11 +108,7 @@ class SnapshotView:
         self.nodes: Mapping[str, Node] = nodes
         if len({node.node_id for node in nodes.values()}) != len(nodes):
             raise CorruptObjectError(f"two nodes of snapshot {self.snapshot_id} have the same id")
-        leaves: dict[bytes, list[_Leaf]] = {}
-        for manifest in base.manifests:
-            for part, merged in manifest.leaves():
-                leaves.setdefault(part.node_id, []).append(_Leaf(part.box, manifest, merged))
-        self._leaves = leaves
+        self._index: BaseIndex | None = None
         # Manifests, by key and node, known to hold what this base says they do.
         self._checked: set[tuple[str, bytes]] = set()
 
@@ -167,6 +155,24 @@ class SnapshotView:
         """The snapshot's id."""
         return snapshot_id_of(self.ref.key)
 
+    @property
+    def index(self) -> BaseIndex:
+        """The base's leaves, to search in; made when first asked for, and once for each base."""
+        found = self._index
+        if found is None:
+            base = self.snapshot.base
+            found = None if base is None else self._objects.recall(base, BaseIndex)
+            if found is None:
+                sets = {ref.blob.key: ref.packed_for for ref in self.manifests if ref.packed_for}
+                try:
+                    found = BaseIndex(self.manifests, sets)
+                except InvalidArgumentError as error:
+                    raise CorruptObjectError(f"snapshot {self.snapshot_id}: {error}") from error
+                if base is not None:
+                    self._objects.remember(base, found)
+            self._index = found
+        return found
+
     def lookup(self, node_id: bytes, coords: Coords) -> ChunkRef | None:
         """Where the chunk is; None if it is absent."""
         due = self._leaf_at(node_id, coords)
@@ -191,11 +197,9 @@ class SnapshotView:
             return ref
         return None
 
-    def _leaf_at(self, node_id: bytes, coords: Coords) -> list[_Leaf]:
-        leaves = self._leaves.get(node_id, [])
-        for leaf in leaves:
-            check_axes(leaf.box, len(coords))
-        found = [leaf for leaf in leaves if coords in leaf.box]
+    def _leaf_at(self, node_id: bytes, coords: Coords) -> list[PlacedLeaf]:
+        self._check_leaves(node_id, len(coords))
+        found = self.index.holding(node_id, coords)
         if len(found) > 1:
             one, two = (leaf.manifest.blob.key for leaf in found[:2])
             raise CorruptObjectError(
@@ -204,6 +208,11 @@ class SnapshotView:
             )
         return found
 
+    def _check_leaves(self, node_id: bytes, ndim: int) -> None:
+        found = self.index.ndim(node_id)
+        if found is not None and found != ndim:
+            raise CorruptObjectError(_OTHER_AXES.format(found, ndim))
+
     def overlay(self, node_id: bytes, after: int = 0) -> Overlay:
         """What live deltas of a sequence beyond `after` say about the node."""
         found = self._known_overlay(node_id, after)
@@ -211,19 +220,19 @@ class SnapshotView:
 
     def leaves(self, node_id: bytes, wanted: Callable[[Box], bool]) -> list[ChunkTable]:
         """The node's tables in the base, of the boxes that are wanted; nothing is laid over."""
-        due = [leaf for leaf in self._leaves.get(node_id, []) if wanted(leaf.box)]
+        due = [leaf for leaf in self.index.placed(node_id) if wanted(leaf.part.box)]
         loaded = self._objects.load_all(self._due_leaves(node_id, due))
         return [self._leaf(node_id, leaf, loaded) for leaf in due]
 
     def chunks(self, node_id: bytes) -> ChunkTable | None:
         """All chunks of the node that are there; None if there is none."""
-        due = self._leaves.get(node_id, [])
+        due = self.index.placed(node_id)
         overlays, loaded = self._fetch(node_id, {0, *(leaf.merged for leaf in due)}, due)
         tables = [self._leaf(node_id, leaf, loaded) for leaf in due]
         if len(overlays) == 1:
             return fold(tables, overlays[0])
         leaves = [
-            Leaf(leaf.box, table, overlays[leaf.merged])
+            Leaf(leaf.part.box, table, overlays[leaf.merged])
             for leaf, table in zip(due, tables, strict=True)
         ]
         return fold_leaves(leaves, overlays[0])
@@ -233,20 +242,18 @@ class SnapshotView:
 
         Leaves that hold none of them are not read.
         """
-        ndim = coords.shape[1]
-        for leaf in self._leaves.get(node_id, []):
-            check_axes(leaf.box, ndim)
-        around = Box.around_coords(coords)
+        self._check_leaves(node_id, coords.shape[1])
         due = [
             leaf
-            for leaf in self._leaves.get(node_id, [])
-            if leaf.box.overlaps(around)
-            and ((coords >= leaf.box.lo) & (coords < leaf.box.hi)).all(axis=1).any()
+            for leaf in self.index.placed_in(node_id, Box.around_coords(coords))
+            if ((coords >= leaf.part.box.lo) & (coords < leaf.part.box.hi)).all(axis=1).any()
         ]
         overlays, loaded = self._fetch(node_id, {0, *(leaf.merged for leaf in due)}, due)
         picked = {after: _picked(overlay, coords) for after, overlay in overlays.items()}
         leaves = [
-            Leaf(leaf.box, pick(self._leaf(node_id, leaf, loaded), coords), picked[leaf.merged])
+            Leaf(
+                leaf.part.box, pick(self._leaf(node_id, leaf, loaded), coords), picked[leaf.merged]
+            )
             for leaf in due
         ]
         return fold_leaves(leaves, picked[0])
@@ -263,7 +270,7 @@ class SnapshotView:
             ids.update(part.node_id for ref in entry.manifests for part in ref.parts)
         return ids.union(*self._cuts.values())
 
-    def _leaf(self, node_id: bytes, leaf: _Leaf, loaded: Mapping[str, Any]) -> ChunkTable:
+    def _leaf(self, node_id: bytes, leaf: PlacedLeaf, loaded: Mapping[str, Any]) -> ChunkTable:
         """The leaf's table; `loaded` has what manifests are at hand."""
         ref = leaf.manifest
         tables = self._objects.tables(ref.blob, node_id, loaded.get(ref.blob.key))
@@ -271,9 +278,11 @@ class SnapshotView:
             # The cache has them by what they lie in; another base may say something else of it.
             ref.check(node_id, tables.values())
             self._checked.add((ref.blob.key, node_id))
-        return tables[leaf.box]
+        return tables[leaf.part.box]
 
-    def _due_leaves(self, node_id: bytes, leaves: Sequence[_Leaf]) -> list[tuple[BlobRef, Any]]:
+    def _due_leaves(
+        self, node_id: bytes, leaves: Sequence[PlacedLeaf]
+    ) -> list[tuple[BlobRef, Any]]:
         """Manifests of the leaves whose tables are not in memory."""
         return [
             (leaf.manifest.blob, Manifest)
@@ -288,7 +297,7 @@ class SnapshotView:
         return what, self.ref.key, self.ref.crc32c, node_id, *more
 
     def _fetch(
-        self, node_id: bytes, afters: Set[int], leaves: Sequence[_Leaf] = ()
+        self, node_id: bytes, afters: Set[int], leaves: Sequence[PlacedLeaf] = ()
     ) -> tuple[dict[int, Overlay], dict[str, Any]]:
         """Overlays by what they come after, and the objects loaded, by key; in one round.
 
@@ -302,7 +311,7 @@ class SnapshotView:
         layers: Sequence[tuple[int, Layer]] | None = cache.find(name)
         if layers is None:
             layers, loaded = self._fetch_layers(node_id, leaves)
-            if any(afters) or any(leaf.merged for leaf in self._leaves.get(node_id, [])):
+            if any(afters) or any(leaf.merged for leaf in self.index.placed(node_id)):
                 cache.keep(name, layers)  # there are other overlays to be made of them
         else:
             loaded = self._objects.load_all(self._due_leaves(node_id, leaves))
@@ -324,18 +333,25 @@ class SnapshotView:
 
         Each leaf has all of such a run already or nothing of it: a digest cannot tell its parts.
         """
-        merged = {leaf.merged for leaf in self._leaves.get(node_id, [])}
+        merged = self.index.merged(node_id)
         found = {}
         for entry in self.snapshot.digests:
             digest, run = self.opening[entry.first], self.snapshot.deltas[entry.first : entry.stop]
             if not isinstance(digest, Digest) or node_id not in digest.covered:
                 continue
-            if not any(run[0].last <= at < run[-1].last for at in merged):
+            if not ((merged >= run[0].last) & (merged < run[-1].last)).any():
                 found[entry.first] = digest
         return found
 
+    def in_digest(self, node_id: bytes, position: int) -> bool:
+        """Whether what the entry at that position says of the node came with the snapshot."""
+        return any(
+            first <= position < first + len(digest.truncated)
+            for first, digest in self._digests_of(node_id).items()
+        )
+
     def _fetch_layers(
-        self, node_id: bytes, leaves: Sequence[_Leaf]
+        self, node_id: bytes, leaves: Sequence[PlacedLeaf]
     ) -> tuple[list[tuple[int, Layer]], dict[str, Any]]:
         """A layer for each live delta that speaks of the node, with its sequence; in one round.
 
