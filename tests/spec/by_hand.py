@@ -98,6 +98,8 @@ class Line:
     version: int = 0
     log: tuple[LogEntry, ...] = ()
     digests: tuple[DigestEntry, ...] = ()
+    pruned: bool = True
+    """Whether runs leave out what counts nowhere, and entries are dropped from anywhere."""
 
     # --- what changes, and what is made of it ------------------------------------------------
 
