@@ -366,7 +366,8 @@ def test_cost_follows_the_change_and_no_base_manifest_is_read(mode: Literal["log
         assert counting.requests <= 2 * commits + 5
         costs.append((counting.requests, counting.bytes_read))
     assert costs[0][0] == costs[1][0]
-    assert costs[1][1] <= 1.1 * costs[0][1]
+    # Over a larger base more deltas are pending, and snapshots name them.
+    assert costs[1][1] <= 1.25 * costs[0][1]
 
 
 def test_a_lookup_of_what_was_unset_reads_only_the_leaf_that_may_have_it() -> None:
