@@ -20,7 +20,7 @@ from zarr_manifests.cli.console import (
     count_text,
     plain_text,
 )
-from zarr_manifests.engine.layouts import ArrayPlace, ManifestLayout
+from zarr_manifests.engine.layouts import ArrayPlace, ManifestLayout, ManifestPlace
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.repository import Repository
 
@@ -78,6 +78,14 @@ def run_plan(
     _print(out, after)
     out.print(f"now:    {_sum(before)}")
     out.print(f"then:   {_sum(after)}")
+    out.print()
+    table = columns("manifests to read for", "now", "then", right=("now", "then"))
+    for what, of in (
+        ("all coordinates", ManifestLayout.for_coordinates),
+        ("the last step of all data", ManifestLayout.for_last_step),
+    ):
+        table.add_row(what, _requests(of(before)), _requests(of(after)))
+    out.print(table)
     _plot(plot, after, "Manifests as planned")
 
 
@@ -147,6 +155,11 @@ def _sum(layout: ManifestLayout) -> str:
     text = f"{count_text(len(layout.manifests), 'manifest')}, {count_text(refs, 'ref')}, "
     text += bytes_text(size)
     return text + (f", and {count_text(pending, 'ref')} pending" if pending else "")
+
+
+def _requests(manifests: tuple[ManifestPlace, ...]) -> str:
+    nbytes = sum(manifest.nbytes for manifest in manifests)
+    return f"{count_text(len(manifests), 'request')}, {bytes_text(nbytes)}"
 
 
 def _plot(file: str | None, layout: ManifestLayout, title: str) -> None:

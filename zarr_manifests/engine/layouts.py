@@ -86,6 +86,8 @@ class ArrayPlace:
         Where its refs are.
     pending_refs : int
         Refs that commits since have set or unset, and that are in no leaf yet.
+    is_coordinate : bool
+        Whether it is a 1-d array named as its own dimension.
     """
 
     path: str
@@ -94,6 +96,7 @@ class ArrayPlace:
     overflows: tuple[Overflow, ...]
     leaves: tuple[LeafPlace, ...]
     pending_refs: int
+    is_coordinate: bool
 
     @property
     def refs(self) -> int:
@@ -123,6 +126,22 @@ class ManifestLayout:
     snapshot_id: str
     manifests: tuple[ManifestPlace, ...]
     arrays: tuple[ArrayPlace, ...]
+
+    def for_coordinates(self) -> tuple[ManifestPlace, ...]:
+        """The manifests that reading all coordinates needs."""
+        return self._at({i for one in self.arrays if one.is_coordinate for i in one.manifests})
+
+    def for_last_step(self) -> tuple[ManifestPlace, ...]:
+        """The manifests that reading the last chunks along the first axis of all data needs."""
+        found = set()
+        for one in self.arrays:
+            if one.leaves and not one.is_coordinate:
+                end = max(leaf.hi[:1] for leaf in one.leaves)
+                found |= {leaf.manifest for leaf in one.leaves if leaf.hi[:1] == end}
+        return self._at(found)
+
+    def _at(self, positions: set[int]) -> tuple[ManifestPlace, ...]:
+        return tuple(self.manifests[i] for i in sorted(positions))
 
 
 def layout_now(context: Context, view: SnapshotView) -> ManifestLayout:
@@ -198,5 +217,8 @@ def _layout(
             for part, key in index.leaves(one.node_id)
         )
         rows = pending.get(one.node_id, 0)
-        arrays.append(ArrayPlace(one.path, one.rule, one.wanted, one.overflows, leaves, rows))
+        is_coordinate = facts[one.node_id].is_coordinate
+        arrays.append(
+            ArrayPlace(one.path, one.rule, one.wanted, one.overflows, leaves, rows, is_coordinate)
+        )
     return ManifestLayout(view.snapshot_id, tuple(shown), tuple(arrays))
