@@ -92,7 +92,8 @@ def test_plan_shows_what_would_be_and_writes_nothing(url: str, tmp_path: Path) -
     assert ["/sea", "1", "by-steps", "2-4", "3", "6,000"] in found
     assert "now:    2 manifests, 6,305 refs" in done.stdout
     assert "then:   5 manifests, 6,305 refs" in done.stdout
-    coordinates, step = done.stdout.splitlines()[-2:]
+    opening, coordinates, step = done.stdout.splitlines()[-3:]
+    assert re.search(r"opening +base of [\d.]+ \w+ +base of [\d.]+ \w+$", opening.rstrip())
     assert re.search(r"all coordinates +1 request, .* +1 request, ", coordinates)
     assert re.search(r"the last step of all data +2 requests, .* +2 requests, ", step)
     assert {path: path.read_bytes() for path in Path(url).rglob("*") if path.is_file()} == before

@@ -79,7 +79,9 @@ def run_plan(
     out.print(f"now:    {_sum(before)}")
     out.print(f"then:   {_sum(after)}")
     out.print()
-    table = columns("manifests to read for", "now", "then", right=("now", "then"))
+    table = columns("to read for", "now", "then", right=("now", "then"))
+    opening = (f"base of {bytes_text(layout.base_bytes)}" for layout in (before, after))
+    table.add_row("opening", *opening)
     for what, of in (
         ("all coordinates", ManifestLayout.for_coordinates),
         ("the last step of all data", ManifestLayout.for_last_step),

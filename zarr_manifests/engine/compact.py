@@ -50,7 +50,7 @@ from zarr_manifests.planning.compaction import CompactionMode, Size, merge_group
 from zarr_manifests.planning.digests import needs_digest
 from zarr_manifests.planning.leaves import BaseIndex
 
-__all__ = ["CompactionReport", "compact_branch"]
+__all__ = ["CompactionReport", "compact_branch", "with_coordinate_copies"]
 
 _ATTEMPTS = 10
 _BASE_COPY_BYTES = 256 * 1024
@@ -212,7 +212,7 @@ class _Work:
             sequence = snapshot.sequence
             made = Base(
                 tuple(view.nodes[path] for path in sorted(view.nodes)),
-                _with_coordinate_copies(view, manifests, small),
+                with_coordinate_copies(view, manifests, small),
                 sequence,
             )
             upload = Upload(self._keys.next("nodes"), made.encode())
@@ -446,7 +446,7 @@ def _moved_digests(current: Snapshot, done: _Compacted) -> tuple[DigestEntry, ..
     return tuple(found)
 
 
-def _with_coordinate_copies(
+def with_coordinate_copies(
     view: SnapshotView, manifests: Sequence[ManifestRef], known: Mapping[str, bytes]
 ) -> tuple[ManifestRef, ...]:
     """The directory, carrying copies of the manifests that hold coordinates while they fit."""

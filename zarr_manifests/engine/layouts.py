@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 
 from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.engine.chunks import SessionKeys
+from zarr_manifests.engine.compact import with_coordinate_copies
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.objects import Objects
 from zarr_manifests.engine.repack import Facts, due_changes, pending_of, repack, set_names
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.manifest import ManifestRef
-from zarr_manifests.format.nodes import NodeKind
+from zarr_manifests.format.nodes import Base, NodeKind
 from zarr_manifests.grid import Coords
 from zarr_manifests.planning.leaves import BaseIndex
 from zarr_manifests.planning.sets import Overflow, explain
@@ -121,11 +122,14 @@ class ManifestLayout:
         The base's.
     arrays : tuple of ArrayPlace
         By path; opaque keys that are stored as chunks are among them.
+    base_bytes : int
+        Bytes of the base, which is read at opening, with what it carries for the coordinates.
     """
 
     snapshot_id: str
     manifests: tuple[ManifestPlace, ...]
     arrays: tuple[ArrayPlace, ...]
+    base_bytes: int
 
     def for_coordinates(self) -> tuple[ManifestPlace, ...]:
         """The manifests that reading all coordinates needs."""
@@ -146,7 +150,9 @@ class ManifestLayout:
 
 def layout_now(context: Context, view: SnapshotView) -> ManifestLayout:
     """Where the refs of a snapshot are."""
-    return _layout(context.config, view, view.manifests, _pending_rows(view))
+    base = view.snapshot.base
+    nbytes = 0 if base is None else base.length
+    return _layout(context.config, view, view.manifests, _pending_rows(view), nbytes)
 
 
 def layout_under(context: Context, view: SnapshotView, config: RepositoryConfig) -> ManifestLayout:
@@ -158,7 +164,12 @@ def layout_under(context: Context, view: SnapshotView, config: RepositoryConfig)
     changes, _ = due_changes(scratch, view, base, facts, pending, 0.0, everything=True)
     keys = SessionKeys(0, context.runtime)
     done = repack(scratch, view, base, facts, changes, keys, 0.0, everything=True)
-    made = _layout(config, view, done.manifests, {})
+    base_now = Base(
+        tuple(view.nodes[path] for path in sorted(view.nodes)),
+        with_coordinate_copies(view, done.manifests, done.uploads),
+        view.snapshot.sequence,
+    )
+    made = _layout(config, view, done.manifests, {}, len(base_now.encode()))
     planned = tuple(replace(manifest, key=None) for manifest in made.manifests)
     return replace(made, manifests=planned)
 
@@ -197,6 +208,7 @@ def _layout(
     view: SnapshotView,
     manifests: Sequence[ManifestRef],
     pending: dict[bytes, int],
+    base_bytes: int,
 ) -> ManifestLayout:
     index = BaseIndex(manifests, set_names(manifests))
     facts = _facts(view, index, pending)
@@ -221,4 +233,4 @@ def _layout(
         arrays.append(
             ArrayPlace(one.path, one.rule, one.wanted, one.overflows, leaves, rows, is_coordinate)
         )
-    return ManifestLayout(view.snapshot_id, tuple(shown), tuple(arrays))
+    return ManifestLayout(view.snapshot_id, tuple(shown), tuple(arrays), base_bytes)
