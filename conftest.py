@@ -1,7 +1,12 @@
 """Settings for every test."""
 
+import pytest
 from hypothesis import settings
 
 # How long an example takes depends on the machine; how long it may take is no property of the code.
 settings.register_profile("zarr-manifests", deadline=None, print_blob=True)
 settings.load_profile("zarr-manifests")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seeds", type=int, default=200, help="seeds that the simulation tries")

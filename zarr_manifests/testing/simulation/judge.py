@@ -1,0 +1,411 @@
+"""The judge: sees every swap of the root and every deletion, and checks what was promised.
+
+It reads the shelf past all wires, with the package's own decoders, and keeps a model of its own
+of what each snapshot must hold:
+
+- Who swaps has said so before (`Attempt`, `RefChange`); a swap changes what it says it does and
+  nothing else. A version is one more than the last.
+- A commit is a child of the head it replaces, and holds its parent's content with its own changes
+  made to it; it overwrites nothing that others wrote since the snapshot it was made on. A rewrite
+  holds what its parent holds.
+- A commit lands at most once. What is acknowledged has landed, what has failed has not and never
+  does.
+- Everything a snapshot in history reaches is there, from the swap that makes it visible on.
+- What all accounts hold together is the same in every snapshot.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Final
+
+from zarr_manifests.config import CacheOptions
+from zarr_manifests.engine.objects import Objects
+from zarr_manifests.engine.view import SnapshotView
+from zarr_manifests.format.chunk_table import InlineRef, NativeRef
+from zarr_manifests.format.delta import Delta
+from zarr_manifests.format.nodes import Base, NodeKind
+from zarr_manifests.format.root import ROOT_KEY, Branch, Root
+from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.ids import crc32c, snapshot_id_of, snapshot_key
+from zarr_manifests.runtime import Runtime
+from zarr_manifests.testing.simulation.model import Change, Node, SetChunk, State, apply_all
+from zarr_manifests.testing.simulation.storage import Shelf
+from zarr_manifests.testing.simulation.world import BrokenPromiseError, World
+
+__all__ = ["ACCOUNTS", "Attempt", "Judge", "Known", "RefChange"]
+
+ACCOUNTS: Final = "bank"
+_MOST_SNAPSHOTS: Final = 10_000
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One try of a commit, known by its message.
+
+    Attributes
+    ----------
+    outcome : str
+        `open` until its maker knows; then `acknowledged`, `failed` or `unknown`.
+    landed : str or None
+        The snapshot it has become.
+    """
+
+    message: str
+    branch: str
+    base: str
+    changes: tuple[Change, ...]
+    amends: bool = False
+    outcome: str = "open"
+    landed: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class RefChange:
+    """One try of an operation on a branch or tag; `snapshot` is where it is to point then."""
+
+    operation: str
+    name: str
+    snapshot: str | None
+    outcome: str = "open"
+    landed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A snapshot: what it must hold, and the keys of all it reaches."""
+
+    snapshot_id: str
+    parent: str | None
+    message: str
+    rewrite: bool
+    state: State
+    reach: frozenset[str]
+
+
+@dataclass(slots=True, eq=False)
+class Judge:
+    """Checks one world.
+
+    Attributes
+    ----------
+    known : dict of str to Known
+        Every snapshot that ever was visible, by id.
+    root : Root or None
+        The root as it is.
+    heads : list of dict
+        For each version so far, the head of each branch.
+    """
+
+    world: World
+    shelf: Shelf
+    runtime: Runtime
+    total: int
+    known: dict[str, Known] = field(default_factory=dict)
+    attempts: dict[str, Attempt] = field(default_factory=dict)
+    refs: list[RefChange] = field(default_factory=list)
+    root: Root | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+    heads: list[dict[str, str]] = field(default_factory=list)
+    objects: Objects = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.objects = Objects(self.shelf, self.runtime, CacheOptions())
+        self.shelf.swapped = self._swapped
+        self.shelf.deleted = self._deleted
+
+    # --- what actors say ---------------------------------------------------------------------
+
+    def begin(self, attempt: Attempt) -> Attempt:
+        """A commit is about to be tried."""
+        self.attempts[attempt.message] = attempt
+        return attempt
+
+    def begin_ref(self, change: RefChange) -> RefChange:
+        """An operation on a ref is about to be tried."""
+        self.refs.append(change)
+        return change
+
+    def acknowledged(self, attempt: Attempt, snapshot_id: str) -> None:
+        """The commit has returned."""
+        self._demand(attempt.landed is not None, f"{attempt.message} is acknowledged and lost")
+        landed = self.known[attempt.landed or ""]
+        here = self.known.get(snapshot_id)
+        # A compaction that goes with a commit may be on top of it already.
+        while here is not None and here.rewrite and here.snapshot_id != landed.snapshot_id:
+            here = self.known.get(here.parent or "")
+        self._demand(here is landed, f"{attempt.message}: {snapshot_id} is not what has landed")
+        attempt.outcome = "acknowledged"
+        self.count("acknowledged")
+
+    def failed(self, attempt: Attempt | RefChange) -> None:
+        """It has failed for certain: it has had and will have no effect."""
+        self._demand(attempt.landed is None, f"{attempt} is said to have failed, and has landed")
+        attempt.outcome = "failed"
+        self.count("failed")
+
+    def unknown(self, attempt: Attempt | RefChange) -> None:
+        """Its maker was told that nobody knows."""
+        attempt.outcome = "unknown"
+        self.count("unknown")
+
+    def ref_done(self, change: RefChange) -> None:
+        """The operation has returned."""
+        self._demand(change.landed is not None, f"{change} is acknowledged and lost")
+        change.outcome = "acknowledged"
+
+    def count(self, what: str) -> None:
+        """Count something that happened, for the statistics of a run."""
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    def state(self, snapshot_id: str) -> State:
+        """What the snapshot must hold."""
+        self._demand(snapshot_id in self.known, f"snapshot {snapshot_id} was never visible")
+        return self.known[snapshot_id].state
+
+    def history(self, root: Root, branch: Branch) -> Iterator[Known]:
+        """The branch's snapshots, newest first."""
+        snapshot_id: str | None = snapshot_id_of(branch.head.key)
+        for _ in range(_MOST_SNAPSHOTS):
+            if snapshot_id is None:
+                return
+            found = self.known[snapshot_id]
+            yield found
+            snapshot_id = None if snapshot_id == branch.floor else found.parent
+
+    def in_history(self) -> dict[str, Known]:
+        """All snapshots that branches and tags lead to."""
+        root = self._root()
+        starts = [*root.branches.values()]
+        starts += [Branch(ref, None) for ref in root.tags.values()]
+        return {k.snapshot_id: k for start in starts for k in self.history(root, start)}
+
+    def places(self) -> list[str]:
+        """Ids of all snapshots in history but the very first, which is empty."""
+        return sorted(k.snapshot_id for k in self.in_history().values() if k.parent is not None)
+
+    # --- swaps -------------------------------------------------------------------------------
+
+    def _root(self) -> Root:
+        if self.root is None:
+            raise BrokenPromiseError("there is no root")
+        return self.root
+
+    def _demand(self, kept: bool, otherwise: str) -> None:
+        if not kept:
+            raise BrokenPromiseError(
+                f"{otherwise} (after version {self.root and self.root.version})"
+            )
+
+    def _swapped(self, key: str, old_data: bytes | None, data: bytes) -> None:
+        self._demand(key == ROOT_KEY, f"{key} was overwritten")
+        old, new = self.root, Root.from_object(data)
+        self.heads.append({name: snapshot_id_of(b.head.key) for name, b in new.branches.items()})
+        if old is None:
+            self.root = new
+            for branch in new.branches.values():
+                self._learn(branch, State())
+            return
+        entry = new.log[-1] if new.log and new.log[-1].version == new.version else None
+        operation = entry.operation if entry is not None else "leases"
+        self.count(operation)
+        self.world.note(f"swap to version {new.version}: {operation} {entry and entry.ref}")
+        self._demand(new.version == old.version + 1, "a version was skipped or made twice")
+        for name in ("fence", "swept", "collected"):
+            self._demand(getattr(new, name) >= getattr(old, name), f"{name} went back")
+        self._demand(operation == "save config" or new.config == old.config, "config was lost")
+        changed = self._changed_refs(old, new)
+        if operation.startswith("commit"):
+            self._commit(old, new, entry.ref if entry else "", changed)
+        elif operation.endswith((" branch", " tag")):
+            self._ref_change(new, operation, entry.ref if entry else "", changed)
+        else:
+            self._demand(not changed, f"{operation} has changed the refs {changed}")
+        self.root = new
+
+    @staticmethod
+    def _changed_refs(old: Root, new: Root) -> dict[str, tuple[str | None, str | None]]:
+        """Old and new snapshot of each branch, or tag as `tag:name`, that is not as it was."""
+
+        def heads(root: Root) -> dict[str, str]:
+            found = {name: snapshot_id_of(b.head.key) for name, b in root.branches.items()}
+            found |= {f"tag:{name}": snapshot_id_of(ref.key) for name, ref in root.tags.items()}
+            return found
+
+        before, after = heads(old), heads(new)
+        names = before.keys() | after.keys()
+        return {
+            name: (before.get(name), after.get(name))
+            for name in sorted(names)
+            if before.get(name) != after.get(name)
+        }
+
+    def _commit(
+        self, old: Root, new: Root, name: str, changed: dict[str, tuple[str | None, str | None]]
+    ) -> None:
+        self._demand(list(changed) == [name], f"a commit to {name} has moved {list(changed)}")
+        was, head = old.branches[name], new.branches[name]
+        self._demand(was.floor == head.floor and was.epoch <= head.epoch, f"{name} went back")
+        tip = self.known[snapshot_id_of(was.head.key)]
+        snapshot = self.objects.load(head.head, Snapshot)
+        if snapshot.kind == "rewrite":
+            self._demand(snapshot.parent_id == tip.snapshot_id, "a rewrite of another snapshot")
+            self._learn(head, tip.state)
+            return
+        attempt = self.attempts.get(snapshot.message)
+        if attempt is None:
+            raise BrokenPromiseError(f"nobody has tried to commit {snapshot.message!r}")
+        self._demand(attempt.branch == name, f"{attempt.message} has landed on {name}")
+        self._demand(attempt.landed is None, f"{attempt.message} has landed twice")
+        self._demand(
+            attempt.outcome in ("open", "unknown"), f"{attempt.message} has failed, and lands"
+        )
+        due = tip.parent if attempt.amends else tip.snapshot_id
+        self._demand(snapshot.parent_id == due, f"{attempt.message} is no child of the head")
+        changes = attempt.changes
+        if attempt.amends:
+            self._demand(attempt.base == tip.snapshot_id, f"{attempt.message} amends another head")
+            changes = (*self.attempts[tip.message].changes, *changes)
+            attempt.changes = changes
+        else:
+            self._check_overwritten(attempt, tip)
+        parent = self.known[due or ""]
+        self._learn(head, apply_all(parent.state, changes))
+        attempt.landed = snapshot_id_of(head.head.key)
+        self.count("landed")
+
+    def _check_overwritten(self, attempt: Attempt, tip: Known) -> None:
+        """Nothing that others wrote since is overwritten."""
+        mine = {change.place: change for change in attempt.changes}
+        here: Known | None = tip
+        while here is not None and here.snapshot_id != attempt.base:
+            if not here.rewrite:
+                others = self.attempts.get(here.message)
+                for theirs in others.changes if others is not None else ():
+                    self._check_pair(attempt, mine.get(theirs.place), theirs)
+            here = self.known.get(here.parent or "")
+        self._demand(here is not None, f"{attempt.message} was made on what is in no history")
+
+    def _check_pair(self, attempt: Attempt, mine: Change | None, theirs: Change) -> None:
+        if mine is None:
+            return
+        same = mine == theirs and not (isinstance(mine, SetChunk) and mine.told)
+        if not same and mine.place[0] in ("chunk", "attribute", "node"):
+            raise BrokenPromiseError(f"{attempt.message} overwrites what it has not seen: {theirs}")
+
+    def _ref_change(
+        self,
+        new: Root,
+        operation: str,
+        name: str,
+        changed: dict[str, tuple[str | None, str | None]],
+    ) -> None:
+        for change in self.refs:
+            if (
+                change.landed is None
+                and change.outcome in ("open", "unknown")
+                and (change.operation, change.name) == (operation, name)
+            ):
+                shown = f"tag:{name}" if operation.endswith("tag") else name
+                to = changed.get(shown, (None, change.snapshot))[1]
+                if set(changed) <= {shown} and to == change.snapshot:
+                    change.landed = new.version
+                    self.count("refs changed")
+                    return
+        raise BrokenPromiseError(f"nobody has asked for this: {operation} {name}, {changed}")
+
+    # --- contents ----------------------------------------------------------------------------
+
+    def _learn(self, branch: Branch, state: State) -> None:
+        """A snapshot has become visible; it must hold that state."""
+        view = SnapshotView.open(self.objects, self.runtime, branch.head)
+        snapshot = view.snapshot
+        found, reach = self._contents(view)
+        self._reach(snapshot, reach)
+        missing = [key for key in sorted(reach) if key not in self.shelf.objects]
+        self._demand(not missing, f"{view.snapshot_id} reaches what is not there: {missing}")
+        if found != state:
+            wrong = sorted(set(found.lines()) ^ set(state.lines()))
+            raise BrokenPromiseError(f"{snapshot.message!r} holds other than it should: {wrong}")
+        if ACCOUNTS in found.nodes and found.nodes[ACCOUNTS].attributes:
+            held = [int(data) for (path, _), data in found.chunks.items() if path == ACCOUNTS]
+            self._demand(sum(held) == self.total, f"{snapshot.message!r}: accounts hold {held}")
+        rewrite = snapshot.kind == "rewrite"
+        self.known[view.snapshot_id] = Known(
+            view.snapshot_id,
+            snapshot.parent_id,
+            snapshot.message,
+            rewrite,
+            state,
+            frozenset(reach),
+        )
+
+    def _contents(self, view: SnapshotView) -> tuple[State, set[str]]:
+        nodes, chunks, reach = {}, {}, set()
+        for path, node in view.nodes.items():
+            self._demand(node.kind is not NodeKind.OPAQUE, f"a stray key {path}")
+            nodes[path] = _node_of(node.documents["zarr.json"])
+            table = view.chunks(node.node_id) if node.kind is NodeKind.ARRAY else None
+            for coords, ref in table.refs() if table is not None else ():
+                if isinstance(ref, NativeRef):
+                    reach.add(ref.key)
+                chunks[path, coords[0]] = self._bytes(ref)
+        return State(nodes, chunks), reach
+
+    def _bytes(self, ref: Any) -> bytes:
+        if isinstance(ref, InlineRef):
+            return ref.data
+        stored = self.shelf.objects.get(ref.key)
+        if stored is None:
+            raise BrokenPromiseError(f"a chunk lies in {ref.key}, which is not there")
+        data = stored[0][ref.offset : ref.offset + ref.length]
+        self._demand(crc32c(data) == ref.crc32c, f"a chunk in {ref.key} is damaged")
+        return data
+
+    def _reach(self, snapshot: Any, reach: set[str]) -> None:
+        """Add the keys of all metadata that the snapshot needs."""
+        reach.add(snapshot.log.key)
+        log = self.objects.load(snapshot.log, Delta)
+        reach.update(ref.blob.key for ref in log.manifests)
+        for entry in snapshot.deltas:
+            reach.add(entry.log.key)
+            reach.update(ref.blob.key for ref in entry.manifests)
+        for digest in snapshot.digests:
+            reach.add(digest.blob.key)
+        if snapshot.base is not None:
+            reach.add(snapshot.base.key)
+            base = self.objects.load(snapshot.base, Base)
+            reach.update(ref.blob.key for ref in base.manifests)
+
+    def _deleted(self, keys: Sequence[str]) -> None:
+        gone = set(keys)
+        self.world.note(f"deleted {len(gone)} objects")
+        self.counts["deleted"] = self.counts.get("deleted", 0) + len(gone)
+        for known in self.in_history().values():
+            lost = known.reach & gone or {snapshot_key(known.snapshot_id)} & gone
+            self._demand(not lost, f"{known.message!r} needs what was deleted: {sorted(lost)}")
+
+    # --- at the end --------------------------------------------------------------------------
+
+    def finish(self, check_all: Callable[[Known], None] | None = None) -> None:
+        """Check everything once more, now that nobody is at work."""
+        root = self._root()
+        for name, branch in root.branches.items():
+            messages = [k.message for k in self.history(root, branch) if not k.rewrite]
+            self._demand(len(messages) == len(set(messages)), f"{name} has a commit twice")
+        for known in self.in_history().values():
+            key = snapshot_key(known.snapshot_id)
+            missing = sorted(k for k in {key, *known.reach} if k not in self.shelf.objects)
+            self._demand(not missing, f"{known.message!r} lacks {missing}")
+            if check_all is not None:
+                check_all(known)
+
+
+@lru_cache(maxsize=256)
+def _node_of(document: bytes) -> Node:
+    parsed = json.loads(document)
+    attributes = tuple(sorted(parsed.get("attributes", {}).items()))
+    return Node(parsed["shape"][0] if parsed["node_type"] == "array" else None, attributes)

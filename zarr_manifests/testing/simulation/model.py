@@ -1,0 +1,175 @@
+"""What a hierarchy should hold: values, and the changes that lead from one to the next.
+
+Arrays are one-dimensional here, with one item a chunk, so that a chunk is a number and a few
+bytes. A `State` never changes; `Change.apply` gives the next.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+__all__ = [
+    "Change",
+    "CreateNode",
+    "DeleteNode",
+    "Node",
+    "Resize",
+    "SetAttribute",
+    "SetChunk",
+    "State",
+    "apply_all",
+    "document_of",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A group, which has no length, or an array."""
+
+    length: int | None
+    attributes: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Nodes by path, and chunks by path and number."""
+
+    nodes: Mapping[str, Node] = field(default_factory=dict)
+    chunks: Mapping[tuple[str, int], bytes] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """All of it as text, to compare."""
+        found = [f"{path} {node.length} {node.attributes}" for path, node in self.nodes.items()]
+        found += [f"{path}[{i}] = {data!r}" for (path, i), data in self.chunks.items()]
+        return sorted(found)
+
+
+@dataclass(frozen=True, slots=True)
+class SetChunk:
+    """Write a chunk; None deletes it. `told` says whether the value depends on what was read."""
+
+    path: str
+    number: int
+    data: bytes | None
+    told: bool = False
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        return ("chunk", self.path, self.number)
+
+    def apply(self, state: State) -> State:
+        chunks = dict(state.chunks)
+        if self.data is None:
+            chunks.pop((self.path, self.number), None)
+        else:
+            chunks[self.path, self.number] = self.data
+        return replace(state, chunks=chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class SetAttribute:
+    """Give an attribute of a node a value."""
+
+    path: str
+    name: str
+    value: str
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        return ("attribute", self.path, self.name)
+
+    def apply(self, state: State) -> State:
+        node = state.nodes[self.path]
+        attributes = tuple(sorted({**dict(node.attributes), self.name: self.value}.items()))
+        return replace(state, nodes={**state.nodes, self.path: Node(node.length, attributes)})
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """Make an array longer (never shorter than others did), or shorter."""
+
+    path: str
+    length: int
+    grow: bool
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        return ("length", self.path)
+
+    def apply(self, state: State) -> State:
+        node = state.nodes[self.path]
+        length = max(node.length or 0, self.length) if self.grow else self.length
+        chunks = {
+            (path, i): data
+            for (path, i), data in state.chunks.items()
+            if path != self.path or i < length
+        }
+        return State({**state.nodes, self.path: Node(length, node.attributes)}, chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class CreateNode:
+    """Make a group, or an array of that length."""
+
+    path: str
+    length: int | None
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        return ("node", self.path)
+
+    def apply(self, state: State) -> State:
+        return replace(state, nodes={**state.nodes, self.path: Node(self.length)})
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteNode:
+    """Delete a node with all below it."""
+
+    path: str
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        return ("node", self.path)
+
+    def apply(self, state: State) -> State:
+        def gone(path: str) -> bool:
+            return path == self.path or path.startswith(self.path + "/")
+
+        return State(
+            {path: node for path, node in state.nodes.items() if not gone(path)},
+            {key: data for key, data in state.chunks.items() if not gone(key[0])},
+        )
+
+
+type Change = SetChunk | SetAttribute | Resize | CreateNode | DeleteNode
+
+
+def apply_all(state: State, changes: Iterable[Change]) -> State:
+    """The state after all changes, in their order."""
+    for change in changes:
+        state = change.apply(state)
+    return state
+
+
+def document_of(path: str, node: Node, *, coordinate: bool) -> bytes:
+    """The metadata document of a node; an array may be made a coordinate, named as its axis."""
+    document: dict[str, object] = {
+        "zarr_format": 3,
+        "node_type": "group",
+        "attributes": dict(node.attributes),
+    }
+    if node.length is not None:
+        document |= {
+            "node_type": "array",
+            "shape": [node.length],
+            "data_type": "int64",
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1]}},
+            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+            "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+            "fill_value": 0,
+            "dimension_names": [path.rpartition("/")[2] if coordinate else "other"],
+        }
+    return json.dumps(document).encode()

@@ -1,0 +1,200 @@
+"""A simulated process: its own repository, caches, clock, chance and wire, and nothing shared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Final
+
+from zarr_manifests.errors import CommitOutcomeUnknownError, ManifestsError
+from zarr_manifests.repository import Repository
+from zarr_manifests.runtime import SYSTEM, Runtime
+from zarr_manifests.session import Session
+from zarr_manifests.testing.faulty import SimulatedCrash
+from zarr_manifests.testing.simulation.judge import Attempt, Judge, RefChange
+from zarr_manifests.testing.simulation.model import Change
+from zarr_manifests.testing.simulation.storage import Weather, Wire
+from zarr_manifests.testing.simulation.world import BrokenPromiseError, World
+
+__all__ = ["Process"]
+
+_NUMBERS: Final = count(1)
+_CLOCK_JUMPS_MS: Final = (-7_200_000, -5_000, 5_000, 7_200_000, 40 * 3_600_000)
+
+
+class Process:
+    """One life of an actor, from start to crash.
+
+    Parameters
+    ----------
+    world : World
+        Where it lives.
+    judge : Judge
+        Who is told what it does.
+    name : str
+        Of the actor, and which life it is.
+    weather : Weather
+        How often its calls go wrong.
+    """
+
+    def __init__(self, world: World, judge: Judge, name: str, weather: Weather) -> None:
+        self.world, self.judge, self.name = world, judge, name
+        self.rng = world.fork_rng(name)
+        # What the package remembers by URL, for the whole process, must not be shared.
+        url = f"memory://simulated-{next(_NUMBERS)}"
+        self.wire = Wire(
+            world, judge.shelf, weather, world.fork_rng(f"{name}/wire"), url, self._beat
+        )
+        self.skew_ms = 0
+        self.runtime = self._runtime()
+        self._repository: Repository | None = None
+        self._opened = 0
+        self._timers: list[list[object]] = []
+        self._beating = False
+        self._messages = count(1)
+
+    def _runtime(self) -> Runtime:
+        chance = self.world.fork_rng(f"{self.name}/runtime")
+        return replace(
+            SYSTEM,
+            now_ms=lambda: int(self.world.time_ms) + self.skew_ms,
+            monotonic_s=lambda: self.world.time_ms / 1000,
+            random_bytes=chance.randbytes,
+            jitter=lambda limit_s: chance.uniform(0.0, limit_s),
+            sleep=self.world.sleep,
+            parallel=self._parallel,
+            background=lambda call: call(),
+            checkpoint=lambda name: None,
+        )
+
+    def _parallel[R](self, calls: Sequence[Callable[[], R]]) -> list[R]:
+        """In any order, to the end, and the first error after that."""
+        order = list(range(len(calls)))
+        self.rng.shuffle(order)
+        results: dict[int, R] = {}
+        errors: dict[int, Exception] = {}
+        for i in order:
+            try:
+                results[i] = calls[i]()
+            except BrokenPromiseError:
+                raise
+            except Exception as error:  # noqa: BLE001 - raised below
+                errors[i] = error
+        if errors:
+            raise errors[min(errors)]
+        return [results[i] for i in range(len(calls))]
+
+    def _beat(self) -> None:
+        """Let timers go off, as on a thread of their own."""
+        if self._beating or not self._timers:
+            return
+        self._beating = True
+        try:
+            for timer in [t for t in self._timers if t[0] <= self.world.time_ms]:  # type: ignore[operator]
+                if timer in self._timers:
+                    self._timers.remove(timer)
+                    timer[1]()  # type: ignore[operator]
+        finally:
+            self._beating = False
+
+    def jump_clock(self) -> None:
+        """Now and then somebody sets the clock."""
+        if self.rng.random() < 0.02:
+            self.skew_ms += self.rng.choice(_CLOCK_JUMPS_MS)
+
+    # --- the repository ----------------------------------------------------------------------
+
+    def repository(self) -> Repository:
+        """The repository, open; now and then opened again."""
+        if self._repository is None or self.rng.random() < 0.1:
+            self._opened = len(self.judge.heads)
+            self._repository = Repository.open(self.wire, runtime=self.runtime)
+        return self._repository
+
+    def read(self, branch: str) -> Session:
+        """A read-only session at the head of a branch, which must be one that it has now."""
+        since = len(self.judge.heads)
+        before = self._repository
+        repository = self.repository()
+        if repository is not before:
+            since = self._opened
+        session = repository.readonly_session(branch)
+        heads = {heads.get(branch) for heads in self.judge.heads[since - 1 :]}
+        if session.snapshot_id not in heads:
+            raise BrokenPromiseError(
+                f"{branch} was opened at {session.snapshot_id}, a head of the past"
+            )
+        return session
+
+    def commit(
+        self,
+        session: Session,
+        branch: str,
+        changes: Sequence[Change],
+        *,
+        amend: bool = False,
+        allowed: tuple[type[ManifestsError], ...] = (),
+    ) -> bool:
+        """Commit, and tell the judge before and after; whether it has landed."""
+        message = f"{self.name}.{next(self._messages)}"
+        attempt = Attempt(message, branch, session.snapshot_id, tuple(changes), amend)
+        self.judge.begin(attempt)
+        disturbed = self.wire.disturbed
+        try:
+            made = session.amend(message) if amend else session.commit(message)
+        except CommitOutcomeUnknownError:
+            self.judge.unknown(attempt)
+            self.expect_disturbed(disturbed, "commit")
+            return False
+        except ManifestsError as error:
+            self.judge.failed(attempt)
+            self.world.note(f"{message} failed: {type(error).__name__}")
+            self.expect(error, disturbed, allowed)
+            return False
+        self.judge.acknowledged(attempt, made)
+        self.world.note(f"{message} acknowledged as {made}")
+        return True
+
+    def change_ref(
+        self,
+        change: RefChange,
+        call: Callable[[], object],
+        allowed: tuple[type[ManifestsError], ...],
+    ) -> None:
+        """Create, move or delete a branch or tag, and tell the judge before and after."""
+        self.judge.begin_ref(change)
+        disturbed = self.wire.disturbed
+        try:
+            call()
+        except CommitOutcomeUnknownError:
+            self.judge.unknown(change)
+            self.expect_disturbed(disturbed, change.operation)
+        except ManifestsError as error:
+            self.judge.failed(change)
+            self.world.note(f"{change.operation} failed: {type(error).__name__}")
+            self.expect(error, disturbed, allowed)
+        else:
+            self.judge.ref_done(change)
+
+    # --- errors ------------------------------------------------------------------------------
+
+    def expect(
+        self,
+        error: ManifestsError,
+        disturbed: int,
+        allowed: tuple[type[ManifestsError], ...],
+    ) -> None:
+        """Only these errors may come where no call has gone wrong."""
+        if self.wire.disturbed == disturbed and not isinstance(error, allowed):
+            raise BrokenPromiseError(f"{type(error).__name__} out of nothing: {error}") from error
+
+    def expect_disturbed(self, disturbed: int, what: str) -> None:
+        """Nobody may be left in doubt where no call has gone wrong."""
+        if self.wire.disturbed == disturbed:
+            raise BrokenPromiseError(f"the outcome of {what} is not known, and nothing went wrong")
+
+    def check_alive(self) -> None:
+        """Raise if the process is dead."""
+        if self.wire.dead:
+            raise SimulatedCrash("the process is dead")

@@ -1,0 +1,190 @@
+"""From a seed to a schedule: who takes part, in what weather, on what kind of storage."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from zarr_manifests.repository import Repository
+from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.testing.faulty import SimulatedCrash
+from zarr_manifests.testing.simulation.actors import (
+    Actor,
+    Brancher,
+    Compactor,
+    Configurer,
+    Reader,
+    Scribbler,
+    Transferrer,
+    check_session,
+    setup,
+)
+from zarr_manifests.testing.simulation.judge import Judge, Known
+from zarr_manifests.testing.simulation.process import Process
+from zarr_manifests.testing.simulation.storage import Shelf, Weather
+from zarr_manifests.testing.simulation.world import World
+
+__all__ = ["CALLS", "Outcome", "simulate"]
+
+CALLS: Final = 220
+"""After so many storage calls nothing new is begun."""
+
+_ACCOUNTS: Final = 5
+_CELLS: Final = 8
+_CALM: Final = Weather()
+_WEATHERS: Final = (
+    _CALM,
+    Weather(fail=5, fail_after=5, lose_answer=10, late=5, twice=5, crash=5),
+    Weather(fail=20, fail_after=20, lose_answer=20, late=10, twice=20, crash=2),
+    Weather(fail=2, fail_after=10, lose_answer=30, late=20, twice=10, crash=20),
+)
+_ALWAYS: Final[tuple[Actor, ...]] = (Transferrer("mover"), Scribbler("scribe"))
+_SOMETIMES: Final[tuple[Actor, ...]] = (
+    Transferrer("mover-2"),
+    Scribbler("scribe-2", 0.5),
+    Compactor("compactor"),
+    Compactor("compactor-2"),
+    Reader("reader"),
+    Reader("reader-2"),
+    Brancher("brancher"),
+    Configurer("configurer"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a run.
+
+    Parameters
+    ----------
+    seed : int
+        Of the run.
+    calls : int
+        Storage calls made.
+    digest : str
+        Hash of the trace.
+    trace : sequence of str
+        Every storage call, swap and answer.
+    counts : mapping of str to int
+        What happened how often.
+    failure : BaseException or None
+        What was found to be wrong.
+    """
+
+    seed: int
+    calls: int
+    digest: str
+    trace: Sequence[str]
+    counts: Mapping[str, int]
+    failure: BaseException | None
+
+
+def simulate(seed: int, *, calls: int = CALLS) -> Outcome:
+    """Run the schedule of a seed.
+
+    Parameters
+    ----------
+    seed : int
+        Any number.
+    calls : int
+        For how many storage calls new things are begun.
+
+    Examples
+    --------
+    >>> from zarr_manifests.testing.simulation import simulate
+    >>> outcome = simulate(1)
+    >>> outcome.failure is None, outcome.calls >= 200
+    (True, True)
+    """
+    rng = random.Random(f"cast/{seed}")
+    world = World(seed, calls)
+    shelf = Shelf(inline=rng.random() < 0.4)
+    runtime = replace(SYSTEM, parallel=lambda calls: [call() for call in calls])
+    judge = Judge(world, shelf, runtime, total=_ACCOUNTS * 100)
+    failure: BaseException | None = None
+    try:
+        with _quiet():
+            _run(world, judge, rng)
+    except (Exception, SimulatedCrash) as error:  # noqa: BLE001 - the outcome
+        failure = error
+    return Outcome(seed, world.calls, world.digest(), world.trace, judge.counts, failure)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Let the package not warn of what is made to go wrong."""
+    log = logging.getLogger("zarr_manifests")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def _run(world: World, judge: Judge, rng: random.Random) -> None:
+    first = Process(world, judge, "setup", _CALM)
+    Repository.create(first.wire, _config(rng), runtime=first.runtime)
+    setup(first, _ACCOUNTS, _CELLS)
+    world.calls = 0
+    weather = rng.choice(_WEATHERS)
+    cast = [*_ALWAYS, *rng.sample(_SOMETIMES, rng.randrange(1, 6))]
+    world.run({actor.name: _life(world, judge, actor, weather) for actor in cast})
+    world.flush()
+    last = Process(world, judge, "last", _CALM)
+    repository = last.repository()
+
+    def check(known: Known) -> None:
+        if world.rng.random() < 0.2:
+            check_session(repository.readonly_session(snapshot_id=known.snapshot_id), known.state)
+
+    judge.finish(check)
+
+
+def _life(world: World, judge: Judge, actor: Actor, weather: Weather) -> Callable[[], None]:
+    """All lives of an actor, one after the other."""
+
+    def live() -> None:
+        number = 0
+        while world.open:
+            number += 1
+            process = Process(world, judge, f"{actor.name}-{number}", weather)
+            try:
+                while world.open:
+                    process.jump_clock()
+                    actor.act(process)
+                    world.sleep(process.rng.random() * 0.2)
+            except SimulatedCrash as crash:
+                world.note(f"crash {crash}")
+                judge.count("crashes")
+                world.sleep(process.rng.random())
+
+    return live
+
+
+def _config(rng: random.Random) -> dict[str, Any]:
+    mode = rng.choice(("AUTO", "MANUAL", "MANUAL"))
+    return {
+        "inline-chunk-bytes": rng.choice((0, 16, 512)),
+        "pack-chunk-bytes": rng.choice((0, 30, 1000)),
+        "pack-bytes": rng.choice((48, 10_000)),
+        "commits": {
+            "attempts": rng.choice((2, 100)),
+            "mode": "rewrite" if rng.random() < 0.1 else "delta",
+        },
+        "compaction": {
+            "mode": mode,
+            "min-delta-count": rng.choice((2, 4)),
+            "max-delta-count": rng.choice((3, 6, 50)),
+            "interval-commits": rng.choice((2, 5)),
+            "fan-in": rng.choice((2, 3, 4)),
+            "size-ratio": rng.choice((0, 0.25, 3)),
+        },
+        "chunk-manifests": {
+            "sets": [{"default": {"max-manifest-size": rng.choice((3, 5, 1000))}}],
+        },
+    }
