@@ -36,6 +36,7 @@ from zarr_manifests.testing.simulation.process import Process
 from zarr_manifests.testing.simulation.world import BrokenPromiseError
 
 __all__ = [
+    "CELLS",
     "Actor",
     "Brancher",
     "Compactor",
@@ -43,7 +44,10 @@ __all__ = [
     "Reader",
     "Scribbler",
     "Transferrer",
+    "branch_for",
     "check_session",
+    "gone",
+    "payload",
     "put",
     "read_chunk",
     "scribble",
@@ -112,7 +116,7 @@ def check_session(session: Session, state: State) -> None:
         read_chunk(store, state, path, i)
 
 
-def _payload(process: Process, what: str) -> bytes:
+def payload(process: Process, what: str) -> bytes:
     """Bytes that nobody else writes; of any of the sizes that are kept differently."""
     data = f"{process.name}/{what}/{process.rng.randrange(1 << 32):x}".encode()
     return data.ljust(process.rng.choice((8, 24, 60)), b".")
@@ -129,14 +133,15 @@ def setup(process: Process, accounts: int, cells: int) -> None:
         SetAttribute(ACCOUNTS, "funded", "yes"),
     ]
     changes += [SetChunk(ACCOUNTS, i, b"100") for i in range(accounts)]
-    changes += [SetChunk(CELLS, i, _payload(process, "first")) for i in range(0, cells, 2)]
+    changes += [SetChunk(CELLS, i, payload(process, "first")) for i in range(0, cells, 2)]
     for change in changes:
         state = put(process, store, state, change)
     if not process.commit(session, "main", changes):
         raise BrokenPromiseError("the world could not begin")
 
 
-def _branch(process: Process) -> str:
+def branch_for(process: Process) -> str:
+    """Any branch; it may be there or not."""
     return process.rng.choice(_BRANCHES)
 
 
@@ -150,14 +155,14 @@ class Transferrer:
     name: str
 
     def act(self, process: Process) -> None:
-        branch, rng = _branch(process), process.rng
+        branch, rng = branch_for(process), process.rng
         disturbed = process.wire.disturbed
         try:
             session = process.repository().writable_session(branch)
             state = process.judge.state(session.snapshot_id)
             changes = self._move(process, session, state)
         except ManifestsError as error:
-            process.expect(error, disturbed, _gone(branch))
+            process.expect(error, disturbed, gone(branch))
             return
         for _ in range(rng.randrange(1, 4)):
             # A session that met a conflict keeps its changes, and may be tried again.
@@ -196,14 +201,14 @@ class Scribbler:
     metadata: float = 0.2
 
     def act(self, process: Process) -> None:
-        branch, rng = _branch(process), process.rng
+        branch, rng = branch_for(process), process.rng
         disturbed = process.wire.disturbed
         try:
             session = process.repository().writable_session(branch)
             state = process.judge.state(session.snapshot_id)
             changes = scribble(process, session.store, state, self.metadata)
         except ManifestsError as error:
-            process.expect(error, disturbed, _gone(branch))
+            process.expect(error, disturbed, gone(branch))
             return
         if not session.has_changes:
             return
@@ -237,7 +242,7 @@ def _any_change(process: Process, state: State, metadata: float) -> list[Change]
         cell = rng.randrange(length)
         if rng.random() < 0.2:
             return [SetChunk(CELLS, cell, None)]
-        return [SetChunk(CELLS, cell, _payload(process, "cell"))]
+        return [SetChunk(CELLS, cell, payload(process, "cell"))]
     what = rng.randrange(5)
     path = rng.choice(("n1", "n2"))
     if what == 0:
@@ -251,7 +256,7 @@ def _any_change(process: Process, state: State, metadata: float) -> list[Change]
     return [
         CreateNode(path, None),
         CreateNode(f"{path}/x", 3),
-        SetChunk(f"{path}/x", rng.randrange(3), _payload(process, "x")),
+        SetChunk(f"{path}/x", rng.randrange(3), payload(process, "x")),
     ]
 
 
@@ -262,13 +267,13 @@ class Compactor:
     name: str
 
     def act(self, process: Process) -> None:
-        branch = _branch(process)
+        branch = branch_for(process)
         mode = process.rng.choice(("minor", "major", "full"))
         disturbed = process.wire.disturbed
         try:
             process.repository().compact(branch, mode)
         except ManifestsError as error:
-            process.expect(error, disturbed, _gone(branch))
+            process.expect(error, disturbed, gone(branch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +308,7 @@ class Reader:
         if kind == 1:
             snapshot_id = rng.choice(judge.places())
             return process.repository().readonly_session(snapshot_id=snapshot_id)
-        return process.read(_branch(process))
+        return process.read(branch_for(process))
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,6 +376,6 @@ class Configurer:
             process.expect(error, disturbed, (ConflictError,))
 
 
-def _gone(branch: str) -> tuple[type[ManifestsError], ...]:
+def gone(branch: str) -> tuple[type[ManifestsError], ...]:
     """What may come of a branch that others delete."""
     return () if branch == "main" else (NotFoundError,)

@@ -23,6 +23,7 @@ from zarr_manifests.testing.simulation.actors import (
     check_session,
     setup,
 )
+from zarr_manifests.testing.simulation.farm import Farm, Foreman, Worker
 from zarr_manifests.testing.simulation.judge import Judge, Known
 from zarr_manifests.testing.simulation.process import Process
 from zarr_manifests.testing.simulation.storage import Shelf, Weather
@@ -133,6 +134,9 @@ def _run(world: World, judge: Judge, rng: random.Random) -> None:
     world.calls = 0
     weather = rng.choice(_WEATHERS)
     cast = [*_ALWAYS, *rng.sample(_SOMETIMES, rng.randrange(1, 6))]
+    if rng.random() < 0.25:
+        farm = Farm()
+        cast += [Foreman("foreman", farm), Worker("worker", farm), Worker("worker-2", farm)]
     world.run({actor.name: _life(world, judge, actor, weather) for actor in cast})
     world.flush()
     last = Process(world, judge, "last", _CALM)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -25,7 +26,7 @@ from zarr_manifests.storage import Capabilities, ObjectInfo, Tagged, Token, chec
 from zarr_manifests.testing.faulty import SimulatedCrash
 from zarr_manifests.testing.simulation.world import World
 
-__all__ = ["Shelf", "Weather", "Wire"]
+__all__ = ["Shelf", "Weather", "Wire", "received_by"]
 
 _WRITES: Final = frozenset({"put", "create", "cas", "delete_many"})
 
@@ -240,6 +241,9 @@ class Wire:
     async def create_async(self, key: str, data: bytes, *, durable: bool = True) -> bool:
         return self.create(key, data, durable=durable)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _receiver, ()
+
     # --- one call ----------------------------------------------------------------------------
 
     def _call[R](self, op: str, key: str, run: Callable[[], R]) -> R:
@@ -297,3 +301,20 @@ class Wire:
             run()
         except StorageError:
             return  # there is nobody to tell
+
+
+_RECEIVERS: Final[list[Wire]] = []
+
+
+def _receiver() -> Wire:
+    return _RECEIVERS[-1]
+
+
+@contextmanager
+def received_by(wire: Wire) -> Iterator[None]:
+    """What is unpickled in this block comes to that process."""
+    _RECEIVERS.append(wire)
+    try:
+        yield
+    finally:
+        _RECEIVERS.pop()

@@ -25,6 +25,7 @@ __all__ = ["BrokenPromiseError", "Stopped", "World"]
 START_MS: Final = 1_700_000_000_000
 _JUMPS_MS: Final = (60_000, 3_600_000, 30 * 3_600_000)
 _STALLS: Final = (20, 60, 200)
+_STUCK_S: Final = 120  # a run takes a fraction of a second
 
 
 class BrokenPromiseError(AssertionError):
@@ -115,7 +116,8 @@ class World:
         for thread in threads:
             thread.start()
         self._hand_over()
-        self._over.acquire()
+        if not self._over.acquire(timeout=_STUCK_S):
+            raise BrokenPromiseError("somebody waits for what can never come: a lock is shared")
         for thread in threads:
             thread.join()
         self._here = None
