@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.engine.heartbeat import Heart
 from zarr_manifests.engine.objects import Objects
 from zarr_manifests.engine.roots import Roots
 from zarr_manifests.engine.view import SnapshotView
@@ -37,6 +38,8 @@ class Context:
         The saved configuration with what `open` laid over it.
     containers : Containers
         The places elsewhere that virtual chunks may be read from.
+    heart : Heart
+        The leases that this process holds.
     """
 
     repository_id: str
@@ -46,6 +49,7 @@ class Context:
     roots: Roots
     config: RepositoryConfig
     containers: Containers = field(default_factory=Containers)
+    heart: Heart = field(default_factory=Heart)
 
     def open_view(self, head: BlobRef, base: BlobRef | None = None) -> SnapshotView:
         """Open a snapshot; `base` is the base it is expected to read, if known."""
