@@ -6,16 +6,23 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.display import html_page
-from zarr_manifests.engine.ancestry import ancestors, find_in_history, snapshot_ref
+from zarr_manifests.engine.ancestry import (
+    ancestors,
+    find_in_history,
+    floor_below,
+    snapshot_ref,
+)
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.create import create_repository
 from zarr_manifests.engine.imports import import_references
+from zarr_manifests.engine.leases import checked_timeout_ms
 from zarr_manifests.engine.objects import Objects
+from zarr_manifests.engine.recover import RecoveryReport, recover
 from zarr_manifests.engine.roots import RootAt, Roots
 from zarr_manifests.errors import (
     AlreadyExistsError,
@@ -23,12 +30,13 @@ from zarr_manifests.errors import (
     ManifestsError,
     NotFoundError,
     ObjectNotFoundError,
+    SnapshotExpiredError,
     UnsupportedStorageError,
 )
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.history import Diff, SnapshotInfo, Usage
-from zarr_manifests.indexes import Indexes
+from zarr_manifests.maintenance import Maintenance
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.session import Session
 from zarr_manifests.storage import Storage, from_url
@@ -44,7 +52,7 @@ _FRESH_S: Final = 0.1
 _SHOWN_REFS: Final = 20
 
 
-class Repository(Indexes):
+class Repository(Maintenance):
     """A transactional, versioned store of Zarr hierarchies.
 
     Made by `create`, `open` or `open_or_create`. Thread-safe.
@@ -171,6 +179,31 @@ class Repository(Indexes):
         return cls.open(storage, config, virtual_containers=virtual_containers, runtime=runtime)
 
     @staticmethod
+    def recover(
+        location: str | os.PathLike[str] | Storage, *, runtime: Runtime = SYSTEM
+    ) -> RecoveryReport:
+        """Make a repository usable again whose root is lost, damaged, or leads to what is.
+
+        The newest archived root of which all it reaches is there is taken. No writer of before
+        can commit afterwards. Chunk objects are only looked for; `verify` reads them.
+
+        Returns
+        -------
+        RecoveryReport
+            Which version was taken, and which ones may be lost.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the root is sound, so that there is nothing to recover.
+        NotARepositoryError
+            If there is no archive.
+        CorruptObjectError
+            If there is none that leads to a whole repository.
+        """
+        return recover(_storage(location), runtime)
+
+    @staticmethod
     def exists(location: str | os.PathLike[str] | Storage) -> bool:
         """Whether there is a repository at that place."""
         try:
@@ -277,6 +310,8 @@ class Repository(Indexes):
         tag: str | None = None,
         snapshot_id: str | None = None,
         as_of: datetime | None = None,
+        follow: bool = False,
+        follow_interval: timedelta = timedelta(seconds=60),
     ) -> Session:
         """A session that reads one snapshot.
 
@@ -291,6 +326,11 @@ class Repository(Indexes):
         as_of : datetime, optional
             Read the newest snapshot of the branch written at or before that time. Without a time
             zone it is taken as UTC.
+        follow : bool, default False
+            Go on to the branch's newest snapshot by itself: at that interval, or when the one that
+            is read has expired. What is read one after the other may then be of two snapshots.
+        follow_interval : timedelta
+            How often to look.
 
         Raises
         ------
@@ -304,6 +344,8 @@ class Repository(Indexes):
         """
         if as_of is not None and not isinstance(as_of, datetime):
             raise InvalidArgumentError(f"as_of must be a datetime, not {as_of!r}")
+        if follow and (as_of is not None or tag is not None or snapshot_id is not None):
+            raise InvalidArgumentError("follow goes with a branch only; nothing else moves")
         given = [x for x in (branch, tag, snapshot_id) if x is not None]
         if len(given) > 1 or (as_of is not None and (tag or snapshot_id)):
             raise InvalidArgumentError(
@@ -322,10 +364,22 @@ class Repository(Indexes):
             view = self._context.open_branch(head)
         else:
             view = self._context.open_view(self._as_of(head, as_of))
-        return Session(self._context, view, None, None, read_from=name)
+        follow_s = follow_interval.total_seconds() if follow else None
+        return Session(self._context, view, None, None, read_from=name, follow_s=follow_s)
 
-    def writable_session(self, branch: str = DEFAULT_BRANCH) -> Session:
+    def writable_session(
+        self, branch: str = DEFAULT_BRANCH, *, lease: timedelta | float | None = None
+    ) -> Session:
         """A session whose changes can be committed to the branch.
+
+        Parameters
+        ----------
+        branch : str, default "main"
+            The branch.
+        lease : timedelta or seconds, optional
+            Take a lease of that timeout, renewed by itself, so that the session can commit
+            however long it takes, collections of garbage notwithstanding. Given up by
+            `Session.release_lease`, or some time after the session is forgotten.
 
         Raises
         ------
@@ -342,8 +396,9 @@ class Repository(Indexes):
         head = known_ref(
             self._context.roots.with_branch(at.root, branch).branches, branch, "branch"
         )
+        lease_ms = None if lease is None else checked_timeout_ms(lease)
         view = self._context.open_branch(head)
-        return Session(self._context, view, branch, at.root.version)
+        return Session(self._context, view, branch, at.root.version, lease_ms=lease_ms)
 
     @contextmanager
     def transaction(
@@ -579,13 +634,20 @@ class Repository(Indexes):
         """
         session, context = self.writable_session(branch), self._context
         ref = snapshot_ref(context, snapshot_id)
-        history = ancestors(context, session.store.workspace.view.ref)
+        head = session.store.workspace.view.ref
+        floor = floor_below(context, context.roots.latest.root, head)
+        history = ancestors(context, head, floor)
         if not any(known.key == ref.key for known, _ in history):
             raise InvalidArgumentError(
                 f"snapshot {snapshot_id} is not in the history of branch {branch!r}; there is "
                 "nothing of it to undo there"
             )
         done = context.open_view(ref)
+        if floor == snapshot_id and done.snapshot.parent is not None:
+            raise SnapshotExpiredError(
+                f"the snapshot before {snapshot_id} is not in the history any more, so what was "
+                "before it is not known; make the change by hand"
+            )
         message = f"revert {done.snapshot.message!r}" if message is None else message
         return session._commit_patch(done, message, {"reverts": snapshot_id}, undo=True)
 

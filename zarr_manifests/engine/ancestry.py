@@ -2,9 +2,11 @@
 
 A snapshot is in history if a branch leads to it, no further down than the branch's floor, or a
 tag does. A tag leads to its own snapshot and, as long as nothing has expired, to all before it:
-the first expiry gives every branch a floor, `main` among them. Invariant: what is in history as of a root has all its objects for as long as that root
-stands, since a collection replaces the root before it deletes anything. So who refers to objects
-of an older snapshot checks it against the very root that is to be replaced.
+the first expiry gives every branch a floor, `main` among them.
+
+Invariant: what is in history as of a root has all its objects for as long as that root stands,
+since a collection replaces the root before it deletes anything. So who refers to objects of an
+older snapshot checks it against the very root that is to be replaced.
 """
 
 from __future__ import annotations

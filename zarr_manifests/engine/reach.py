@@ -41,9 +41,9 @@ class Link:
 
     def check(self, value: Any) -> None:
         """Refuse a manifest that has other tables than the pointer says."""
-        if isinstance(value, Manifest) and self.parts is not None:
-            if value.directory() != self.parts:
-                raise CorruptObjectError(f"{self.ref.key} has other chunk tables than it should")
+        due = self.parts if isinstance(value, Manifest) else None
+        if due is not None and value.directory() != due:
+            raise CorruptObjectError(f"{self.ref.key} has other chunk tables than it should")
 
 
 def _manifests(refs: Iterable[ManifestRef]) -> Iterator[Link]:

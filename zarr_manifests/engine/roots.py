@@ -226,17 +226,29 @@ class Roots:
         limit_s = min(_MAX_BACKOFF_S, _BACKOFF_S * 2 ** min(attempt, 10))
         self._runtime.sleep(self._runtime.jitter(limit_s))
 
-    def create(self, root: Root) -> RootAt | None:
+    def install(self, root: Root, token: Token | None) -> RootAt | None:
+        """Write a root in place of one that is lost, or damaged and has that token.
+
+        None if somebody else has written one meanwhile.
+        """
+        new = replace(
+            self._paged(root, SessionKeys(root.version, self._runtime)),
+            write_id=self._runtime.random_bytes(WRITE_ID_BYTES),
+            written_ms=self._runtime.now_ms(),
+        )
+        return self.create(new, token)
+
+    def create(self, root: Root, token: Token | None = None) -> RootAt | None:
         """Write the first root of a repository; None if there is one already."""
         data, archived = root.encode(), root.bare().encode()
         failure: StorageError | None = None
         try:
             then_create = (archive_key(root.version), archived)
-            token = self._storage.cas(ROOT_KEY, data, None, then_create=then_create)
+            new_token = self._storage.cas(ROOT_KEY, data, token, then_create=then_create)
         except StorageError as error:
-            failure, token = error, None
-        if token is not None:
-            return self._seen(RootAt(root, token))
+            failure, new_token = error, None
+        if new_token is not None:
+            return self._seen(RootAt(root, new_token))
         try:  # the answer may have been lost
             found = self.read()
             self._storage.sync([ROOT_KEY])

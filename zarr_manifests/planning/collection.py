@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.format.root import Lease
+from zarr_manifests.format.root import Lease, Root
 from zarr_manifests.ids import lineage_of, session_of, session_start
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "first_archive_kept",
     "is_dead",
     "leased_lineages",
+    "nothing_left_since",
     "search_start",
     "swept_after",
 ]
@@ -30,6 +31,9 @@ ARCHIVES_KEPT = 100
 """How many of the newest versions of the root keep their archive, at least."""
 FULL_EVERY = 10
 """Every so many collections look at all there is."""
+_LEAVING = frozenset(
+    {"delete branch", "reset branch", "delete tag", "restore", "expire snapshots", "recover"}
+)
 
 
 def choose_fence(
@@ -68,6 +72,13 @@ def is_dead(key: str, marked: Container[str], fence: int, leased: Container[str]
     return (
         session_start(session) < fence and lineage_of(session) not in leased and key not in marked
     )
+
+
+def nothing_left_since(root: Root, version: int) -> bool:
+    """Whether the log says that no operation since that version has left snapshots behind."""
+    since = [entry for entry in root.log if entry.version > version]
+    whole = not since or len(since) < len(root.log) or since[0].version == version + 1
+    return whole and not any(entry.operation in _LEAVING for entry in since)
 
 
 def search_start(swept: int, collections: int) -> int:
