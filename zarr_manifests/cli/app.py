@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 import zarr_manifests
-from zarr_manifests.cli import config, demo, diff, du, info, log, refs, tree
+from zarr_manifests.cli import config, demo, diff, du, info, log, maintain, refs, tree
 from zarr_manifests.cli.console import write_error
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 
@@ -64,4 +64,10 @@ app.command(name="du")(du.run)
 app.command(name="diff")(diff.run)
 app.command(name="branch")(refs.run_branch)
 app.command(name="tag")(refs.run_tag)
+app.command(name="expire")(maintain.run_expire)
+app.command(name="gc")(maintain.run_gc)
+app.command(name="verify")(maintain.run_verify)
+app.command(name="ops")(maintain.run_ops)
+app.command(name="restore")(maintain.run_restore)
+app.command(name="recover")(maintain.run_recover)
 app.add_typer(config.app, name="config")

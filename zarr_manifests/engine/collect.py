@@ -54,7 +54,7 @@ from zarr_manifests.planning.collection import (
 from zarr_manifests.storage import ObjectInfo
 from zarr_manifests.storage.protocol import KeepsTemporaryFiles
 
-__all__ = ["CollectionReport", "Progress", "collect", "live_snapshots"]
+__all__ = ["CollectionReport", "Progress", "archived_versions", "collect", "live_snapshots"]
 
 type Progress = Callable[[str, int], None]
 """Called with what is being done and how many objects of it are done."""

@@ -35,6 +35,7 @@ from zarr_manifests.errors import (
     CorruptObjectError,
     FencedError,
     InvalidArgumentError,
+    ObjectNotFoundError,
 )
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
@@ -139,7 +140,7 @@ def commit(
         )
         pending += [partial(context.objects.create, u.key, u.data) for u in uploads]
         pending.append(partial(context.roots.archive, at))
-        context.runtime.parallel(pending)
+        _upload(context, pending, branch, keys.session_id)
         pending = []
         new = _root_with(context, root, branch, head, snapshot, uploads[-1].data)
         landed = context.roots.swap(at, new, snapshot.commit_id)
@@ -152,6 +153,21 @@ def commit(
         f"commit to {branch!r}: other writers came first {context.config.commit_attempts} times; "
         "the session keeps its changes, commit again later"
     )
+
+
+def _upload(
+    context: Context, calls: Sequence[Callable[[], object]], branch: str, session: str
+) -> None:
+    """Make the calls of an upload round; all must succeed.
+
+    A collection may have deleted chunks of a session behind the fence: then that is the error.
+    """
+    try:
+        context.runtime.parallel(calls)
+    except ObjectNotFoundError:
+        root = context.roots.with_branch(context.roots.read().root, branch)
+        _checked_tip(context.roots, root, branch, session)
+        raise
 
 
 def _due_sync(changes: ChangeSet) -> tuple[str, ...]:
