@@ -330,6 +330,38 @@ def test_a_commit_made_on_an_expired_snapshot_is_a_conflict_and_refers_to_nothin
     assert repository.verify().ok
 
 
+def test_a_commit_is_not_put_on_top_of_a_history_that_begins_after_it() -> None:
+    clock, storage = Clock(), MemoryStorage()
+    repository = make(storage, world(clock))
+    session = repository.writable_session()
+    write(session, 5, slice(0, 2))
+    clock.advance(timedelta(days=1))
+    other = Repository.open(storage, runtime=world(clock))
+    elsewhere = other.writable_session()
+    write(elsewhere, 9, slice(6, 8))
+    elsewhere.commit("another chunk")
+    other.expire_snapshots(keep_last=1)
+    report = other.garbage_collect(timedelta(hours=12))
+    assert report.fence == session.store.workspace.keys.start  # so it is not refused for its age
+    assert report.objects["snapshots"] == 2
+    with pytest.raises(ConflictError, match="expired"):
+        session.commit("on what is gone")
+
+
+def test_logs_that_no_read_list_names_any_more_are_kept_with_their_snapshots() -> None:
+    storage = MemoryStorage()
+    repository = make(storage)
+    for value in range(14):
+        fill(repository, value)
+    repository.expire_snapshots(keep_last=12)
+    repository.garbage_collect(NOW)
+    again = Repository.open(storage, runtime=world())
+    line = [info.snapshot_id for info in again.ancestry()]
+    assert len(line) == 12
+    assert len(again.diff(line[-1], line[0]).chunks["/a"]) == 4
+    assert len(list(again.changes(line[-1]))) == 10  # the fold is not seen
+
+
 def test_the_head_after_an_expiry_cannot_be_amended_on_what_is_gone() -> None:
     repository = make(MemoryStorage())
     fill(repository, 2)
