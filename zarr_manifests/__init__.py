@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from zarr_manifests import errors
 from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.engine.compact import CompactionReport
+from zarr_manifests.engine.layouts import ManifestLayout
+from zarr_manifests.engine.preload import PreloadReport
 from zarr_manifests.history import (
     ArrayStats,
     ArrayUsage,
@@ -38,14 +41,17 @@ __all__ = [
     "ArrayUsage",
     "Change",
     "CollectionReport",
+    "CompactionReport",
     "Diff",
     "ExpiryReport",
     "Fork",
     "HeldLease",
     "IndexReport",
     "LoggedOperation",
+    "ManifestLayout",
     "ManifestStore",
     "Operation",
+    "PreloadReport",
     "Problem",
     "RecoveryReport",
     "Repository",

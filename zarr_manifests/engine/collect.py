@@ -52,6 +52,7 @@ from zarr_manifests.planning.collection import (
     swept_after,
 )
 from zarr_manifests.storage import ObjectInfo
+from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.protocol import KeepsTemporaryFiles
 
 __all__ = ["CollectionReport", "Progress", "archived_versions", "collect", "live_snapshots"]
@@ -423,6 +424,7 @@ def _delete(context: Context, keys: Iterable[str], progress: Progress) -> None:
 
 
 def _remove_temporary(context: Context) -> int:
-    if not isinstance(context.storage, KeepsTemporaryFiles):
+    storage = unmetered(context.storage)
+    if not isinstance(storage, KeepsTemporaryFiles):
         return 0
-    return context.storage.remove_temporary(context.runtime.now_ms() - _TEMP_AGE_MS)
+    return storage.remove_temporary(context.runtime.now_ms() - _TEMP_AGE_MS)

@@ -35,6 +35,7 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.digest import Digest
+from zarr_manifests.format.envelope import is_sound
 from zarr_manifests.format.index import IndexDirectory
 from zarr_manifests.format.nodes import Base
 from zarr_manifests.format.pages import Page
@@ -168,6 +169,7 @@ def _check_closure(
             _check_alone(value)
             for table in tables(value):
                 _add_ranges(found, table)
+            _check_unknown(context, found, value)
         except (ManifestsError, ValueError) as error:
             found.add(link.ref.key, error)
     for ref, snapshot in snapshots:
@@ -235,6 +237,17 @@ def _check_alone(value: Any) -> None:
                     raise CorruptObjectError(f"leaves of a node overlap: {box} and {other}")
 
 
+def _check_unknown(context: Context, found: _Found, value: Any) -> None:
+    """Of indexes that are not known here: that their bytes are those that were written."""
+    for ref in value.others.values() if isinstance(value, IndexDirectory) else ():
+        found.objects += 1
+        try:
+            if not is_sound(context.storage.get(ref.key), ref.length, ref.crc32c):
+                found.add(ref.key, f"{ref.key} is not what it should be")
+        except ObjectNotFoundError:
+            found.add(ref.key, f"{ref.key} is referenced and not there")
+
+
 def _check_snapshot(context: Context, found: _Found, ref: BlobRef, snapshot: Snapshot) -> None:
     """Its own log, and what it says of its deltas and digests."""
     try:
@@ -298,7 +311,9 @@ def _check_archives(context: Context, found: _Found) -> dict[int, Root]:
 
 def _check_log(root: Root, archived: dict[int, Root], found: _Found) -> None:
     """That every operation has left an archive, of those that no collection has removed."""
-    first = first_archive_kept(root.collected, root.fence) if root.collected else 1
+    first = min(archived, default=root.version)  # older ones may have been removed by hand
+    if root.collected:
+        first = first_archive_kept(root.collected, root.fence)
     entries: dict[int, LogEntry] = {}
     for one in (*archived.values(), root):
         if one.version <= root.version:
