@@ -8,7 +8,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from zarr_manifests.engine.collect import CollectionReport
+from zarr_manifests.engine.expire import ExpiryReport
 from zarr_manifests.engine.index import IndexReport
+from zarr_manifests.engine.recover import LoggedOperation, RecoveryReport
+from zarr_manifests.engine.verify import Problem, VerifyReport
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.snapshot import Snapshot
@@ -20,12 +24,18 @@ __all__ = [
     "ArrayStats",
     "ArrayUsage",
     "Change",
+    "CollectionReport",
     "Diff",
+    "ExpiryReport",
     "IndexReport",
+    "LoggedOperation",
     "Operation",
+    "Problem",
+    "RecoveryReport",
     "SnapshotInfo",
     "Status",
     "Usage",
+    "VerifyReport",
     "moved_tops",
 ]
 

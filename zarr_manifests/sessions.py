@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from zarr_manifests.engine.ancestry import ancestors, snapshot_ref
 from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.leases import checked_timeout_ms
 from zarr_manifests.engine.roots import RootAt
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError, UnsupportedStorageError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.root import Branch, Root
-from zarr_manifests.indexes import Indexes
+from zarr_manifests.maintenance import Maintenance
 from zarr_manifests.session import Session
 from zarr_manifests.store import ManifestStore
 from zarr_manifests.versions import DEFAULT_BRANCH, known_ref
@@ -28,7 +29,7 @@ __all__ = ["Sessions"]
 _FRESH_S: Final = 0.1
 
 
-class Sessions(Indexes):
+class Sessions(Maintenance):
     """Makes sessions of one repository; what `Repository` is besides."""
 
     def __init__(self, context: Context, opened: RootAt) -> None:
@@ -42,6 +43,8 @@ class Sessions(Indexes):
         tag: str | None = None,
         snapshot_id: str | None = None,
         as_of: datetime | None = None,
+        follow: bool = False,
+        follow_interval: timedelta = timedelta(seconds=60),
     ) -> Session:
         """A session that reads one snapshot.
 
@@ -56,6 +59,11 @@ class Sessions(Indexes):
         as_of : datetime, optional
             Read the newest snapshot of the branch written at or before that time. Without a time
             zone it is taken as UTC.
+        follow : bool, default False
+            Go on to the branch's newest snapshot by itself: at that interval, or when the one that
+            is read has expired. What is read one after the other may then be of two snapshots.
+        follow_interval : timedelta
+            How often to look.
 
         Raises
         ------
@@ -69,6 +77,8 @@ class Sessions(Indexes):
         """
         if as_of is not None and not isinstance(as_of, datetime):
             raise InvalidArgumentError(f"as_of must be a datetime, not {as_of!r}")
+        if follow and (as_of is not None or tag is not None or snapshot_id is not None):
+            raise InvalidArgumentError("follow goes with a branch only; nothing else moves")
         given = [x for x in (branch, tag, snapshot_id) if x is not None]
         if len(given) > 1 or (as_of is not None and (tag or snapshot_id)):
             raise InvalidArgumentError(
@@ -87,10 +97,23 @@ class Sessions(Indexes):
             view = self._context.open_branch(head)
         else:
             view = self._context.open_view(self._as_of(head, as_of))
-        return Session(self._context, view, None, None, read_from=name)
+        follow_s = follow_interval.total_seconds() if follow else None
+        return Session(self._context, view, None, None, read_from=name, follow_s=follow_s)
 
-    def writable_session(self, branch: str = DEFAULT_BRANCH) -> Session:
+    def writable_session(
+        self, branch: str = DEFAULT_BRANCH, *, lease: timedelta | float | None = None
+    ) -> Session:
         """A session whose changes can be committed to the branch.
+
+        Parameters
+        ----------
+        branch : str, default "main"
+            The branch.
+        lease : timedelta or seconds, optional
+            Take a lease of that timeout, renewed by itself, so that the session can commit
+            however long it takes, collections of garbage notwithstanding. Given up when the
+            session is closed, by `Session.release_lease`, or some time after the session is
+            forgotten.
 
         Raises
         ------
@@ -108,8 +131,9 @@ class Sessions(Indexes):
         head = known_ref(
             self._context.roots.with_branch(at.root, branch).branches, branch, "branch"
         )
+        lease_ms = None if lease is None else checked_timeout_ms(lease)
         view = self._context.open_branch(head)
-        return Session(self._context, view, branch, at.root.version)
+        return Session(self._context, view, branch, at.root.version, lease_ms=lease_ms)
 
     @contextmanager
     def transaction(

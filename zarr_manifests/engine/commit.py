@@ -36,6 +36,7 @@ from zarr_manifests.errors import (
     CorruptObjectError,
     FencedError,
     InvalidArgumentError,
+    ObjectNotFoundError,
 )
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
@@ -45,7 +46,7 @@ from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.root import Branch, LogEntry, Root
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
-from zarr_manifests.ids import session_start, snapshot_id_of
+from zarr_manifests.ids import session_start, snapshot_id_of, snapshot_key
 from zarr_manifests.planning.digests import (
     coordinate_ids,
     needs_digest,
@@ -129,6 +130,7 @@ def commit(
             find_in_history(context, root, source)
         if replaces is not None:
             _check_replaced(branch, tip, replaces)
+            _check_parent_kept(branch, tip, replaces)
         elif tip.head.key != parent.ref.key:
             parent = _rebase(context, view, tip, prepared)
         head, snapshot, uploads = _place(
@@ -136,7 +138,7 @@ def commit(
         )
         pending += [partial(context.objects.create, u.key, u.data) for u in uploads]
         pending.append(partial(context.roots.archive, at))
-        context.runtime.parallel(pending)
+        _upload(context, pending, branch, keys.session_id)
         pending = []
         new = _root_with(context, root, branch, head, snapshot, uploads[-1].data)
         landed = context.roots.swap(at, new, snapshot.commit_id)
@@ -149,6 +151,21 @@ def commit(
         f"commit to {branch!r}: other writers came first {context.config.commit_attempts} times; "
         "the session keeps its changes, commit again later"
     )
+
+
+def _upload(
+    context: Context, calls: Sequence[Callable[[], object]], branch: str, session: str
+) -> None:
+    """Make the calls of an upload round; all must succeed.
+
+    A collection may have deleted chunks of a session behind the fence: then that is the error.
+    """
+    try:
+        context.runtime.parallel(calls)
+    except ObjectNotFoundError:
+        root = context.roots.with_branch(context.roots.read().root, branch)
+        _checked_tip(context.roots, root, branch, session)
+        raise
 
 
 def _due_sync(changes: ChangeSet) -> tuple[str, ...]:
@@ -323,14 +340,24 @@ def _check_replaced(branch: str, tip: Branch, replaces: SnapshotView) -> None:
         )
 
 
+def _check_parent_kept(branch: str, tip: Branch, replaces: SnapshotView) -> None:
+    if tip.floor == replaces.snapshot_id:
+        raise ConflictError(
+            f"the snapshot before {replaces.snapshot_id} has expired, so that one cannot be "
+            f"amended; nothing was committed. Commit the changes to {branch!r} as a new snapshot",
+            [Conflict("/", "history", "the snapshot before has expired")],
+        )
+
+
 def _rebase(context: Context, view: SnapshotView, tip: Branch, prepared: _Prepared) -> SnapshotView:
     """The tip, opened, if the commit may be put on top of it."""
-    between = deltas_between(context, view.ref, tip.head)
+    between = deltas_between(context, view.ref, tip.head, tip.floor)
     if between is None:
         raise ConflictError(
             f"the snapshot the session began at ({view.snapshot_id}) is no longer in the "
-            "branch's history; was the branch reset? Nothing was committed",
-            [Conflict("/", "history", "the branch was reset")],
+            "branch's history; was the branch reset, or has the snapshot expired? Nothing was "
+            "committed",
+            [Conflict("/", "history", "the branch was reset, or the snapshot has expired")],
         )
     paths = {node.node_id: node.path for node in view.nodes.values()}
     theirs = [footprint_of(context, view, delta) for delta in between]
@@ -344,8 +371,14 @@ def _rebase(context: Context, view: SnapshotView, tip: Branch, prepared: _Prepar
     return context.open_branch(tip)
 
 
-def deltas_between(context: Context, older: BlobRef, newer: BlobRef) -> list[Delta] | None:
-    """Deltas of the commits after `older` up to `newer`, newest first; None if not an ancestor."""
+def deltas_between(
+    context: Context, older: BlobRef, newer: BlobRef, floor: str | None = None
+) -> list[Delta] | None:
+    """Deltas of the commits after `older` up to `newer`, newest first; None if not an ancestor.
+
+    What is older than the snapshot with the id `floor` is no ancestor any more.
+    """
+    last = None if floor is None else snapshot_key(floor)
     deltas = []
     ref: BlobRef | None = newer
     seen: set[str] = set()
@@ -355,7 +388,7 @@ def deltas_between(context: Context, older: BlobRef, newer: BlobRef) -> list[Del
         seen.add(ref.key)
         snapshot = context.objects.load(ref, Snapshot)
         deltas.append(delta_of(context, snapshot))
-        ref = snapshot.parent
+        ref = snapshot.parent if ref.key != last else None
     return None if ref is None else deltas
 
 
