@@ -46,6 +46,7 @@ __all__ = [
     "Transferrer",
     "branch_for",
     "check_session",
+    "dawdle",
     "gone",
     "payload",
     "put",
@@ -122,6 +123,12 @@ def payload(process: Process, what: str) -> bytes:
     return data.ljust(process.rng.choice((8, 24, 60)), b".")
 
 
+def dawdle(process: Process) -> None:
+    """Now and then let much time go by."""
+    if process.rng.random() < 0.1:
+        process.wait(process.rng.choice((1.0, 3.0)))
+
+
 def setup(process: Process, accounts: int, cells: int) -> None:
     """Make the arrays, and give each account 100."""
     session = process.repository().writable_session("main")
@@ -157,13 +164,15 @@ class Transferrer:
     def act(self, process: Process) -> None:
         branch, rng = branch_for(process), process.rng
         disturbed = process.wire.disturbed
+        session: Session | None = None
         try:
             session = process.repository().writable_session(branch)
             state = process.judge.state(session.snapshot_id)
             changes = self._move(process, session, state)
         except ManifestsError as error:
-            process.expect(error, disturbed, gone(branch))
+            process.expect(error, disturbed, gone(branch), session)
             return
+        dawdle(process)
         for _ in range(rng.randrange(1, 4)):
             # A session that met a conflict keeps its changes, and may be tried again.
             if process.commit(session, branch, changes, allowed=(ConflictError,)):
@@ -174,7 +183,7 @@ class Transferrer:
                     state = process.judge.state(session.snapshot_id)
                     changes = self._move(process, session, state)
                 except ManifestsError as error:
-                    process.expect(error, disturbed, ())
+                    process.expect(error, disturbed, (), session)
                     return
             elif session.store.workspace.closed is not None:
                 return
@@ -203,13 +212,15 @@ class Scribbler:
     def act(self, process: Process) -> None:
         branch, rng = branch_for(process), process.rng
         disturbed = process.wire.disturbed
+        session: Session | None = None
         try:
             session = process.repository().writable_session(branch)
             state = process.judge.state(session.snapshot_id)
             changes = scribble(process, session.store, state, self.metadata)
         except ManifestsError as error:
-            process.expect(error, disturbed, gone(branch))
+            process.expect(error, disturbed, gone(branch), session)
             return
+        dawdle(process)
         if not session.has_changes:
             return
         base = process.judge.known[session.snapshot_id]
@@ -285,9 +296,11 @@ class Reader:
     def act(self, process: Process) -> None:
         disturbed = process.wire.disturbed
         allowed: tuple[type[ManifestsError], ...] = (NotFoundError, SnapshotExpiredError)
+        session: Session | None = None
         try:
             session = self._open(process)
             allowed = ()
+            dawdle(process)
             state = process.judge.state(session.snapshot_id)
             if process.rng.random() < 0.3:
                 check_session(session, state)
@@ -297,7 +310,7 @@ class Reader:
                 number = process.rng.randrange(state.nodes[path].length or 1)
                 read_chunk(session.store, state, path, number)
         except ManifestsError as error:
-            process.expect(error, disturbed, allowed)
+            process.expect(error, disturbed, allowed, session)
 
     def _open(self, process: Process) -> Session:
         rng, judge = process.rng, process.judge

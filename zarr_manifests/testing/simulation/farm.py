@@ -14,7 +14,12 @@ from typing import Final
 
 from zarr_manifests.engine.changes import ForkState
 from zarr_manifests.engine.forks import revive
-from zarr_manifests.errors import ConflictError, InvalidArgumentError, ManifestsError
+from zarr_manifests.errors import (
+    ConflictError,
+    InvalidArgumentError,
+    ManifestsError,
+    SnapshotExpiredError,
+)
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.store import ManifestStore
 from zarr_manifests.testing.simulation.actors import (
@@ -42,6 +47,7 @@ class Task:
 
     name: str
     copy: bytes
+    base: str
     state: State
     changes: tuple[SetChunk, ...]
 
@@ -100,6 +106,8 @@ class Worker:
                 state = put(process, store, state, change)
             self.farm.results.append(Result(task, _sent(store)))
         except ManifestsError as error:
+            if isinstance(error, SnapshotExpiredError) and task.base not in process.judge.kept():
+                return
             process.expect(error, disturbed, ())
             self.farm.tasks.append(task)
 
@@ -114,6 +122,7 @@ class Foreman:
     def act(self, process: Process) -> None:
         branch, rng = branch_for(process), process.rng
         disturbed = process.wire.disturbed
+        session: Session | None = None
         try:
             session = process.repository().writable_session(branch)
             state = process.judge.state(session.snapshot_id)
@@ -124,7 +133,7 @@ class Foreman:
             results = self._wait(process, tasks)
             changes += self._merge(process, session, results)
         except ManifestsError as error:
-            process.expect(error, disturbed, gone(branch))
+            process.expect(error, disturbed, gone(branch), session)
             return
         if session.has_changes:
             process.commit(session, branch, changes, allowed=(ConflictError,))
@@ -141,7 +150,8 @@ class Foreman:
             data = [payload(process, f"task-{number}") for _ in mine]
             changes = tuple(SetChunk(CELLS, i, d) for i, d in zip(mine, data, strict=True))
             name = f"{process.name}/{rng.randrange(1 << 32):x}"
-            tasks.append(Task(name, _sent(session.fork().store), state, changes))
+            copy = _sent(session.fork().store)
+            tasks.append(Task(name, copy, session.snapshot_id, state, changes))
         again = [task for task in tasks if rng.random() < 0.3]  # as cautious schedulers do
         self.farm.tasks += [*tasks, *again]
         return tasks

@@ -17,7 +17,7 @@ of what each snapshot must hold:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
@@ -25,13 +25,16 @@ from typing import Any, Final
 from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.objects import Objects
 from zarr_manifests.engine.view import SnapshotView
-from zarr_manifests.format.chunk_table import InlineRef, NativeRef
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.chunk_table import InlineRef, NativeRef, native_keys
 from zarr_manifests.format.delta import Delta
+from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.nodes import Base, NodeKind
-from zarr_manifests.format.root import ROOT_KEY, Branch, Root
+from zarr_manifests.format.root import ROOT_KEY, Branch, Lease, Root
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import crc32c, snapshot_id_of, snapshot_key
 from zarr_manifests.runtime import Runtime
+from zarr_manifests.session import Session
 from zarr_manifests.testing.simulation.model import Change, Node, SetChunk, State, apply_all
 from zarr_manifests.testing.simulation.storage import Shelf
 from zarr_manifests.testing.simulation.world import BrokenPromiseError, World
@@ -143,6 +146,8 @@ class Judge:
 
     def failed(self, attempt: Attempt | RefChange) -> None:
         """It has failed for certain: it has had and will have no effect."""
+        if isinstance(attempt, RefChange) and attempt.landed is not None:
+            self._exchange(attempt, landed=False)
         self._demand(attempt.landed is None, f"{attempt} is said to have failed, and has landed")
         attempt.outcome = "failed"
         self.count("failed")
@@ -154,8 +159,23 @@ class Judge:
 
     def ref_done(self, change: RefChange) -> None:
         """The operation has returned."""
+        if change.landed is None:
+            self._exchange(change, landed=True)
         self._demand(change.landed is not None, f"{change} is acknowledged and lost")
         change.outcome = "acknowledged"
+
+    def _exchange(self, change: RefChange, *, landed: bool) -> None:
+        """Of two tries of the same, of which one's maker is dead, nobody can tell which landed."""
+        for other in self.refs:
+            same = (other.operation, other.name, other.snapshot) == (
+                change.operation,
+                change.name,
+                change.snapshot,
+            )
+            undecided = other is not change and other.outcome in ("open", "unknown")
+            if same and undecided and (other.landed is not None) == landed:
+                change.landed, other.landed = other.landed, change.landed
+                return
 
     def count(self, what: str) -> None:
         """Count something that happened, for the statistics of a run."""
@@ -166,7 +186,7 @@ class Judge:
         self._demand(snapshot_id in self.known, f"snapshot {snapshot_id} was never visible")
         return self.known[snapshot_id].state
 
-    def history(self, root: Root, branch: Branch) -> Iterator[Known]:
+    def history(self, branch: Branch) -> Iterator[Known]:
         """The branch's snapshots, newest first."""
         snapshot_id: str | None = snapshot_id_of(branch.head.key)
         for _ in range(_MOST_SNAPSHOTS):
@@ -180,8 +200,30 @@ class Judge:
         """All snapshots that branches and tags lead to."""
         root = self._root()
         starts = [*root.branches.values()]
-        starts += [Branch(ref, None) for ref in root.tags.values()]
-        return {k.snapshot_id: k for start in starts for k in self.history(root, start)}
+        # Once anything has expired, a tag keeps its own snapshot only.
+        expired = root.branches["main"].floor is not None
+        starts += [
+            Branch(ref, None, floor=snapshot_id_of(ref.key) if expired else None)
+            for ref in root.tags.values()
+        ]
+        return {k.snapshot_id: k for start in starts for k in self.history(start)}
+
+    def leases(self) -> tuple[Lease, ...]:
+        """All leases that are held."""
+        return self._root().leases
+
+    def kept(self) -> dict[str, Known]:
+        """All snapshots that must be readable: those in history, and the leased."""
+        leased = {lease.snapshot for lease in self.leases()}
+        return self.in_history() | {name: self.known[name] for name in leased}
+
+    def is_fenced(self, session: Session) -> bool:
+        """Whether the session must not commit any more."""
+        keys = session.store.workspace.keys
+        root = self._root()
+        if keys is None:
+            return False
+        return keys.start < root.fence and not root.holds_lease(keys.session_id)
 
     def places(self) -> list[str]:
         """Ids of all snapshots in history but the very first, which is empty."""
@@ -203,6 +245,8 @@ class Judge:
     def _swapped(self, key: str, old_data: bytes | None, data: bytes) -> None:
         self._demand(key == ROOT_KEY, f"{key} was overwritten")
         old, new = self.root, Root.from_object(data)
+        if old is not None and old_data is None:
+            return  # it is recovered; who does that says so
         self.heads.append({name: snapshot_id_of(b.head.key) for name, b in new.branches.items()})
         if old is None:
             self.root = new
@@ -214,17 +258,44 @@ class Judge:
         self.count(operation)
         self.world.note(f"swap to version {new.version}: {operation} {entry and entry.ref}")
         self._demand(new.version == old.version + 1, "a version was skipped or made twice")
-        for name in ("fence", "swept", "collected"):
+        for name in ("fence", "collected"):
             self._demand(getattr(new, name) >= getattr(old, name), f"{name} went back")
         self._demand(operation == "save config" or new.config == old.config, "config was lost")
         changed = self._changed_refs(old, new)
         if operation.startswith("commit"):
             self._commit(old, new, entry.ref if entry else "", changed)
-        elif operation.endswith((" branch", " tag")):
+        elif operation.endswith((" branch", " tag")) or operation.startswith("restore "):
             self._ref_change(new, operation, entry.ref if entry else "", changed)
         else:
             self._demand(not changed, f"{operation} has changed the refs {changed}")
+        self._check_leases(old, new)
         self.root = new
+        if changed:
+            self._check_there()
+
+    def _check_leases(self, old: Root, new: Root) -> None:
+        """A lease is taken and renewed only for what has neither expired nor been fenced."""
+        before = {lease.name: lease for lease in old.leases}
+        history = self.in_history()
+        lost = before.keys() - {lease.name for lease in new.leases}
+        if lost:
+            self.count("leases gone")
+        for lease in new.leases:
+            if lease.name not in before:
+                fenced = int(lease.session.partition("-")[0]) < new.fence
+                self._demand(not fenced, f"a lease for {lease.session}, which is behind the fence")
+            if lease.snapshot not in history:
+                self._demand(lease in old.leases, f"a lease on {lease.snapshot}, which has expired")
+
+    def _check_there(self) -> None:
+        """All that snapshots in history need is there."""
+        for known in self.in_history().values():
+            missing = [
+                key
+                for key in (snapshot_key(known.snapshot_id), *known.reach)
+                if key not in self.shelf.objects
+            ]
+            self._demand(not missing, f"{known.message!r} lacks {sorted(missing)}")
 
     @staticmethod
     def _changed_refs(old: Root, new: Root) -> dict[str, tuple[str | None, str | None]]:
@@ -309,9 +380,16 @@ class Judge:
                 and change.outcome in ("open", "unknown")
                 and (change.operation, change.name) == (operation, name)
             ):
+                if operation.startswith("restore "):
+                    due = self.heads[int(operation.partition(" ")[2]) - 1]
+                    self._demand(self.heads[-1] == due, f"{operation} has made {self.heads[-1]}")
+                    change.landed = new.version
+                    return
                 shown = f"tag:{name}" if operation.endswith("tag") else name
                 to = changed.get(shown, (None, change.snapshot))[1]
                 if set(changed) <= {shown} and to == change.snapshot:
+                    kept = to is None or to in self.in_history()
+                    self._demand(kept, f"{operation} {name}: {to} was in no history any more")
                     change.landed = new.version
                     self.count("refs changed")
                     return
@@ -384,9 +462,18 @@ class Judge:
         gone = set(keys)
         self.world.note(f"deleted {len(gone)} objects")
         self.counts["deleted"] = self.counts.get("deleted", 0) + len(gone)
-        for known in self.in_history().values():
+        for known in self.kept().values():
             lost = known.reach & gone or {snapshot_key(known.snapshot_id)} & gone
             self._demand(not lost, f"{known.message!r} needs what was deleted: {sorted(lost)}")
+
+    def recovered(self, root: Root, version: int) -> None:
+        """The root was lost, and made again from the archive of a version."""
+        due = self.heads[version - 1]
+        found = {name: snapshot_id_of(b.head.key) for name, b in root.branches.items()}
+        self._demand(found == due, f"{found} was recovered from version {version}, {due}")
+        self.root = root
+        self._check_there()
+        self.count("recovered")
 
     # --- at the end --------------------------------------------------------------------------
 
@@ -394,14 +481,43 @@ class Judge:
         """Check everything once more, now that nobody is at work."""
         root = self._root()
         for name, branch in root.branches.items():
-            messages = [k.message for k in self.history(root, branch) if not k.rewrite]
+            messages = [k.message for k in self.history(branch) if not k.rewrite]
             self._demand(len(messages) == len(set(messages)), f"{name} has a commit twice")
+        self._check_there()
         for known in self.in_history().values():
-            key = snapshot_key(known.snapshot_id)
-            missing = sorted(k for k in {key, *known.reach} if k not in self.shelf.objects)
-            self._demand(not missing, f"{known.message!r} lacks {missing}")
             if check_all is not None:
                 check_all(known)
+
+    def _shadowed(self, needed: Iterable[str]) -> set[str]:
+        """Chunk objects that needed tables name, though newer ones may lie over them."""
+        found: set[str] = set()
+        for key in needed:
+            data = self.shelf.objects[key][0]
+            held: Manifest | None = None
+            if key.startswith("deltas/"):
+                held = Delta.from_object(data, BlobRef.to(key, data)).embedded
+            elif key.startswith("manifests/"):
+                held = Manifest.from_object(data, BlobRef.to(key, data))
+            for part, table in held.parts if held is not None else ():
+                found |= native_keys(Manifest.decode(part, table))
+        return found
+
+    def garbage(self) -> list[str]:
+        """Keys of what no snapshot in history or under a lease needs."""
+        root = self._root()
+        needed = {ROOT_KEY}
+        for known in self.kept().values():
+            needed |= {snapshot_key(known.snapshot_id), *known.reach}
+        needed |= self._shadowed(needed)
+        needed |= {page.blob.key for pages in root.pages.values() for page in pages}
+        leased = {lease.session.partition("-")[0] for lease in root.leases}
+        return [
+            key
+            for key in sorted(self.shelf.objects)
+            if key not in needed
+            and not key.startswith("root/")
+            and key.split("/")[1].partition("-")[0] not in leased
+        ]
 
 
 @lru_cache(maxsize=256)

@@ -7,7 +7,12 @@ from dataclasses import replace
 from itertools import count
 from typing import Final
 
-from zarr_manifests.errors import CommitOutcomeUnknownError, ManifestsError
+from zarr_manifests.errors import (
+    CommitOutcomeUnknownError,
+    FencedError,
+    ManifestsError,
+    SnapshotExpiredError,
+)
 from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.session import Session
@@ -19,6 +24,7 @@ from zarr_manifests.testing.simulation.world import BrokenPromiseError, World
 
 __all__ = ["Process"]
 
+_FRESH_MS: Final = 200
 _NUMBERS: Final = count(1)
 _CLOCK_JUMPS_MS: Final = (-7_200_000, -5_000, 5_000, 7_200_000, 40 * 3_600_000)
 
@@ -43,15 +49,12 @@ class Process:
         self.rng = world.fork_rng(name)
         # What the package remembers by URL, for the whole process, must not be shared.
         url = f"memory://simulated-{next(_NUMBERS)}"
-        self.wire = Wire(
-            world, judge.shelf, weather, world.fork_rng(f"{name}/wire"), url, self._beat
-        )
+        self.wire = Wire(world, judge.shelf, weather, world.fork_rng(f"{name}/wire"), url)
         self.skew_ms = 0
         self.runtime = self._runtime()
         self._repository: Repository | None = None
-        self._opened = 0
-        self._timers: list[list[object]] = []
-        self._beating = False
+        self._opened = 0, 0
+        self._timers: list[tuple[int, Callable[[], None]]] = []
         self._messages = count(1)
 
     def _runtime(self) -> Runtime:
@@ -66,7 +69,18 @@ class Process:
             parallel=self._parallel,
             background=lambda call: call(),
             checkpoint=lambda name: None,
+            later=self._later,
         )
+
+    def _later(self, delay_s: float, call: Callable[[], None]) -> Callable[[], None]:
+        timer = (self.world.time_ms + int(delay_s * 1000), call)
+        self._timers.append(timer)
+
+        def cancel() -> None:
+            if timer in self._timers:
+                self._timers.remove(timer)
+
+        return cancel
 
     def _parallel[R](self, calls: Sequence[Callable[[], R]]) -> list[R]:
         """In any order, to the end, and the first error after that."""
@@ -85,40 +99,47 @@ class Process:
             raise errors[min(errors)]
         return [results[i] for i in range(len(calls))]
 
-    def _beat(self) -> None:
-        """Let timers go off, as on a thread of their own."""
-        if self._beating or not self._timers:
-            return
-        self._beating = True
-        try:
-            for timer in [t for t in self._timers if t[0] <= self.world.time_ms]:  # type: ignore[operator]
-                if timer in self._timers:
-                    self._timers.remove(timer)
-                    timer[1]()  # type: ignore[operator]
-        finally:
-            self._beating = False
+    def beat(self) -> None:
+        """Let timers go off.
+
+        Only where nothing else of the process is at work: on one thread nobody can wait for what
+        this thread itself is fetching.
+        """
+        for timer in [timer for timer in self._timers if timer[0] <= self.world.time_ms]:
+            if timer in self._timers:
+                self._timers.remove(timer)
+                timer[1]()
 
     def jump_clock(self) -> None:
         """Now and then somebody sets the clock."""
         if self.rng.random() < 0.02:
             self.skew_ms += self.rng.choice(_CLOCK_JUMPS_MS)
 
+    def wait(self, seconds: float) -> None:
+        """Do nothing for that time, but for what timers do."""
+        until_ms = self.world.time_ms + int(seconds * 1000)
+        while self.world.time_ms < until_ms and self.world.open:
+            due = min([until_ms, *(at for at, _ in self._timers)])
+            self.world.sleep(max(1, due - self.world.time_ms) / 1000)
+            self.check_alive()
+            self.beat()
+
     # --- the repository ----------------------------------------------------------------------
 
     def repository(self) -> Repository:
         """The repository, open; now and then opened again."""
         if self._repository is None or self.rng.random() < 0.1:
-            self._opened = len(self.judge.heads)
+            self._opened = self.world.time_ms, len(self.judge.heads)
             self._repository = Repository.open(self.wire, runtime=self.runtime)
         return self._repository
 
     def read(self, branch: str) -> Session:
         """A read-only session at the head of a branch, which must be one that it has now."""
-        since = len(self.judge.heads)
-        before = self._repository
+        now_ms, since = self.world.time_ms, len(self.judge.heads)
         repository = self.repository()
-        if repository is not before:
-            since = self._opened
+        opened_ms, opened = self._opened
+        if opened_ms + _FRESH_MS >= now_ms:
+            since = opened  # the first session may begin at the root that was opened
         session = repository.readonly_session(branch)
         heads = {heads.get(branch) for heads in self.judge.heads[since - 1 :]}
         if session.snapshot_id not in heads:
@@ -150,7 +171,7 @@ class Process:
         except ManifestsError as error:
             self.judge.failed(attempt)
             self.world.note(f"{message} failed: {type(error).__name__}")
-            self.expect(error, disturbed, allowed)
+            self.expect(error, disturbed, allowed, session)
             return False
         self.judge.acknowledged(attempt, made)
         self.world.note(f"{message} acknowledged as {made}")
@@ -184,10 +205,21 @@ class Process:
         error: ManifestsError,
         disturbed: int,
         allowed: tuple[type[ManifestsError], ...],
+        session: Session | None = None,
     ) -> None:
-        """Only these errors may come where no call has gone wrong."""
-        if self.wire.disturbed == disturbed and not isinstance(error, allowed):
-            raise BrokenPromiseError(f"{type(error).__name__} out of nothing: {error}") from error
+        """Only these errors may come where no call has gone wrong.
+
+        And those of a session that has expired, or that the fence has passed.
+        """
+        if self.wire.disturbed != disturbed or isinstance(error, allowed):
+            return
+        if session is not None:
+            if isinstance(error, SnapshotExpiredError):
+                if session.snapshot_id not in self.judge.kept():
+                    return
+            elif isinstance(error, FencedError) and self.judge.is_fenced(session):
+                return
+        raise BrokenPromiseError(f"{type(error).__name__} out of nothing: {error}") from error
 
     def expect_disturbed(self, disturbed: int, what: str) -> None:
         """Nobody may be left in doubt where no call has gone wrong."""

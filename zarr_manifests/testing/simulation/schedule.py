@@ -7,8 +7,10 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any, Final
 
+from zarr_manifests.format.root import ROOT_KEY, Root
 from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.testing.faulty import SimulatedCrash
@@ -25,9 +27,16 @@ from zarr_manifests.testing.simulation.actors import (
 )
 from zarr_manifests.testing.simulation.farm import Farm, Foreman, Worker
 from zarr_manifests.testing.simulation.judge import Judge, Known
+from zarr_manifests.testing.simulation.keepers import (
+    Collector,
+    Expirer,
+    LeaseReader,
+    LeaseWriter,
+    Restorer,
+)
 from zarr_manifests.testing.simulation.process import Process
 from zarr_manifests.testing.simulation.storage import Shelf, Weather
-from zarr_manifests.testing.simulation.world import World
+from zarr_manifests.testing.simulation.world import BrokenPromiseError, World
 
 __all__ = ["CALLS", "Outcome", "simulate"]
 
@@ -39,9 +48,9 @@ _CELLS: Final = 8
 _CALM: Final = Weather()
 _WEATHERS: Final = (
     _CALM,
-    Weather(fail=5, fail_after=5, lose_answer=10, late=5, twice=5, crash=5),
+    Weather(fail=5, fail_after=5, lose_answer=10, late=5, twice=5, crash=5, outage=2),
     Weather(fail=20, fail_after=20, lose_answer=20, late=10, twice=20, crash=2),
-    Weather(fail=2, fail_after=10, lose_answer=30, late=20, twice=10, crash=20),
+    Weather(fail=2, fail_after=10, lose_answer=30, late=20, twice=10, crash=20, outage=10),
 )
 _ALWAYS: Final[tuple[Actor, ...]] = (Transferrer("mover"), Scribbler("scribe"))
 _SOMETIMES: Final[tuple[Actor, ...]] = (
@@ -53,6 +62,14 @@ _SOMETIMES: Final[tuple[Actor, ...]] = (
     Reader("reader-2"),
     Brancher("brancher"),
     Configurer("configurer"),
+)
+_KEEPERS: Final[tuple[Actor, ...]] = (
+    Collector("collector"),
+    Collector("collector-2"),
+    Expirer("expirer"),
+    Restorer("restorer"),
+    LeaseReader("lease-reader"),
+    LeaseWriter("lease-writer"),
 )
 
 
@@ -137,6 +154,8 @@ def _run(world: World, judge: Judge, rng: random.Random) -> None:
     if rng.random() < 0.25:
         farm = Farm()
         cast += [Foreman("foreman", farm), Worker("worker", farm), Worker("worker-2", farm)]
+    if rng.random() < 0.6:
+        cast += rng.sample(_KEEPERS, rng.randrange(2, 6))
     world.run({actor.name: _life(world, judge, actor, weather) for actor in cast})
     world.flush()
     last = Process(world, judge, "last", _CALM)
@@ -147,6 +166,40 @@ def _run(world: World, judge: Judge, rng: random.Random) -> None:
             check_session(repository.readonly_session(snapshot_id=known.snapshot_id), known.state)
 
     judge.finish(check)
+    chance = world.rng.random()
+    if chance < 0.15:
+        _tidy_up(last, repository)
+    elif chance < 0.3:
+        _lose_the_root(Process(world, judge, "doomed", _CALM), last)
+
+
+def _tidy_up(process: Process, repository: Repository) -> None:
+    """After a whole collection only what is needed is left, and all of that is sound."""
+    for lease in process.judge.leases():
+        process.skew_ms = max(process.skew_ms, lease.expires_ms - process.world.time_ms + 1)
+    while not repository.garbage_collect(timedelta(0)).complete:
+        pass
+    left = process.judge.garbage()
+    if left:
+        raise BrokenPromiseError(f"a whole collection has left garbage: {left}")
+    report = repository.verify()
+    if not report.ok:
+        raise BrokenPromiseError(f"not all is sound: {report}")
+    process.judge.count("tidied up")
+
+
+def _lose_the_root(doomed: Process, last: Process) -> None:
+    """A collector dies between two deletions; then the root is lost, and recovered."""
+    doomed.wire.doomed = True
+    try:
+        doomed.repository().expire_snapshots(keep_last=1)
+        doomed.repository().garbage_collect(timedelta(0))
+    except SimulatedCrash:
+        doomed.judge.count("collectors that died")
+    del doomed.judge.shelf.objects[ROOT_KEY]
+    report = Repository.recover(last.wire, runtime=last.runtime)
+    root = Root.from_object(last.wire.get(ROOT_KEY))
+    last.judge.recovered(root, report.recovered)
 
 
 def _life(world: World, judge: Judge, actor: Actor, weather: Weather) -> Callable[[], None]:
@@ -160,6 +213,7 @@ def _life(world: World, judge: Judge, actor: Actor, weather: Weather) -> Callabl
             try:
                 while world.open:
                     process.jump_clock()
+                    process.beat()
                     actor.act(process)
                     world.sleep(process.rng.random() * 0.2)
             except SimulatedCrash as crash:

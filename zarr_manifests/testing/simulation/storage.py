@@ -7,7 +7,8 @@ it takes effect and another before its answer arrives, and between these it may 
 - its answer is lost and the client library, which tries again by itself, answers to that;
 - it fails, and takes effect some time later, or takes effect twice, the second time later; only
   where the storage is a remote one;
-- the process dies, before or after the effect.
+- the process dies, before or after the effect;
+- the answer is lost, and the process reaches nothing for a while after that.
 
 Invariant: nothing reaches the shelf from a process that is dead, but for what was held back on
 the way.
@@ -37,7 +38,7 @@ class Weather:
 
     Parameters
     ----------
-    fail, fail_after, lose_answer, late, twice, crash : int
+    fail, fail_after, lose_answer, late, twice, crash, outage : int
         Of the kinds of faults, in the order in which the module names them.
     """
 
@@ -47,11 +48,12 @@ class Weather:
     late: int = 0
     twice: int = 0
     crash: int = 0
+    outage: int = 0
 
     def draw(self, rng: random.Random) -> str:
         """The fault of one call; empty if there is none."""
         chance = rng.random() * 1000
-        for name in ("fail", "fail_after", "lose_answer", "late", "twice", "crash"):
+        for name in ("fail", "fail_after", "lose_answer", "late", "twice", "crash", "outage"):
             chance -= getattr(self, name)
             if chance < 0:
                 return name
@@ -163,6 +165,9 @@ class Wire:
         Whether the process is.
     disturbed : int
         How many calls have gone wrong so far.
+    doomed : bool
+        Whether the process dies after its next deletion, and nothing of what goes with its swaps
+        ever arrives.
     """
 
     world: World
@@ -170,10 +175,11 @@ class Wire:
     weather: Weather
     rng: random.Random
     url: str
-    idle: Callable[[], None]
     dead: bool = False
     disturbed: int = 0
+    doomed: bool = False
     capabilities: Capabilities = field(init=False)
+    _down: int = 0
 
     def __post_init__(self) -> None:
         self.capabilities = self.shelf.capabilities
@@ -211,6 +217,8 @@ class Wire:
 
     def _follow(self, key: str, data: bytes) -> None:
         """What goes with a swap: at once on a local disk, elsewhere some time, or never."""
+        if self.doomed:
+            return
         if self.capabilities.inline:
             self.shelf.create(key, data)
         elif self.rng.random() < 0.9:
@@ -229,6 +237,8 @@ class Wire:
         many = tuple(keys)
         if many:
             self._call("delete_many", many[0], lambda: self.shelf.delete_many(many))
+            if self.doomed:
+                self._die("after a deletion")
 
     def sync(self, keys: Iterable[str]) -> None:
         many = tuple(keys)
@@ -249,7 +259,6 @@ class Wire:
     def _call[R](self, op: str, key: str, run: Callable[[], R]) -> R:
         self.check_alive()
         self.world.calls += 1
-        self.idle()
         self.world.pause()
         fault = self._fault(op)
         self.world.note(f"{op} {key}{' !' + fault if fault else ''}")
@@ -280,7 +289,13 @@ class Wire:
     def _fault(self, op: str) -> str:
         if not self.world.open:
             return ""
+        if self._down > 0:
+            self._down -= 1
+            return "fail"
         fault = self.weather.draw(self.rng)
+        if fault == "outage":
+            self._down = self.rng.randrange(1, 12)
+            fault = "fail_after"
         if op not in _WRITES and fault in ("fail_after", "lose_answer", "late", "twice"):
             return "fail" if fault == "fail_after" else ""
         if self.capabilities.inline and fault in ("late", "twice"):
