@@ -35,7 +35,14 @@ from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import crc32c, snapshot_id_of, snapshot_key
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.session import Session
-from zarr_manifests.testing.simulation.model import Change, Node, SetChunk, State, apply_all
+from zarr_manifests.testing.simulation.model import (
+    Change,
+    Node,
+    SetChunk,
+    State,
+    apply_all,
+    effects,
+)
 from zarr_manifests.testing.simulation.storage import Shelf
 from zarr_manifests.testing.simulation.world import BrokenPromiseError, World
 
@@ -269,7 +276,12 @@ class Judge:
         else:
             self._demand(not changed, f"{operation} has changed the refs {changed}")
         self._check_leases(old, new)
+        before = self.in_history() if operation == "expire snapshots" else {}
         self.root = new
+        if before:
+            leased = before.keys() & {lease.snapshot for lease in new.leases}
+            gone = sorted(leased - self.in_history().keys())
+            self._demand(not gone, f"leased snapshots have expired: {gone}")
         if changed:
             self._check_there()
 
@@ -350,22 +362,22 @@ class Judge:
 
     def _check_overwritten(self, attempt: Attempt, tip: Known) -> None:
         """Nothing that others wrote since is overwritten."""
-        mine = {change.place: change for change in attempt.changes}
+        base = self.known[attempt.base].state
+        mine = effects(attempt.changes, base, apply_all(base, attempt.changes))
+        told = {c.place for c in attempt.changes if isinstance(c, SetChunk) and c.told}
         here: Known | None = tip
         while here is not None and here.snapshot_id != attempt.base:
-            if not here.rewrite:
-                others = self.attempts.get(here.message)
-                for theirs in others.changes if others is not None else ():
-                    self._check_pair(attempt, mine.get(theirs.place), theirs)
+            others = None if here.rewrite else self.attempts.get(here.message)
+            if others is not None:
+                before = self.known[here.parent or ""].state
+                theirs = effects(others.changes, before, here.state)
+                for place in sorted(mine.keys() & theirs.keys(), key=str):
+                    if mine[place] != theirs[place] or place in told:
+                        raise BrokenPromiseError(
+                            f"{attempt.message} overwrites {place}, which {others.message} wrote"
+                        )
             here = self.known.get(here.parent or "")
         self._demand(here is not None, f"{attempt.message} was made on what is in no history")
-
-    def _check_pair(self, attempt: Attempt, mine: Change | None, theirs: Change) -> None:
-        if mine is None:
-            return
-        same = mine == theirs and not (isinstance(mine, SetChunk) and mine.told)
-        if not same and mine.place[0] in ("chunk", "attribute", "node"):
-            raise BrokenPromiseError(f"{attempt.message} overwrites what it has not seen: {theirs}")
 
     def _ref_change(
         self,

@@ -21,6 +21,7 @@ __all__ = [
     "State",
     "apply_all",
     "document_of",
+    "effects",
 ]
 
 
@@ -152,6 +153,33 @@ def apply_all(state: State, changes: Iterable[Change]) -> State:
     for change in changes:
         state = change.apply(state)
     return state
+
+
+def effects(
+    changes: Iterable[Change], before: State, after: State
+) -> dict[tuple[object, ...], object]:
+    """What is at each place that the changes have changed in the end; others are left out.
+
+    Who makes something and unmakes it again has changed nothing.
+    """
+    found: dict[tuple[object, ...], object] = {}
+    for change in changes:
+        match change:
+            case SetChunk(path, number):
+                was, now = before.chunks.get((path, number)), after.chunks.get((path, number))
+                if was != now or change.told:
+                    found[change.place] = now
+            case SetAttribute(path, name):
+                was_given = dict(before.nodes[path].attributes) if path in before.nodes else {}
+                given = dict(after.nodes[path].attributes) if path in after.nodes else {}
+                if was_given.get(name) != given.get(name):
+                    found[change.place] = given.get(name)
+            case CreateNode(path) | DeleteNode(path):
+                if path in before.nodes or path in after.nodes:
+                    found[change.place] = after.nodes.get(path)
+            case Resize():
+                pass  # of two lengths the greater one holds; what is cut off are chunks
+    return found
 
 
 def document_of(path: str, node: Node, *, coordinate: bool) -> bytes:
