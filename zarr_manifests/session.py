@@ -112,12 +112,14 @@ class Session:
         read_from: str | None = None,
         follow_s: float | None = None,
         lease_ms: int | None = None,
+        epoch: int | None = None,
     ) -> None:
         self._context = context
         self._branch = branch
         self._held: Held | None = None
+        self._epoch = epoch
         self._indexed = branch if read_from is None else read_from
-        keys = SessionKeys(start, context.runtime) if start is not None else None
+        keys = None if start is None else self._keys_from(start)
         self._workspace = Workspace(context, view, keys)
         if follow_s is not None and read_from is not None:
             self._workspace.follower = Follower(context, read_from, follow_s)
@@ -313,7 +315,7 @@ class Session:
             if self.read_only:
                 workspace.start_at(view, None)
             else:
-                self._start_at(view, SessionKeys(start, self._context.runtime))
+                self._start_at(view, self._keys_from(start))
                 self._move_lease()
             return True
 
@@ -456,8 +458,11 @@ class Session:
             start = workspace.keys.start
             if self._held is not None:  # a lease can go on only with a session before no fence
                 start = self._context.roots.read().root.version
-            self._start_at(workspace.view, SessionKeys(start, self._context.runtime))
+            self._start_at(workspace.view, self._keys_from(start))
             self._move_lease()
+
+    def _keys_from(self, start: int) -> SessionKeys:
+        return SessionKeys(start, self._context.runtime, epoch=self._epoch)
 
     def _start_at(self, view: SnapshotView, keys: SessionKeys) -> None:
         self._preload.cancel()
@@ -511,7 +516,8 @@ class Session:
         UnmergedForksError
             If copies of the store changed anything and none was merged.
         FencedError
-            If the session is older than the repository's fence.
+            If the session is older than the repository's fence, or than another writer's claim
+            on the branch.
         CommitOutcomeUnknownError
             If it cannot be found out whether the commit took effect. The session is closed.
         StorageError
@@ -668,7 +674,7 @@ class Session:
                 raise
             _LOG.warning("going on after a commit to %r failed", self._branch, exc_info=True)
             return
-        keys = SessionKeys(done.at.root.version, context.runtime)
+        keys = self._keys_from(done.at.root.version)
         self._start_at(view, keys)
         self._move_lease()
         rewrite, options = context.config.commits.mode == "rewrite", context.config.compaction

@@ -26,6 +26,7 @@ from zarr_manifests.engine.changes import ChangeSet
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.digesting import with_digest
+from zarr_manifests.engine.epochs import check_writer
 from zarr_manifests.engine.objects import Upload
 from zarr_manifests.engine.packs import Pack
 from zarr_manifests.engine.roots import RootAt, Roots
@@ -46,7 +47,7 @@ from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.root import Branch, LogEntry, Root
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
-from zarr_manifests.ids import session_start, snapshot_id_of, snapshot_key
+from zarr_manifests.ids import snapshot_id_of, snapshot_key
 from zarr_manifests.planning.digests import (
     coordinate_ids,
     needs_digest,
@@ -109,7 +110,8 @@ def commit(
     ConflictError
         If the branch has moved and the changes cannot be rebased; nothing was committed.
     FencedError
-        If the session began before the repository's fence and holds no lease.
+        If the session began before the repository's fence and holds no lease, or another writer
+        has claimed the branch since.
     CommitOutcomeUnknownError
         If it cannot be found out whether the swap took effect.
     """
@@ -125,7 +127,7 @@ def commit(
         at = context.roots.read()  # a branch that has moved may have moved again
     for attempt in range(context.config.commit_attempts):
         root = context.roots.with_branch(at.root, branch)
-        tip = _checked_tip(context.roots, root, branch, keys.session_id)
+        tip = _checked_tip(context.roots, root, branch, keys)
         if source is not None:
             find_in_history(context, root, source)
         if replaces is not None:
@@ -138,7 +140,7 @@ def commit(
         )
         pending += [partial(context.objects.create, u.key, u.data) for u in uploads]
         pending.append(partial(context.roots.archive, at))
-        _upload(context, pending, branch, keys.session_id)
+        _upload(context, pending, branch, keys)
         pending = []
         new = _root_with(context, root, branch, head, snapshot, uploads[-1].data)
         landed = context.roots.swap(at, new, snapshot.commit_id)
@@ -154,7 +156,7 @@ def commit(
 
 
 def _upload(
-    context: Context, calls: Sequence[Callable[[], object]], branch: str, session: str
+    context: Context, calls: Sequence[Callable[[], object]], branch: str, keys: SessionKeys
 ) -> None:
     """Make the calls of an upload round; all must succeed.
 
@@ -164,7 +166,7 @@ def _upload(
         context.runtime.parallel(calls)
     except ObjectNotFoundError:
         root = context.roots.with_branch(context.roots.read().root, branch)
-        _checked_tip(context.roots, root, branch, session)
+        _checked_tip(context.roots, root, branch, keys)
         raise
 
 
@@ -199,16 +201,17 @@ def checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
     return checked
 
 
-def _checked_tip(roots: Roots, root: Root, branch: str, session: str) -> Branch:
+def _checked_tip(roots: Roots, root: Root, branch: str, keys: SessionKeys) -> Branch:
     tip = root.branches.get(branch)
     if tip is None:
         raise ConflictError(
             f"branch {branch!r} was deleted since the session began; nothing was committed. "
             "Create it again at the session's snapshot, then commit"
         )
-    if session_start(session) < root.fence and not roots.holds_lease(root, session):
+    check_writer(tip, branch, keys)
+    if keys.start < root.fence and not roots.holds_lease(root, keys.session_id):
         raise FencedError(
-            f"the session began at version {session_start(session)}, before the repository's "
+            f"the session began at version {keys.start}, before the repository's "
             f"fence {root.fence}: its objects may have been collected. Open a new session and "
             "write the changes again"
         )

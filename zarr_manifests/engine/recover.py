@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 
 from zarr_manifests.engine.collect import archived_versions
 from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.epochs import COLLECTOR, COMPACTOR, restored_epoch
 from zarr_manifests.engine.objects import Objects
 from zarr_manifests.engine.roots import RootAt, Roots
 from zarr_manifests.engine.verify import closure_problems
@@ -32,14 +33,14 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
     UnsupportedStorageError,
 )
-from zarr_manifests.format.root import ROOT_KEY, Branch, LogEntry, Root, archive_key
+from zarr_manifests.format.root import ROOT_KEY, LogEntry, Root, archive_key
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage, Token
 
 __all__ = ["LoggedOperation", "RecoveryReport", "operations", "recover", "restore"]
 
 _ATTEMPTS = 100
-_KINDS = ("compactor", "collector")
+_KINDS = (COMPACTOR, COLLECTOR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,10 @@ def restore(context: Context, version: int) -> None:
         return replace(
             whole,
             branches={
-                name: _with_epoch(branch, whole.branches.get(name))
+                name: replace(
+                    branch,
+                    epoch=restored_epoch(branch, whole.branches.get(name), root.version + 1),
+                )
                 for name, branch in old.branches.items()
             },
             tags={n: ref for n, ref in old.tags.items() if n not in whole.deleted_tags},
@@ -165,13 +169,6 @@ def _check_restorable(root: Root, version: int) -> None:
         raise InvalidArgumentError(
             f"version {version} is not older than the root is now ({root.version})"
         )
-
-
-def _with_epoch(branch: Branch, now: Branch | None) -> Branch:
-    """Epochs only rise, and counters go on."""
-    if now is None:
-        return branch
-    return replace(branch, epoch=max(branch.epoch, now.epoch))
 
 
 # --- recovery ----------------------------------------------------------------------------------
