@@ -143,6 +143,8 @@ def commit(
         _upload(context, pending, branch, keys)
         pending = []
         new = _root_with(context, root, branch, head, snapshot, uploads[-1].data)
+        if replaces is not None:  # what it leaves behind is older than where a search may begin
+            new = replace(new, swept=0)
         landed = context.roots.swap(at, new, snapshot.commit_id)
         if landed is not None:
             context.objects.remember(head, snapshot)

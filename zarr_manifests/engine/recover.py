@@ -31,6 +31,7 @@ from zarr_manifests.errors import (
     NotFoundError,
     ObjectNotFoundError,
     SnapshotExpiredError,
+    StorageError,
     UnsupportedStorageError,
 )
 from zarr_manifests.format.root import ROOT_KEY, LogEntry, Root, archive_key
@@ -187,6 +188,8 @@ def recover(storage: Storage, runtime: Runtime) -> RecoveryReport:
         If there is none of which all is there.
     ConflictError
         If somebody else makes or changes the root meanwhile.
+    StorageError
+        If the storage fails; nothing was changed, unless the answer of the swap was lost.
     """
     if not storage.capabilities.cas:
         raise UnsupportedStorageError(f"{storage.url} cannot compare-and-swap")
@@ -240,7 +243,7 @@ def _current(storage: Storage) -> tuple[Token | None, Root | None]:
 
 
 def _sound(storage: Storage, runtime: Runtime, version: int) -> Root | str:
-    """The archived root, or why it cannot be taken."""
+    """The archived root, or why it cannot be taken; a storage that fails is no reason for that."""
     key = archive_key(version)
     try:
         root = Root.from_object(storage.get(key), key)
@@ -248,6 +251,8 @@ def _sound(storage: Storage, runtime: Runtime, version: int) -> Root | str:
             return f"{key} is the archive of version {root.version}"
         problems = closure_problems(_context(storage, runtime, root), root)
     except ManifestsError as error:
+        if isinstance(error, StorageError) and not isinstance(error, ObjectNotFoundError):
+            raise
         return str(error)
     return str(problems[0]) if problems else root
 
