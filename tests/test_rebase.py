@@ -407,6 +407,19 @@ def test_a_group_stays_with_the_array_that_is_kept_in_it() -> None:
     assert found["g/x/c/0"] == b"kept"
 
 
+@pytest.mark.parametrize("also", ["move g", "replace g/x"])
+def test_what_is_moved_or_replaced_cannot_be_kept(also: str) -> None:
+    def mine(session: Session) -> None:
+        clears("g/x")(session)
+        if also == "move g":
+            session.move("g", "h")
+        else:
+            array(session, "g/x", 3)
+
+    with pytest.raises(ConflictError, match="/g/x: delete"):
+        both(base(), mine, writes("g/x/c/0", b"kept"), rebase="theirs")
+
+
 def test_a_move_over_a_write_takes_it_along_or_fails() -> None:
     found = both(base(), ACTIONS["move a"], ACTIONS["write 00"], rebase="ours")
     assert found["moved/c/0/0"] == b"mine"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,11 +19,14 @@ NOTHING = Changes({})
 
 
 def array(path: str, node_id: bytes, shape: tuple[int, ...] = (100, 100)) -> Node:
-    document = (
-        '{{"zarr_format": 3, "node_type": "array", "shape": [{}], "chunk_grid": {{"name": "regular",'
-        ' "configuration": {{"chunk_shape": [{}]}}}}, "chunk_key_encoding": {{"name": "default"}}}}'
-    ).format(", ".join(map(str, shape)), ", ".join("1" for _ in shape))
-    return Node(path, node_id, NodeKind.ARRAY, {"zarr.json": document.encode()})
+    document = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": shape,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1] * len(shape)}},
+        "chunk_key_encoding": {"name": "default"},
+    }
+    return Node(path, node_id, NodeKind.ARRAY, {"zarr.json": json.dumps(document).encode()})
 
 
 NODES = {"air/a": array("air/a", A), "air/b": array("air/b", B)}

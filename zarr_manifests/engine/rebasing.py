@@ -184,9 +184,9 @@ def _onto(
             "nothing was committed. Call session.rebase(), look at what there is, commit again",
             [Conflict("/", "history", "the branch has moved")],
         )
-    nodes = mine.nodes
-    ours = Changes.of(view.nodes, nodes, mine.truncated, mine.tables)
-    theirs = _theirs(context, view, between, {*ours.nodes, *mine.reads.nodes()})
+    ours = Changes.of(view.nodes, mine.nodes, mine.truncated, mine.tables)
+    wanted = {*ours.nodes, *(mine.reads.nodes() if rebasing.serializable else ())}
+    theirs = _theirs(context, view, between, wanted)
     on = context.open_branch(tip)
     moved = rebase(
         ours,

@@ -13,10 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.runtime import ForkSafeLock
 
 __all__ = ["Reads"]
 
 _MOST_CHUNKS: Final = 4096
+_ENCLOSING: Final = ForkSafeLock()
 
 
 @dataclass(slots=True)
@@ -39,23 +41,28 @@ class Reads:
 
     def note(self, node_id: bytes, coords: Coords) -> None:
         """Note that a chunk was read."""
-        seen = self.chunks.get(node_id)
-        if seen is None:
-            seen = self.chunks.setdefault(node_id, set())
-        seen.add(coords)
+        while True:
+            seen = self.chunks.get(node_id)
+            if seen is None:
+                seen = self.chunks.setdefault(node_id, set())
+            seen.add(coords)
+            if self.chunks.get(node_id) is seen:  # else it may have come too late for the box
+                break
         if len(seen) > _MOST_CHUNKS and coords:
-            self._enclose(node_id, seen)
+            self._enclose(node_id)
 
-    def _enclose(self, node_id: bytes, seen: set[Coords]) -> None:
-        boxes = [Box.around_coords(np.array(list(seen.copy()), np.int64))]
-        if node_id in self.boxes:
-            boxes.append(self.boxes[node_id])
-        self.boxes[node_id] = Box.around(boxes)
-        self.chunks[node_id] = set()
+    def _enclose(self, node_id: bytes) -> None:
+        with _ENCLOSING:
+            seen = self.chunks.pop(node_id, None)
+            if seen:
+                boxes = [Box.around_coords(np.array(list(seen.copy()), np.int64))]
+                if node_id in self.boxes:
+                    boxes.append(self.boxes[node_id])
+                self.boxes[node_id] = Box.around(boxes)
 
     def copy(self) -> Reads:
         """A copy that shares nothing mutable."""
-        chunks = {node: set(seen) for node, seen in self.chunks.items()}
+        chunks = {node: set(seen) for node, seen in dict(self.chunks).items()}
         return Reads(chunks, dict(self.boxes), set(self.documents))
 
     def add(self, other: Reads) -> None:

@@ -162,8 +162,8 @@ def rebase(
         found += _read_conflicts(mine, theirs, reads)
     for each in found:
         choice = _choice(policy, each.conflict) if each.open_to_policy else "fail"
-        back = each.deletion and choice == "theirs" and mine.nodes[each.node_id].moved
-        if choice == "fail" or back:  # a move takes along too much to be half taken back
+        back = each.deletion and choice == "theirs"
+        if choice == "fail" or (back and not _may_stay(mine, each.node_id)):
             conflicts.append(each.conflict)
         elif each.deletion and choice == "theirs":
             kept.add(each.node_id)
@@ -174,6 +174,13 @@ def rebase(
     if conflicts:
         return Rebased(tuple(dict.fromkeys(conflicts)))
     return Rebased((), _nodes(mine, tip, ours, kept), dropped)
+
+
+def _may_stay(mine: Changes, node_id: bytes) -> bool:
+    """Whether what I delete can be kept: neither it nor what it lies in is moved or replaced."""
+    path = mine.nodes[node_id].path
+    moved = {change.left for _, change in mine if change.moved}
+    return moved.union(mine.taken).isdisjoint((path, *above(path)))
 
 
 def _choice(policy: Policy, conflict: Conflict) -> Choice:
