@@ -150,7 +150,7 @@ def test_the_steps_do_the_job(tmp_path: Path) -> None:
     assert list(repo.list_tags()) == [FIRST_TAG]
 
     assert [commit.months for commit in commits] == list(range(73, 81))
-    assert not any(commit.folded for commit in commits)
+    assert not any(commit.compacted for commit in commits)
     assert [rewrite.months for rewrite in rewrites] == [73, 78, 80]
     assert not demo.place.scratch.exists()
     # A month is two chunks, two new ones of eighty; what is there already is not read or written.
@@ -273,6 +273,6 @@ def test_the_whole_demo(tmp_path: Path) -> None:
     assert "132 means, as xarray computes them" in done.stdout
     assert re.search(r"351,648 rows in ([2-9]|\d\d+) tasks", done.stdout)
     assert done.stdout.count("every value as in the netCDF file") == 2
-    assert "also folded all deltas into a new base" in done.stdout
+    assert "also compacted the deltas" in done.stdout
     assert (tmp_path / "here" / "winds.png").stat().st_size > 10_000
     assert len(list(zm.Repository.open(tmp_path / "here" / "winds").ancestry())) == 2 + 60 + 1

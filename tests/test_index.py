@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
-from zarr_manifests.engine import fold
-from zarr_manifests.engine.fold import fold_branch
 from zarr_manifests.engine.index import Presence, index_pointer, initialized_counts
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -56,10 +54,14 @@ def storage() -> MemoryStorage:
 
 
 @pytest.fixture
-def repository(storage: MemoryStorage, monkeypatch: pytest.MonkeyPatch) -> Repository:
+def repository(storage: MemoryStorage) -> Repository:
     """An array of 36,000 chunks in two leaves, every third of them there, and a full small one."""
-    monkeypatch.setattr(fold, "LEAF_ROWS", 6_000)
-    made = Repository.create(storage)
+    sets = [
+        {"coordinates": {"max-manifest-size": 5_000}},
+        {"default": {"max-manifest-size": 9_000}},
+    ]
+    config = {"chunk-manifests": {"sets": sets}, "compaction": {"size-ratio": 0}}
+    made = Repository.create(storage, config)
     session = made.writable_session()
     make(session, "big", (12_000, 3))
     make(session, "small", (5,))
@@ -68,7 +70,7 @@ def repository(storage: MemoryStorage, monkeypatch: pytest.MonkeyPatch) -> Repos
     for i in range(5):
         put(session, f"small/c/{i}", b"1234")
     session.commit("fill")
-    fold_branch(made._context, "main")
+    made.compact("main", "major")
     return made
 
 
@@ -294,7 +296,7 @@ def test_building_is_incremental(repository: Repository, storage: MemoryStorage)
     session = repository.writable_session()
     put(session, "small/c/1", b"other")
     session.commit("another")
-    fold_branch(repository._context, "main")
+    repository.compact("main", "major")
     counting = CountingStorage(storage)
     builder = Repository.open(counting)
     report = builder.build_index()
@@ -397,7 +399,7 @@ def test_an_index_that_is_behind_is_not_used_for_what_it_does_not_know(
     session.store.delete_sync("big/c/5/2")
     put(session, "big/c/11999/0")
     session.commit("change")
-    fold_branch(repository._context, "main")
+    repository.compact("main", "major")
     reader = Repository.open(storage)
     found = reader.readonly_session().initialized_chunks("big", [slice(4, 7), slice(None)])
     assert found.tolist() == [[4, 1], [6, 0]]
@@ -412,7 +414,7 @@ def test_other_branches_keep_their_entries(repository: Repository, storage: Memo
     session = repository.writable_session("trial")
     put(session, "small/c/1", b"other")
     session.commit("another")
-    fold_branch(repository._context, "trial")
+    repository.compact("trial", "major")
     assert repository.build_index("trial").indexed == 1
     assert repository.build_index("main").indexed == 0
     reader = Repository.open(storage)
@@ -468,7 +470,7 @@ def test_a_session_knows_what_is_there(
             session.commit("some")
         elif what in ("fold", "index") and not session.has_changes:
             if what == "fold":
-                fold_branch(repository._context, "main")
+                repository.compact("main", "major")
             else:
                 repository.build_index()
             session = repository.writable_session()

@@ -24,6 +24,7 @@ PUBLIC = [
     "zarr_manifests.xarray",
     "zarr_manifests.spark",
     "zarr_manifests.config",
+    "zarr_manifests.metrics",
     "zarr_manifests.errors",
     "zarr_manifests.storage",
     "zarr_manifests.testing",

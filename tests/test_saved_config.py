@@ -115,7 +115,7 @@ def test_roots_from_before_there_were_sections_are_read() -> None:
     assert found.config == RepositoryConfig(1, 2, 3)
     found.create_tag("written-anew")
     again = unpack_root(storage.get("current"))["config"]
-    assert again["compaction"] == {"max-delta-count": 2}
+    assert again["compaction"]["max-delta-count"] == 2
     assert Repository.open(storage).config == RepositoryConfig(1, 2, 3)
     assert repository.config == RepositoryConfig()
 

@@ -16,8 +16,6 @@ import zarr
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Fork, ManifestStore, Repository, Session
-from zarr_manifests.engine import fold as fold_module
-from zarr_manifests.engine.fold import fold_branch
 from zarr_manifests.errors import (
     ConflictError,
     FencedError,
@@ -383,8 +381,10 @@ def test_a_lease_lets_a_session_through_the_fence(repository: Repository) -> Non
 # --- folds -----------------------------------------------------------------------------------
 
 
-def folding(n: int = 100) -> Repository:
-    return with_array(Repository.create(MemoryStorage(), {"max-delta-count": 3}), n=n)
+def folding(n: int = 100, **options: Any) -> Repository:
+    """One that merges everything into the base at the third delta."""
+    config = {"compaction": {"max-delta-count": 3, "size-ratio": 0}, **options}
+    return with_array(Repository.create(MemoryStorage(), config), n=n)
 
 
 def test_fold_changes_no_contents_in_the_head_and_in_any_old_snapshot() -> None:
@@ -417,7 +417,7 @@ def test_fold_is_a_rewrite_in_history_and_the_commit_is_its_parent() -> None:
     infos = [*repository.ancestry()]
     assert [info.kind for info in infos[:2]] == ["rewrite", "overwrite"]
     assert infos[1].snapshot_id == committed
-    assert infos[0].message == "fold 3 deltas"
+    assert infos[0].message == "compact 3 deltas"
     assert session.snapshot_id == infos[0].snapshot_id
     view = session.store.workspace.view
     assert view.snapshot.deltas == ()
@@ -425,8 +425,9 @@ def test_fold_is_a_rewrite_in_history_and_the_commit_is_its_parent() -> None:
 
 
 def test_untouched_manifests_keep_their_keys() -> None:
-    """Each array with more than a few thousand chunks has a manifest of its own."""
-    repository = folding(n=6_000)
+    """The arrays are too large to share a manifest."""
+    manifests = {"sets": [{"default": {"max-manifest-size": 6_000}}], "rules": []}
+    repository = folding(n=6_000, chunk_manifests=manifests)
     session = repository.writable_session("main")
     zarr.create_array(session.store, name="b", shape=(6_000,), chunks=(1,), dtype="u1")
     for name in "ab":
@@ -458,8 +459,9 @@ def test_untouched_manifests_keep_their_keys() -> None:
 
 def test_a_large_array_is_split_into_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """And reads, shrinks, grows and folds on as if it were whole."""
-    monkeypatch.setattr(fold_module, "LEAF_ROWS", 7)
-    repository = Repository.create(MemoryStorage(), {"max-delta-count": 1})
+    manifests = {"sets": [{"default": {"max-manifest-size": 7}}], "rules": []}
+    config = {"max-delta-count": 1, "chunk-manifests": manifests}
+    repository = Repository.create(MemoryStorage(), config)
     session = repository.writable_session("main")
     zarr.create_array(session.store, name="a", shape=(9, 5), chunks=(1, 1), dtype="u1")
     expected = {}
@@ -538,7 +540,7 @@ def test_a_commit_is_put_on_top_of_a_fold(change: str) -> None:
         put(session, "a/c/2", b"s")
     else:
         # Only the rewrite lies between: metadata changes go on top of that as well.
-        assert fold_branch(repository._context, "main") is not None
+        assert repository.compact("main", "full").snapshot_id is not None
         resize(session, 7)
     session.commit("on top of the fold")
     read = repository.readonly_session()
@@ -623,7 +625,7 @@ def test_the_commit_stands_if_the_fold_fails(caplog: pytest.LogCaptureFixture) -
     for i in range(2):
         put(session, f"a/c/{i}", b"1")
         committed = session.commit(f"{i}")
-    assert "folding the deltas of 'main' failed" in caplog.text
+    assert "compacting 'main' failed" in caplog.text
     assert Repository.open(storage).list_branches()["main"] == committed
     put(session, "a/c/2", b"1")  # the session goes on
     session.commit("folds this time")
@@ -666,7 +668,7 @@ def test_a_commit_that_landed_is_acknowledged_even_if_it_cannot_be_opened() -> N
     faulty = FaultyStorage(storage, [Fault("fail_before", op="get", key="nodes/*", count=None)])
     repository = Repository.open(faulty, {"max-delta-count": 50})
     session = repository.writable_session("main")
-    repository._context.objects._cache_bytes = 0
+    repository._context.objects.cache.max_size = 0
     for branch in (root := repository._context.roots.latest.root).branches.values():
         assert branch.base is not None
     bare = replace(repository._context.roots.latest, root=root.bare())

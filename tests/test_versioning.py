@@ -17,8 +17,6 @@ from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
 from zarr_manifests import Repository, Session
-from zarr_manifests.engine import fold
-from zarr_manifests.engine.fold import fold_branch
 from zarr_manifests.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -98,7 +96,7 @@ def renamed(kept: dict[str, bytes], old: str, new: str) -> dict[str, bytes]:
 @pytest.mark.parametrize("folded", [False, True])
 def test_a_move_keeps_every_byte_and_id(repository: Repository, folded: bool) -> None:
     if folded:
-        fold_branch(repository._context, "main")
+        repository.compact("main", "full")
     before = at(repository)
     session = repository.writable_session()
     ids = {path: node.node_id for path, node in session.store.workspace.nodes().items()}
@@ -110,7 +108,7 @@ def test_a_move_keeps_every_byte_and_id(repository: Repository, folded: bool) ->
     now = {path: node.node_id for path, node in read.store.workspace.nodes().items()}
     assert now["moved/inner/big"] == ids["g/inner/big"]
     assert set(now.values()) == set(ids.values())
-    fold_branch(repository._context, "main")
+    repository.compact("main", "full")
     assert at(repository) == renamed(before, "g", "moved")
 
 
@@ -291,7 +289,7 @@ def test_a_shift_is_slicing_by_whole_chunks(data: st.DataObject) -> None:
         np.testing.assert_array_equal(zarr.open_array(session.store, path="a"), expected[inside])
     if session.has_changes:
         session.commit("shifted")
-    fold_branch(repository._context, "main")
+    repository.compact("main", "full")
     read = zarr.open_array(repository.readonly_session().store, path="a", mode="r")
     np.testing.assert_array_equal(read, expected[inside])
 
@@ -531,7 +529,7 @@ def test_revert_is_the_state_before(first: list[Any], second: list[Any], folds: 
             session.commit("steps")
             states.append(at(repository))
         if number in folds:
-            fold_branch(repository._context, "main")
+            repository.compact("main", "full")
     done = [info for info in repository.ancestry() if info.message == "steps"]
     for number, info in enumerate(done):
         if states[-1 - number] == states[-2 - number]:
@@ -539,7 +537,7 @@ def test_revert_is_the_state_before(first: list[Any], second: list[Any], folds: 
         reverted = repository.revert(info.snapshot_id)
         assert at(repository) == states[-2 - number]
         if number in folds:
-            fold_branch(repository._context, "main")
+            repository.compact("main", "full")
         again = repository.revert(reverted)
         assert at(repository) == states[-1 - number]
         repository.revert(again)
@@ -586,14 +584,14 @@ def test_cherry_picking_is_doing_the_same(first: list[Any], second: list[Any], f
                 picked.append(snapshot_id)
                 expected.append(at(repository, "side"))
     if fold:
-        fold_branch(repository._context, "main")
+        repository.compact("main", "full")
     for snapshot_id, state in zip(picked, expected, strict=True):
         repository.cherry_pick(snapshot_id)
         assert at(repository) == state
         info = next(repository.ancestry())
         assert info.message == "steps"
         assert info.metadata == {"by": "test", "cherry-picked-from": snapshot_id}
-    fold_branch(repository._context, "main")
+    repository.compact("main", "full")
     if expected:
         assert at(repository) == expected[-1]
 
@@ -616,7 +614,7 @@ def test_amending_is_one_commit_of_both(first: list[Any], second: list[Any], fol
     assert (info.snapshot_id, info.parent_id) == (snapshot_id, parent)
     assert (info.message, info.metadata) == ("both", {"n": 1})
     if fold:
-        fold_branch(repository._context, "main")
+        repository.compact("main", "full")
         assert at(repository) == expected
 
 
@@ -648,7 +646,7 @@ def test_a_node_that_comes_back_has_no_chunks_of_later_commits(folded: bool) -> 
     whole = at(repository)
     commit(repository, lambda s: s.store.workspace.delete_below(""), "delete")
     if folded:
-        fold_branch(repository._context, "main")
+        repository.compact("main", "full")
     back = repository.cherry_pick(made)
     assert at(repository) == state
     repository.cherry_pick(written)
@@ -746,7 +744,7 @@ def test_reverts_and_picks_that_make_no_sense(repository: Repository) -> None:
     repository.revert(written)
     with pytest.raises(InvalidArgumentError, match="nothing to undo"):
         repository.revert(written)
-    fold_branch(repository._context, "main")
+    repository.compact("main", "full")
     rewrite = repository.list_branches()["main"]
     with pytest.raises(InvalidArgumentError, match="nothing to undo"):
         repository.revert(rewrite)
@@ -772,15 +770,13 @@ def test_revert_and_cherry_pick_read_and_write_no_chunks() -> None:
         assert len(counting.log) <= 10
 
 
-def test_a_revert_reads_the_leaves_of_the_chunks_it_is_about(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(fold, "LEAF_ROWS", 8)
-    monkeypatch.setattr(fold, "pack_leaves", lambda sizes: [[leaf] for leaf in sizes])
+def test_a_revert_reads_the_leaves_of_the_chunks_it_is_about() -> None:
     counting = CountingStorage(MemoryStorage())
-    repository = Repository.create(counting, {"inline-chunk-bytes": 0})
+    manifests = {"sets": [{"default": {"max-manifest-size": 8}}], "rules": []}
+    config = {"inline-chunk-bytes": 0, "chunk-manifests": manifests}
+    repository = Repository.create(counting, config)
     commit(repository, lambda s: array(s, "a", np.arange(128, dtype="i4"), (2,)), "a")
-    fold_branch(repository._context, "main")
+    repository.compact("main", "full")
     written = commit(repository, in_array("a", 20, 24, 5), "write")
     cold = Repository.open(counting)
     counting.reset()
@@ -819,7 +815,7 @@ def test_amends_that_are_refused(repository: Repository) -> None:
     assert repository.list_branches()["main"] == head
     assert session.has_changes
     session.commit("as a commit of its own")
-    fold_branch(repository._context, "main")
+    repository.compact("main", "full")
     with pytest.raises(InvalidArgumentError, match="a rewrite"):
         repository.writable_session().amend("no")
     with pytest.raises(InvalidArgumentError, match="the first"):
@@ -899,7 +895,7 @@ def test_du_reads_no_chunk_and_in_few_rounds() -> None:
             array(session, f"a{i}", np.arange(40, dtype="i4"), (2,))
 
     commit(repository, fill, "arrays")
-    fold_branch(repository._context, "main")
+    repository.compact("main", "full")
     cold = Repository.open(counting)
     session = cold.readonly_session()
     counting.reset()

@@ -20,7 +20,6 @@ from zarr.core.buffer import cpu
 from zarr.storage import LocalStore
 
 from zarr_manifests import Repository, Session
-from zarr_manifests.engine.fold import fold_branch
 from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.nodes import NodeKind
 
@@ -140,7 +139,7 @@ def test_every_array_is_itself_wherever_its_chunks_lie(
     else:
         check()
     session.commit("write, shrink and grow")
-    fold_branch(repository._context, "main")
+    repository.compact("main", "full")
     session = repository.writable_session()
     if not virtual:
         check()
@@ -188,7 +187,7 @@ def test_opaque_keys_beside_arrays_move_along_and_stay_what_they_are(tmp_path: P
     session.move("g", "deep")
     session.shift_array("deep/a", (1,))
     session.commit("move and shift")
-    fold_branch(repository._context, "main")
+    repository.compact("main", "full")
     store = repository.readonly_session().store
     for key, value in odd.items():
         found = store.get_sync(key.replace("g/", "deep/", 1))

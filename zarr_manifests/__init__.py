@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from zarr_manifests import errors
 from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.engine.compact import CompactionReport
+from zarr_manifests.engine.layouts import ManifestLayout
+from zarr_manifests.engine.preload import PreloadReport
 from zarr_manifests.history import (
     ArrayStats,
     ArrayUsage,
@@ -30,11 +33,14 @@ __all__ = [
     "ArrayStats",
     "ArrayUsage",
     "Change",
+    "CompactionReport",
     "Diff",
     "Fork",
     "IndexReport",
+    "ManifestLayout",
     "ManifestStore",
     "Operation",
+    "PreloadReport",
     "Repository",
     "RepositoryConfig",
     "Session",

@@ -90,6 +90,11 @@ class Box:
             for a, b, c, d in zip(self.lo, self.hi, other.lo, other.hi, strict=True)
         )
 
+    def shared_size(self, other: Box) -> int:
+        """Number of coordinates that are in both boxes, of as many axes each."""
+        sides = zip(self.lo, self.hi, other.lo, other.hi, strict=True)
+        return math.prod(max(0, min(b, d) - max(a, c)) for a, b, c, d in sides)
+
     def strides(self) -> Coords:
         """Linear-index step of each axis (C order)."""
         steps = [1] * self.ndim

@@ -3,48 +3,51 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import weakref
+from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.config import CacheOptions, RepositoryConfig
 from zarr_manifests.display import html_page
 from zarr_manifests.engine.ancestry import ancestors, find_in_history, snapshot_ref
+from zarr_manifests.engine.compact import CompactionReport
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.create import create_repository
+from zarr_manifests.engine.disk_cache import DiskCache
 from zarr_manifests.engine.imports import import_references
+from zarr_manifests.engine.layouts import ManifestLayout, layout_now, layout_under
 from zarr_manifests.engine.objects import Objects
-from zarr_manifests.engine.roots import RootAt, Roots
+from zarr_manifests.engine.observed import observed_compaction
+from zarr_manifests.engine.preload import RefsPreload
+from zarr_manifests.engine.roots import Roots
+from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
     ManifestsError,
     NotFoundError,
     ObjectNotFoundError,
-    UnsupportedStorageError,
 )
-from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.root import Branch, Root
+from zarr_manifests.format.root import Root
 from zarr_manifests.history import Diff, SnapshotInfo, Usage
-from zarr_manifests.indexes import Indexes
+from zarr_manifests.metrics import Meter, Metrics
+from zarr_manifests.planning.compaction import CompactionMode
 from zarr_manifests.runtime import SYSTEM, Runtime
-from zarr_manifests.session import Session
+from zarr_manifests.sessions import Sessions
 from zarr_manifests.storage import Storage, from_url
-from zarr_manifests.store import ManifestStore
-from zarr_manifests.versions import DEFAULT_BRANCH, REF_ATTEMPTS, known_ref
+from zarr_manifests.storage.metered import MeteredStorage, metered, unmetered
+from zarr_manifests.versions import DEFAULT_BRANCH, REF_ATTEMPTS
 from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.kerchunk import read_kerchunk
 from zarr_manifests.virtual.references import References, list_zarr, location_of
 
 __all__ = ["Diff", "Repository", "SnapshotInfo", "Usage"]
 
-_FRESH_S: Final = 0.1
 _SHOWN_REFS: Final = 20
 
 
-class Repository(Indexes):
+class Repository(Sessions):
     """A transactional, versioned store of Zarr hierarchies.
 
     Made by `create`, `open` or `open_or_create`. Thread-safe.
@@ -62,10 +65,6 @@ class Repository(Indexes):
     ['first values', 'create repository']
     """
 
-    def __init__(self, context: Context, opened: RootAt) -> None:
-        super().__init__(context)
-        self._opened: tuple[float, RootAt] | None = (context.runtime.monotonic_s(), opened)
-
     # --- create and open ---------------------------------------------------------------------
 
     @classmethod
@@ -75,6 +74,7 @@ class Repository(Indexes):
         config: RepositoryConfig | Mapping[str, Any] | None = None,
         *,
         virtual_containers: Mapping[str, str | os.PathLike[str]] | None = None,
+        cache: CacheOptions | Mapping[str, Any] | None = None,
         runtime: Runtime = SYSTEM,
     ) -> Repository:
         """Make a repository at an empty place, with a branch `main`.
@@ -88,6 +88,9 @@ class Repository(Indexes):
         virtual_containers : mapping of str to str or path, optional
             Places elsewhere that virtual chunks may be read from: a name, and the URL or path of
             a folder. It counts for this object, what comes from it and their pickles only.
+        cache : CacheOptions or mapping, optional
+            How much metadata is kept in memory, and in which folder of the local disk; for this
+            object, what comes from it and their pickles only.
         runtime : Runtime
             Clock, randomness and threads; for tests.
 
@@ -100,10 +103,13 @@ class Repository(Indexes):
         UnsupportedStorageError
             If the storage cannot put-if-absent and compare-and-swap.
         """
-        storage, containers = _storage(location), Containers.of(virtual_containers)
-        objects, roots = Objects(storage, runtime), Roots(storage, runtime)
+        storage, containers = _counted(location), Containers.of(virtual_containers)
+        options = CacheOptions.of(cache)
+        DiskCache.check(options)
+        objects = Objects(storage, runtime)
         at = create_repository(storage, runtime, objects, _config(config), DEFAULT_BRANCH)
-        return cls(_context(storage, runtime, objects, roots, at.root, None, containers), at)
+        roots = Roots(storage, runtime)
+        return cls(_context(storage, runtime, roots, at.root, None, containers, options), at)
 
     @classmethod
     def open(
@@ -112,6 +118,7 @@ class Repository(Indexes):
         config: RepositoryConfig | Mapping[str, Any] | None = None,
         *,
         virtual_containers: Mapping[str, str | os.PathLike[str]] | None = None,
+        cache: CacheOptions | Mapping[str, Any] | None = None,
         runtime: Runtime = SYSTEM,
     ) -> Repository:
         """Open the repository at that place.
@@ -126,6 +133,9 @@ class Repository(Indexes):
         virtual_containers : mapping of str to str or path, optional
             Places elsewhere that virtual chunks may be read from: a name, and the URL or path of
             a folder. It counts for this object, what comes from it and their pickles only.
+        cache : CacheOptions or mapping, optional
+            How much metadata is kept in memory, and in which folder of the local disk; for this
+            object, what comes from it and their pickles only.
         runtime : Runtime
             Clock, randomness and threads; for tests.
 
@@ -140,11 +150,32 @@ class Repository(Indexes):
         CorruptObjectError
             If its root is damaged.
         """
-        storage, containers = _storage(location), Containers.of(virtual_containers)
+        return cls._open(
+            location, config, Containers.of(virtual_containers), CacheOptions.of(cache), runtime
+        )
+
+    @classmethod
+    def _open(
+        cls,
+        location: str | os.PathLike[str] | Storage,
+        config: RepositoryConfig | Mapping[str, Any] | None,
+        containers: Containers,
+        options: CacheOptions,
+        runtime: Runtime = SYSTEM,
+        *,
+        elsewhere: bool = False,
+    ) -> Repository:
+        storage = _counted(location)
         roots = Roots(storage, runtime)
         at = roots.read()
-        objects = Objects(storage, runtime)
-        return cls(_context(storage, runtime, objects, roots, at.root, config, containers), at)
+        context = _context(
+            storage, runtime, roots, at.root, config, containers, options, elsewhere=elsewhere
+        )
+        repository = cls(context, at)
+        preload = RefsPreload(context, at.root)
+        weakref.finalize(repository, preload.cancel).atexit = False
+        preload.start()
+        return repository
 
     @classmethod
     def open_or_create(
@@ -153,6 +184,7 @@ class Repository(Indexes):
         config: RepositoryConfig | Mapping[str, Any] | None = None,
         *,
         virtual_containers: Mapping[str, str | os.PathLike[str]] | None = None,
+        cache: CacheOptions | Mapping[str, Any] | None = None,
         runtime: Runtime = SYSTEM,
     ) -> Repository:
         """Open the repository at that place, or make it if the place is empty.
@@ -163,12 +195,18 @@ class Repository(Indexes):
         if not cls.exists(storage):
             try:
                 return cls.create(
-                    storage, config, virtual_containers=virtual_containers, runtime=runtime
+                    storage,
+                    config,
+                    virtual_containers=virtual_containers,
+                    cache=cache,
+                    runtime=runtime,
                 )
             except AlreadyExistsError:
                 if not cls.exists(storage):
                     raise
-        return cls.open(storage, config, virtual_containers=virtual_containers, runtime=runtime)
+        return cls.open(
+            storage, config, virtual_containers=virtual_containers, cache=cache, runtime=runtime
+        )
 
     @staticmethod
     def exists(location: str | os.PathLike[str] | Storage) -> bool:
@@ -196,12 +234,13 @@ class Repository(Indexes):
         return html_page("Repository", facts, nodes)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.storage, self.config, self._context.containers)
+        context = self._context
+        return _reopen, (self.storage, self.config, context.containers, context.cache)
 
     @property
     def storage(self) -> Storage:
         """Where it lies."""
-        return self._context.storage
+        return unmetered(self._context.storage)
 
     @property
     def url(self) -> str:
@@ -217,6 +256,24 @@ class Repository(Indexes):
     def config(self) -> RepositoryConfig:
         """The configuration in use."""
         return self._context.config
+
+    def metrics(self) -> Metrics:
+        """What this object, its sessions and stores have done so far in this process.
+
+        See Also
+        --------
+        zarr_manifests.metrics.process_totals : The same of all repositories of the process.
+
+        Examples
+        --------
+        >>> import zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://counted-example")
+        >>> before = repo.metrics()
+        >>> _ = repo.list_branches()
+        >>> (repo.metrics() - before).requests
+        1
+        """
+        return self._context.meter.read()
 
     @property
     def virtual_containers(self) -> dict[str, str]:
@@ -267,122 +324,6 @@ class Repository(Indexes):
         at = self._context.roots.update(change, "save config", "", "", REF_ATTEMPTS)
         self._context = replace(self._context, config=used)
         return at.root.config
-
-    # --- sessions ----------------------------------------------------------------------------
-
-    def readonly_session(
-        self,
-        branch: str | None = None,
-        *,
-        tag: str | None = None,
-        snapshot_id: str | None = None,
-        as_of: datetime | None = None,
-    ) -> Session:
-        """A session that reads one snapshot.
-
-        Parameters
-        ----------
-        branch : str, optional
-            Read its head; `main` if nothing else is given.
-        tag : str, optional
-            Read what it points to.
-        snapshot_id : str, optional
-            Read that snapshot.
-        as_of : datetime, optional
-            Read the newest snapshot of the branch written at or before that time. Without a time
-            zone it is taken as UTC.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no such branch or tag, or nothing as old as `as_of`.
-        SnapshotExpiredError
-            If the snapshot is not, or no longer, there.
-        InvalidArgumentError
-            If more than one of branch, tag and snapshot is given, or `as_of` with one of the
-            latter two; or one of them cannot be meant.
-        """
-        if as_of is not None and not isinstance(as_of, datetime):
-            raise InvalidArgumentError(f"as_of must be a datetime, not {as_of!r}")
-        given = [x for x in (branch, tag, snapshot_id) if x is not None]
-        if len(given) > 1 or (as_of is not None and (tag or snapshot_id)):
-            raise InvalidArgumentError(
-                "give one of branch, tag and snapshot_id; as_of goes with a branch only"
-            )
-        if snapshot_id is not None:
-            view = self._context.open_view(snapshot_ref(self._context, snapshot_id))
-            return Session(self._context, view, None, None)
-        root = self._fresh_root()
-        if tag is not None:
-            ref = known_ref(self._context.roots.with_tag(root, tag).tags, tag, "tag")
-            return Session(self._context, self._context.open_view(ref), None, None)
-        name = DEFAULT_BRANCH if branch is None else branch
-        head = known_ref(self._context.roots.with_branch(root, name).branches, name, "branch")
-        if as_of is None:
-            view = self._context.open_branch(head)
-        else:
-            view = self._context.open_view(self._as_of(head, as_of))
-        return Session(self._context, view, None, None, read_from=name)
-
-    def writable_session(
-        self,
-        branch: str = DEFAULT_BRANCH,
-        *,
-        isolation: Literal["snapshot", "serializable"] = "snapshot",
-    ) -> Session:
-        """A session whose changes can be committed to the branch.
-
-        Parameters
-        ----------
-        branch : str
-            The branch.
-        isolation : {"snapshot", "serializable"}
-            Whether a commit conflicts only with what others wrote to the same places, or also with
-            what they changed of anything that was read.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If there is no such isolation.
-        NotFoundError
-            If there is no such branch.
-        UnsupportedStorageError
-            If the storage cannot compare-and-swap.
-        """
-        if isolation not in ("snapshot", "serializable"):
-            raise InvalidArgumentError(
-                f"{isolation!r} is no isolation; give 'snapshot' or 'serializable'"
-            )
-        if not self.storage.capabilities.cas:
-            raise UnsupportedStorageError(
-                f"{self.url} cannot compare-and-swap; the repository is read-only there"
-            )
-        at = self._context.roots.read()
-        head = known_ref(
-            self._context.roots.with_branch(at.root, branch).branches, branch, "branch"
-        )
-        view = self._context.open_branch(head)
-        serializable = isolation == "serializable"
-        return Session(self._context, view, branch, at.root.version, serializable=serializable)
-
-    @contextmanager
-    def transaction(
-        self,
-        branch: str = DEFAULT_BRANCH,
-        *,
-        message: str,
-        metadata: Mapping[str, Any] | None = None,
-    ) -> Iterator[ManifestStore]:
-        """A store whose changes are committed at the end of the block, or not at all.
-
-        If the block raises, nothing is committed; if it changes nothing, no commit is made.
-        """
-        session = self.writable_session(branch)
-        yield session.store
-        if session.has_changes:
-            session.commit(message, metadata)
-        else:
-            session.check_forks()
 
     # --- taking what is elsewhere ------------------------------------------------------------
 
@@ -521,27 +462,6 @@ class Repository(Indexes):
         import_references(session.store.workspace, path, references, trusted, copy=copy)
         return session.commit(message)
 
-    def _fresh_root(self) -> Root:
-        """The root as it is now.
-
-        Right after `open` that is the one `open` has read: the first session needs no second
-        request, unless this process has swapped or read a newer root since.
-        """
-        opened, self._opened = self._opened, None
-        if opened is not None:
-            read_s, at = opened
-            recent = 0 <= self._context.runtime.monotonic_s() - read_s <= _FRESH_S
-            if recent and self._context.roots.undisturbed(at):
-                return at.root
-        return self._context.roots.read().root
-
-    def _as_of(self, head: Branch, as_of: datetime) -> BlobRef:
-        moment = as_of if as_of.tzinfo is not None else as_of.replace(tzinfo=UTC)
-        for ref, snapshot in ancestors(self._context, head.head, head.floor):
-            if snapshot.written_ms <= moment.timestamp() * 1000:
-                return ref
-        raise NotFoundError(f"the branch has no snapshot as old as {moment.isoformat()}")
-
     # --- history -----------------------------------------------------------------------------
 
     def du(
@@ -559,7 +479,121 @@ class Repository(Indexes):
         history = self.ancestry(snapshot_id=session.snapshot_id)
         return Usage(session.du(), tuple(history))
 
+    # --- manifests ---------------------------------------------------------------------------
+
+    def explain_manifests(
+        self,
+        branch: str | None = None,
+        *,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+    ) -> ManifestLayout:
+        """In which manifests the chunk refs of a snapshot are, and why there.
+
+        For each array: the rule that matches it, its set, its leaves and their manifests, and the
+        sets that did not take it. Read off the snapshot; no manifest is fetched. Of `main` if
+        nothing is given.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://explain-example")
+        >>> with repo.transaction(message="three chunks") as store:
+        ...     a = zarr.create_array(store, name="a", shape=(6,), chunks=(2,), dtype="i4")
+        ...     a[:] = [1, 2, 3, 4, 5, 6]
+        >>> _ = repo.compact("main", mode="full")
+        >>> layout = repo.explain_manifests()
+        >>> [(one.set_name, one.refs) for one in layout.manifests]
+        [('coordinates', 3)]
+        >>> layout.arrays[0].path, layout.arrays[0].rule, layout.arrays[0].manifests
+        ('/a', 0, (0,))
+        """
+        view = self._view_of(branch, tag, snapshot_id)
+        return layout_now(self._context, view)
+
+    def plan_manifests(
+        self,
+        config: RepositoryConfig | Mapping[str, Any],
+        branch: str | None = None,
+        *,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+    ) -> ManifestLayout:
+        """What a full compaction under another configuration would make of a snapshot.
+
+        All its manifests are read, and nothing is written. Of `main` if nothing is given.
+
+        Parameters
+        ----------
+        config : RepositoryConfig or mapping
+            The configuration; a mapping changes the options it names of the one in use.
+        branch, tag, snapshot_id : str, optional
+            As for `readonly_session`.
+
+        Raises
+        ------
+        ConfigError
+            If the configuration has faults.
+        """
+        view = self._view_of(branch, tag, snapshot_id)
+        return layout_under(self._context, view, _overlaid(self.config, config))
+
+    def _view_of(
+        self, branch: str | None, tag: str | None, snapshot_id: str | None
+    ) -> SnapshotView:
+        return self.readonly_session(branch, tag=tag, snapshot_id=snapshot_id).store.workspace.view
+
     # --- doing and undoing what a commit did -------------------------------------------------
+
+    def compact(
+        self, branch: str = "main", mode: str = "major", *, dry_run: bool = False
+    ) -> CompactionReport:
+        """Bring the deltas of a branch together, as a commit that changes no data.
+
+        Runs beside writers: what they commit meanwhile stays on top. If somebody else compacts
+        the branch at the same time, one of the two is dropped.
+
+        Parameters
+        ----------
+        branch : str
+            The branch.
+        mode : {"minor", "major", "full"}
+            `minor`: deltas become runs, and runs of similar size larger ones. `major`: also,
+            leaves of the base for which much is pending are written anew. `full`: everything is
+            merged into the base and packed anew by the configuration of now.
+        dry_run : bool
+            Estimate what would be written, without fetching or writing anything.
+
+        Returns
+        -------
+        CompactionReport
+            What was done; its `snapshot_id` is None if there was nothing to do.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such branch.
+        InvalidArgumentError
+            If the mode is none of these.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://compact-example")
+        >>> for i in range(3):
+        ...     with repo.transaction("main", message=f"group {i}") as store:
+        ...         _ = zarr.create_group(store, path=f"g{i}")
+        >>> report = repo.compact("main", mode="full")
+        >>> report.deltas_before, report.deltas_after
+        (3, 0)
+        """
+        if mode not in set(CompactionMode):
+            raise InvalidArgumentError(f"mode {mode!r} is none of minor, major, full")
+        roots = self._context.roots
+        if branch not in roots.with_branch(roots.read().root, branch).branches:
+            listed = ", ".join(self.list_branches())
+            raise NotFoundError(f"there is no branch {branch!r}; there are: {listed}")
+        return observed_compaction(self._context, branch, CompactionMode(mode), dry_run=dry_run)[0]
 
     def revert(
         self, snapshot_id: str, branch: str = DEFAULT_BRANCH, message: str | None = None
@@ -662,18 +696,39 @@ def _overlaid(
     return saved.overlaid({} if overlay is None else overlay)
 
 
+def _counted(location: str | os.PathLike[str] | Storage) -> MeteredStorage:
+    return metered(_storage(location), Meter())
+
+
 def _context(
     storage: Storage,
     runtime: Runtime,
-    objects: Objects,
     roots: Roots,
     root: Root,
     overlay: RepositoryConfig | Mapping[str, Any] | None,
     containers: Containers,
+    options: CacheOptions,
+    *,
+    elsewhere: bool = False,
 ) -> Context:
     config = _overlaid(root.config, overlay)
-    return Context(root.repository_id, storage, runtime, objects, roots, config, containers)
+    return Context.of(
+        root.repository_id,
+        storage,
+        runtime,
+        roots,
+        config,
+        containers,
+        options,
+        elsewhere=elsewhere,
+    )
 
 
-def _reopen(storage: Storage, config: RepositoryConfig, containers: Containers) -> Repository:
-    return Repository.open(storage, config, virtual_containers=containers.prefixes)
+def _reopen(
+    storage: Storage,
+    config: RepositoryConfig,
+    containers: Containers,
+    options: CacheOptions | None = None,
+) -> Repository:
+    options = options or CacheOptions()
+    return Repository._open(storage, config, containers, options, elsewhere=True)

@@ -8,6 +8,7 @@ fixed order with `checkpoint` as the place where a scheduler may switch to anoth
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import threading
@@ -15,10 +16,20 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
-__all__ = ["SYSTEM", "ForkSafeLock", "Runtime"]
+__all__ = [
+    "SYSTEM",
+    "ForkSafeLock",
+    "Runtime",
+    "asked_at",
+    "handed_over",
+    "next_step",
+    "start_thread",
+]
 
 _POOL_THREADS = 64  # all live deltas of an array are fetched in one round
 
@@ -61,6 +72,31 @@ def _renew_locks() -> None:
 os.register_at_fork(after_in_child=_renew_locks)
 
 
+_STEPS = itertools.count(1)
+_ASKED: ContextVar[tuple[int, ...]] = ContextVar("zarr_manifests_asked", default=())
+
+
+def next_step() -> int:
+    """The time of a clock that counts how often it is asked, all over the process."""
+    return next(_STEPS)
+
+
+def asked_at() -> tuple[int, ...]:
+    """The steps at which what runs now was asked for, and the step now.
+
+    A call that is handed over to a thread is asked for at a step of its own, however late the
+    thread begins; if it hands over calls in turn, these have both steps.
+    """
+    return *_ASKED.get(), next_step()
+
+
+def handed_over[R](call: Callable[[], R]) -> Callable[[], R]:
+    """The call for another thread, with the context of this one; asked for now."""
+    context: Context = copy_context()
+    context.run(_ASKED.set, asked_at())
+    return partial(context.run, call)
+
+
 class _Parallel(Protocol):
     def __call__[R](self, calls: Sequence[Callable[[], R]]) -> list[R]: ...
 
@@ -89,9 +125,10 @@ def _run_parallel[R](calls: Sequence[Callable[[], R]]) -> list[R]:
         return [call() for call in calls]
     # One of them runs on the calling thread. All are awaited before the first error is raised:
     # what a caller does next must not race with an upload of its own.
-    futures = [_POOL.submit(call) for call in calls[1:]]
+    handed = [handed_over(call) for call in calls]
+    futures = [_POOL.submit(call) for call in handed[1:]]
     try:
-        first = calls[0]()
+        first = handed[0]()
     finally:
         wait(futures)
     return [first, *(future.result() for future in futures)]
@@ -99,6 +136,25 @@ def _run_parallel[R](calls: Sequence[Callable[[], R]]) -> list[R]:
 
 def _run_in_background(call: Callable[[], None]) -> None:
     _POOL.submit(call)
+
+
+def start_thread(call: Callable[[], None]) -> None:
+    """Run the call on a thread of its own; the interpreter does not exit before it has ended.
+
+    Raises
+    ------
+    RuntimeError
+        If there is no thread to be had.
+
+    Examples
+    --------
+    >>> from zarr_manifests.runtime import start_thread
+    >>> done = threading.Event()
+    >>> start_thread(done.set)
+    >>> done.wait()
+    True
+    """
+    threading.Thread(target=call, name="zarr-manifests-background", daemon=False).start()
 
 
 def _no_checkpoint(name: str) -> None:

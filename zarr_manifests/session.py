@@ -9,27 +9,30 @@ their changes back.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from zarr_manifests.config import Compaction
 from zarr_manifests.display import html_page
 from zarr_manifests.engine.arrange import move_node, node_path, reindex_chunks, shift_chunks
+from zarr_manifests.engine.background import compact_soon
 from zarr_manifests.engine.changes import ForkState, Owners
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.commit import (
     Committed,
     checked_message,
     checked_metadata,
-    commit,
     delta_of,
     deltas_between,
 )
 from zarr_manifests.engine.context import Context
-from zarr_manifests.engine.fold import fold_branch
 from zarr_manifests.engine.forks import freeze, merge_forks, refuse_unmerged
 from zarr_manifests.engine.index import initialized_coords
+from zarr_manifests.engine.observed import observed_commit, observed_compaction
 from zarr_manifests.engine.patch import combined, patch
+from zarr_manifests.engine.preload import Preload, PreloadReport
 from zarr_manifests.engine.rebasing import Rebasing, rebase_changes
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.engine.workspace import Workspace
@@ -43,15 +46,17 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.delta import CommitKind
 from zarr_manifests.format.nodes import NodeKind
+from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.history import ArrayUsage, Status
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.arrange import Places, moved_paths
+from zarr_manifests.planning.compaction import CompactionMode, is_due
 from zarr_manifests.planning.rebase import Policy, check_policy
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.store import ManifestStore
 
-__all__ = ["Fork", "Session", "Status"]
+__all__ = ["Fork", "PreloadReport", "Session", "Status"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -113,6 +118,11 @@ class Session:
         self._indexed = branch if read_from is None else read_from
         keys = SessionKeys(start, context.runtime) if start is not None else None
         self._workspace = Workspace(context, view, keys)
+        options = context.config.chunk_manifests.preload
+        self._preload = Preload(context.objects, context.runtime, options, view)
+        # The store may live longer than the session, so it is the workspace that counts.
+        weakref.finalize(self._workspace, self._preload.cancel).atexit = False
+        self._preload.start()
         self._owners = Owners()
         self._merged = False
 
@@ -161,6 +171,56 @@ class Session:
     def has_changes(self) -> bool:
         """Whether there is anything to commit."""
         return bool(self._workspace.changes)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Fetch nothing more in the background, and take no more changes.
+
+        What was not committed cannot be committed any more. What was opened from the session's
+        store can still be read. A session closes at the end of its `with` block, too; one that is
+        forgotten need not be closed.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://close-example")
+        >>> with repo.writable_session() as session:
+        ...     _ = zarr.create_group(session.store, path="air")
+        ...     _ = session.commit("make a group")
+        >>> with repo.readonly_session() as session:
+        ...     list(zarr.open_group(session.store, mode="r"))
+        ['air']
+        """
+        self._preload.cancel()
+        if self._workspace.closed is None:
+            self._workspace.closed = "close() was called; open another one to make changes"
+
+    def preload_report(self, wait_s: float = 0.0) -> PreloadReport:
+        """What was fetched in the background since the session opened, and what was not, and why.
+
+        Parameters
+        ----------
+        wait_s : float, default 0
+            Wait so many seconds at most for it to end.
+
+        Examples
+        --------
+        >>> import numpy as np, xarray as xr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://preload-example")
+        >>> with repo.transaction(message="a coordinate") as store:
+        ...     _ = xr.Dataset(coords={"x": np.arange(3)}).to_zarr(store, consolidated=False)
+        >>> report = repo.readonly_session().preload_report(wait_s=1)
+        >>> [(one.state.value, one.refs, one.why) for one in report.manifests]
+        [('skipped', 1, 'it is here already')]
+        """
+        if wait_s > 0:
+            self._preload.wait(wait_s)
+        return self._preload.report()
 
     def status(self) -> Status:
         """What has been changed and not committed."""
@@ -316,6 +376,7 @@ class Session:
             self._start_at(workspace.view, keys)
 
     def _start_at(self, view: SnapshotView, keys: SessionKeys) -> None:
+        self._preload.cancel()
         self._workspace.start_at(view, keys)
         self._owners = Owners()
         self._merged = False
@@ -565,7 +626,7 @@ class Session:
             with workspace.packed() as (changes, packs):
                 if delta is not None:
                     changes = combined(context, view, delta, changes)
-                done = commit(
+                done = observed_commit(
                     context,
                     view,
                     changes,
@@ -603,16 +664,21 @@ class Session:
             return
         keys = SessionKeys(done.at.root.version, context.runtime)
         self._start_at(view, keys)
-        if len(view.snapshot.deltas) < context.config.max_delta_count:
+        rewrite, options = context.config.commits.mode == "rewrite", context.config.compaction
+        if not rewrite and (options.mode == "MANUAL" or not _is_due(view.snapshot, options)):
+            return
+        if not rewrite and options.mode == "ASYNC":
+            compact_soon(context, self._branch)
             return
         try:
-            folded = fold_branch(context, self._branch)
-            # Somebody may have reset the branch meanwhile; then the fold is not of this commit.
-            if folded is not None and deltas_between(context, done.head, folded) is not None:
-                self._start_at(context.open_view(folded), keys)
+            ratio = 0.0 if rewrite else None
+            head = observed_compaction(context, self._branch, CompactionMode.MAJOR, ratio)[1]
+            # Somebody may have reset the branch meanwhile; then it is not of this commit.
+            if head is not None and deltas_between(context, done.head, head) is not None:
+                self._start_at(context.open_view(head), keys)
         except ManifestsError:
-            # The next commit is due to fold again.
-            _LOG.warning("folding the deltas of %r failed", self._branch, exc_info=True)
+            # The next commit makes it due again.
+            _LOG.warning("compacting %r failed", self._branch, exc_info=True)
 
     def du(self) -> tuple[ArrayUsage, ...]:
         """Chunks and bytes of every array, and of every key that is no part of one.
@@ -701,3 +767,13 @@ class Session:
 
 def _absolute(path: str) -> str:
     return path if path.startswith("/") else f"/{path}"
+
+
+def _is_due(snapshot: Snapshot, options: Compaction) -> bool:
+    return is_due(
+        sum(entry.first == entry.last for entry in snapshot.deltas),
+        snapshot.sequence,
+        min_delta_count=options.min_delta_count,
+        max_delta_count=options.max_delta_count,
+        interval_commits=options.interval_commits,
+    )

@@ -4,7 +4,10 @@ Not collected by pytest: these are timings, in seconds of CPU, of one thread. It
 
 - planning from nothing, and anew, of 10,000 arrays with 10 M chunks in all, and the peak of memory;
 - cutting one array of 10 M chunks into leaves;
-- closure and plan for one changed leaf of 80, and of 8,000, and their ratio.
+- placing 10,000 arrays by 256 rules that each match by path;
+- closure and plan for one changed leaf of 80, and of 8,000, and their ratio;
+- a whole commit that touches one leaf of 80, and of 8,000, from reading the chunk that was there
+  to going on from the new snapshot, and their ratio.
 """
 
 from __future__ import annotations
@@ -17,8 +20,12 @@ import tracemalloc
 from collections.abc import Callable
 
 import numpy as np
+import zarr
+from zarr.core.buffer import cpu
 
-from zarr_manifests.config.manifests import ChunkManifests, ManifestSet, Split
+from zarr_manifests import Repository, RepositoryConfig
+from zarr_manifests.config import Compaction
+from zarr_manifests.config.manifests import ChunkManifests, ManifestSet, Rule, Split
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.grid import Box
@@ -26,6 +33,7 @@ from zarr_manifests.planning.closure import Change, close
 from zarr_manifests.planning.leaves import EMPTY, ArrayFacts, BaseIndex
 from zarr_manifests.planning.sets import ManifestPlan, explain, plan_manifests
 from zarr_manifests.planning.splitting import cut, layout_of
+from zarr_manifests.storage import MemoryStorage
 
 
 def key(number: int) -> str:
@@ -143,6 +151,71 @@ def one_changed_leaf() -> None:
     print(f"  ratio                                {medians[1] / medians[0]:6.2f}")
 
 
+def many_rules() -> None:
+    sets = tuple(ManifestSet(f"s{i}", 50_000) for i in range(63))
+    rules = tuple(Rule(sets[i % 63].name, rf".*/station{i}/[uv][0-9]*") for i in range(256))
+    config = ChunkManifests(sets=sets, rules=rules)
+    facts = {}
+    for i in range(10_000):
+        node_id = i.to_bytes(12, "big")
+        facts[node_id] = ArrayFacts(node_id, f"/g{i % 100}/station{i % 300}/u{i}", (1_000,), 1_000)
+    leaves = [Part(node_id, Box((0,), (1_000,)), 1_000) for node_id in facts]
+    plan, seconds = timed(lambda: plan_manifests(config, facts, leaves))
+    assert len(plan.manifests) >= len(sets)
+    print(f"{len(facts):,} arrays by {len(rules)} rules             {seconds:6.2f} s")
+
+
+def repository_of(leaves: int) -> Callable[[], None]:
+    """Commits that each change one chunk of an array in so many leaves, each in a manifest."""
+    default = ManifestSet("default", 10, None, None, None)
+    planned = ChunkManifests(sets=(default,), rules=(), splitting=(Split("/air", ((0, 10),)),))
+    config = RepositoryConfig(chunk_manifests=planned, compaction=Compaction(mode="MANUAL"))
+    repository = Repository.create(MemoryStorage(), config)
+    session = repository.writable_session()
+    count = leaves * 10
+    zarr.create_array(session.store, name="air", shape=(count,), chunks=(1,), dtype="i8")
+    numbers = np.arange(count)
+    session.store.set_virtual_refs(
+        "air",
+        numbers.reshape(-1, 1),
+        ["file:///air.bin"],
+        numbers * 0,
+        numbers * 8,
+        numbers * 0 + 8,
+    )
+    session.commit("all")
+    repository.compact(mode="full")
+    assert len(repository.explain_manifests().manifests) == leaves
+    state = {"at": leaves * 5, "session": repository.writable_session()}
+
+    def run() -> None:
+        session = state["session"]
+        state["at"] += 1
+        view = session.store.workspace.view
+        assert view.lookup(view.nodes["air"].node_id, (state["at"],)) is not None
+        session.store.set_sync(f"air/c/{state['at']}", cpu.Buffer.from_bytes(b"8 bytes."))
+        session.commit("one chunk")
+
+    for _ in range(3):
+        run()
+    return run
+
+
+def one_commit() -> None:
+    # Both get the same number of deltas, which a commit names and so pays for.
+    cases = {leaves: repository_of(leaves) for leaves in (80, 8_000)}
+    samples: dict[int, list[float]] = {leaves: [] for leaves in cases}
+    for _ in range(60):
+        for leaves, run in cases.items():
+            start = time.process_time()
+            run()
+            samples[leaves].append(time.process_time() - start)
+    medians = {leaves: statistics.median(found) for leaves, found in samples.items()}
+    for leaves, seconds in medians.items():
+        print(f"commit that touches one of {leaves:,} leaves {seconds * 1e3:8.2f} ms of CPU")
+    print(f"  ratio                                {medians[8_000] / medians[80]:6.2f}")
+
+
 def one_big_array() -> None:
     facts = ArrayFacts(bytes(12), "/air", (10_000, 20, 50), 10_000_000)
     coords = coords_of(facts.grid_shape)
@@ -152,5 +225,7 @@ def one_big_array() -> None:
 
 if __name__ == "__main__":
     many_arrays()
+    many_rules()
     one_changed_leaf()
     one_big_array()
+    one_commit()

@@ -44,7 +44,7 @@ chunk-manifests:
 
 FAULTS = [
     "max-delta-count: 0 is not within 1 to 1000",
-    "compaction.interval: unknown option; known are max-delta-count",
+    "compaction.interval: unknown option; did you mean interval-commits?",
     "commits.mode: 'deltas' is none of delta, rewrite",
     "colour: unknown option; known are chunk-manifests, commits, compaction, inline-chunk-bytes, ",
     "chunk-manifest: unknown option; did you mean chunk-manifests?",

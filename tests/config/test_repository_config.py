@@ -47,7 +47,15 @@ def test_names_are_hyphened() -> None:
         "chunk-manifests",
     ]
     assert options["commits"] == {"mode": "delta", "attempts": 100}
-    assert options["compaction"] == {"max-delta-count": 50}
+    assert options["compaction"] == {
+        "mode": "AUTO",
+        "min-delta-count": 10,
+        "max-delta-count": 50,
+        "interval-commits": 100,
+        "fan-in": 4,
+        "size-ratio": 0.25,
+        "async-threads": 2,
+    }
 
 
 def test_options_that_stood_outside_of_sections_are_read_there() -> None:
@@ -93,6 +101,20 @@ def test_what_is_left_out_has_its_default() -> None:
         ({5: 3}, "5: unknown option"),
         ({"commits": {"mode": "deltas"}}, "commits.mode: 'deltas' is none of delta, rewrite"),
         ({"commits": {"attempts": 0}}, "commits.attempts: 0 is not within 1 to 10000"),
+        ({"compaction": {"size-ratio": 101}}, "compaction.size-ratio: 101 is not within 0 to 100"),
+        (
+            {"compaction": {"size-ratio": float("nan")}},
+            "compaction.size-ratio: nan is not within 0 to 100",
+        ),
+        (
+            {"compaction": {"size-ratio": True}},
+            "compaction.size-ratio: expected a number, got True",
+        ),
+        ({"compaction": {"size-ratio": "1"}}, "compaction.size-ratio: expected a number, got '1'"),
+        (
+            {"compaction": {"mode": "auto"}},
+            "compaction.mode: 'auto' is none of AUTO, ASYNC, ",
+        ),
         ({"commits": 3}, "commits: expected options and their values, got 3"),
         (
             {"max-delta-count": 3, "compaction": {"max_delta_count": 3}},
@@ -150,7 +172,7 @@ def test_it_is_bounded_since_every_commit_writes_it() -> None:
 SAVED = RepositoryConfig(
     7,
     commits=Commits("rewrite", 8),
-    compaction=Compaction(9),
+    compaction=Compaction(max_delta_count=9),
     chunk_manifests=ChunkManifests(
         (ManifestSet("a", 10), ManifestSet("b", 20)),
         (Rule("a", "/a"), Rule("b", "/b")),
@@ -163,7 +185,7 @@ SAVED = RepositoryConfig(
 def test_an_overlay_goes_into_sections() -> None:
     found = SAVED.overlaid({"commits": {"attempts": 3}, "max-delta-count": 4})
     assert found.commits == Commits("rewrite", 3)
-    assert found.compaction == Compaction(4)
+    assert found.compaction == Compaction(max_delta_count=4)
     assert found.chunk_manifests == SAVED.chunk_manifests
     preload = {"chunk-manifests": {"preload": {"max_manifests": 5}}}
     assert SAVED.overlaid(preload).chunk_manifests.preload == Preload(30, 5, ("/a",))

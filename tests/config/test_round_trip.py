@@ -96,7 +96,16 @@ def repository_configs() -> st.SearchStrategy[RepositoryConfig]:
         pack_chunk_bytes=st.integers(0, 1 << 26),
         pack_bytes=st.integers(1, 1 << 30),
         commits=st.builds(Commits, st.sampled_from(["delta", "rewrite"]), st.integers(1, 10_000)),
-        compaction=st.builds(Compaction, st.integers(1, 1_000)),
+        compaction=st.builds(
+            Compaction,
+            st.sampled_from(["AUTO", "ASYNC", "MANUAL"]),
+            st.integers(1, 1_000),
+            st.integers(1, 1_000),
+            st.integers(1, 1_000_000),
+            st.integers(2, 100),
+            st.floats(0, 100) | st.integers(0, 100),
+            st.integers(1, 64),
+        ),
         chunk_manifests=chunk_manifests(),
     )
 
@@ -177,7 +186,14 @@ def test_everything_at_once() -> None:
         pack-chunk-bytes: 1
         pack-bytes: 2
         commits: {mode: rewrite, attempts: 3}
-        compaction: {max-delta-count: 4}
+        compaction:
+          mode: MANUAL
+          min-delta-count: 3
+          max-delta-count: 4
+          interval-commits: 5
+          fan-in: 6
+          size-ratio: 0.5
+          async-threads: 7
         chunk-manifests:
           sets:
             - small: {max-arrays-per-manifest: 5, cardinality: null}
@@ -195,7 +211,7 @@ def test_everything_at_once() -> None:
         pack_chunk_bytes=1,
         pack_bytes=2,
         commits=Commits("rewrite", 3),
-        compaction=Compaction(4),
+        compaction=Compaction("MANUAL", 3, 4, 5, 6, 0.5, 7),
         chunk_manifests=ChunkManifests(
             (
                 ManifestSet("small", None, 5, "default", None),
@@ -235,6 +251,9 @@ def test_the_schema_accepts_the_examples(example: str) -> None:
         "colour: blue",
         "commits: {mode: deltas}",
         "compaction: {max-delta-count: 0}",
+        "compaction: {size-ratio: -0.1}",
+        "compaction: {size-ratio: often}",
+        "compaction: {mode: SOMETIMES}",
         "chunk-manifests: {sets: [{a: {cardinalty: 1}}]}",
         "chunk-manifests: {sets: [{a: , b: }]}",
         "chunk-manifests: {rules: [{path: x}]}",

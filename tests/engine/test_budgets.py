@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -128,7 +129,7 @@ def test_opening_costs_the_same_with_a_long_history() -> None:
         for i in range(commits):
             put(session, "t2m/c/0/0/0", bytes([i]) * 4000)
             session.commit(f"{i}")
-        counting = CountingStorage(LatencyStorage(storage, latency_s=0.002))
+        counting = CountingStorage(LatencyStorage(storage, latency_s=0))
         repository = Repository.open(counting, runtime=stopped_clock())
         ds = xr.open_zarr(repository.readonly_session("main").store, consolidated=False)
         assert ds.lat.size == 20
@@ -171,7 +172,7 @@ def test_all_deltas_of_an_array_are_fetched_in_one_round() -> None:
         for i in range(100):
             put(session, f"a/c/{commit * 100 + i}", rng.bytes(300))
         session.commit("a delta with a manifest of its own")
-    counting = CountingStorage(LatencyStorage(storage, latency_s=0.02))
+    counting = CountingStorage(LatencyStorage(storage, latency_s=0))
     read = Repository.open(counting, runtime=stopped_clock()).readonly_session("main")
     counting.reset()
     assert read.store.get_sync("a/c/0") is not None
@@ -187,7 +188,7 @@ def test_all_deltas_of_an_array_are_fetched_in_one_round() -> None:
 
 def test_a_warm_commit_takes_two_rounds() -> None:
     storage = small_repository()
-    counting = CountingStorage(LatencyStorage(storage, latency_s=0.02))
+    counting = CountingStorage(LatencyStorage(storage, latency_s=0))
     session = Repository.open(counting).writable_session("main")
     for i in range(3):
         put(session, "t2m/c/0/0/0", bytes([i]) * 4000)
@@ -206,6 +207,21 @@ def test_a_warm_commit_takes_two_rounds() -> None:
         assert {r.op for r in counting.log} <= {"create", "cas", "sync", "create_after"}
 
 
+def test_a_commit_whose_uploads_come_in_turn_takes_more_rounds() -> None:
+    """The counts tell: one upload apart from the others is a round more."""
+
+    def last_apart[R](calls: Sequence[Callable[[], R]]) -> list[R]:
+        return SYSTEM.parallel(calls[:-1]) + SYSTEM.parallel(calls[-1:])
+
+    counting = CountingStorage(LatencyStorage(small_repository(), latency_s=0))
+    runtime = replace(SYSTEM, parallel=last_apart)
+    session = Repository.open(counting, runtime=runtime).writable_session("main")
+    put(session, "t2m/c/0/0/0", b"x" * 4000)
+    counting.reset()
+    session.commit("uploads in two rounds, and the swap")
+    assert counting.rounds() == 3
+
+
 def test_a_warm_commit_of_many_manifests_takes_two_rounds() -> None:
     storage = MemoryStorage()
     session = Repository.create(storage).writable_session("main")
@@ -213,7 +229,7 @@ def test_a_warm_commit_of_many_manifests_takes_two_rounds() -> None:
     for name in "abcdef":
         zarr.create_array(session.store, name=name, shape=(5000,), chunks=(1,), dtype="u1")
     session.commit("arrays")
-    counting = CountingStorage(LatencyStorage(storage, latency_s=0.02))
+    counting = CountingStorage(LatencyStorage(storage, latency_s=0))
     session = Repository.open(counting).writable_session("main")
     for name in "abcdef":
         for i in range(2_500):
@@ -228,7 +244,7 @@ def test_a_warm_commit_of_many_manifests_takes_two_rounds() -> None:
 def test_a_rebase_uploads_no_delta_twice() -> None:
     storage = small_repository()
     runtime = replace(SYSTEM, jitter=lambda limit_s: 0.0)
-    counting = CountingStorage(LatencyStorage(storage, latency_s=0.02))
+    counting = CountingStorage(LatencyStorage(storage, latency_s=0))
     session = Repository.open(counting, runtime=runtime).writable_session("main")
     other = Repository.open(storage).writable_session("main")
     put(other, "t2m/c/0/0/0", b"x" * 4000)

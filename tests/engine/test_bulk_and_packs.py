@@ -1,6 +1,8 @@
 """Refs set in bulk over chunks that the same session has written, staged or as objects."""
 
+import itertools
 import os
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -54,3 +56,47 @@ def test_an_amended_commit_makes_the_sessions_chunks_durable(tmp_path: Path) -> 
     storage.reset()
     session.amend("all three")
     assert [r.key for r in storage.log if r.op == "sync"] == [key]
+
+
+def test_refs_set_in_bulk_are_kept_in_parts_of_a_leaf(tmp_path: Path) -> None:
+    """So memory is in proportion to them, and a commit makes several manifests."""
+    step, steps = 500_000, 6
+    repo = zm.Repository.create(MemoryStorage(), virtual_containers={"raw": tmp_path})
+    session = repo.writable_session()
+    zarr.create_array(session.store, name="a", shape=(step * steps,), chunks=(1,), dtype="u1")
+    tracemalloc.start()
+    for i in range(steps):
+        rows = np.arange(i * step, (i + 1) * step)
+        session.store.set_virtual_refs(
+            "a", rows[:, None], [f"virtual://raw/{i}"], rows * 0, rows % 1013, rows % 511
+        )
+    session.commit("bulk")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 90 * step * steps  # bytes; columns that vary take 8 a ref each
+    view = repo.readonly_session().store.workspace.view
+    (entry,) = view.snapshot.deltas[-1:]
+    parts = [part for ref in entry.manifests for part in ref.parts]
+    assert sum(part.count for part in parts) == step * steps
+    assert max(part.count for part in parts) <= 1_000_000
+    assert not any(a.box.overlaps(b.box) for a, b in itertools.combinations(parts, 2))
+
+
+def test_refs_set_in_bulk_twice_are_there_once(tmp_path: Path) -> None:
+    """Also where they were set in large parts that overlap."""
+    n = 1_500_000
+    repo = zm.Repository.create(MemoryStorage(), virtual_containers={"raw": tmp_path})
+    session = repo.writable_session()
+    zarr.create_array(session.store, name="a", shape=(2 * n,), chunks=(1,), dtype="u1")
+    for start, length in ((0, 1), (n // 2, 2), (n, 3)):
+        rows = np.arange(start, start + n)
+        session.store.set_virtual_refs(
+            "a", rows[:, None], ["virtual://raw/a"], rows * 0, rows, rows * 0 + length
+        )
+    session.commit("bulk")
+    table = repo.readonly_session().store.workspace.chunks(
+        repo.readonly_session().store.workspace.nodes()["a"]
+    )
+    assert table is not None
+    assert len(table) == 2 * n + n // 2 - n // 2
+    assert [int((table.length == k).sum()) for k in (1, 2, 3)] == [n // 2, n // 2, n]

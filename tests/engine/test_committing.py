@@ -17,10 +17,8 @@ from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
 from zarr_manifests import session as session_module
-from zarr_manifests.engine.context import Context
-from zarr_manifests.engine.fold import fold_branch
+from zarr_manifests.engine.observed import observed_compaction
 from zarr_manifests.errors import ConflictError, SessionClosedError, StorageError
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.ids import session_of
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import LocalStorage, MemoryStorage
@@ -176,13 +174,13 @@ def test_a_branch_that_is_reset_before_a_fold(monkeypatch: pytest.MonkeyPatch) -
         store.set_sync("a/c/3", cpu.Buffer.from_bytes(b"side"))
     elsewhere = patient.list_branches()["side"]
 
-    def reset_and_fold(context: Context, branch: str) -> BlobRef | None:
+    def reset_and_compact(*args: Any, **options: Any) -> Any:
         repository.reset_branch("main", elsewhere)
-        return fold_branch(context, branch)
+        return observed_compaction(*args, **options)
 
     session = repository.writable_session()
     put(session, "a/c/0", b"mine")
-    monkeypatch.setattr(session_module, "fold_branch", reset_and_fold)
+    monkeypatch.setattr(session_module, "observed_compaction", reset_and_compact)
     assert session.commit("mine") == session.snapshot_id
     assert (get(session, "a/c/0"), get(session, "a/c/3")) == (b"mine", None)
     put(session, "a/c/1", b"next")

@@ -212,7 +212,7 @@ def test_a_history_that_runs_in_a_circle_ends(seeded: Seeded) -> None:
     objects = repository._context.objects
     head, ref = (snapshot_ref(repository._context, i) for i in (newest, third))
     looping = replace(objects.load(ref, Snapshot), parent=head)
-    objects._cache.clear()
+    objects.cache.clear()
     objects.remember(ref, looping)
     with pytest.raises(CorruptObjectError, match="is its own ancestor"):
         list(islice(repository.ancestry(), 100))

@@ -176,14 +176,14 @@ def test_commit(max_delta_count: int, wrap: Callable[[Storage], Storage]) -> Non
     assert old is not None
     assert new is not None
     assert new.heads["main"].keys() == {"zarr.json", "a/zarr.json", "a/c/1", "a/c/2", "a/c/3"}
-    assert any("fold" in message for message in new.messages) == (max_delta_count == 2)
+    assert any("compact" in message for message in new.messages) == (max_delta_count == 2)
     ends = set()
     for where, storage, outcome in faults(base, change, wrap):
         found = State.of(storage)
         assert found is not None, where
         # A fold is a commit of its own, and may be missing.
-        found = replace(found, messages=tuple(m for m in found.messages if "fold" not in m))
-        due = replace(new, messages=tuple(m for m in new.messages if "fold" not in m))
+        found = replace(found, messages=tuple(m for m in found.messages if "compact" not in m))
+        due = replace(new, messages=tuple(m for m in new.messages if "compact" not in m))
         check_outcome(where, outcome, found, old, due)
         ends.add(type(outcome))
         history = {info.snapshot_id for info in Repository.open(storage).ancestry()}

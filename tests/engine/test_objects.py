@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.objects import Objects
 from zarr_manifests.errors import CorruptObjectError, StorageError
 from zarr_manifests.format.blobs import BlobRef
@@ -68,7 +69,7 @@ def test_threads_that_want_the_same_object_wait_for_one_fetch() -> None:
 
 def test_prefetch_is_one_round() -> None:
     storage = MemoryStorage()
-    counting = CountingStorage(LatencyStorage(storage, latency_s=0.02))
+    counting = CountingStorage(LatencyStorage(storage, latency_s=0))
     objects = Objects(counting, SYSTEM)
     refs = [stored(storage, n)[0] for n in range(8)]
     objects.prefetch([(ref, Delta) for ref in refs])
@@ -113,7 +114,9 @@ def test_the_cache_is_bounded_in_bytes_and_drops_what_was_not_used() -> None:
     storage = MemoryStorage()
     counting = CountingStorage(storage)
     refs = [stored(storage, n)[0] for n in range(4)]
-    objects = Objects(counting, SYSTEM, cache_bytes=sum(ref.length for ref in refs[:3]))
+    whole = Objects(storage, SYSTEM)
+    whole.prefetch([(ref, Delta) for ref in refs[:3]])
+    objects = Objects(counting, SYSTEM, CacheOptions(max_size=whole.cache.nbytes))
     for ref in refs[:3]:
         objects.load(ref, Delta)
     objects.load(refs[0], Delta)

@@ -124,7 +124,7 @@ def test_a_pack_lies_in_the_order_of_coordinates() -> None:
 def test_a_commit_with_packs_takes_two_rounds() -> None:
     storage = MemoryStorage()
     begin(storage, pack_bytes=10 * SIZE)
-    counting = CountingStorage(LatencyStorage(storage, latency_s=0.02))
+    counting = CountingStorage(LatencyStorage(storage, latency_s=0))
     session = Repository.open(counting).writable_session("main")
     for i in range(25):
         sync(session.store.set(f"a/c/{i}", buffer(chunk(i))))

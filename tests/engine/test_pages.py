@@ -109,7 +109,7 @@ def test_a_commit_costs_what_it_costs_without_refs(made: MemoryStorage) -> None:
     for info in made.list():
         big.put(info.key, made.get(info.key))
     for storage in (small, big):
-        counting = CountingStorage(LatencyStorage(storage, latency_s=0.02))
+        counting = CountingStorage(LatencyStorage(storage, latency_s=0))
         session = Repository.open(counting).writable_session("main")
         session.store.set_sync("note", cpu.Buffer.from_bytes(b"again"))
         counting.reset()
@@ -131,7 +131,7 @@ def test_opening_main_costs_one_request(made: MemoryStorage) -> None:
     "ref", [{"tag": name_of("tag", 4711)}, {"branch": name_of("branch", 1234)}]
 )
 def test_a_ref_in_a_page_costs_a_round_more(made: MemoryStorage, ref: dict[str, str]) -> None:
-    counting = CountingStorage(LatencyStorage(made, latency_s=0.02))
+    counting = CountingStorage(LatencyStorage(made, latency_s=0))
     session = Repository.open(counting, runtime=stopped_clock()).readonly_session(**ref)
     np.testing.assert_array_equal(zarr.open_array(session.store, path="x")[:], np.arange(5.0))
     assert [record.key.split("/")[0] for record in counting.log] == [
@@ -290,7 +290,7 @@ def test_leases_leave_the_root_like_refs(leased: MemoryStorage) -> None:
 
 
 def test_a_commit_costs_what_it_costs_without_leases(leased: MemoryStorage) -> None:
-    counting = CountingStorage(LatencyStorage(copy_of(leased), latency_s=0.02))
+    counting = CountingStorage(LatencyStorage(copy_of(leased), latency_s=0))
     session = Repository.open(counting).writable_session("main")
     session.store.set_sync("note", cpu.Buffer.from_bytes(b"x"))
     counting.reset()

@@ -105,11 +105,20 @@ def put_base(storage: MemoryStorage) -> None:
         rows = table(leaf * LEAF_ROWS, source, int(number))
         manifest = Manifest.of([(view.nodes["huge"].node_id, rows)])
         leaves.append(ManifestRef(upload("manifests", manifest.encode()), manifest.directory()))
-    base = upload("nodes", Base(old.nodes, (*old.manifests, *leaves)).encode())
+    base = upload("nodes", replace(old, manifests=(*old.manifests, *leaves)).encode())
     log = upload("deltas", Delta(b"c" * 16).encode())
     tip = at.root.branches["main"]
     snapshot = Snapshot(
-        tip.head.bare(), b"c" * 16, CommitKind.REWRITE, "base", {}, 1, base, (), log
+        tip.head.bare(),
+        b"c" * 16,
+        CommitKind.REWRITE,
+        "base",
+        {},
+        1,
+        base,
+        (),
+        log,
+        sequence=view.snapshot.sequence,
     )
     head = upload("snapshots", snapshot.encode())
     for one in uploads:
@@ -173,8 +182,8 @@ def copy_of(storage: MemoryStorage) -> MemoryStorage:
     return copy
 
 
-def cold(storage: MemoryStorage, latency_s: float = 0.05) -> tuple[CountingStorage, Repository]:
-    counting = CountingStorage(LatencyStorage(storage, latency_s=latency_s))
+def cold(storage: MemoryStorage) -> tuple[CountingStorage, Repository]:
+    counting = CountingStorage(LatencyStorage(storage, latency_s=0))
     return counting, Repository.open(counting, runtime=stopped_clock())
 
 
@@ -291,7 +300,7 @@ def test_a_ref_in_a_page_takes_a_round_more(
 
 
 def test_a_commit_beside_many_refs_takes_two_rounds(paged: MemoryStorage) -> None:
-    costs = written(paged, FEW, 1, latency_s=0.25)
+    costs = written(paged, FEW, 1)
     assert "pages" not in costs[0]
 
 
@@ -312,7 +321,7 @@ def test_the_first_chunk_of_a_huge_array_takes_four_rounds(
 
 
 def test_the_first_chunk_under_many_deltas_takes_four_rounds(ahead: MemoryStorage) -> None:
-    counting, repository = cold(ahead, latency_s=0.25)  # for fifty threads to start
+    counting, repository = cold(ahead)
     session = repository.readonly_session("main")
     assert get(session, "huge/c/17") == CHUNK
     assert counting.rounds() <= 4
@@ -321,14 +330,21 @@ def test_the_first_chunk_under_many_deltas_takes_four_rounds(ahead: MemoryStorag
     assert (counting.rounds(), counting.requests) == (1, 1)
 
 
+def test_what_is_read_in_turn_takes_more_rounds(ahead: MemoryStorage) -> None:
+    """The counts tell: without threads, each request is a round."""
+    counting = CountingStorage(LatencyStorage(ahead, latency_s=0))
+    in_turn = replace(stopped_clock(), parallel=lambda calls: [call() for call in calls])
+    session = Repository.open(counting, runtime=in_turn).readonly_session("main")
+    assert get(session, "huge/c/17") == CHUNK
+    assert counting.rounds() == counting.requests > 4
+
+
 # --- writing ---------------------------------------------------------------------------------
 
 
-def written(
-    storage: MemoryStorage, names: list[str], commits: int, latency_s: float = 0.01
-) -> list[dict[str, int]]:
+def written(storage: MemoryStorage, names: list[str], commits: int) -> list[dict[str, int]]:
     """Bytes of each commit by kind of object; every commit takes two rounds."""
-    counting = CountingStorage(LatencyStorage(copy_of(storage), latency_s=latency_s))
+    counting = CountingStorage(LatencyStorage(copy_of(storage), latency_s=0))
     session = Repository.open(counting).writable_session("main")
     costs = []
     for commit in range(commits):

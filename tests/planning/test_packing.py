@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zarr_manifests.planning.packing import EMBED_BYTES, pack_leaves, plan_embedding
+from zarr_manifests.planning.packing import EMBED_BYTES, plan_embedding
 
 node_ids = st.binary(min_size=1, max_size=3)
 sizes = st.one_of(st.integers(0, 60_000), st.integers(0, 2_000_000), st.integers(0, 100))
@@ -36,22 +36,3 @@ def test_small_tables_are_embedded_first() -> None:
     plan = plan_embedding({b"small": 100, b"medium": 8_000, b"large": 8_193, b"huge": 10**7})
     assert plan.embedded == (b"small", b"medium")
     assert plan.manifests == ((b"huge",), (b"large",))
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.dictionaries(node_ids, sizes, max_size=60), st.integers())
-def test_leaves(rows: dict[bytes, int], seed: int) -> None:
-    groups = pack_leaves(rows)
-    placed = [node for group in groups for node in group]
-    assert sorted(placed) == sorted(rows)
-    for group in groups:
-        if len(group) > 1:
-            # Small arrays share, and the big ones are alone.
-            assert all(rows[node] <= 5_000 for node in group)
-            assert sum(rows[node] for node in group) <= 50_000
-    assert pack_leaves(shuffled(rows, seed)) == groups
-
-
-def test_small_arrays_take_few_manifests() -> None:
-    rows = {bytes([i]): 1_000 for i in range(100)}
-    assert len(pack_leaves(rows)) == 2

@@ -75,7 +75,7 @@ def test_what_is_skipped_says_why() -> None:
     plan = plan_preload(Preload(max_manifest_size=50, max_manifests=2), ARRAYS, base)
     assert numbers(plan.keys) == [3, 4]
     assert [(numbers((s.candidate.blob.key,))[0], s.why) for s in plan.skipped] == [
-        (5, "it is here already, it came with the snapshot"),
+        (5, "it is here already"),
         (2, "max-manifests, 2, are smaller"),
         (1, "its 51 chunk refs are more than max-manifest-size, 50"),
     ]

@@ -98,6 +98,8 @@ class Line:
     version: int = 0
     log: tuple[LogEntry, ...] = ()
     digests: tuple[DigestEntry, ...] = ()
+    pruned: bool = True
+    """Whether runs leave out what counts nowhere, and entries are dropped from anywhere."""
 
     # --- what changes, and what is made of it ------------------------------------------------
 
@@ -132,14 +134,16 @@ class Line:
         """Put a run in place of the entries from `start` to `stop`, unless that may not be."""
         taken = self.changes[start:stop]
         for change in taken:
-            for leaf in self.leaves if change.cut is not None else ():
+            for leaf in self.leaves if self.pruned and change.cut is not None else ():
                 cuts = leaf.hi > (change.cut or 0)
                 if cuts and change.last <= leaf.merged < taken[-1].last:
                     return False
         run = Change(taken[0].first, taken[-1].last, {}, None, {}, set())
         for change in taken:
             counting = {
-                c: value for c, value in change.rows.items() if change.last > self.merged_at(c)
+                c: value
+                for c, value in change.rows.items()
+                if not self.pruned or change.last > self.merged_at(c)
             }
             if change.cut is not None:
                 run.rows = {c: value for c, value in run.rows.items() if c < change.cut}
@@ -147,6 +151,7 @@ class Line:
             run.rows |= counting
             if change.last > self.base_sequence:
                 run.count = (run.count[0] + change.count[0], run.count[1] + change.count[1])
+            if change.last > self.base_sequence or not self.pruned:
                 run.groups = {n: g for n, g in run.groups.items() if n not in change.deleted}
                 run.groups |= change.groups
                 run.deleted = (run.deleted | change.deleted) - run.groups.keys()
@@ -178,7 +183,7 @@ class Line:
                 or any(change.last > self.merged_at(c) for c in due if c >= cut)
                 or change.cut == 0
             )
-            if counts:
+            if counts or (kept and not self.pruned):
                 kept.append(change)
         dropped = len(self.changes) - len(kept)
         self.changes = kept

@@ -97,10 +97,13 @@ def change(line: Any, rng: np.random.Generator) -> None:
 BOXES = ((0, 4), (4, 8), (8, 12))
 
 
+@pytest.mark.parametrize("pruned", [True, False], ids=["pruned", "whole"])
 @pytest.mark.parametrize("seed", range(20, 32))
-def test_any_mix_of_runs_and_merged_leaves_reads_as_what_was_written(seed: int) -> None:
+def test_any_mix_of_runs_and_merged_leaves_reads_as_what_was_written(
+    seed: int, pruned: bool
+) -> None:
     rng = np.random.default_rng(seed)
-    line = by_hand.Line(MemoryStorage())
+    line = by_hand.Line(MemoryStorage(), pruned=pruned)
     runs, partly, dropped, digests, old, told = 0, 0, 0, 0, 0, 0
     for step in range(40):
         match rng.integers(0, 10):

@@ -5,6 +5,7 @@ import pickle
 import random
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,7 @@ async def test_async_calls_are_logged_under_the_same_names() -> None:
 
 
 def test_calls_side_by_side_are_one_round() -> None:
-    storage = CountingStorage(LatencyStorage(MemoryStorage(), latency_s=0.02))
+    storage = CountingStorage(MemoryStorage())
     SYSTEM.parallel([lambda i=i: storage.put(f"k{i}", b"1") for i in range(8)])
     assert storage.rounds() == 1
     storage.get("k1")
@@ -90,6 +91,68 @@ def test_calls_side_by_side_are_one_round() -> None:
     assert storage.rounds() == 3
     storage.sync(["k1"])
     assert storage.rounds() == 3
+
+
+def test_threads_that_begin_late_are_no_round_more() -> None:
+    storage = CountingStorage(MemoryStorage())
+    done = [threading.Event() for _ in range(9)]
+    done[0].set()
+
+    def late(i: int) -> None:
+        """Begins only when the one before has ended; makes two calls in turn."""
+        assert done[i].wait(20)
+        storage.put(f"k{i}", b"1")
+        storage.get(f"k{i}")
+        done[i + 1].set()
+
+    storage.put("before", b"1")
+    SYSTEM.parallel([partial(late, i) for i in range(8)])
+    assert storage.rounds() == 1 + 2
+    storage.put("after", b"1")
+    assert storage.rounds() == 1 + 2 + 1
+
+
+def test_batches_in_turn_are_a_round_each() -> None:
+    storage = CountingStorage(MemoryStorage())
+    for batch in range(3):
+        SYSTEM.parallel([partial(storage.put, f"{batch}-{i}", b"1") for i in range(8)])
+        assert storage.rounds() == batch + 1
+
+
+def test_the_slowest_of_a_batch_is_waited_for() -> None:
+    """What comes after a batch waited for the call in it that waited for most."""
+    storage = CountingStorage(MemoryStorage())
+
+    def in_turn(n: int) -> None:
+        for i in range(n):
+            storage.put(f"{n}-{i}", b"1")
+
+    SYSTEM.parallel([partial(in_turn, n) for n in (1, 5, 2)])
+    assert storage.rounds() == 5
+    storage.get("5-0")
+    assert storage.rounds() == 6
+
+
+def test_batches_within_batches_wait_for_what_led_to_them_alone() -> None:
+    storage = CountingStorage(MemoryStorage())
+    others = threading.Event()
+
+    def within(name: str) -> None:
+        if name == "late":
+            assert others.wait(20)
+        SYSTEM.parallel([partial(storage.put, f"{name}-{i}", b"1") for i in range(3)])
+        storage.get(f"{name}-0")
+
+    def long() -> None:
+        for i in range(4):
+            storage.put(f"long-{i}", b"1")
+        others.set()
+
+    SYSTEM.parallel([partial(within, "one"), partial(within, "two")])
+    assert storage.rounds() == 2
+    storage.reset()
+    SYSTEM.parallel([long, partial(within, "late")])
+    assert storage.rounds() == 4
 
 
 def test_counting_from_many_threads_loses_nothing() -> None:

@@ -321,6 +321,21 @@ def test_damaged_files_give_errors_of_the_project(tmp_path: Path, data: st.DataO
     assert len(found.offset) <= 2
 
 
+def test_every_byte_may_be_damaged(tmp_path: Path) -> None:
+    """Among others, positions in a dictionary then lie beyond it."""
+    columns = GOOD | {"raw": pa.array([None, b"inline"])}
+    place = plain(tmp_path / "refs", columns) / "a" / "refs.0.parq"
+    good = place.read_bytes()
+    refused = 0
+    for at in range(len(good)):
+        place.write_bytes(good[:at] + b"\x01" + good[at + 1 :])
+        try:
+            read_kerchunk(place.parent.parent, Containers())
+        except ManifestsError:
+            refused += 1
+    assert refused > 50
+
+
 def test_without_pyarrow_it_is_said_what_to_install(
     repo: zm.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 import zarr_manifests
-from zarr_manifests.cli import config, demo, diff, du, info, log, refs, tree
+from zarr_manifests.cli import compact, config, demo, diff, du, info, layout, log, refs, tree
 from zarr_manifests.cli.console import write_error
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 
@@ -61,7 +61,11 @@ app.command(name="log")(log.run)
 app.command(name="tree")(tree.run)
 app.command(name="info")(info.run)
 app.command(name="du")(du.run)
+app.command(name="explain")(layout.run_explain)
+app.command(name="manifests")(layout.run_explain)
+app.command(name="plan")(layout.run_plan)
 app.command(name="diff")(diff.run)
+app.command(name="compact")(compact.run)
 app.command(name="branch")(refs.run_branch)
 app.command(name="tag")(refs.run_tag)
 app.add_typer(config.app, name="config")

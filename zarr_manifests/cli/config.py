@@ -15,7 +15,7 @@ from zarr_manifests.config.text import MAX_TEXT_BYTES, load_yaml
 from zarr_manifests.errors import ConfigError, InvalidArgumentError
 from zarr_manifests.repository import Repository
 
-__all__ = ["app"]
+__all__ = ["app", "read_config"]
 
 app = typer.Typer(help="Show, change and check configurations.", no_args_is_help=True)
 
@@ -46,13 +46,13 @@ def set_options(
 @app.command()
 def apply(url: Url, file: File) -> None:
     """Save the configuration of a file; what the file leaves out gets its default."""
-    Repository.open(url).save_config(_read(file))
+    Repository.open(url).save_config(read_config(file))
 
 
 @app.command()
 def validate(file: File) -> None:
     """Check a file: say every fault with its place, one a line."""
-    _read(file)
+    read_config(file)
     typer.echo(f"{'standard input' if file == '-' else file}: good")
 
 
@@ -62,7 +62,7 @@ def schema() -> None:
     typer.echo(json.dumps(config_schema(), indent=2))
 
 
-def _read(file: str) -> RepositoryConfig:
+def read_config(file: str) -> RepositoryConfig:
     """The configuration of the file; its faults are printed one a line, and end the program."""
     try:
         # One byte more than is allowed: the rest of a huge file is never read.

@@ -141,9 +141,9 @@ def _append(out: _Steps, demo: Demo, months: int) -> list[Commit]:
         f"in {_seconds_text(seconds)}"
     )
     for commit in commits:
-        if commit.folded:
+        if commit.compacted:
             out.result(
-                f"{demo.label(commit.months)} also folded all deltas into a new base: "
+                f"{demo.label(commit.months)} also compacted the deltas: "
                 f"wrote {bytes_text(commit.cost.bytes_written)}"
             )
     return commits

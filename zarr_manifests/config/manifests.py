@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, ClassVar, Final
 
 from zarr_manifests.config.kinds import (
@@ -31,6 +32,7 @@ from zarr_manifests.config.options import (
     Kind,
     ListOf,
     Nested,
+    PathSet,
     Regex,
     Section,
     Whole,
@@ -59,6 +61,7 @@ _DEFAULT_SET_REFS: Final = 1_000_000
 _MAX_SETS: Final = 64
 _MAX_RULES: Final = 256
 _MAX_REFS_TO_LOAD: Final = 256
+_REMEMBERED: Final = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,10 +279,14 @@ class Rule(Section):
 
     def matches(self, path: str, metadata_chunks: int, initialized_chunks: int) -> bool:
         """Whether an array with that absolute path and those numbers of chunks meets it."""
-        return (
-            (self.metadata_chunks is None or metadata_chunks in self.metadata_chunks)
-            and (self.initialized_chunks is None or initialized_chunks in self.initialized_chunks)
-            and (self.path is None or matches_path(self.path, path))
+        return self.takes(metadata_chunks, initialized_chunks) and (
+            self.path is None or matches_path(self.path, path)
+        )
+
+    def takes(self, metadata_chunks: int, initialized_chunks: int) -> bool:
+        """Whether an array with those numbers of chunks meets it, if its path does."""
+        return (self.metadata_chunks is None or metadata_chunks in self.metadata_chunks) and (
+            self.initialized_chunks is None or initialized_chunks in self.initialized_chunks
         )
 
 
@@ -397,8 +404,49 @@ _DEFAULT_SETS: Final = (ManifestSet(_COORDINATES, 50_000), _DEFAULT_SET)
 _DEFAULT_RULES: Final = (Rule(_COORDINATES, ".*", Interval(0, 5_000)),)
 
 
+class _Choice:
+    """What `ChunkManifests` says of an array, found quickly and remembered for a while.
+
+    There may be hundreds of rules and splits, and thousands of arrays that are asked about.
+    """
+
+    def __init__(self, config: ChunkManifests) -> None:
+        rules, splits = config.rules, config.splitting or ()
+        self._rules = rules
+        self._by_name = {one.name: one for one in config.sets}
+        self._with_path = [i for i, rule in enumerate(rules) if rule.path is not None]
+        self._without = [i for i, rule in enumerate(rules) if rule.path is None]
+        self._paths = PathSet([rule.path for rule in rules if rule.path is not None])
+        self._splits, self._split_paths = splits, PathSet([split.path for split in splits])
+        self.set_for = lru_cache(maxsize=_REMEMBERED)(self._set_for)
+        self.split_for = lru_cache(maxsize=_REMEMBERED)(self._split_for)
+
+    def _set_for(
+        self, path: str, metadata_chunks: int, initialized_chunks: int
+    ) -> tuple[ManifestSet, Rule | None]:
+        due = self._without
+        if self._with_path:
+            due = sorted([*due, *(self._with_path[i] for i in self._paths.matching(path))])
+        for i in due:
+            rule = self._rules[i]
+            if rule.takes(metadata_chunks, initialized_chunks):
+                return self._by_name[rule.target], rule
+        return self._by_name[DEFAULT_SET_NAME], None
+
+    def _split_for(self, path: str) -> Split | None:
+        found = self._split_paths.matching(path) if self._splits else []
+        return self._splits[found[0]] if found else None
+
+
+class _Remembering:
+    """A place beside the options for what follows from them."""
+
+    __slots__ = ("_choice",)
+    _choice: _Choice
+
+
 @dataclass(frozen=True, slots=True)
-class ChunkManifests(Section):
+class ChunkManifests(Section, _Remembering):
     """Which arrays' chunk refs are packed together, split, and preloaded.
 
     Parameters
@@ -517,14 +565,19 @@ class ChunkManifests(Section):
         metadata_chunks, initialized_chunks : int
             Chunks it has by its shape, and those that have been written.
         """
-        for rule in self.rules:
-            if rule.matches(path, metadata_chunks, initialized_chunks):
-                return next(one for one in self.sets if one.name == rule.target), rule
-        return self.default_set, None
+        return self._chosen().set_for(path, metadata_chunks, initialized_chunks)
 
     def split_for(self, path: str) -> Split | None:
         """The first split about the array with that absolute path."""
-        return next((split for split in self.splitting or () if split.matches(path)), None)
+        return self._chosen().split_for(path)
+
+    def _chosen(self) -> _Choice:
+        try:
+            return self._choice
+        except AttributeError:  # not yet, or this one came out of a pickle
+            choice = _Choice(self)
+            object.__setattr__(self, "_choice", choice)
+            return choice
 
 
 def _circle(start: ManifestSet, by_name: Mapping[str, ManifestSet]) -> list[str]:

@@ -18,7 +18,7 @@ import difflib
 import re
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
 from typing import Any, ClassVar, Final, Self, cast
@@ -34,7 +34,9 @@ __all__ = [
     "ListOf",
     "Nested",
     "Option",
+    "PathSet",
     "Pattern",
+    "Ratio",
     "Regex",
     "Section",
     "Whole",
@@ -50,6 +52,7 @@ __all__ = [
 MAX_FAULTS: Final = 100
 MAX_REGEX_CHARS: Final = 1_000
 _REGEX_MEMORY_BYTES: Final = 512 * 1024
+_SET_MEMORY_BYTES: Final = 16 * 1024 * 1024
 
 
 class Faults:
@@ -155,6 +158,23 @@ class Whole(_Plain[int | None]):
 
 
 @dataclass(frozen=True, slots=True)
+class Ratio(_Plain[float]):
+    """A number from `low` to `high`."""
+
+    low: float
+    high: float
+
+    def check(self, value: object, place: str, faults: Faults) -> None:
+        if type(value) not in (int, float):
+            faults.add(place, f"expected a number, got {shown(value)}")
+        elif not self.low <= cast("float", value) <= self.high:
+            faults.add(place, f"{shown(value)} is not within {self.low} to {self.high}")
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "number", "minimum": self.low, "maximum": self.high}
+
+
+@dataclass(frozen=True, slots=True)
 class Choice(_Plain[str]):
     """One of some words."""
 
@@ -185,16 +205,56 @@ class Pattern(_Plain[str]):
 
 @lru_cache(maxsize=1024)
 def _compiled(regex: str) -> Any:
+    return re2.compile(regex, _re2_options(_REGEX_MEMORY_BYTES))
+
+
+def _re2_options(memory_bytes: int) -> Any:
     options = re2.Options()
-    options.max_mem = _REGEX_MEMORY_BYTES
+    options.max_mem = memory_bytes
     options.log_errors = False
     options.dot_nl = True  # a path may hold anything, and `.*` is any path
-    return re2.compile(regex, options)
+    return options
 
 
 def matches_path(regex: str, path: str) -> bool:
     """Whether the regex matches the whole absolute path, in time linear to its length."""
     return _compiled(regex).fullmatch(path) is not None
+
+
+class PathSet:
+    """Regular expressions that are tried all at once.
+
+    One automaton of all of them says which match a path, in one walk along it. Where it becomes
+    too large for the memory it may have, they are tried one by one.
+
+    Examples
+    --------
+    >>> from zarr_manifests.config.options import PathSet
+    >>> PathSet([".*/lat", "/a/.*", ".*/lon"]).matching("/a/lat")
+    [0, 1]
+    """
+
+    def __init__(self, regexes: Sequence[str], memory_bytes: int = _SET_MEMORY_BYTES) -> None:
+        self._regexes = tuple(regexes)
+        self._together: Any = None
+        if len(self._regexes) > 1:
+            together = re2.Set.FullMatchSet(_re2_options(memory_bytes))
+            try:
+                for regex in (*self._regexes, ".*"):
+                    together.Add(regex)
+                together.Compile()
+                self._together = together
+            except re2.error:  # too large; each for itself it is within its bounds
+                self._together = None
+
+    def matching(self, path: str) -> list[int]:
+        """Positions of those that match the whole absolute path, ascending."""
+        if self._together is not None:
+            found = sorted(self._together.Match(path))
+            # The last one matches whatever comes, so nothing at all means that memory ran out.
+            if found:
+                return found[:-1]
+        return [i for i, regex in enumerate(self._regexes) if matches_path(regex, path)]
 
 
 @dataclass(frozen=True, slots=True)

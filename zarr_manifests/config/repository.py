@@ -18,6 +18,7 @@ from zarr_manifests.config.options import (
     Choice,
     Faults,
     Nested,
+    Ratio,
     Section,
     Whole,
     described,
@@ -63,20 +64,64 @@ class Commits(Section):
 
 @dataclass(frozen=True, slots=True)
 class Compaction(Section):
-    """When deltas are brought together.
+    """When deltas are brought together, and how much of the base is written again for it.
+
+    Deltas become *runs* (a minor compaction), and what has piled up for a leaf of the base is
+    merged into it (a major one).
 
     Parameters
     ----------
+    mode : {"AUTO", "ASYNC", "MANUAL"}
+        `AUTO`: after the commit that makes it due. `ASYNC`: the same on threads in the background.
+        `MANUAL`: only when asked for.
+    min_delta_count : int
+        Below this number of deltas that are in no run none is due. 1 to 1,000.
     max_delta_count : int
-        Number of deltas since the base at which a commit is followed by a fold, which rewrites
-        them into a new base. 1 to 1,000.
+        From this number on one is due after every commit. 1 to 1,000.
+    interval_commits : int
+        Between the two, one is due at every so many commits. 1 to 1,000,000.
+    fan_in : int
+        How many runs of similar size become one. 2 to 100.
+    size_ratio : float
+        A leaf is written again when its pending refs are this share of what it holds. 0 to 100.
+    async_threads : int
+        Threads of `ASYNC`. 1 to 64.
     """
 
+    mode: str = field(
+        default="AUTO",
+        metadata=described(
+            Choice(("AUTO", "ASYNC", "MANUAL")),
+            "AUTO: after the commit that makes it due; ASYNC: then, in the background; MANUAL: "
+            "only when asked for",
+        ),
+    )
+    min_delta_count: int = field(
+        default=10,
+        metadata=described(Whole(1, 1_000), "with fewer deltas than this no compaction is due"),
+    )
     max_delta_count: int = field(
         default=50,
+        metadata=described(Whole(1, 1_000), "from this number of deltas on a compaction is due"),
+    )
+    interval_commits: int = field(
+        default=100,
         metadata=described(
-            Whole(1, 1_000), "deltas since the base at which they are folded into a new one"
+            Whole(1, 1_000_000), "between these two it is due at every so many commits"
         ),
+    )
+    fan_in: int = field(
+        default=4,
+        metadata=described(Whole(2, 100), "how many runs of similar size become one"),
+    )
+    size_ratio: float = field(
+        default=0.25,
+        metadata=described(
+            Ratio(0, 100), "share of a leaf's refs that is pending when it is written again"
+        ),
+    )
+    async_threads: int = field(
+        default=2, metadata=described(Whole(1, 64), "threads that compact in the background")
     )
 
 

@@ -44,13 +44,13 @@ class Commit:
         Months in the repository after it.
     cost : Cost
         What it cost, the reading it needed included.
-    folded : bool
-        Whether it was the one that folded the deltas into a new base.
+    compacted : bool
+        Whether it was the one that compacted the deltas.
     """
 
     months: int
     cost: Cost
-    folded: bool
+    compacted: bool
 
 
 @dataclass(frozen=True, slots=True)

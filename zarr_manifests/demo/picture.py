@@ -20,7 +20,7 @@ __all__ = ["draw"]
 
 _INK: Final = "#22303c"
 _COMMIT: Final = "#1f77a4"
-_FOLD: Final = "#d1495b"
+_COMPACTION: Final = "#d1495b"
 _REWRITE: Final = "#7b828c"
 
 
@@ -119,8 +119,8 @@ def _draw_costs(axes: Axes, commits: Sequence[Commit], rewrites: Sequence[Rewrit
     axes.plot([rewrite.months for rewrite in rewrites], again, "o-", color=_REWRITE, markersize=4.5)
     axes.plot(months, written, "o-", color=_COMMIT, markersize=3)
     for commit in commits:
-        if commit.folded:
-            _mark_fold(axes, commit)
+        if commit.compacted:
+            _mark_compaction(axes, commit)
     _label(axes, "writing everything anew (measured at the dots)", again, 0.72, _REWRITE)
     _label(axes, "committing the month", written, 0.72, _COMMIT)
     axes.set_yscale("log")
@@ -153,16 +153,16 @@ def _label(axes: Axes, text: str, heights: Sequence[float], below: float, color:
     )
 
 
-def _mark_fold(axes: Axes, commit: Commit) -> None:
+def _mark_compaction(axes: Axes, commit: Commit) -> None:
     height = commit.cost.bytes_written / 1000
-    axes.plot([commit.months], [height], "o", color=_FOLD, markersize=6, zorder=5)
+    axes.plot([commit.months], [height], "o", color=_COMPACTION, markersize=6, zorder=5)
     axes.annotate(
-        "this commit also folded\nall deltas into a new base",
+        "this commit also\ncompacted the deltas",
         (commit.months, height),
         xytext=(-10, 18),
         textcoords="offset points",
         ha="right",
         fontsize=9.5,
-        color=_FOLD,
-        arrowprops={"arrowstyle": "-", "color": _FOLD, "linewidth": 1},
+        color=_COMPACTION,
+        arrowprops={"arrowstyle": "-", "color": _COMPACTION, "linewidth": 1},
     )

@@ -138,8 +138,8 @@ class Demo:
                 self._repo.transaction("main", message=message) as store,
             ):
                 one.to_zarr(store, append_dim="time")
-            folded = next(self._repo.ancestry()).kind == "rewrite"
-            yield Commit(month + 1, measured.cost, folded)
+            compacted = next(self._repo.ancestry()).kind == "rewrite"
+            yield Commit(month + 1, measured.cost, compacted)
 
     @property
     def rewrites(self) -> list[int]:

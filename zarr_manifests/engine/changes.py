@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.config import CacheOptions, RepositoryConfig
 from zarr_manifests.errors import Conflict
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import (
@@ -40,7 +40,9 @@ from zarr_manifests.planning.merge import (
     narrower,
     select,
     shared_rows,
+    split,
 )
+from zarr_manifests.planning.packing import LEAF_ROWS
 from zarr_manifests.planning.reads import Reads
 from zarr_manifests.storage import Storage
 from zarr_manifests.virtual.containers import Containers
@@ -128,6 +130,22 @@ class ChangeSet:
             tables = (*tables, ChunkTable.of(refs))
         return merge_layers([Layer(None, tables)]).table
 
+    def parts(self, node_id: bytes) -> tuple[ChunkTable, ...]:
+        """All changed chunks of a node, in tables that share no chunk, of a leaf at most each."""
+        tables, refs = self.tables.get(node_id, ()), self.chunks.get(node_id)
+        if refs:
+            tables = (*tables, ChunkTable.of(refs))
+        groups: list[list[int]] = []  # of tables that may share chunks, by position: oldest first
+        for i, table in enumerate(tables):
+            near = [g for g in groups if any(table.box.overlaps(tables[j].box) for j in g)]
+            groups = [g for g in groups if g not in near]
+            groups.append(sorted([i, *(j for g in near for j in g)]))
+        parts: list[ChunkTable] = []
+        for group in groups:
+            merged = merge_layers([Layer(None, tuple(tables[i] for i in group))]).table
+            parts += [] if merged is None else split(merged, LEAF_ROWS)
+        return tuple(parts)
+
     def count(self, node_id: bytes) -> int:
         """Number of changed chunks of a node."""
         if node_id not in self.tables:
@@ -141,8 +159,12 @@ class ChangeSet:
         refs = self.chunks.pop(node_id, None)
         for newer in ([ChunkTable.of(refs)] if refs else []) + [table]:
             # Each is more than twice as long as the next, so that there are few, and a row is
-            # merged few times.
-            while tables and len(tables[-1]) <= 2 * len(newer):
+            # merged few times; but none is merged into more than a leaf, which takes memory.
+            while (
+                tables
+                and len(tables[-1]) <= 2 * len(newer)
+                and len(tables[-1]) + len(newer) <= LEAF_ROWS
+            ):
                 merged = merge_layers([Layer(None, (tables.pop(), newer))]).table
                 assert merged is not None  # neither is empty
                 newer = merged
@@ -237,6 +259,8 @@ class ForkState:
         Whether it was asked for (`session.fork()`) and not made by pickling a session's store.
     containers : Containers
         The places elsewhere that virtual chunks may be read from; they hold no secrets.
+    cache : CacheOptions
+        What a copy may keep of the metadata it reads.
     """
 
     repository_id: str
@@ -251,6 +275,7 @@ class ForkState:
     after: ChangeSet
     explicit: bool
     containers: Containers = field(default_factory=Containers)
+    cache: CacheOptions = field(default_factory=CacheOptions)
 
 
 @dataclass(slots=True)

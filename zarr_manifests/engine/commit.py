@@ -25,12 +25,13 @@ from zarr_manifests.engine.ancestry import find_in_history
 from zarr_manifests.engine.changes import ChangeSet
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.digesting import with_digest
 from zarr_manifests.engine.logs import delta_of, deltas_between, footprint_of
 from zarr_manifests.engine.objects import Upload
 from zarr_manifests.engine.packs import Pack
-from zarr_manifests.engine.rebasing import Rebasing, rebase_delta
+from zarr_manifests.engine.rebasing import Mine, Rebasing, rebase_delta
 from zarr_manifests.engine.roots import RootAt, Roots
-from zarr_manifests.engine.view import DIGESTS, SnapshotView
+from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import (
     Conflict,
     ConflictError,
@@ -41,17 +42,14 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
-from zarr_manifests.format.digest import Digest
 from zarr_manifests.format.envelope import pack, unpack
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.root import Branch, LogEntry, Root
-from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
+from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.ids import session_start, snapshot_id_of
 from zarr_manifests.planning.digests import (
     coordinate_ids,
-    digest_from,
-    make_digest,
     needs_digest,
 )
 from zarr_manifests.planning.packing import plan_embedding
@@ -87,7 +85,8 @@ class _Prepared:
     uploads: tuple[Upload, ...]
     log: BlobRef
     snapshot: Snapshot
-    tables: Mapping[bytes, ChunkTable]
+    tables: Mapping[bytes, Sequence[ChunkTable]]
+    manifests: Mapping[str, Manifest]
     reads: Reads
 
 
@@ -220,19 +219,25 @@ def _prepare(
     metadata: Mapping[str, Any],
     packs: int,
 ) -> _Prepared:
-    tables = {node: table for node in changes.touched() if (table := changes.table(node))}
-    encoded = {node: Manifest.of([(node, table)]) for node, table in tables.items()}
-    sizes = {node: len(manifest.parts[0][1]) for node, manifest in encoded.items()}
-    plan = plan_embedding(sizes)
+    tables = {node: parts for node in changes.touched() if (parts := changes.parts(node))}
+    encoded = {
+        (node, i): Manifest.of([(node, table)]).parts[0]
+        for node, parts in tables.items()
+        for i, table in enumerate(parts)
+    }
+    plan = plan_embedding({place: len(data) for place, (_, data) in encoded.items()})
 
-    def together(nodes: Sequence[bytes]) -> Manifest:
-        return Manifest(tuple(encoded[node].parts[0] for node in nodes))
+    def together(places: Sequence[tuple[bytes, int]]) -> Manifest:
+        return Manifest(tuple(encoded[place] for place in places))
 
     uploads, manifests = [], []
+    written: dict[str, Manifest] = {}
     for group in plan.manifests:
         manifest = together(group)
         upload = Upload(keys.next("manifests"), manifest.encode())
+        written[upload.key] = manifest
         uploads.append(upload)
+        context.objects.remember(upload.ref, manifest)
         manifests.append(ManifestRef(upload.ref, manifest.directory()))
     commit_id = context.runtime.random_bytes(COMMIT_ID_BYTES)
     delta = Delta(
@@ -258,7 +263,7 @@ def _prepare(
         _totals(tables, len(changes.unsynced) + packs),
     )
     context.objects.remember(log.ref, delta)
-    return _Prepared(delta, tuple(uploads), log.ref, snapshot, tables, changes.reads)
+    return _Prepared(delta, tuple(uploads), log.ref, snapshot, tables, written, changes.reads)
 
 
 def _place(
@@ -291,33 +296,14 @@ def _place(
     ).with_delta_copies(known)
     uploads = []
     if needs_digest(snapshot):
-        snapshot, digest = _with_digest(context, snapshot, parent, prepared.delta, nodes, keys)
+        snapshot, digest = with_digest(
+            context, snapshot, nodes.values(), parent.base_sequence, keys
+        )
         known[digest.key] = digest.data
         snapshot = snapshot.with_delta_copies(known)
         uploads.append(digest)
     uploads.append(Upload(keys.next("snapshots"), snapshot.encode()))
     return uploads[-1].ref, snapshot, uploads
-
-
-def _with_digest(
-    context: Context,
-    snapshot: Snapshot,
-    parent: SnapshotView,
-    delta: Delta,
-    nodes: Mapping[str, Node],
-    keys: SessionKeys,
-) -> tuple[Snapshot, Upload]:
-    """The snapshot with one more digest, of its newest deltas."""
-    places = snapshot.opening()
-    start = places[digest_from([ref.length for _, ref in places])][0]
-    known: dict[int, Delta | Digest] = {**parent.opening, len(snapshot.deltas) - 1: delta}
-    found = {at - start: known[at] for at, _ in places if at >= start}
-    digest = make_digest(snapshot.deltas[start:], found, nodes.values(), parent.base_sequence)
-    upload = Upload(keys.next(DIGESTS), digest.encode())
-    context.objects.remember(upload.ref, digest)
-    older = tuple(entry for entry in snapshot.digests if entry.first < start)
-    entry = DigestEntry(upload.ref, start, len(snapshot.deltas) - start)
-    return replace(snapshot, digests=(*older, entry)), upload
 
 
 def _root_with(
@@ -359,8 +345,9 @@ def _rebased(
     keys: SessionKeys,
 ) -> tuple[SnapshotView, _Prepared]:
     """The tip, opened, if the commit may be put on top of it; and the commit as it is there."""
+    mine = Mine.of(prepared.delta, prepared.tables, prepared.reads)
     on, delta, uploads = rebase_delta(
-        context, view, tip, prepared.delta, prepared.tables, prepared.reads, rebasing, keys
+        context, view, tip, prepared.delta, mine, prepared.manifests, rebasing, keys
     )
     if delta is prepared.delta:
         return on, prepared
@@ -378,12 +365,13 @@ def _rebased(
     )
 
 
-def _totals(tables: Mapping[bytes, ChunkTable], chunk_objects: int) -> dict[str, int]:
-    unset = sum(int((table.kind == RefKind.UNSET).sum()) for table in tables.values())
+def _totals(tables: Mapping[bytes, Sequence[ChunkTable]], chunk_objects: int) -> dict[str, int]:
+    each = [table for parts in tables.values() for table in parts]
+    unset = sum(int((table.kind == RefKind.UNSET).sum()) for table in each)
     return {
-        "refs-set": sum(map(len, tables.values())) - unset,
+        "refs-set": sum(map(len, each)) - unset,
         "refs-unset": unset,
-        "chunk-bytes": sum(_written_bytes(table) for table in tables.values()),
+        "chunk-bytes": sum(map(_written_bytes, each)),
         "chunk-objects": chunk_objects,
     }
 
@@ -392,9 +380,12 @@ def _written_bytes(table: ChunkTable) -> int:
     return int(table.length[table.kind != RefKind.VIRTUAL].sum())
 
 
-def _kind(view: SnapshotView, changes: ChangeSet, tables: Mapping[bytes, ChunkTable]) -> CommitKind:
+def _kind(
+    view: SnapshotView, changes: ChangeSet, tables: Mapping[bytes, Sequence[ChunkTable]]
+) -> CommitKind:
     """The commit's label: deletions first, then whether written chunks lie beyond the old grid."""
-    unset = any((table.kind == RefKind.UNSET).any() for table in tables.values())
+    each = [(node, table) for node, parts in tables.items() for table in parts]
+    unset = any((table.kind == RefKind.UNSET).any() for _, table in each)
     # Where the chunks of an array were moved, all that was there is cut off, and has new rows.
     cut = any(any(shape) or node not in tables for node, shape in changes.truncated.items())
     alive = {node.node_id for node in changes.nodes.values() if node is not None}  # or moved
@@ -406,7 +397,7 @@ def _kind(view: SnapshotView, changes: ChangeSet, tables: Mapping[bytes, ChunkTa
     before = {node.node_id: node for node in view.nodes.values()}
     return (
         CommitKind.APPEND
-        if all(_beyond(before.get(node), table) for node, table in tables.items())
+        if all(_beyond(before.get(node), table) for node, table in each)
         else CommitKind.OVERWRITE
     )
 

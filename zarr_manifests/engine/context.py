@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
-from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.config import CacheOptions, RepositoryConfig
+from zarr_manifests.engine.disk_cache import DiskCache
 from zarr_manifests.engine.objects import Objects
 from zarr_manifests.engine.roots import Roots
+from zarr_manifests.engine.telemetry import connect
 from zarr_manifests.engine.view import SnapshotView
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.root import Branch
+from zarr_manifests.metrics import Meter
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
+from zarr_manifests.storage.metered import meter_of
 from zarr_manifests.virtual.containers import Containers
 
 __all__ = ["Context"]
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +45,8 @@ class Context:
         The saved configuration with what `open` laid over it.
     containers : Containers
         The places elsewhere that virtual chunks may be read from.
+    cache : CacheOptions
+        What may be kept of the objects.
     """
 
     repository_id: str
@@ -46,6 +56,48 @@ class Context:
     roots: Roots
     config: RepositoryConfig
     containers: Containers = field(default_factory=Containers)
+    cache: CacheOptions = field(default_factory=CacheOptions)
+
+    @classmethod
+    def of(
+        cls,
+        repository_id: str,
+        storage: Storage,
+        runtime: Runtime,
+        roots: Roots,
+        config: RepositoryConfig,
+        containers: Containers,
+        cache: CacheOptions,
+        *,
+        elsewhere: bool = False,
+    ) -> Context:
+        """The repository, with one cache for all that is read of it.
+
+        `elsewhere` says that the options come from another process: a cache directory that this
+        one cannot use is left out then.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the cache directory cannot be used.
+        """
+        connect()
+        meter = meter_of(storage)
+        try:
+            disk = DiskCache.open(cache, repository_id, runtime, meter)
+        except InvalidArgumentError as error:
+            if not elsewhere:
+                raise
+            _LOG.warning("%s; going on without it", error)
+            disk = None
+        objects = Objects(storage, runtime, cache, disk)
+        roots.share(objects)
+        return cls(repository_id, storage, runtime, objects, roots, config, containers, cache)
+
+    @property
+    def meter(self) -> Meter:
+        """What counts all that is done with the repository in this process."""
+        return self.objects.meter
 
     def open_view(self, head: BlobRef, base: BlobRef | None = None) -> SnapshotView:
         """Open a snapshot; `base` is the base it is expected to read, if known."""

@@ -18,13 +18,13 @@ from typing import Final
 from zarr_manifests.engine.changes import ChangeSet, ForkState, Merge, Owners
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
-from zarr_manifests.engine.objects import Objects
 from zarr_manifests.engine.roots import Roots
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.engine.workspace import Workspace
 from zarr_manifests.errors import ConflictError, InvalidArgumentError, UnmergedForksError
 from zarr_manifests.ids import session_of, snapshot_id_of
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock, Runtime
+from zarr_manifests.storage.metered import metered
 
 __all__ = ["freeze", "merge_forks", "refuse_unmerged", "revive"]
 
@@ -71,19 +71,22 @@ def freeze(workspace: Workspace, *, explicit: bool) -> ForkState:
         after,
         explicit,
         context.containers,
+        context.cache,
     )
 
 
 def revive(state: ForkState, runtime: Runtime = SYSTEM) -> Workspace:
     """A workspace that goes on from the copied state."""
-    context = Context(
+    storage = metered(state.storage)
+    context = Context.of(
         state.repository_id,
-        state.storage,
+        storage,
         runtime,
-        Objects(state.storage, runtime),
-        Roots(state.storage, runtime),
+        Roots(storage, runtime),
         state.config,
         state.containers,
+        state.cache,
+        elsewhere=True,
     )
     keys = None
     if state.lineage is not None:

@@ -1,25 +1,30 @@
 """Immutable metadata objects: fetched once, decoded once, written once.
 
-Fetches go through an LRU of decoded values, bounded by encoded bytes, and are *single-flight*:
-while one thread fetches an object, others that want it wait for that fetch. Writes are
+Fetches go through a cache of decoded values (`cache`) and are single-flight; behind it may lie a
+folder of the local disk (`disk_cache`), which is asked before the storage. What is made of
+objects, such as the chunk tables of a manifest, is kept in the same cache. Writes are
 put-if-absent under keys that only this writer uses, so "already there" can only be a lost answer
 to the writer's own call; the bytes are read back and compared before that is believed.
 """
 
 from __future__ import annotations
 
-import os
-from collections import OrderedDict
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, cast
 
+from zarr_manifests.config import CacheOptions
+from zarr_manifests.engine.cache import OBJECT, DecodedCache
+from zarr_manifests.engine.disk_cache import DiskCache
 from zarr_manifests.errors import CorruptObjectError, ObjectNotFoundError, StorageError
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.runtime import ForkSafeLock, Runtime
+from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.manifest import Manifest
+from zarr_manifests.grid import Box
+from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
+from zarr_manifests.storage.metered import meter_of
 
 __all__ = ["Objects", "Upload"]
 
@@ -29,26 +34,34 @@ class _Decodable(Protocol):
     def from_object(cls, data: bytes, ref: BlobRef) -> Any: ...
 
 
-type _Name = tuple[str, int, int, type[Any]]
-
-
-def _name(ref: BlobRef, kind: type[Any]) -> _Name:
+def _name(ref: BlobRef, kind: type[Any]) -> tuple[Any, ...]:
     """What a cached value is known by: all that a pointer says, and what it was decoded as."""
-    return ref.key, ref.length, ref.crc32c, kind
+    return OBJECT, ref.key, ref.length, ref.crc32c, kind
 
 
 class Objects:
-    """Reads and writes the immutable metadata objects of one repository."""
+    """Reads and writes the immutable metadata objects of one repository.
 
-    def __init__(self, storage: Storage, runtime: Runtime, cache_bytes: int = 256 << 20) -> None:
+    Attributes
+    ----------
+    cache : DecodedCache
+        What is kept in memory.
+    meter : Meter
+        What counts the calls of the storage, if anything does; and what is done here.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        runtime: Runtime,
+        options: CacheOptions | None = None,
+        disk: DiskCache | None = None,
+    ) -> None:
         self.storage = storage
+        self.meter = meter_of(storage)
         self._runtime = runtime
-        self._cache_bytes = cache_bytes
-        self._cached_bytes = 0
-        self._cache: OrderedDict[_Name, tuple[Any, int]] = OrderedDict()
-        self._in_flight: dict[_Name, Future[Any]] = {}
-        self._pid = os.getpid()
-        self._lock = ForkSafeLock()
+        self.cache = DecodedCache(options or CacheOptions(), runtime, self.meter)
+        self._disk = disk
 
     def load[T: _Decodable](self, ref: BlobRef, kind: type[T]) -> T:
         """The decoded object that `ref` points to.
@@ -59,49 +72,71 @@ class Objects:
             If it is missing, or is not what the pointer says.
         """
         name = _name(ref, kind)
-        with self._lock:
-            if self._pid != os.getpid():  # the threads that fetch are the parent's
-                self._pid, self._in_flight = os.getpid(), {}
-            if name in self._cache:
-                self._cache.move_to_end(name)
-                return cast(T, self._cache[name][0])
-            waiting = self._in_flight.get(name)
-            if waiting is None:
-                mine = self._in_flight[name] = Future()
-        if waiting is not None:
-            return cast(T, waiting.result())
-        try:
-            value = kind.from_object(self._bytes(ref), ref)
-        except BaseException as error:
-            with self._lock:
-                del self._in_flight[name]
-            mine.set_exception(error)
-            raise
-        self.remember(ref, value)
-        mine.set_result(value)
-        return cast(T, value)
+        found = self.cache.find(name)
+        if found is not None:
+            self.meter.add("cache_hits")
+            return cast(T, found)
+        self.meter.add("cache_misses")
+        return cast(T, self.cache.obtain(name, partial(self._decoded, ref, kind)))
+
+    def load_all(self, wanted: Sequence[tuple[BlobRef, type[_Decodable]]]) -> dict[str, Any]:
+        """The decoded objects by key; what has to be fetched is, in one parallel round."""
+        by_key = {ref.key: (ref, kind) for ref, kind in wanted}
+        here = [
+            key
+            for key, (ref, kind) in by_key.items()
+            if ref.copy is not None or _name(ref, kind) in self.cache
+        ]
+        loaded = {key: self.load(*by_key.pop(key)) for key in here}
+        fetched = self._runtime.parallel([partial(self.load, *each) for each in by_key.values()])
+        return loaded | dict(zip(by_key, fetched, strict=True))
 
     def prefetch(self, wanted: Sequence[tuple[BlobRef, type[_Decodable]]]) -> None:
         """Fetch what is neither cached nor carried along, in one parallel round."""
-        with self._lock:
-            due = {
-                r.key: (r, k)
-                for r, k in wanted
-                if r.copy is None and _name(r, k) not in self._cache
-            }
-        self._runtime.parallel([partial(self.load, ref, kind) for ref, kind in due.values()])
+        due = [
+            (ref, kind)
+            for ref, kind in wanted
+            if ref.copy is None and _name(ref, kind) not in self.cache
+        ]
+        self.load_all(due)
+
+    def recall[T](self, ref: BlobRef, kind: type[T]) -> T | None:
+        """What is remembered of that kind under the pointer; nothing is fetched or counted."""
+        return cast("T | None", self.cache.find(_name(ref, kind)))
 
     def remember(self, ref: BlobRef, value: Any) -> None:
         """Keep a decoded object, for as long as there is room."""
-        name = _name(ref, type(value))
-        with self._lock:
-            self._in_flight.pop(name, None)
-            if name not in self._cache:
-                self._cache[name] = (value, ref.length)
-                self._cached_bytes += ref.length
-            while self._cached_bytes > self._cache_bytes and len(self._cache) > 1:
-                _, (_, nbytes) = self._cache.popitem(last=False)
-                self._cached_bytes -= nbytes
+        self.cache.keep(_name(ref, type(value)), value)
+
+    def tables(
+        self, ref: BlobRef, node_id: bytes, manifest: Manifest | None = None
+    ) -> Mapping[Box, ChunkTable]:
+        """A manifest's chunk tables of one node, decoded, by box; `manifest` is it, if at hand."""
+        name = _tables_name(ref, node_id)
+        found = self.cache.find(name)
+        if found is None:
+
+            def decode() -> Mapping[Box, ChunkTable]:
+                whole = manifest or self.load(ref, Manifest)
+                return {table.box: table for table in whole.tables(node_id)}
+
+            found = self.cache.obtain(name, decode)
+        return cast(Mapping[Box, ChunkTable], found)
+
+    def has_tables(self, ref: BlobRef, node_id: bytes) -> bool:
+        """Whether `tables` needs nothing of the manifest at this moment."""
+        return _tables_name(ref, node_id) in self.cache
+
+    def _decoded(self, ref: BlobRef, kind: type[_Decodable]) -> Any:
+        if ref.copy is None and self._disk is not None:
+            data = self._disk.get(ref)
+            if data is not None:
+                return kind.from_object(data, ref)
+        data = self._bytes(ref)
+        value = kind.from_object(data, ref)
+        if ref.copy is None and self._disk is not None:
+            self._disk.put(ref, data)  # now that it is known to be sound
+        return value
 
     def _bytes(self, ref: BlobRef) -> bytes:
         if ref.copy is not None:
@@ -129,6 +164,12 @@ class Objects:
                 f"{key} exists with other bytes in {self.storage.url}; two writers share a "
                 "session id, which only a broken source of randomness explains"
             )
+        if self._disk is not None:
+            self._disk.put(BlobRef.to(key, data), data)
+
+
+def _tables_name(ref: BlobRef, node_id: bytes) -> tuple[Any, ...]:
+    return "tables", ref.key, ref.length, ref.crc32c, node_id
 
 
 @dataclass(frozen=True, slots=True)

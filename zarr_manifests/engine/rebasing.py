@@ -8,7 +8,7 @@ they are, a manifest is written anew only if rows of it were left to the others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from zarr_manifests.engine.changes import ChangeSet
@@ -29,7 +29,7 @@ from zarr_manifests.planning.merge import Layer, merge_layers, without
 from zarr_manifests.planning.reads import Reads
 from zarr_manifests.planning.rebase import Policy, Rebased, rebase
 
-__all__ = ["Rebasing", "rebase_changes", "rebase_delta"]
+__all__ = ["Mine", "Rebasing", "rebase_changes", "rebase_delta"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +55,32 @@ class Rebasing:
 
 
 @dataclass(frozen=True, slots=True)
-class _Mine:
-    """What is to be moved."""
+class Mine:
+    """What is to be moved.
+
+    Parameters
+    ----------
+    nodes : mapping of str to (Node or None)
+        Nodes made or changed, by path; None where one was deleted.
+    truncated : mapping of bytes to tuple of int
+        What was cut off, by node id.
+    tables : mapping of bytes to sequence of ChunkTable
+        Chunks set and unset, by node id; no chunk is in two tables.
+    reads : Reads
+        What was read meanwhile.
+    """
 
     nodes: Mapping[str, Node | None]
     truncated: Mapping[bytes, Coords]
-    tables: Mapping[bytes, ChunkTable]
+    tables: Mapping[bytes, Sequence[ChunkTable]]
     reads: Reads
+
+    @classmethod
+    def of(cls, delta: Delta, tables: Mapping[bytes, Sequence[ChunkTable]], reads: Reads) -> Mine:
+        """What a delta with these chunks says."""
+        nodes: dict[str, Node | None] = dict.fromkeys(delta.deleted)
+        nodes |= {node.path: node for node in delta.nodes}
+        return cls(nodes, delta.truncated, tables, reads)
 
 
 def rebase_delta(
@@ -69,29 +88,28 @@ def rebase_delta(
     view: SnapshotView,
     tip: Branch,
     delta: Delta,
-    tables: Mapping[bytes, ChunkTable],
-    reads: Reads,
+    mine: Mine,
+    written: Mapping[str, Manifest],
     rebasing: Rebasing,
     keys: SessionKeys,
 ) -> tuple[SnapshotView, Delta, list[Upload]]:
     """The tip, opened; the delta as it is there; and what else must be uploaded for it.
 
-    The delta is the same object where nothing in it has to change.
+    `mine` is what the delta says, and `written` are the manifests that it refers to, by key. The
+    delta that comes back is the same object where nothing in it has to change.
 
     Raises
     ------
     ConflictError
         If it cannot be put on top of what came first.
     """
-    nodes: dict[str, Node | None] = dict.fromkeys(delta.deleted)
-    nodes |= {node.path: node for node in delta.nodes}
-    on, moved = _onto(context, view, tip, _Mine(nodes, delta.truncated, tables, reads), rebasing)
-    if not moved.dropped and moved.nodes == nodes:
+    on, moved = _onto(context, view, tip, mine, rebasing)
+    if not moved.dropped and moved.nodes == mine.nodes:
         return on, delta, []
     embedded, manifests = delta.embedded, delta.manifests
     uploads: list[Upload] = []
     if moved.dropped:
-        embedded, manifests, uploads = _left(delta, tables, moved.dropped, keys)
+        embedded, manifests, uploads = _left(delta, written, moved.dropped, keys)
     changed = replace(
         delta,
         nodes=tuple(node for node in moved.nodes.values() if node is not None),
@@ -104,39 +122,34 @@ def rebase_delta(
 
 def _left(
     delta: Delta,
-    tables: Mapping[bytes, ChunkTable],
+    written: Mapping[str, Manifest],
     dropped: Mapping[bytes, IndexArray],
     keys: SessionKeys,
 ) -> tuple[Manifest, tuple[ManifestRef, ...], list[Upload]]:
     """The delta's chunk tables without the dropped rows, where they were."""
 
-    def left(node_id: bytes) -> Manifest:
-        table = without(tables[node_id], dropped[node_id])
-        return Manifest.of([(node_id, table)] if len(table) else [])
+    def left(manifest: Manifest) -> Manifest:
+        parts: list[tuple[Part, bytes]] = []
+        for part, data in manifest.parts:
+            if part.node_id not in dropped:
+                parts.append((part, data))
+                continue
+            table = without(manifest.decode(part, data), dropped[part.node_id])
+            parts += Manifest.of([(part.node_id, table)] if len(table) else []).parts
+        return Manifest(tuple(parts))
 
-    parts: list[tuple[Part, bytes]] = []
     manifests: list[ManifestRef] = []
     uploads: list[Upload] = []
-    for part, data in delta.embedded.parts:
-        parts += left(part.node_id).parts if part.node_id in dropped else ((part, data),)
     for ref in delta.manifests:
-        ids = [part.node_id for part in ref.parts]
-        if dropped.keys().isdisjoint(ids):
+        if dropped.keys().isdisjoint(part.node_id for part in ref.parts):
             manifests.append(ref)
             continue
-        rest = [
-            row
-            for node_id in ids
-            for row in (
-                left(node_id) if node_id in dropped else Manifest.of([(node_id, tables[node_id])])
-            ).parts
-        ]
-        if rest:
-            manifest = Manifest(tuple(rest))
+        manifest = left(written[ref.blob.key])
+        if manifest.parts:
             upload = Upload(keys.next("manifests"), manifest.encode())
             uploads.append(upload)
             manifests.append(ManifestRef(upload.ref, manifest.directory()))
-    return Manifest(tuple(parts)), tuple(manifests), uploads
+    return left(delta.embedded), tuple(manifests), uploads
 
 
 def rebase_changes(
@@ -149,8 +162,8 @@ def rebase_changes(
     ConflictError
         If they cannot be put on top of what came first.
     """
-    tables = {node: t for node in changes.touched() if (t := changes.table(node)) is not None}
-    mine = _Mine(changes.nodes, changes.truncated, tables, changes.reads)
+    tables = {node: parts for node in changes.touched() if (parts := changes.parts(node))}
+    mine = Mine(changes.nodes, changes.truncated, tables, changes.reads)
     on, moved = _onto(context, view, tip, mine, rebasing)
     result = changes.copy()
     result.nodes = dict(moved.nodes)
@@ -169,7 +182,7 @@ def rebase_changes(
 
 
 def _onto(
-    context: Context, view: SnapshotView, tip: Branch, mine: _Mine, rebasing: Rebasing
+    context: Context, view: SnapshotView, tip: Branch, mine: Mine, rebasing: Rebasing
 ) -> tuple[SnapshotView, Rebased]:
     between = deltas_between(context, view.ref, tip.head)
     if between is None:
@@ -184,7 +197,7 @@ def _onto(
             "nothing was committed. Call session.rebase(), look at what there is, commit again",
             [Conflict("/", "history", "the branch has moved")],
         )
-    ours = Changes.of(view.nodes, mine.nodes, mine.truncated, mine.tables)
+    ours = Changes.of(view.nodes, mine.nodes, mine.truncated, _as_one(mine.tables))
     wanted = {*ours.nodes, *(mine.reads.nodes() if rebasing.serializable else ())}
     theirs = _theirs(context, view, between, wanted)
     on = context.open_branch(tip)
@@ -214,13 +227,19 @@ def _theirs(
     for delta in reversed(between):
         changed: dict[str, Node | None] = dict.fromkeys(delta.deleted)
         changed |= {node.path: node for node in delta.nodes}
-        tables = {}
-        for node_id, found in tables_of(context, delta, wanted).items():
-            table = merge_layers([Layer(None, found)]).table
-            if table is not None:
-                tables[node_id] = table
+        tables = _as_one(tables_of(context, delta, wanted))
         theirs = theirs.then(Changes.of(nodes, changed, delta.truncated, tables))
         for path in delta.deleted:
             nodes.pop(path, None)
         nodes.update((node.path, node) for node in delta.nodes)
     return theirs
+
+
+def _as_one(tables: Mapping[bytes, Sequence[ChunkTable]]) -> dict[bytes, ChunkTable]:
+    """All chunks of each node in one table."""
+    found = {}
+    for node_id, each in tables.items():
+        table = merge_layers([Layer(None, tuple(each))]).table
+        if table is not None:
+            found[node_id] = table
+    return found

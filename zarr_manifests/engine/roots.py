@@ -63,7 +63,6 @@ __all__ = ["RootAt", "Roots"]
 _RESENDS: Final = 5
 _BACKOFF_S: Final = 0.02
 _MAX_BACKOFF_S: Final = 1.0
-_PAGE_CACHE_BYTES: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,11 @@ class Roots:
         self._archived = 0  # the newest version known to be archived
         self._latest: RootAt | None = None
         self._read_at = -1
-        self._pages = Objects(storage, runtime, _PAGE_CACHE_BYTES)
+        self._pages = Objects(storage, runtime)
+
+    def share(self, objects: Objects) -> None:
+        """Read and write pages through these objects, and keep them in their cache."""
+        self._pages = objects
 
     @property
     def latest(self) -> RootAt:
@@ -211,6 +214,7 @@ class Roots:
 
     def backoff(self, attempt: int) -> None:
         """Wait a jittered while before the next attempt."""
+        self._pages.meter.add("retries")
         limit_s = min(_MAX_BACKOFF_S, _BACKOFF_S * 2 ** min(attempt, 10))
         self._runtime.sleep(self._runtime.jitter(limit_s))
 

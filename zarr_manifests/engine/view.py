@@ -3,21 +3,20 @@
 A lookup consults the overlay (all live deltas' words about that node, brought together once, from
 one parallel round of fetches), then the leaf whose box holds the coordinate. A leaf has all changes
 up to its merged-to sequence, so inside its box only what is newer is laid over it; likewise the
-base's nodes. Invariant: a view never changes, and what it has fetched and merged stays valid for as
-long as it lives.
+base's nodes. Invariant: a view never changes; what it has fetched and merged is kept in the cache
+of its objects, for as long as there is room, and is the same for all views of the snapshot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 
 from zarr_manifests.engine.objects import Objects
-from zarr_manifests.errors import CorruptObjectError
+from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkRef, ChunkTable, Unset
 from zarr_manifests.format.delta import Delta
@@ -28,6 +27,7 @@ from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.digests import tells_about
+from zarr_manifests.planning.leaves import BaseIndex, PlacedLeaf
 from zarr_manifests.planning.merge import (
     Layer,
     Leaf,
@@ -40,10 +40,11 @@ from zarr_manifests.planning.merge import (
 )
 from zarr_manifests.runtime import Runtime
 
-__all__ = ["DIGESTS", "SnapshotView", "check_axes"]
+__all__ = ["DIGESTS", "SnapshotView", "check_axes", "opening_kind"]
 
 DIGESTS: Final = "digests"
 """The first part of the keys of digests."""
+_OTHER_AXES: Final = "a chunk table of {} axes for a node of {}"
 
 
 def check_axes(box: Box, ndim: int) -> None:
@@ -55,16 +56,7 @@ def check_axes(box: Box, ndim: int) -> None:
         If the numbers differ.
     """
     if box.ndim != ndim:
-        raise CorruptObjectError(f"a chunk table of {box.ndim} axes for a node of {ndim}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Leaf:
-    """A node's part of a manifest of the base, and the sequence it is merged to."""
-
-    box: Box
-    manifest: ManifestRef
-    merged: int
+        raise CorruptObjectError(_OTHER_AXES.format(box.ndim, ndim))
 
 
 class SnapshotView:
@@ -116,14 +108,9 @@ class SnapshotView:
         self.nodes: Mapping[str, Node] = nodes
         if len({node.node_id for node in nodes.values()}) != len(nodes):
             raise CorruptObjectError(f"two nodes of snapshot {self.snapshot_id} have the same id")
-        leaves: dict[bytes, list[_Leaf]] = {}
-        for manifest in base.manifests:
-            for part, merged in manifest.leaves():
-                leaves.setdefault(part.node_id, []).append(_Leaf(part.box, manifest, merged))
-        self._leaves = leaves
-        self._layers: dict[bytes, list[tuple[int, Layer]]] = {}
-        self._overlays: dict[tuple[bytes, int], Overlay] = {}
-        self._tables: dict[tuple[bytes, Box], ChunkTable] = {}
+        self._index: BaseIndex | None = None
+        # Manifests, by key and node, known to hold what this base says they do.
+        self._checked: set[tuple[str, bytes]] = set()
 
     @classmethod
     def open(
@@ -142,11 +129,13 @@ class SnapshotView:
         calls: list[Any] = [partial(objects.load, ref, Snapshot)]
         if base is not None:
             calls.append(partial(objects.load, base, Base))
-        calls += [partial(objects.load, other, _kind_of(other)) for other in ahead]
+        calls += [partial(objects.load, other, opening_kind(other)) for other in ahead]
         snapshot: Snapshot = runtime.parallel(calls)[0]
         due = base if base and snapshot.base and base.key == snapshot.base.key else snapshot.base
         wanted = snapshot.opening()
-        loads: list[Any] = [partial(objects.load, other, _kind_of(other)) for _, other in wanted]
+        loads: list[Any] = [
+            partial(objects.load, other, opening_kind(other)) for _, other in wanted
+        ]
         if due is not None:
             loads.append(partial(objects.load, due, Base))
         loaded = runtime.parallel(loads)
@@ -166,11 +155,32 @@ class SnapshotView:
         """The snapshot's id."""
         return snapshot_id_of(self.ref.key)
 
+    @property
+    def index(self) -> BaseIndex:
+        """The base's leaves, to search in; made when first asked for, and once for each base."""
+        found = self._index
+        if found is None:
+            base = self.snapshot.base
+            found = None if base is None else self._objects.recall(base, BaseIndex)
+            if found is None:
+                sets = {ref.blob.key: ref.packed_for for ref in self.manifests if ref.packed_for}
+                try:
+                    found = BaseIndex(self.manifests, sets)
+                except InvalidArgumentError as error:
+                    raise CorruptObjectError(f"snapshot {self.snapshot_id}: {error}") from error
+                if base is not None:
+                    self._objects.remember(base, found)
+            self._index = found
+        return found
+
     def lookup(self, node_id: bytes, coords: Coords) -> ChunkRef | None:
         """Where the chunk is; None if it is absent."""
         due = self._leaf_at(node_id, coords)
-        # In one round with the leaf, which is most likely needed as well.
-        overlay = self.overlay(node_id, due[0].merged if due else 0, due)
+        after = due[0].merged if due else 0
+        overlay, loaded = self._known_overlay(node_id, after), dict[str, Any]()
+        if overlay is None:  # in one round with the leaf, which is most likely needed as well
+            overlays, loaded = self._fetch(node_id, {after}, due)
+            overlay = overlays[after]
         if overlay.table is not None:
             check_axes(overlay.table.box, len(coords))
             ref = overlay.table.get(coords)
@@ -180,18 +190,16 @@ class SnapshotView:
         if cut is not None and not inside(np.array(coords, np.int64).reshape(1, -1), cut)[0]:
             return None
         for leaf in due:
-            ref = self._leaf(node_id, leaf).get(coords)
+            ref = self._leaf(node_id, leaf, loaded).get(coords)
             if isinstance(ref, Unset):
                 key = leaf.manifest.blob.key
                 raise CorruptObjectError(f"{key} is a leaf and has an unset row")
             return ref
         return None
 
-    def _leaf_at(self, node_id: bytes, coords: Coords) -> list[_Leaf]:
-        leaves = self._leaves.get(node_id, [])
-        for leaf in leaves:
-            check_axes(leaf.box, len(coords))
-        found = [leaf for leaf in leaves if coords in leaf.box]
+    def _leaf_at(self, node_id: bytes, coords: Coords) -> list[PlacedLeaf]:
+        self._check_leaves(node_id, len(coords))
+        found = self.index.holding(node_id, coords)
         if len(found) > 1:
             one, two = (leaf.manifest.blob.key for leaf in found[:2])
             raise CorruptObjectError(
@@ -200,73 +208,59 @@ class SnapshotView:
             )
         return found
 
-    def overlay(self, node_id: bytes, after: int = 0, leaves: Sequence[_Leaf] = ()) -> Overlay:
-        """What live deltas of a sequence beyond `after` say about the node.
+    def _check_leaves(self, node_id: bytes, ndim: int) -> None:
+        found = self.index.ndim(node_id)
+        if found is not None and found != ndim:
+            raise CorruptObjectError(_OTHER_AXES.format(found, ndim))
 
-        `leaves` are fetched in the same round.
-        """
-        found = self._overlays.get((node_id, after))
-        if found is None:
-            layers = self._layers.get(node_id)
-            if layers is None:  # another thread's are equal: the view is immutable
-                layers = self._layers[node_id] = self._fetch_layers(node_id, leaves)
-            found = merge_layers([layer for last, layer in layers if last > after])
-            self._overlays[node_id, after] = found
-        return found
+    def overlay(self, node_id: bytes, after: int = 0) -> Overlay:
+        """What live deltas of a sequence beyond `after` say about the node."""
+        found = self._known_overlay(node_id, after)
+        return self._fetch(node_id, {after})[0][after] if found is None else found
 
     def leaves(self, node_id: bytes, wanted: Callable[[Box], bool]) -> list[ChunkTable]:
         """The node's tables in the base, of the boxes that are wanted; nothing is laid over."""
-        due = [leaf for leaf in self._leaves.get(node_id, []) if wanted(leaf.box)]
-        self._objects.prefetch([(leaf.manifest.blob, Manifest) for leaf in due])
-        return [self._leaf(node_id, leaf) for leaf in due]
+        due = [leaf for leaf in self.index.placed(node_id) if wanted(leaf.part.box)]
+        loaded = self._objects.load_all(self._due_leaves(node_id, due))
+        return [self._leaf(node_id, leaf, loaded) for leaf in due]
 
     def chunks(self, node_id: bytes) -> ChunkTable | None:
         """All chunks of the node that are there; None if there is none."""
-        due = self._leaves.get(node_id, [])
-        self._objects.prefetch([(leaf.manifest.blob, Manifest) for leaf in due])
-        tables = [self._leaf(node_id, leaf) for leaf in due]
-        if not any(leaf.merged for leaf in due):
-            return fold(tables, self.overlay(node_id))
+        due = self.index.placed(node_id)
+        overlays, loaded = self._fetch(node_id, {0, *(leaf.merged for leaf in due)}, due)
+        tables = [self._leaf(node_id, leaf, loaded) for leaf in due]
+        if len(overlays) == 1:
+            return fold(tables, overlays[0])
         leaves = [
-            Leaf(leaf.box, table, self.overlay(node_id, leaf.merged))
+            Leaf(leaf.part.box, table, overlays[leaf.merged])
             for leaf, table in zip(due, tables, strict=True)
         ]
-        return fold_leaves(leaves, self.overlay(node_id))
+        return fold_leaves(leaves, overlays[0])
 
     def chunks_at(self, node_id: bytes, coords: IndexArray) -> ChunkTable | None:
         """Of these chunks of the node (int64[n, ndim], n >= 1) those that are there.
 
         Leaves that hold none of them are not read.
         """
-        ndim = coords.shape[1]
-        for leaf in self._leaves.get(node_id, []):
-            check_axes(leaf.box, ndim)
-        around = Box.around_coords(coords)
+        self._check_leaves(node_id, coords.shape[1])
         due = [
             leaf
-            for leaf in self._leaves.get(node_id, [])
-            if leaf.box.overlaps(around)
-            and ((coords >= leaf.box.lo) & (coords < leaf.box.hi)).all(axis=1).any()
+            for leaf in self.index.placed_in(node_id, Box.around_coords(coords))
+            if ((coords >= leaf.part.box.lo) & (coords < leaf.part.box.hi)).all(axis=1).any()
         ]
-        self.overlay(node_id, 0, due)  # with the leaves, unless it is known already
-        self._objects.prefetch([(leaf.manifest.blob, Manifest) for leaf in due])
+        overlays, loaded = self._fetch(node_id, {0, *(leaf.merged for leaf in due)}, due)
+        picked = {after: _picked(overlay, coords) for after, overlay in overlays.items()}
         leaves = [
             Leaf(
-                leaf.box,
-                pick(self._leaf(node_id, leaf), coords),
-                self._picked(node_id, leaf.merged, coords),
+                leaf.part.box, pick(self._leaf(node_id, leaf, loaded), coords), picked[leaf.merged]
             )
             for leaf in due
         ]
-        return fold_leaves(leaves, self._picked(node_id, 0, coords))
+        return fold_leaves(leaves, picked[0])
 
-    def _picked(self, node_id: bytes, after: int, coords: IndexArray) -> Overlay:
-        overlay = self.overlay(node_id, after)
-        table = overlay.table
-        if table is not None:
-            check_axes(table.box, coords.shape[1])
-            table = pick(table, coords)
-        return Overlay(overlay.truncated, table)
+    def truncations(self, position: int) -> Mapping[bytes, Coords]:
+        """What the entry at that position of the read list cuts off, by node id."""
+        return self._cuts.get(position, {})
 
     def touched(self) -> set[bytes]:
         """Ids of all nodes that live deltas have chunk tables or truncations for."""
@@ -276,21 +270,60 @@ class SnapshotView:
             ids.update(part.node_id for ref in entry.manifests for part in ref.parts)
         return ids.union(*self._cuts.values())
 
-    def _leaf(self, node_id: bytes, leaf: _Leaf) -> ChunkTable:
-        table = self._tables.get((node_id, leaf.box))
-        if table is None:
-            loaded = self._objects.load(leaf.manifest.blob, Manifest)
-            for found in leaf.manifest.tables(loaded, node_id):
-                self._tables[node_id, found.box] = found
-            table = self._tables.get((node_id, leaf.box))
-            if table is None:
-                raise CorruptObjectError(
-                    f"{leaf.manifest.blob.key} has no chunk table that the snapshot says it has"
-                )
-        return table
+    def _leaf(self, node_id: bytes, leaf: PlacedLeaf, loaded: Mapping[str, Any]) -> ChunkTable:
+        """The leaf's table; `loaded` has what manifests are at hand."""
+        ref = leaf.manifest
+        tables = self._objects.tables(ref.blob, node_id, loaded.get(ref.blob.key))
+        if (ref.blob.key, node_id) not in self._checked:
+            # The cache has them by what they lie in; another base may say something else of it.
+            ref.check(node_id, tables.values())
+            self._checked.add((ref.blob.key, node_id))
+        return tables[leaf.part.box]
 
-    def _embedded(self, position: int, ref: BlobRef) -> Manifest:
-        delta = self._objects.load(ref, Delta)
+    def _due_leaves(
+        self, node_id: bytes, leaves: Sequence[PlacedLeaf]
+    ) -> list[tuple[BlobRef, Any]]:
+        """Manifests of the leaves whose tables are not in memory."""
+        return [
+            (leaf.manifest.blob, Manifest)
+            for leaf in leaves
+            if not self._objects.has_tables(leaf.manifest.blob, node_id)
+        ]
+
+    def _known_overlay(self, node_id: bytes, after: int) -> Overlay | None:
+        return cast(Overlay | None, self._objects.cache.find(self._name("overlay", node_id, after)))
+
+    def _name(self, what: str, node_id: bytes, *more: int) -> tuple[Any, ...]:
+        return what, self.ref.key, self.ref.crc32c, node_id, *more
+
+    def _fetch(
+        self, node_id: bytes, afters: Set[int], leaves: Sequence[PlacedLeaf] = ()
+    ) -> tuple[dict[int, Overlay], dict[str, Any]]:
+        """Overlays by what they come after, and the objects loaded, by key; in one round.
+
+        Among the objects are the manifests of `leaves`, but those whose tables are in memory.
+        """
+        known = {after: self._known_overlay(node_id, after) for after in afters}
+        overlays = {after: overlay for after, overlay in known.items() if overlay is not None}
+        if len(overlays) == len(known):
+            return overlays, self._objects.load_all(self._due_leaves(node_id, leaves))
+        cache, name = self._objects.cache, self._name("layers", node_id)
+        layers: Sequence[tuple[int, Layer]] | None = cache.find(name)
+        if layers is None:
+            layers, loaded = self._fetch_layers(node_id, leaves)
+            if any(afters) or any(leaf.merged for leaf in self.index.placed(node_id)):
+                cache.keep(name, layers)  # there are other overlays to be made of them
+        else:
+            loaded = self._objects.load_all(self._due_leaves(node_id, leaves))
+        for after in known.keys() - overlays.keys():
+            newer = [layer for last, layer in layers if last > after]
+            overlays[after] = merge_layers(newer)
+            cache.keep(self._name("overlay", node_id, after), overlays[after])
+            rows = sum(len(table) for layer in newer for table in layer.tables)
+            self._objects.meter.add("refs_merged", rows)
+        return overlays, loaded
+
+    def _embedded(self, position: int, delta: Delta) -> Manifest:
         if not isinstance(self.opening.get(position), Delta):  # where those have been checked
             self.snapshot.deltas[position].check(delta)
         return delta.embedded
@@ -300,18 +333,30 @@ class SnapshotView:
 
         Each leaf has all of such a run already or nothing of it: a digest cannot tell its parts.
         """
-        merged = {leaf.merged for leaf in self._leaves.get(node_id, [])}
+        merged = self.index.merged(node_id)
         found = {}
         for entry in self.snapshot.digests:
             digest, run = self.opening[entry.first], self.snapshot.deltas[entry.first : entry.stop]
             if not isinstance(digest, Digest) or node_id not in digest.covered:
                 continue
-            if not any(run[0].last <= at < run[-1].last for at in merged):
+            if not ((merged >= run[0].last) & (merged < run[-1].last)).any():
                 found[entry.first] = digest
         return found
 
-    def _fetch_layers(self, node_id: bytes, leaves: Sequence[_Leaf]) -> list[tuple[int, Layer]]:
-        """A layer for each live delta that speaks of the node, with its sequence; in one round."""
+    def in_digest(self, node_id: bytes, position: int) -> bool:
+        """Whether what the entry at that position says of the node came with the snapshot."""
+        return any(
+            first <= position < first + len(digest.truncated)
+            for first, digest in self._digests_of(node_id).items()
+        )
+
+    def _fetch_layers(
+        self, node_id: bytes, leaves: Sequence[PlacedLeaf]
+    ) -> tuple[list[tuple[int, Layer]], dict[str, Any]]:
+        """A layer for each live delta that speaks of the node, with its sequence; in one round.
+
+        With the objects that were loaded for it and for the leaves, by key.
+        """
         deltas: dict[int, BlobRef] = {}
         manifests: dict[int, list[ManifestRef]] = {}
         digests = self._digests_of(node_id)
@@ -326,12 +371,8 @@ class SnapshotView:
                     manifests.setdefault(position, []).append(ref)
         wanted: list[tuple[BlobRef, Any]] = [(ref, Delta) for ref in deltas.values()]
         wanted += [(ref.blob, Manifest) for refs in manifests.values() for ref in refs]
-        wanted += [
-            (leaf.manifest.blob, Manifest)
-            for leaf in leaves
-            if (node_id, leaf.box) not in self._tables
-        ]
-        self._objects.prefetch(wanted)
+        wanted += self._due_leaves(node_id, leaves)
+        loaded = self._objects.load_all(wanted)
         layers = []
         for position, entry in enumerate(self.snapshot.deltas):
             tables: list[ChunkTable] = []
@@ -343,13 +384,23 @@ class SnapshotView:
             else:
                 cut = self._cuts.get(position, {}).get(node_id)
             if position in deltas:
-                tables += self._embedded(position, deltas[position]).tables(node_id)
+                delta = loaded[deltas[position].key]
+                tables += self._embedded(position, delta).tables(node_id)
             for ref in manifests.get(position, ()):
-                tables += ref.tables(self._objects.load(ref.blob, Manifest), node_id)
+                tables += ref.tables(loaded[ref.blob.key], node_id)
             if cut is not None or tables:
                 layers.append((entry.last, Layer(cut, tuple(tables))))
-        return layers
+        return layers, loaded
 
 
-def _kind_of(ref: BlobRef) -> type[Delta | Digest]:
+def _picked(overlay: Overlay, coords: IndexArray) -> Overlay:
+    table = overlay.table
+    if table is not None:
+        check_axes(table.box, coords.shape[1])
+        table = pick(table, coords)
+    return Overlay(overlay.truncated, table)
+
+
+def opening_kind(ref: BlobRef) -> type[Delta | Digest]:
+    """What lies at one of the places that opening a snapshot needs."""
     return Digest if ref.key.startswith(DIGESTS) else Delta

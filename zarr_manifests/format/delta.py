@@ -1,6 +1,6 @@
 """Log deltas: what one commit changed.
 
-A delta is both the transaction log of its commit and, until it is folded, part of what readers
+A delta is both the transaction log of its commit and, until it is compacted, part of what readers
 merge over the base: node records set and deleted, truncations, and chunk tables of refs that were
 set or unset. Tables are embedded while they are small, else in manifests of their own.
 

@@ -44,6 +44,7 @@ __all__ = [
     "crc_of",
     "decode",
     "encode",
+    "is_sound",
     "pack",
     "unpack",
 ]
@@ -144,6 +145,15 @@ def encode(kind: Kind, payload: Mapping[str, Any]) -> bytes:
 def crc_of(data: bytes) -> int:
     """The crc32c that an encoded object carries, for a pointer to repeat."""
     return int.from_bytes(data[8:12], "little")
+
+
+def is_sound(data: bytes, length: int, crc: int) -> bool:
+    """Whether the bytes are those of the object with this length and checksum."""
+    return (
+        len(data) == length >= _HEADER.size
+        and crc_of(data) == crc
+        and crc32c(memoryview(data)[_CRC_FROM:]) == crc
+    )
 
 
 def decode[T](

@@ -99,6 +99,10 @@ class ManifestRef:
         """Each part, and the sequence it is merged to."""
         return list(zip(self.parts, self.merged or (0,) * len(self.parts), strict=True))
 
+    def merged_to(self, part: Part) -> int:
+        """The sequence up to which one of its parts has all changes."""
+        return self.merged[self.parts.index(part)] if self.merged else 0
+
     def pack(self) -> dict[str, Any]:
         """As a map for msgpack."""
         parts = [part.pack() for part in self.parts]
@@ -114,12 +118,23 @@ class ManifestRef:
         CorruptObjectError
             If it has not those that are named here: the node would read as something else.
         """
-        named = [part for part in self.parts if part.node_id == node_id]
-        if named != [part for part in manifest.directory() if part.node_id == node_id]:
+        tables = manifest.tables(node_id)
+        self.check(node_id, tables)
+        return tables
+
+    def check(self, node_id: bytes, tables: Iterable[ChunkTable]) -> None:
+        """Refuse tables of the node other than those that are named here, in their order.
+
+        Raises
+        ------
+        CorruptObjectError
+            If they differ in their boxes or numbers of rows.
+        """
+        named = [(part.box, part.count) for part in self.parts if part.node_id == node_id]
+        if named != [(table.box, len(table)) for table in tables]:
             raise CorruptObjectError(
                 f"{self.blob.key} has no chunk tables such as the snapshot says it has"
             )
-        return manifest.tables(node_id)
 
     @classmethod
     def parse(cls, fields: Fields) -> ManifestRef:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import PARENT_COPY_BYTES, BlobRef, with_copies
@@ -22,6 +22,8 @@ from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.ids import snapshot_id_of
 
 __all__ = ["DeltaEntry", "DigestEntry", "Snapshot"]
+
+_LATER_COPY_BYTES: Final = 2 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,10 @@ class DeltaEntry:
         told = self.changes_nodes, self.embedded, _parts(self.manifests)
         if told != (delta.changes_nodes, delta.embedded.directory(), _parts(delta.manifests)):
             raise CorruptObjectError(f"{self.log.key} is not as the snapshot says it is")
+
+    def parts(self) -> list[Part]:
+        """All chunk tables of it."""
+        return [*self.embedded, *(part for ref in self.manifests for part in ref.parts)]
 
     @property
     def at_open(self) -> bool:
@@ -242,13 +248,19 @@ class Snapshot:
     def with_delta_copies(self, known: Mapping[str, bytes]) -> Snapshot:
         """The same, carrying copies of what a reader needs first while they fit.
 
-        These are the digests, then the deltas needed at opening, then the other deltas. What a
-        digest says needs no copy.
+        These are the digests, then the deltas needed at opening, then a few of the other deltas,
+        which whoever reads a chunk can fetch in one round with its leaf. (Each copy is written
+        again by every commit.) What a digest says needs no copy.
         """
         due = [i for i in range(len(self.deltas)) if not self._digested(i)]
-        order = sorted(due, key=lambda i: (not self.deltas[i].at_open, i))
-        wanted = [entry.blob for entry in self.digests] + [self.deltas[i].log for i in order]
+        first = [i for i in due if self.deltas[i].at_open]
+        later = [i for i in due if not self.deltas[i].at_open]
+        wanted = [entry.blob for entry in self.digests] + [self.deltas[i].log for i in first]
         refs = with_copies(wanted, known, PARENT_COPY_BYTES)
+        room = PARENT_COPY_BYTES - sum(len(ref.copy or b"") for ref in refs)
+        others = [self.deltas[i].log for i in later]
+        refs += with_copies(others, known, min(room, _LATER_COPY_BYTES))
+        order = first + later
         digests = [replace(e, blob=ref) for e, ref in zip(self.digests, refs, strict=False)]
         deltas = [replace(entry, log=entry.log.bare()) for entry in self.deltas]
         for i, ref in zip(order, refs[len(digests) :], strict=True):

@@ -16,11 +16,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.grid import Box, Coords, IndexArray
 
-__all__ = ["EMPTY", "ArrayFacts", "BaseIndex", "part_order"]
+__all__ = ["EMPTY", "ArrayFacts", "BaseIndex", "PlacedLeaf", "part_order"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,15 @@ def part_order(part: Part) -> tuple[bytes, Coords, Coords]:
     return part.node_id, part.box.lo, part.box.hi
 
 
+@dataclass(frozen=True, slots=True)
+class PlacedLeaf:
+    """A leaf, the manifest that holds it, and the sequence up to which it has all changes."""
+
+    part: Part
+    manifest: ManifestRef
+    merged: int
+
+
 class _NodeLeaves:
     """The leaves of one node, found by coordinate.
 
@@ -82,10 +91,13 @@ class _NodeLeaves:
     or before it.
     """
 
-    def __init__(self, entries: Sequence[tuple[Part, int]]) -> None:
-        lo = np.array([part.box.lo for part, _ in entries], np.int64)
-        lo = lo.reshape(len(entries), entries[0][0].box.ndim)
-        hi = np.array([part.box.hi for part, _ in entries], np.int64).reshape(lo.shape)
+    def __init__(self, entries: Sequence[tuple[Part, int, int]]) -> None:
+        ndim = entries[0][0].box.ndim
+        if any(part.box.ndim != ndim for part, _, _ in entries):
+            raise CorruptObjectError("leaves of one array have different numbers of axes")
+        lo = np.array([part.box.lo for part, _, _ in entries], np.int64)
+        lo = lo.reshape(len(entries), ndim)
+        hi = np.array([part.box.hi for part, _, _ in entries], np.int64).reshape(lo.shape)
         self.axis = 0
         if lo.shape[1] > 1 and len(lo) > 1:
             self.axis = int(np.argmax([len(np.unique(column)) for column in lo.T]))
@@ -94,7 +106,8 @@ class _NodeLeaves:
         else:
             order = np.arange(len(entries))
         self.lo, self.hi = lo[order], hi[order]
-        self.manifest = np.array([number for _, number in entries], np.int64)[order]
+        self.manifest = np.array([number for _, number, _ in entries], np.int64)[order]
+        self.merged = np.array([merged for _, _, merged in entries], np.int64)[order]
         self.parts = [entries[i][0] for i in order.tolist()]
         self.around = Box.around(part.box for part in self.parts)
         if lo.shape[1]:
@@ -112,6 +125,19 @@ class _NodeLeaves:
         stop = int(np.searchsorted(self.starts, hi[self.axis], side="left"))
         meets = (np.maximum(self.lo[first:stop], lo) < np.minimum(self.hi[first:stop], hi)).all(1)
         return np.asarray(np.flatnonzero(meets) + first, np.int64)
+
+    def holding(self, coords: Coords) -> list[int]:
+        """Positions of the leaves whose box holds the coordinate."""
+        if len(self.parts) == 1 or not coords:
+            return [i for i, part in enumerate(self.parts) if coords in part.box]
+        at = coords[self.axis]
+        first = int(np.searchsorted(self.ends, at, side="right"))
+        stop = int(np.searchsorted(self.starts, at, side="right"))
+        if stop - first > 16:  # many leaves begin alike along that axis
+            here = slice(first, stop)
+            inside = ((self.lo[here] <= coords) & (coords < self.hi[here])).all(axis=1)
+            return (np.flatnonzero(inside) + first).tolist()
+        return [i for i in range(first, stop) if coords in self.parts[i].box]
 
     def beyond(self, cut: Coords) -> IndexArray:
         """Positions of the leaves that a truncation at `cut` drops something of, maybe."""
@@ -172,12 +198,12 @@ class BaseIndex:
         self._in_set: dict[str, list[int]] = {}
         for key, name in self._sets.items():
             self._in_set.setdefault(name, []).append(self._numbers[key])
-        entries: dict[bytes, list[tuple[Part, int]]] = {}
+        entries: dict[bytes, list[tuple[Part, int, int]]] = {}
         for number, ref in enumerate(self._manifests):
-            for part in ref.parts:
-                entries.setdefault(part.node_id, []).append((part, number))
+            for part, merged in ref.leaves():
+                entries.setdefault(part.node_id, []).append((part, number, merged))
         self._entries = entries
-        self._refs = {node: sum(part.count for part, _ in of) for node, of in entries.items()}
+        self._refs = {node: sum(part.count for part, _, _ in of) for node, of in entries.items()}
         self._leaves: dict[bytes, _NodeLeaves] = {}  # built when first asked for
 
     def __len__(self) -> int:
@@ -209,12 +235,50 @@ class BaseIndex:
         """The leaves of the node and the keys of their manifests, in the directory's order."""
         return [
             (part, self._manifests[number].blob.key)
-            for part, number in self._entries.get(node_id, ())
+            for part, number, _ in self._entries.get(node_id, ())
         ]
+
+    def placed(self, node_id: bytes) -> list[PlacedLeaf]:
+        """The leaves of the node, in the directory's order."""
+        return [
+            PlacedLeaf(part, self._manifests[number], merged)
+            for part, number, merged in self._entries.get(node_id, ())
+        ]
+
+    def holding(self, node_id: bytes, coords: Coords) -> list[PlacedLeaf]:
+        """The leaves of the node whose box holds the coordinate: one at most in a sound base."""
+        leaves = self._of(node_id)
+        return [] if leaves is None else self._placed(leaves, leaves.holding(coords))
+
+    def placed_in(self, node_id: bytes, box: Box) -> list[PlacedLeaf]:
+        """The leaves of the node that share a chunk with the box."""
+        leaves = self._of(node_id)
+        if leaves is None:
+            return []
+        lo, hi = np.asarray(box.lo, np.int64), np.asarray(box.hi, np.int64)
+        return self._placed(leaves, leaves.overlapping(lo, hi).tolist())
+
+    def _placed(self, leaves: _NodeLeaves, at: Sequence[int]) -> list[PlacedLeaf]:
+        return [
+            PlacedLeaf(
+                leaves.parts[i], self._manifests[int(leaves.manifest[i])], int(leaves.merged[i])
+            )
+            for i in at
+        ]
+
+    def merged(self, node_id: bytes) -> IndexArray:
+        """The sequences up to which the node's leaves have all changes, in no order."""
+        leaves = self._of(node_id)
+        return np.empty(0, np.int64) if leaves is None else leaves.merged
+
+    def ndim(self, node_id: bytes) -> int | None:
+        """How many axes the node's leaves have; None if it has none."""
+        entries = self._entries.get(node_id)
+        return None if entries is None else entries[0][0].box.ndim
 
     def manifests_of(self, node_id: bytes) -> tuple[str, ...]:
         """Keys of the manifests that hold leaves of the node, in the directory's order."""
-        numbers = sorted({number for _, number in self._entries.get(node_id, ())})
+        numbers = sorted({number for _, number, _ in self._entries.get(node_id, ())})
         return tuple(self._manifests[number].blob.key for number in numbers)
 
     def locate(self, node_id: bytes, coords: IndexArray) -> IndexArray:

@@ -28,6 +28,7 @@ __all__ = [
     "difference",
     "fold",
     "fold_leaves",
+    "in_box",
     "inside",
     "merge_layers",
     "narrower",
@@ -36,6 +37,7 @@ __all__ = [
     "select",
     "shared_rows",
     "split",
+    "take",
     "unset_at",
     "without",
 ]
@@ -134,6 +136,11 @@ def rearranged(
     return _gather([table], box, index[order], rows[order])
 
 
+def take(table: ChunkTable, rows: npt.NDArray[np.int64], box: Box) -> ChunkTable:
+    """Some rows of the table (positions, ascending) as a table of its own in that box."""
+    return _gather([table], box, box.ravel(table.coords()[rows]), rows)
+
+
 def split(table: ChunkTable, most_rows: int) -> list[ChunkTable]:
     """The table as tables of at most that many rows, in boxes that do not overlap.
 
@@ -217,14 +224,15 @@ def fold_leaves(leaves: Sequence[Leaf], outside: Overlay) -> ChunkTable | None:
     for leaf in leaves:
         over = leaf.overlay.table
         if over is not None:
-            over = select(over, _in_box(over, leaf.box))
+            over = select(over, in_box(over, leaf.box))
         tables.append(fold([leaf.table], Overlay(leaf.overlay.truncated, over)))
         if rest is not None:
-            rest = select(rest, ~_in_box(rest, leaf.box))
+            rest = select(rest, ~in_box(rest, leaf.box))
     return fold([table for table in tables if table is not None], Overlay(None, rest))
 
 
-def _in_box(table: ChunkTable, box: Box) -> npt.NDArray[np.bool_]:
+def in_box(table: ChunkTable, box: Box) -> npt.NDArray[np.bool_]:
+    """Which rows lie in the box."""
     coords = table.coords()
     if coords.shape[1] != box.ndim:
         raise CorruptObjectError(f"chunks of {coords.shape[1]} axes over a leaf of {box.ndim}")
@@ -370,7 +378,11 @@ def _gather(
         base += len(table.inline)
 
     def column(name: str) -> npt.NDArray[np.int64]:
-        return np.concatenate([getattr(table, name) for table in tables])[rows]
+        columns = [getattr(table, name) for table in tables]
+        values = {int(c[0]) if len(c) and not c.strides[0] else None for c in columns}
+        if len(values) == 1 and (value := values.pop()) is not None:
+            return np.broadcast_to(np.int64(value), (len(rows),))  # takes no memory
+        return np.concatenate(columns)[rows]
 
     virtual, places = VirtualSources.union([table.virtual for table in tables])
     kind, length, offset = column("kind"), column("length"), column("offset").copy()

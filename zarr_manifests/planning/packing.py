@@ -1,9 +1,8 @@
 """Which chunk tables go into which manifest.
 
 A commit's small tables are embedded in its delta, up to a budget; the others get manifests of
-their own, small ones sharing one. At a fold the tables of small arrays (coordinates, mostly) are
-packed together into few manifests, first-fit decreasing by rows, and every other array gets its
-own, so that reading coordinates never touches the manifests of the big arrays.
+their own, small ones sharing one, first-fit decreasing by size. (How the base is packed is said in
+`planning.sets`.)
 
 Invariant: every table is placed exactly once, and the result does not depend on the input's
 order.
@@ -15,27 +14,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["EMBED_BYTES", "LEAF_ROWS", "EmbedPlan", "pack_leaves", "plan_embedding"]
+__all__ = ["EMBED_BYTES", "LEAF_ROWS", "EmbedPlan", "plan_embedding"]
 
 EMBED_BYTES: Final = 32 * 1024
 _EMBED_TABLE_BYTES: Final = 8 * 1024
 _SHARED_MANIFEST_BYTES: Final = 1024 * 1024
 LEAF_ROWS: Final = 1_000_000
 """Rows of a leaf at most; an array with more is split by box."""
-_SMALL_ROWS: Final = 5_000
-_SMALL_MANIFEST_ROWS: Final = 50_000
 
 
 @dataclass(frozen=True, slots=True)
-class EmbedPlan:
-    """Node ids whose tables are embedded, and those of each manifest."""
+class EmbedPlan[T: (bytes, tuple[bytes, int])]:
+    """The tables that are embedded, and those of each manifest."""
 
-    embedded: tuple[bytes, ...]
-    manifests: tuple[tuple[bytes, ...], ...]
+    embedded: tuple[T, ...]
+    manifests: tuple[tuple[T, ...], ...]
 
 
-def plan_embedding(encoded_bytes: Mapping[bytes, int]) -> EmbedPlan:
-    """Place the tables of one commit, given the encoded size of each node's table.
+def plan_embedding[T: (bytes, tuple[bytes, int])](encoded_bytes: Mapping[T, int]) -> EmbedPlan[T]:
+    """Place the tables of one commit, given the encoded size of each.
 
     Examples
     --------
@@ -44,27 +41,13 @@ def plan_embedding(encoded_bytes: Mapping[bytes, int]) -> EmbedPlan:
     EmbedPlan(embedded=(b'a',), manifests=((b'b',),))
     """
     embedded, rest, room = [], [], EMBED_BYTES
-    for size, node_id in sorted((size, node_id) for node_id, size in encoded_bytes.items()):
+    for size, table in sorted((size, table) for table, size in encoded_bytes.items()):
         if size <= min(room, _EMBED_TABLE_BYTES):
-            embedded.append(node_id)
+            embedded.append(table)
             room -= size
         else:
-            rest.append((size, node_id))
+            rest.append((size, table))
     return EmbedPlan(tuple(embedded), _first_fit_decreasing(rest, _SHARED_MANIFEST_BYTES))
-
-
-def pack_leaves[T: (bytes, tuple[bytes, int])](rows: Mapping[T, int]) -> tuple[tuple[T, ...], ...]:
-    """Group leaves into manifests at a fold, given how many rows each has.
-
-    Examples
-    --------
-    >>> from zarr_manifests.planning.packing import pack_leaves
-    >>> pack_leaves({b"lat": 1, b"air": 40_000, b"lon": 1})
-    ((b'lon', b'lat'), (b'air',))
-    """
-    small = [(n, node) for node, n in rows.items() if n <= _SMALL_ROWS]
-    big = sorted(((n, node) for node, n in rows.items() if n > _SMALL_ROWS), reverse=True)
-    return _first_fit_decreasing(small, _SMALL_MANIFEST_ROWS) + tuple((node,) for _, node in big)
 
 
 def _first_fit_decreasing[T: (bytes, tuple[bytes, int])](

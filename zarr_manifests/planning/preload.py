@@ -2,14 +2,14 @@
 
 Those that hold leaves of the arrays that `preload.arrays` names (by default every CF coordinate),
 and the live deltas that speak of these arrays, since a lookup needs both. Smallest first, until
-`max-manifests` are chosen; none with more than `max-manifest-size` refs, and none whose bytes came
-with what opening read. Invariant: every
-candidate is either chosen or skipped with a reason, and the order of the input does not matter.
+`max-manifests` are chosen; none with more than `max-manifest-size` refs, and none whose bytes are
+here already. Invariant: every candidate is either chosen or skipped with a reason, and the order
+of the input does not matter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from zarr_manifests.config.manifests import Preload
@@ -61,6 +61,7 @@ def plan_preload(
     arrays: Iterable[ArrayFacts],
     base: BaseIndex,
     deltas: Sequence[DeltaEntry] = (),
+    here: Collection[str] = (),
 ) -> PreloadPlan:
     """Choose what to preload.
 
@@ -74,6 +75,8 @@ def plan_preload(
         Its base.
     deltas : sequence of DeltaEntry
         Its live deltas.
+    here : collection of str
+        Keys of objects that need not be fetched, beside those whose bytes came along.
 
     Examples
     --------
@@ -107,8 +110,8 @@ def plan_preload(
     fetched: list[Candidate] = []
     skipped: list[Skipped] = []
     for candidate in sorted(found.values(), key=lambda candidate: candidate.order):
-        if candidate.blob.copy is not None:
-            skipped.append(Skipped(candidate, "it is here already, it came with the snapshot"))
+        if candidate.blob.copy is not None or candidate.blob.key in here:
+            skipped.append(Skipped(candidate, "it is here already"))
         elif candidate.refs > preload.max_manifest_size:
             why = (
                 f"its {candidate.refs:,} chunk refs are more than max-manifest-size, "

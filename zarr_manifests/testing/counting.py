@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
-from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.runtime import SYSTEM, asked_at, next_step
 from zarr_manifests.storage import Storage, Token
 from zarr_manifests.testing.wrapped import Call, WrappedStorage, received_nbytes
 
@@ -32,6 +34,11 @@ class Record:
         Bytes of the object that were sent or received.
     start, end : float
         When the call was made and when it returned, in seconds of a clock that never goes back.
+    asked : tuple of int
+        Steps of a clock that counts (`runtime.asked_at`): when the threads that led to the call
+        were asked for, and when it was made.
+    ended : int
+        The step at which it returned.
     """
 
     op: str
@@ -39,6 +46,8 @@ class Record:
     nbytes: int
     start: float
     end: float
+    asked: tuple[int, ...]
+    ended: int
 
 
 class CountingStorage(WrappedStorage):
@@ -52,9 +61,9 @@ class CountingStorage(WrappedStorage):
     Parameters
     ----------
     storage : Storage
-        The storage the calls are passed on to. Around a `LatencyStorage`, `rounds` tells calls
-        side by side from calls in turn; around a fast one, even calls made side by side may
-        happen to come in turn.
+        The storage the calls are passed on to. Where that is `inline`, the code may make calls
+        in turn that it makes side by side elsewhere: put a `LatencyStorage` between to count
+        the rounds of a storage that is far away; its latency may be 0.
 
     Examples
     --------
@@ -103,15 +112,28 @@ class CountingStorage(WrappedStorage):
         return sum(record.nbytes for record in self._log if record.op in _WRITES)
 
     def rounds(self) -> int:
-        """The length of the longest chain of calls each of which began after the one before.
+        """The length of the longest chain of calls each of which waited for the one before.
 
-        What follows a swap (`create_after`) is not waited for and does not count.
+        A call has waited for all that had returned when it was asked for; and on a thread of
+        `Runtime.parallel`, when that was asked to run it, and for earlier calls of its own. How
+        soon threads begin and how long calls take makes no difference. What follows a swap
+        (`create_after`) is not waited for and does not count.
         """
-        rounds, free_at = 0, float("-inf")
-        for record in sorted(self._log, key=lambda record: record.end):
-            if record.op not in _NO_ROUNDS and record.start >= free_at:
-                rounds, free_at = rounds + 1, record.end
-        return rounds
+        # By the steps that led to a thread: when calls of it, and of threads it asked for in turn,
+        # returned; and the longest chain up to each of these, 0 before the first.
+        threads: dict[tuple[int, ...], tuple[list[int], list[int]]] = {(): ([], [0])}
+        for record in sorted(self._log, key=lambda record: record.ended):
+            if record.op in _NO_ROUNDS:
+                continue
+            chain = 0
+            for at, asked in enumerate(record.asked):
+                ended, longest = threads.setdefault(record.asked[:at], ([], [0]))
+                chain = max(chain, 1 + longest[bisect_left(ended, asked)])
+            for at in range(len(record.asked)):
+                ended, longest = threads[record.asked[:at]]
+                ended.append(record.ended)
+                longest.append(max(longest[-1], chain))
+        return threads[()][1][-1]
 
     def cas(
         self,
@@ -123,25 +145,29 @@ class CountingStorage(WrappedStorage):
     ) -> Token | None:
         new = super().cas(key, data, token, then_create=then_create)
         if new is not None and then_create is not None:
-            now = SYSTEM.monotonic_s()
-            after_key, after_data = then_create
-            self._log.append(Record("create_after", after_key, len(after_data), now, now))
+            now, step = SYSTEM.monotonic_s(), next_step()
+            after_key, nbytes = then_create[0], len(then_create[1])
+            self._log.append(Record("create_after", after_key, nbytes, now, now, (step,), step))
         return new
 
     def _around[R](self, call: Call[R]) -> R:
-        start, nbytes = SYSTEM.monotonic_s(), call.sent_nbytes
+        start, asked, nbytes = SYSTEM.monotonic_s(), asked_at(), call.sent_nbytes
         try:
             result = call.run()
             nbytes += received_nbytes(result)
             return result
         finally:
-            self._log.append(Record(call.op, call.key, nbytes, start, SYSTEM.monotonic_s()))
+            self._note(call, nbytes, start, asked)
 
     async def _around_async[R](self, call: Call[R], run: Callable[[], Awaitable[R]]) -> R:
-        start, nbytes = SYSTEM.monotonic_s(), call.sent_nbytes
+        start, asked, nbytes = SYSTEM.monotonic_s(), asked_at(), call.sent_nbytes
         try:
             result = await run()
             nbytes += received_nbytes(result)
             return result
         finally:
-            self._log.append(Record(call.op, call.key, nbytes, start, SYSTEM.monotonic_s()))
+            self._note(call, nbytes, start, asked)
+
+    def _note(self, call: Call[Any], nbytes: int, start: float, asked: tuple[int, ...]) -> None:
+        end, ended = SYSTEM.monotonic_s(), next_step()
+        self._log.append(Record(call.op, call.key, nbytes, start, end, asked, ended))

@@ -276,7 +276,8 @@ def _table(place: str, record_size: int) -> tuple[Any, int]:
         texts = [name for name in ("path", "raw") if name in names]
         with pq.ParquetFile(place, read_dictionary=texts) as file:
             table = file.read(columns=[name for name in _COLUMNS if name in names])
-    except pa.ArrowException as error:
+            table.validate(full=True)  # positions in dictionaries above all
+    except (pa.ArrowException, UnicodeDecodeError) as error:  # names are decoded unchecked
         raise InvalidArgumentError(f"{where} cannot be read as parquet: {error}") from error
     except OSError as error:
         raise StorageError(f"{where} cannot be read: {error}") from error
@@ -304,7 +305,10 @@ def _texts(where: str, table: Any, name: str, rows: int) -> tuple[Column, list[A
         if not parts:
             return np.full(rows, -1, np.int64), []
         places = np.concatenate([_filled(part.indices) for part in parts])
-        return places, parts[0].dictionary.to_pylist()
+        values = parts[0].dictionary.to_pylist()
+        if len(places) and not -1 <= int(places.min()) <= int(places.max()) < len(values):
+            raise InvalidArgumentError(f"{where} has a bad column {name!r}: no such value")
+        return places, values
     except (pa.ArrowException, ValueError) as error:
         raise InvalidArgumentError(f"{where} has a bad column {name!r}: {error}") from error
 

@@ -1,0 +1,67 @@
+"""`compact` does what the library does, and says so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from typer.testing import CliRunner
+
+import zarr_manifests as zm
+from zarr_manifests.cli import app
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """Four deltas on no base."""
+    repo = zm.Repository.create(tmp_path / "repository", {"compaction": {"mode": "MANUAL"}})
+    with repo.transaction("main", message="array") as store:
+        zarr.create_array(store, name="a", shape=(30,), chunks=(10,), dtype="f8")
+    for i in range(3):
+        with repo.transaction("main", message=f"part {i}") as store:
+            zarr.open_array(store, path="a")[10 * i : 10 * i + 10] = np.arange(10.0) + i
+    return repo.url
+
+
+def shown(*arguments: str) -> dict[str, list[str]]:
+    """The numbers of each line it prints, by what they are of."""
+    result = CliRunner().invoke(app, ["compact", *arguments])
+    assert result.exit_code == 0, result.output
+    lines = [re.split(r"\s{2,}", line.strip()) for line in result.stdout.splitlines()]
+    return {first: rest for first, *rest in lines}
+
+
+def test_a_full_compaction(url: str) -> None:
+    repo = zm.Repository.open(url)
+    before = zarr.open_array(repo.readonly_session("main").store, path="a", mode="r")[:]
+    found = shown(url, "--mode", "full")
+    assert found["deltas and runs"] == ["4", "0"]
+    assert found["manifests"] == ["0", "1"]
+    assert found["written"] == ["1"]
+    assert found["chunk refs in these"] == ["3"]
+    assert list(found)[-1] == repo.list_branches()["main"]
+    after = zarr.open_array(repo.readonly_session("main").store, path="a", mode="r")[:]
+    np.testing.assert_array_equal(before, after)
+    assert list(shown(url))[-1] == "there was nothing to do, or somebody else was faster"
+
+
+def test_a_minor_one_makes_a_run(url: str) -> None:
+    assert shown(url, "-m", "minor")["deltas and runs"] == ["4", "1"]
+
+
+def test_a_dry_run_writes_nothing(url: str) -> None:
+    repo = zm.Repository.open(url)
+    objects = sorted(info.key for info in repo.storage.list())
+    found = shown(url, "--dry-run")
+    assert found["deltas and runs"] == ["4", "?"]
+    assert sorted(info.key for info in repo.storage.list()) == objects
+    assert next(repo.ancestry()).message == "part 2"
+
+
+def test_a_branch_that_is_not_there(url: str) -> None:
+    result = CliRunner().invoke(app, ["compact", url, "--branch", "trial"])
+    assert result.exit_code == 1
+    assert "there is no branch 'trial'; there are: main" in result.stderr

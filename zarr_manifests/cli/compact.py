@@ -1,0 +1,65 @@
+"""`zarr-manifests compact`: bring the deltas of a branch together, and say what that took."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from zarr_manifests.cli.console import Url, bytes_text, columns, console
+from zarr_manifests.engine.compact import CompactionReport
+from zarr_manifests.repository import Repository
+
+__all__ = ["run"]
+
+
+class _Mode(StrEnum):
+    MINOR = "minor"
+    MAJOR = "major"
+    FULL = "full"
+
+
+def run(
+    url: Url,
+    branch: Annotated[str, typer.Option("--branch", "-b", help="The branch to compact.")] = "main",
+    mode: Annotated[
+        _Mode,
+        typer.Option(
+            "--mode",
+            "-m",
+            help="minor: deltas become runs; major: also, what has piled up for manifests is "
+            "merged into them; full: everything is packed anew.",
+        ),
+    ] = _Mode.MAJOR,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Estimate it, and write nothing.")
+    ] = False,
+) -> None:
+    """Bring the deltas of a branch together, as a commit that changes no data."""
+    repo = Repository.open(url)
+    out = console()
+    with out.status(f"Compacting {branch} ..."):
+        report = repo.compact(branch, mode.value, dry_run=dry_run)
+    out.print(_table(report, dry_run=dry_run))
+    if dry_run:
+        out.print("nothing was written (--dry-run)")
+    elif report.snapshot_id is None:
+        out.print("there was nothing to do, or somebody else was faster")
+    else:
+        out.print(report.snapshot_id, style="yellow")
+
+
+def _table(report: CompactionReport, *, dry_run: bool) -> Table:
+    table = columns("", "before", "after", right=("before", "after"), whole=("",))
+    after = ("?", "?") if dry_run else (f"{report.deltas_after:,}", f"{report.manifests_after:,}")
+    table.add_row("deltas and runs", f"{report.deltas_before:,}", after[0])
+    table.add_row("manifests", f"{report.manifests_before:,}", after[1])
+    table.add_row(
+        "  to be written" if dry_run else "  written", "", f"{report.manifests_written:,}"
+    )
+    table.add_row("chunk refs in these", "", f"{report.refs_merged:,}")
+    if not dry_run:
+        table.add_row("written in all", "", bytes_text(report.bytes_written))
+    return table

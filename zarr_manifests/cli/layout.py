@@ -1,0 +1,179 @@
+"""`zarr-manifests explain` and `plan`: in which manifests refs are, or would be, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from zarr_manifests.cli.config import read_config
+from zarr_manifests.cli.console import (
+    Branch,
+    SnapshotId,
+    Tag,
+    Url,
+    bytes_text,
+    columns,
+    console,
+    count_text,
+    plain_text,
+)
+from zarr_manifests.engine.layouts import ArrayPlace, ManifestLayout, ManifestPlace
+from zarr_manifests.errors import InvalidArgumentError, NotFoundError
+from zarr_manifests.repository import Repository
+
+__all__ = ["run_explain", "run_plan"]
+
+Plot = Annotated[
+    str | None,
+    typer.Option(
+        "--plot", help="Draw it into this PNG file (needs matplotlib).", show_default=False
+    ),
+]
+
+
+def run_explain(
+    url: Url,
+    array: Annotated[
+        str | None,
+        typer.Argument(help="Show the leaves of this array.", show_default=False),
+    ] = None,
+    branch: Branch = None,
+    tag: Tag = None,
+    snapshot: SnapshotId = None,
+    plot: Plot = None,
+) -> None:
+    """Show for each array which rule matched, its set and manifests, and why it overflowed."""
+    repo = Repository.open(url)
+    layout = repo.explain_manifests(branch, tag=tag, snapshot_id=snapshot)
+    out = console()
+    out.print(layout.snapshot_id, style="yellow")
+    if array is None:
+        _print(out, layout)
+    else:
+        _print_leaves(out, layout, _named(layout, array))
+    _plot(plot, layout, "Manifests")
+
+
+def run_plan(
+    url: Url,
+    config: Annotated[
+        str,
+        typer.Option("--config", "-c", help="A YAML file; - for standard input."),
+    ],
+    branch: Branch = None,
+    tag: Tag = None,
+    snapshot: SnapshotId = None,
+    plot: Plot = None,
+) -> None:
+    """Show what a full compaction under another configuration would give; nothing is written."""
+    given = read_config(config)
+    repo = Repository.open(url)
+    before = repo.explain_manifests(branch, tag=tag, snapshot_id=snapshot)
+    after = repo.plan_manifests(given, branch, tag=tag, snapshot_id=snapshot)
+    out = console()
+    out.print(after.snapshot_id, style="yellow")
+    _print(out, after)
+    out.print(f"now:    {_sum(before)}")
+    out.print(f"then:   {_sum(after)}")
+    out.print()
+    table = columns("to read for", "now", "then", right=("now", "then"))
+    opening = (f"base of {bytes_text(layout.base_bytes)}" for layout in (before, after))
+    table.add_row("opening", *opening)
+    for what, of in (
+        ("all coordinates", ManifestLayout.for_coordinates),
+        ("the last step of all data", ManifestLayout.for_last_step),
+    ):
+        table.add_row(what, _requests(of(before)), _requests(of(after)))
+    out.print(table)
+    _plot(plot, after, "Manifests as planned")
+
+
+def _print(out: Console, layout: ManifestLayout) -> None:
+    table = columns("array", "rule", "set", "manifests", "leaves", "refs", "pending", "overflowed",
+                    right=("rule", "leaves", "refs", "pending"), whole=("array",))  # fmt: skip
+    for array in layout.arrays:
+        sets = dict.fromkeys(layout.manifests[i].set_name for i in array.manifests)
+        table.add_row(
+            plain_text(array.path),
+            "" if array.rule is None else str(array.rule),
+            ", ".join(sets) or array.wanted,
+            _numbers(array.manifests),
+            f"{len(array.leaves):,}",
+            f"{array.refs:,}",
+            f"{array.pending_refs:,}" if array.pending_refs else "",
+            "; ".join(f"{of.set_name}: {of.why}" for of in array.overflows),
+        )
+    out.print(table)
+    numbers = ("arrays", "refs", "bytes")
+    table = columns("manifest", "set", *numbers, "key", right=numbers)
+    for i, one in enumerate(layout.manifests, 1):
+        size = bytes_text(one.nbytes)
+        table.add_row(str(i), one.set_name, f"{one.arrays:,}", f"{one.refs:,}", size, one.key or "")
+    out.print()
+    out.print(table)
+
+
+def _print_leaves(out: Console, layout: ManifestLayout, array: ArrayPlace) -> None:
+    rule = "no rule matched" if array.rule is None else f"rule {array.rule} matched"
+    out.print(f"{plain_text(array.path)}: {rule}, so it belongs to set {array.wanted}")
+    for overflow in array.overflows:
+        out.print(f"overflowed {overflow.set_name}: {overflow.why}")
+    if array.pending_refs:
+        out.print(f"{count_text(array.pending_refs, 'ref')} of commits since, in no leaf yet")
+    table = columns("from chunk", "to before", "refs", "manifest", "set", right=("refs",))
+    for leaf in array.leaves:
+        ends = (str(list(end)) for end in (leaf.lo, leaf.hi))
+        where = layout.manifests[leaf.manifest].set_name
+        table.add_row(*ends, f"{leaf.refs:,}", str(leaf.manifest + 1), where)
+    out.print(table)
+
+
+def _named(layout: ManifestLayout, array: str) -> ArrayPlace:
+    path = "/" + array.strip("/")
+    found = next((one for one in layout.arrays if one.path == path), None)
+    if found is None:
+        raise NotFoundError(f"there is no array {path} in snapshot {layout.snapshot_id}")
+    return found
+
+
+def _numbers(positions: tuple[int, ...]) -> str:
+    """`1, 3-5`: counted from 1, as in the table of manifests."""
+    parts: list[list[int]] = []
+    for at in positions:
+        if parts and parts[-1][-1] == at:
+            parts[-1][-1] = at + 1
+        else:
+            parts.append([at + 1, at + 1])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+
+
+def _sum(layout: ManifestLayout) -> str:
+    refs = sum(manifest.refs for manifest in layout.manifests)
+    size = sum(manifest.nbytes for manifest in layout.manifests)
+    pending = sum(array.pending_refs for array in layout.arrays)
+    text = f"{count_text(len(layout.manifests), 'manifest')}, {count_text(refs, 'ref')}, "
+    text += bytes_text(size)
+    return text + (f", and {count_text(pending, 'ref')} pending" if pending else "")
+
+
+def _requests(manifests: tuple[ManifestPlace, ...]) -> str:
+    nbytes = sum(manifest.nbytes for manifest in manifests)
+    return f"{count_text(len(manifests), 'request')}, {bytes_text(nbytes)}"
+
+
+def _plot(file: str | None, layout: ManifestLayout, title: str) -> None:
+    if file is None:
+        return
+    try:
+        from zarr_manifests.cli.picture import draw
+    except ImportError as error:
+        raise InvalidArgumentError(
+            f"--plot needs {error.name}: install zarr-manifests[plot]"
+        ) from error
+    try:
+        draw(Path(file), layout, title)
+    except OSError as error:
+        raise InvalidArgumentError(f"{file} cannot be written: {error.strerror}") from error

@@ -1,0 +1,172 @@
+"""The sessions of a repository: they begin at its branches, tags and snapshots.
+
+Invariant: a session begins at a root that was read after the session was asked for; or, once, at
+the one that the repository was opened with, if that was read just before and this process has seen
+no newer one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+from zarr_manifests.engine.ancestry import ancestors, snapshot_ref
+from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.roots import RootAt
+from zarr_manifests.errors import InvalidArgumentError, NotFoundError, UnsupportedStorageError
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.root import Branch, Root
+from zarr_manifests.indexes import Indexes
+from zarr_manifests.session import Session
+from zarr_manifests.store import ManifestStore
+from zarr_manifests.versions import DEFAULT_BRANCH, known_ref
+
+__all__ = ["Sessions"]
+
+_FRESH_S: Final = 0.1
+
+
+class Sessions(Indexes):
+    """Makes sessions of one repository; what `Repository` is besides."""
+
+    def __init__(self, context: Context, opened: RootAt) -> None:
+        super().__init__(context)
+        self._opened: tuple[float, RootAt] | None = (context.runtime.monotonic_s(), opened)
+
+    def readonly_session(
+        self,
+        branch: str | None = None,
+        *,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+        as_of: datetime | None = None,
+    ) -> Session:
+        """A session that reads one snapshot.
+
+        Parameters
+        ----------
+        branch : str, optional
+            Read its head; `main` if nothing else is given.
+        tag : str, optional
+            Read what it points to.
+        snapshot_id : str, optional
+            Read that snapshot.
+        as_of : datetime, optional
+            Read the newest snapshot of the branch written at or before that time. Without a time
+            zone it is taken as UTC.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such branch or tag, or nothing as old as `as_of`.
+        SnapshotExpiredError
+            If the snapshot is not, or no longer, there.
+        InvalidArgumentError
+            If more than one of branch, tag and snapshot is given, or `as_of` with one of the
+            latter two; or one of them cannot be meant.
+        """
+        if as_of is not None and not isinstance(as_of, datetime):
+            raise InvalidArgumentError(f"as_of must be a datetime, not {as_of!r}")
+        given = [x for x in (branch, tag, snapshot_id) if x is not None]
+        if len(given) > 1 or (as_of is not None and (tag or snapshot_id)):
+            raise InvalidArgumentError(
+                "give one of branch, tag and snapshot_id; as_of goes with a branch only"
+            )
+        if snapshot_id is not None:
+            view = self._context.open_view(snapshot_ref(self._context, snapshot_id))
+            return Session(self._context, view, None, None)
+        root = self._fresh_root()
+        if tag is not None:
+            ref = known_ref(self._context.roots.with_tag(root, tag).tags, tag, "tag")
+            return Session(self._context, self._context.open_view(ref), None, None)
+        name = DEFAULT_BRANCH if branch is None else branch
+        head = known_ref(self._context.roots.with_branch(root, name).branches, name, "branch")
+        if as_of is None:
+            view = self._context.open_branch(head)
+        else:
+            view = self._context.open_view(self._as_of(head, as_of))
+        return Session(self._context, view, None, None, read_from=name)
+
+    def writable_session(
+        self,
+        branch: str = DEFAULT_BRANCH,
+        *,
+        isolation: Literal["snapshot", "serializable"] = "snapshot",
+    ) -> Session:
+        """A session whose changes can be committed to the branch.
+
+        Parameters
+        ----------
+        branch : str
+            The branch.
+        isolation : {"snapshot", "serializable"}
+            Whether a commit conflicts only with what others wrote to the same places, or also with
+            what they changed of anything that was read.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If there is no such isolation.
+        NotFoundError
+            If there is no such branch.
+        UnsupportedStorageError
+            If the storage cannot compare-and-swap.
+        """
+        if isolation not in ("snapshot", "serializable"):
+            raise InvalidArgumentError(
+                f"{isolation!r} is no isolation; give 'snapshot' or 'serializable'"
+            )
+        storage = self._context.storage
+        if not storage.capabilities.cas:
+            raise UnsupportedStorageError(
+                f"{storage.url} cannot compare-and-swap; the repository is read-only there"
+            )
+        at = self._context.roots.read()
+        head = known_ref(
+            self._context.roots.with_branch(at.root, branch).branches, branch, "branch"
+        )
+        view = self._context.open_branch(head)
+        serializable = isolation == "serializable"
+        return Session(self._context, view, branch, at.root.version, serializable=serializable)
+
+    @contextmanager
+    def transaction(
+        self,
+        branch: str = DEFAULT_BRANCH,
+        *,
+        message: str,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Iterator[ManifestStore]:
+        """A store whose changes are committed at the end of the block, or not at all.
+
+        If the block raises, nothing is committed; if it changes nothing, no commit is made.
+        """
+        session = self.writable_session(branch)
+        yield session.store
+        if session.has_changes:
+            session.commit(message, metadata)
+        else:
+            session.check_forks()
+
+    def _fresh_root(self) -> Root:
+        """The root as it is now.
+
+        Right after `open` that is the one `open` has read: the first session needs no second
+        request, unless this process has swapped or read a newer root since.
+        """
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            read_s, at = opened
+            recent = 0 <= self._context.runtime.monotonic_s() - read_s <= _FRESH_S
+            if recent and self._context.roots.undisturbed(at):
+                return at.root
+        return self._context.roots.read().root
+
+    def _as_of(self, head: Branch, as_of: datetime) -> BlobRef:
+        moment = as_of if as_of.tzinfo is not None else as_of.replace(tzinfo=UTC)
+        for ref, snapshot in ancestors(self._context, head.head, head.floor):
+            if snapshot.written_ms <= moment.timestamp() * 1000:
+                return ref
+        raise NotFoundError(f"the branch has no snapshot as old as {moment.isoformat()}")
