@@ -124,7 +124,6 @@ def commit(
     pending: list[Callable[[], object]] = [
         partial(pack.write, context.storage, durable=True) for pack in packs
     ]
-    uploaded: set[str] = set()
     pending.append(partial(context.storage.sync, _due_sync(changes)))
     at, parent, head_due = context.roots.latest, view, replaces or view
     placed = prepared
@@ -144,12 +143,13 @@ def commit(
         head, snapshot, uploads = _place(
             context, placed, parent, keys, (replaces or parent).snapshot
         )
-        due = [u for u in (*placed.uploads, *uploads) if u.key not in uploaded]
-        uploaded.update(upload.key for upload in due)
+        due = [u for u in (*placed.uploads, *uploads) if not keys.has_written(u.key)]
         pending += [partial(context.objects.create, u.key, u.data) for u in due]
         pending.append(partial(context.roots.archive, at))
         context.runtime.parallel(pending)
         pending = []
+        for upload in due:
+            keys.note_written(upload.key, upload.data)
         new = _root_with(context, root, branch, head, snapshot, uploads[-1].data)
         landed = context.roots.swap(at, new, snapshot.commit_id)
         if landed is not None:
@@ -159,7 +159,7 @@ def commit(
         at = context.roots.read()
     raise ConflictError(
         f"commit to {branch!r}: other writers came first {attempts} times; the "
-        " session keeps its changes, commit again later"
+        "session keeps its changes, commit again later"
     )
 
 
@@ -234,7 +234,7 @@ def _prepare(
     written: dict[str, Manifest] = {}
     for group in plan.manifests:
         manifest = together(group)
-        upload = Upload(keys.next("manifests"), manifest.encode())
+        upload = Upload.of(keys, "manifests", manifest.encode())
         written[upload.key] = manifest
         uploads.append(upload)
         context.objects.remember(upload.ref, manifest)
@@ -351,7 +351,7 @@ def _rebased(
     )
     if delta is prepared.delta:
         return on, prepared
-    log = Upload(keys.next("deltas"), delta.encode())
+    log = Upload.of(keys, "deltas", delta.encode())
     context.objects.remember(log.ref, delta)
     used = {ref.blob.key for ref in delta.manifests}
     kept = [upload for upload in prepared.uploads if upload.key in used]

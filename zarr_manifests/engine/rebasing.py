@@ -146,7 +146,7 @@ def _left(
             continue
         manifest = left(written[ref.blob.key])
         if manifest.parts:
-            upload = Upload(keys.next("manifests"), manifest.encode())
+            upload = Upload.of(keys, "manifests", manifest.encode())
             uploads.append(upload)
             manifests.append(ManifestRef(upload.ref, manifest.directory()))
     return left(delta.embedded), tuple(manifests), uploads
