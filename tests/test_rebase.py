@@ -784,20 +784,28 @@ def test_a_base_that_is_no_ancestor_of_the_tip_is_a_conflict() -> None:
     assert contents(repository)["a/c/0/1"] != b"1"
 
 
-def test_a_missing_log_fails_closed() -> None:
+@pytest.mark.parametrize("kind", ["deltas", "manifests", "snapshots"])
+def test_a_missing_log_fails_closed(kind: str) -> None:
+    """The tip can be read without it; only whether the two conflict is not known."""
     storage = MemoryStorage()
     base(storage)
     session = Repository.open(storage).writable_session()
     put(session, "a/c/0/0", b"1")
-    before = {info.key for info in storage.list("deltas/")}
+    before = {info.key for info in storage.list()}
     other = Repository.open(storage).writable_session()
-    # More than a snapshot carries a copy of.
-    has("a", text=np.random.default_rng(0).bytes(30_000).hex())(other)
+    rng = np.random.default_rng(0)
+    text = rng.bytes(30_000).hex()  # more than a snapshot carries a copy of
+    edits("a", {"text": text}, shape=[600, 4])(other)
+    for i in range(10, 200):
+        put(other, f"a/c/{i}/0", rng.bytes(200))
     other.commit("other")
-    (log,) = {info.key for info in storage.list("deltas/")} - before
-    storage.delete_many([log])
+    lost = {info.key for info in storage.list(f"{kind}/")} - before
+    assert Repository.open(storage).compact(mode="full").snapshot_id is not None
+    storage.delete_many(sorted(lost))
+    assert len(contents(Repository.open(storage))) > 190
+    (key,) = lost
     for go_on in (lambda: session.rebase("ours"), lambda: session.commit("mine", rebase="ours")):
-        with pytest.raises(CorruptObjectError, match=log):
+        with pytest.raises(CorruptObjectError, match=key):
             go_on()
     assert session.status().chunks == {"/a": 1}
 
