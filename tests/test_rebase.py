@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from zarr_manifests import Repository, Session
 from zarr_manifests.errors import (
     Conflict,
@@ -661,6 +662,40 @@ def test_two_appends_at_the_same_place_conflict_and_say_what_to_do() -> None:
     assert air.chunks
     assert "both commits append along 'time'" in air.reason
     assert "open a new session" in air.reason
+
+
+def overtaken_write(mine: xr.Dataset, theirs: xr.Dataset, **options: Any) -> xr.Dataset:
+    """What is there when `theirs` was written after `mine` was uploaded, and before its swap."""
+    storage = MemoryStorage()
+    data = {"air": (("time", "lat"), np.zeros((8, 2)))}
+    whole = xr.Dataset(data, {"time": np.arange(8), "lat": [1.0, 2.0]}, {"title": "hours"})
+    zm.write(whole, storage, message="whole", encoding={"air": {"chunks": (2, 2)}})
+    due = [theirs]
+
+    def overtake(point: str) -> None:
+        if point == "root.swap" and due:
+            zm.write(due.pop(), storage, message="theirs", **options)
+
+    repository = Repository.open(storage, runtime=replace(SYSTEM, checkpoint=overtake))
+    zm.write(mine, repository, message="mine", **options)
+    assert [info.message for info in repository.ancestry()][:2] == ["mine", "theirs"]
+    return xr.open_dataset(Repository.open(storage), engine="zarr_manifests").load()  # type: ignore[arg-type]
+
+
+def test_writes_to_two_regions_both_land() -> None:
+    one, two = (hours(start, start + 4).drop_vars("lat") for start in (0, 4))
+    found = overtaken_write(one, two, region="auto")
+    assert (found["air"][:, 0] == np.arange(8)).all()
+
+
+def test_variables_that_two_writers_add_both_land() -> None:
+    coordinates = {"time": np.arange(8)}
+    one = xr.Dataset({"wind": ("time", np.ones(8))}, coordinates, {"source": "one"})
+    two = xr.Dataset({"rain": ("time", np.ones(8) * 2)}, coordinates, {"licence": "two"})
+    found = overtaken_write(one, two, mode="a")
+    assert {"air", "wind", "rain"} == set(found.data_vars)
+    assert (found["wind"].sum(), found["rain"].sum()) == (8, 16)
+    assert found.attrs == {"source": "one", "licence": "two"}
 
 
 # --- keys that others make their own ---------------------------------------------------------
