@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from zarr_manifests.engine.ancestry import ancestors, snapshot_ref
 from zarr_manifests.engine.context import Context
@@ -105,6 +105,7 @@ class Sessions(Maintenance):
         self,
         branch: str = DEFAULT_BRANCH,
         *,
+        isolation: Literal["snapshot", "serializable"] = "snapshot",
         lease: timedelta | float | None = None,
         exclusive: bool = False,
     ) -> Session:
@@ -112,8 +113,11 @@ class Sessions(Maintenance):
 
         Parameters
         ----------
-        branch : str, default "main"
+        branch : str
             The branch.
+        isolation : {"snapshot", "serializable"}
+            Whether a commit conflicts only with what others wrote to the same places, or also with
+            what they changed of anything that was read.
         lease : timedelta or seconds, optional
             Take a lease of that timeout, renewed by itself, so that the session can commit
             however long it takes, collections of garbage notwithstanding. Given up when the
@@ -126,6 +130,8 @@ class Sessions(Maintenance):
 
         Raises
         ------
+        InvalidArgumentError
+            If there is no such isolation.
         NotFoundError
             If there is no such branch.
         UnsupportedStorageError
@@ -142,6 +148,10 @@ class Sessions(Maintenance):
         Traceback (most recent call last):
         zarr_manifests.errors.FencedError: ... another writer has claimed branch 'main' ...
         """
+        if isolation not in ("snapshot", "serializable"):
+            raise InvalidArgumentError(
+                f"{isolation!r} is no isolation; give 'snapshot' or 'serializable'"
+            )
         storage = self._context.storage
         if not storage.capabilities.cas:
             raise UnsupportedStorageError(
@@ -153,8 +163,15 @@ class Sessions(Maintenance):
         lease_ms = None if lease is None else checked_timeout_ms(lease)
         view = self._context.open_branch(head)
         start = at.root.version
-        epoch = start if exclusive else None
-        return Session(self._context, view, branch, start, lease_ms=lease_ms, epoch=epoch)
+        return Session(
+            self._context,
+            view,
+            branch,
+            start,
+            lease_ms=lease_ms,
+            epoch=start if exclusive else None,
+            serializable=isolation == "serializable",
+        )
 
     @contextmanager
     def transaction(
