@@ -117,6 +117,9 @@ class Maintenance(Indexes):
         snapshot stays readable by the tag, and a leased snapshot stays with all after it. Once
         anything has expired, a tag alone keeps no snapshots but its own.
 
+        If neither is given, both are those of the configuration (`snapshots.keep-last` and
+        `snapshots.max-age`).
+
         Parameters
         ----------
         keep_last : int, optional
@@ -129,7 +132,7 @@ class Maintenance(Indexes):
         Raises
         ------
         InvalidArgumentError
-            If neither is given.
+            If neither is given, here or in the configuration.
 
         Examples
         --------
@@ -144,6 +147,9 @@ class Maintenance(Indexes):
         >>> [info.message for info in repo.ancestry()]
         ['make ice', 'make sea']
         """
+        if keep_last is None and max_age is None:
+            options = self._context.config.snapshots
+            keep_last, max_age = options.keep_last, options.max_age
         oldest_ms = None
         if max_age is not None:
             oldest_ms = self._context.runtime.now_ms() - _milliseconds(max_age, "max_age")

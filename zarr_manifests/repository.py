@@ -625,7 +625,8 @@ class Repository(Sessions):
         if branch not in roots.with_branch(roots.read().root, branch).branches:
             listed = ", ".join(self.list_branches())
             raise NotFoundError(f"there is no branch {branch!r}; there are: {listed}")
-        return observed_compaction(self._context, branch, CompactionMode(mode), dry_run=dry_run)[0]
+        work = CompactionMode(mode)
+        return observed_compaction(self._context, branch, work, dry_run=dry_run, claim=True)[0]
 
     def revert(
         self, snapshot_id: str, branch: str = DEFAULT_BRANCH, message: str | None = None

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from zarr_manifests.engine.ancestry import ancestors, snapshot_ref
 from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.epochs import claim_branch
 from zarr_manifests.engine.leases import checked_timeout_ms
 from zarr_manifests.engine.roots import RootAt
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError, UnsupportedStorageError
@@ -101,39 +102,76 @@ class Sessions(Maintenance):
         return Session(self._context, view, None, None, read_from=name, follow_s=follow_s)
 
     def writable_session(
-        self, branch: str = DEFAULT_BRANCH, *, lease: timedelta | float | None = None
+        self,
+        branch: str = DEFAULT_BRANCH,
+        *,
+        isolation: Literal["snapshot", "serializable"] = "snapshot",
+        lease: timedelta | float | None = None,
+        exclusive: bool = False,
     ) -> Session:
         """A session whose changes can be committed to the branch.
 
         Parameters
         ----------
-        branch : str, default "main"
+        branch : str
             The branch.
+        isolation : {"snapshot", "serializable"}
+            Whether a commit conflicts only with what others wrote to the same places, or also with
+            what they changed of anything that was read.
         lease : timedelta or seconds, optional
             Take a lease of that timeout, renewed by itself, so that the session can commit
             however long it takes, collections of garbage notwithstanding. Given up when the
             session is closed, by `Session.release_lease`, or some time after the session is
             forgotten.
+        exclusive : bool, default False
+            Claim the branch: sessions that were opened before cannot commit to it any more
+            (`FencedError`), as if their process had been stopped. Sessions that are opened later
+            can, by the usual rules, until one of them claims the branch in turn.
 
         Raises
         ------
+        InvalidArgumentError
+            If there is no such isolation.
         NotFoundError
             If there is no such branch.
         UnsupportedStorageError
             If the storage cannot compare-and-swap.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://exclusive-example")
+        >>> before = repo.writable_session()
+        >>> _ = zarr.create_group(before.store, path="air")
+        >>> session = repo.writable_session(exclusive=True)
+        >>> before.commit("make a group")
+        Traceback (most recent call last):
+        zarr_manifests.errors.FencedError: ... another writer has claimed branch 'main' ...
         """
+        if isolation not in ("snapshot", "serializable"):
+            raise InvalidArgumentError(
+                f"{isolation!r} is no isolation; give 'snapshot' or 'serializable'"
+            )
         storage = self._context.storage
         if not storage.capabilities.cas:
             raise UnsupportedStorageError(
                 f"{storage.url} cannot compare-and-swap; the repository is read-only there"
             )
-        at = self._context.roots.read()
-        head = known_ref(
-            self._context.roots.with_branch(at.root, branch).branches, branch, "branch"
-        )
+        roots = self._context.roots
+        at = claim_branch(roots, branch) if exclusive else roots.read()
+        head = known_ref(roots.with_branch(at.root, branch).branches, branch, "branch")
         lease_ms = None if lease is None else checked_timeout_ms(lease)
         view = self._context.open_branch(head)
-        return Session(self._context, view, branch, at.root.version, lease_ms=lease_ms)
+        start = at.root.version
+        return Session(
+            self._context,
+            view,
+            branch,
+            start,
+            lease_ms=lease_ms,
+            epoch=start if exclusive else None,
+            serializable=isolation == "serializable",
+        )
 
     @contextmanager
     def transaction(

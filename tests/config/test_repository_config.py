@@ -45,6 +45,7 @@ def test_names_are_hyphened() -> None:
         "commits",
         "compaction",
         "chunk-manifests",
+        "snapshots",
     ]
     assert options["commits"] == {"mode": "delta", "attempts": 100}
     assert options["compaction"] == {

@@ -319,3 +319,40 @@ def test_verification_reads_all_that_can_be_reached(everything: MemoryStorage) -
     assert Repository.open(counting, runtime=world()).verify().problems == ()
     read = {record.key for record in counting.log}
     assert due - read == set()
+
+
+@pytest.mark.parametrize("kind", ["chunks", "manifests", "digests", "deltas", "nodes"])
+@pytest.mark.parametrize("damage", ["deleted", "truncated", "flipped", "swapped"])
+def test_verification_finds_each_of_many_damaged_objects(
+    everything: MemoryStorage, kind: str, damage: str
+) -> None:
+    """All of a kind at once, and each is told; one by one is tried where recovery is."""
+    storage = MemoryStorage()
+    for info in everything.list():
+        storage.put(info.key, everything.get(info.key))
+    due = sorted(key for key in Walk(storage).root() if key.startswith(f"{kind}/"))
+    held = {key: storage.get(key) for key in due}
+    for key, following in zip(due, [*due[1:], due[0]], strict=True):
+        data = held[key]
+        storage.delete_many([key])
+        damaged = {
+            "truncated": data[:-1],
+            "flipped": data[:-1] + bytes([data[-1] ^ 1]),
+            "swapped": held[following],
+        }
+        if damage != "deleted":
+            storage.put(key, damaged[damage])
+    changed = {key for key in due if damage != "swapped" or storage.get(key) != held[key]}
+    report = Repository.open(storage, runtime=world()).verify()
+    assert len(changed) > 1
+    assert changed - {problem.key for problem in report.problems} == set()
+
+
+def test_verification_finds_damage_of_an_index_of_a_kind_to_come(everything: MemoryStorage) -> None:
+    for key in (key for key in Walk(everything).root() if key.startswith("indexes/")):
+        storage = MemoryStorage()
+        for info in everything.list():
+            storage.put(info.key, everything.get(info.key))
+        storage.put(key, storage.get(key)[:-1])
+        problems = Repository.open(storage, runtime=world()).verify().problems
+        assert [problem.key for problem in problems] == [key]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -20,13 +19,13 @@ from zarr_manifests.cli.console import (
     plain_text,
     time_text,
 )
+from zarr_manifests.config.snapshots import duration_of
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.history import CollectionReport
 from zarr_manifests.repository import Repository
 
 __all__ = ["run_expire", "run_gc", "run_ops", "run_recover", "run_restore", "run_verify"]
 
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _SHOWN = 50
 
 _DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would be done.")]
@@ -137,10 +136,10 @@ def _progress() -> Iterator[Callable[[str, int], None]]:
 
 
 def _duration(text: str) -> timedelta:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip(), re.ASCII)
-    if found is None:
-        raise InvalidArgumentError(f"{text[:40]!r} is no duration; write it as 30d, 24h, 10m or 0s")
     try:
-        return timedelta(**{_UNITS[found[2]]: float(found[1])})
+        found = duration_of(text)
     except OverflowError as error:
         raise InvalidArgumentError(f"{text[:40]!r} is too long") from error
+    if found is None:
+        raise InvalidArgumentError(f"{text[:40]!r} is no duration; write it as 30d, 24h, 10m or 0s")
+    return found

@@ -25,6 +25,7 @@ from zarr_manifests.config.options import (
     options_of,
     spelled,
 )
+from zarr_manifests.config.snapshots import Snapshots
 from zarr_manifests.config.text import dump_yaml, load_yaml
 from zarr_manifests.errors import ConfigError
 
@@ -156,6 +157,8 @@ class RepositoryConfig(Section):
         When deltas are brought together.
     chunk_manifests : ChunkManifests, optional
         How manifests are planned.
+    snapshots : Snapshots, optional
+        How long snapshots stay in the history.
 
     Raises
     ------
@@ -201,6 +204,10 @@ class RepositoryConfig(Section):
             Nested(ChunkManifests), "which chunk refs are packed together, split and preloaded"
         ),
     )
+    snapshots: Snapshots = field(
+        default=Snapshots(),
+        metadata=described(Nested(Snapshots), "how long snapshots stay in the history"),
+    )
 
     def __init__(
         self,
@@ -213,6 +220,7 @@ class RepositoryConfig(Section):
         commits: Commits | None = None,
         compaction: Compaction | None = None,
         chunk_manifests: ChunkManifests | None = None,
+        snapshots: Snapshots | None = None,
     ) -> None:
         faults = Faults()
         values: dict[str, Any] = {
@@ -222,6 +230,7 @@ class RepositoryConfig(Section):
             "commits": Commits() if commits is None else commits,
             "compaction": Compaction() if compaction is None else compaction,
             "chunk_manifests": ChunkManifests() if chunk_manifests is None else chunk_manifests,
+            "snapshots": Snapshots() if snapshots is None else snapshots,
         }
         flat = {"max-delta-count": max_delta_count, "commit-attempts": commit_attempts}
         for name, value in flat.items():

@@ -28,6 +28,7 @@ from typing import Any, Final
 
 from zarr_manifests.engine.ancestry import ancestors, tag_floor
 from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.epochs import COLLECTOR, check_collector, claimed
 from zarr_manifests.engine.reach import Link, follow, tables
 from zarr_manifests.engine.roots import RootAt
 from zarr_manifests.errors import (
@@ -60,7 +61,6 @@ __all__ = ["CollectionReport", "Progress", "archived_versions", "collect", "live
 type Progress = Callable[[str, int], None]
 """Called with what is being done and how many objects of it are done."""
 
-COLLECTOR: Final = "collector"
 _ATTEMPTS = 100
 _BATCH = 1_000
 # Chunks first and snapshots last: what leads to something goes after it.
@@ -128,6 +128,8 @@ def collect(
     ------
     CorruptObjectError
         If something that is reached cannot be read; nothing was deleted.
+    FencedError
+        If another collection has begun meanwhile, which goes on with what is left.
     """
     before = context.roots.read()
     root = _begin(context, before, grace_ms, dry_run=dry_run)
@@ -139,8 +141,8 @@ def collect(
     archives = _old_archives(context, root)
     temporary = 0
     if not dry_run:
-        _delete(context, [info.key for info in dead], progress)
-        _delete(context, [info.key for info in archives], progress)
+        keys = [info.key for info in (*dead, *archives)]
+        _delete(context, keys, root.epochs[COLLECTOR], progress)
         temporary = _remove_temporary(context)
         _end(context, root)
     by_kind: Counter[str] = Counter()
@@ -182,7 +184,7 @@ def _begin(context: Context, before: RootAt, grace_ms: int, *, dry_run: bool) ->
             deleted_leases=hidden,
             fence=fence,
             collected=version,
-            epochs={**root.epochs, COLLECTOR: version},
+            epochs=claimed(root, COLLECTOR),
         )
 
     if dry_run:
@@ -193,13 +195,12 @@ def _begin(context: Context, before: RootAt, grace_ms: int, *, dry_run: bool) ->
 
 
 def _end(context: Context, begun: Root) -> None:
-    """Note what has been done, unless another collection has begun meanwhile."""
+    """Note what has been done; refused if another collection has begun meanwhile."""
     leases = context.roots.leases(begun)
     done = set(begun.pending)
 
     def change(root: Root) -> Root:
-        if root.epochs.get(COLLECTOR) != begun.epochs[COLLECTOR]:
-            return root
+        check_collector(root, begun.epochs[COLLECTOR])
         swept = root.swept
         if nothing_left_since(root, begun.version):
             swept = max(swept, swept_after(begun.fence, leases))
@@ -409,8 +410,8 @@ def _old_archives(context: Context, root: Root) -> list[ObjectInfo]:
     return found
 
 
-def _delete(context: Context, keys: Iterable[str], progress: Progress) -> None:
-    """Delete the objects, one kind after the other."""
+def _delete(context: Context, keys: Iterable[str], epoch: int, progress: Progress) -> None:
+    """Delete the objects, one kind after the other, for as long as the epoch is ours."""
     groups: dict[str, list[str]] = {kind: [] for kind in _KINDS}
     for key in keys:
         groups.setdefault(key.partition("/")[0], []).append(key)
@@ -418,6 +419,7 @@ def _delete(context: Context, keys: Iterable[str], progress: Progress) -> None:
     for due in groups.values():
         for at in range(0, len(due), _BATCH):
             batch = due[at : at + _BATCH]
+            check_collector(context.roots.read().root, epoch)
             context.storage.delete_many(batch)
             done += len(batch)
             progress("deleting", done)

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 
 from zarr_manifests.engine.collect import archived_versions
 from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.epochs import COLLECTOR, COMPACTOR, restored_epoch
 from zarr_manifests.engine.objects import Objects
 from zarr_manifests.engine.roots import RootAt, Roots
 from zarr_manifests.engine.verify import closure_problems
@@ -30,16 +31,17 @@ from zarr_manifests.errors import (
     NotFoundError,
     ObjectNotFoundError,
     SnapshotExpiredError,
+    StorageError,
     UnsupportedStorageError,
 )
-from zarr_manifests.format.root import ROOT_KEY, Branch, LogEntry, Root, archive_key
+from zarr_manifests.format.root import ROOT_KEY, LogEntry, Root, archive_key
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage, Token
 
 __all__ = ["LoggedOperation", "RecoveryReport", "operations", "recover", "restore"]
 
 _ATTEMPTS = 100
-_KINDS = ("compactor", "collector")
+_KINDS = (COMPACTOR, COLLECTOR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,10 @@ def restore(context: Context, version: int) -> None:
         return replace(
             whole,
             branches={
-                name: _with_epoch(branch, whole.branches.get(name))
+                name: replace(
+                    branch,
+                    epoch=restored_epoch(branch, whole.branches.get(name), root.version + 1),
+                )
                 for name, branch in old.branches.items()
             },
             tags={n: ref for n, ref in old.tags.items() if n not in whole.deleted_tags},
@@ -167,13 +172,6 @@ def _check_restorable(root: Root, version: int) -> None:
         )
 
 
-def _with_epoch(branch: Branch, now: Branch | None) -> Branch:
-    """Epochs only rise, and counters go on."""
-    if now is None:
-        return branch
-    return replace(branch, epoch=max(branch.epoch, now.epoch))
-
-
 # --- recovery ----------------------------------------------------------------------------------
 
 
@@ -190,6 +188,8 @@ def recover(storage: Storage, runtime: Runtime) -> RecoveryReport:
         If there is none of which all is there.
     ConflictError
         If somebody else makes or changes the root meanwhile.
+    StorageError
+        If the storage fails; nothing was changed, unless the answer of the swap was lost.
     """
     if not storage.capabilities.cas:
         raise UnsupportedStorageError(f"{storage.url} cannot compare-and-swap")
@@ -243,7 +243,7 @@ def _current(storage: Storage) -> tuple[Token | None, Root | None]:
 
 
 def _sound(storage: Storage, runtime: Runtime, version: int) -> Root | str:
-    """The archived root, or why it cannot be taken."""
+    """The archived root, or why it cannot be taken; a storage that fails is no reason for that."""
     key = archive_key(version)
     try:
         root = Root.from_object(storage.get(key), key)
@@ -251,6 +251,8 @@ def _sound(storage: Storage, runtime: Runtime, version: int) -> Root | str:
             return f"{key} is the archive of version {root.version}"
         problems = closure_problems(_context(storage, runtime, root), root)
     except ManifestsError as error:
+        if isinstance(error, StorageError) and not isinstance(error, ObjectNotFoundError):
+            raise
         return str(error)
     return str(problems[0]) if problems else root
 

@@ -30,6 +30,7 @@ from zarr_manifests.errors import (
     InvalidArgumentError,
     ManifestsError,
     ObjectNotFoundError,
+    StorageError,
 )
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
@@ -100,8 +101,16 @@ class _Found:
     problems: dict[str, Problem] = field(default_factory=dict)
     objects: int = 0
     ranges: dict[str, set[_Range]] = field(default_factory=dict)
+    patient: bool = True
+    """Whether it is noted, not raised, that the storage fails; that says nothing of an object."""
 
     def add(self, key: str, error: BaseException | str) -> None:
+        if (
+            not self.patient
+            and isinstance(error, StorageError)
+            and not isinstance(error, ObjectNotFoundError)
+        ):
+            raise error
         self.problems.setdefault(key, Problem(key, str(error)))
 
 
@@ -127,8 +136,14 @@ def verify(context: Context, progress: Callable[[str, int], None]) -> VerifyRepo
 
 
 def closure_problems(context: Context, root: Root) -> tuple[Problem, ...]:
-    """What is wrong with what the root reaches; of chunk objects it is asked if they are there."""
-    found = _Found()
+    """What is wrong with what the root reaches; of chunk objects it is asked if they are there.
+
+    Raises
+    ------
+    StorageError
+        If the storage fails, so that it cannot be told.
+    """
+    found = _Found(patient=False)
     fresh = _fresh(context)
     _check_closure(fresh, root, found, lambda stage, done: None)
     if not found.problems:

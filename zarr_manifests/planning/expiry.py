@@ -50,7 +50,10 @@ class Retention:
 
     def __post_init__(self) -> None:
         if self.keep_last is None and self.oldest_ms is None:
-            raise InvalidArgumentError("say what is to be kept: keep_last, max_age, or both")
+            raise InvalidArgumentError(
+                "say what is to be kept: keep_last, max_age, or both; here, or as `snapshots` in "
+                "the configuration"
+            )
         whole = isinstance(self.keep_last, int) and not isinstance(self.keep_last, bool)
         if self.keep_last is not None and not (whole and self.keep_last >= 1):
             raise InvalidArgumentError(
