@@ -24,6 +24,7 @@ from zarr_manifests.engine import (
     forks,
     leases,
     reach,
+    rebasing,
     recover,
     rollup,
 )
@@ -119,13 +120,20 @@ def old_root_reused(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("A commit is put on top of whatever came first.")
 def conflicts_ignored(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(commit, "find_conflicts", lambda *args: [])
+    rebase = rebasing.rebase
+    patch.setattr(rebasing, "rebase", lambda *a, **k: replace(rebase(*a, **k), conflicts=()))
+
+
+@mutant("What a commit has read is not looked at when it is put on top of others.")
+def dependent_reads_left_out(patch: pytest.MonkeyPatch) -> None:
+    rebase = rebasing.rebase
+    patch.setattr(rebasing, "rebase", lambda *a, **k: rebase(*a, **{**k, "reads": None}))
 
 
 @mutant("A commit is put on a branch that was reset to where its base is not.")
 def any_base_will_do(patch: pytest.MonkeyPatch) -> None:
-    between = commit.deltas_between
-    patch.setattr(commit, "deltas_between", lambda *args: between(*args) or [])
+    between = rebasing.deltas_between
+    patch.setattr(rebasing, "deltas_between", lambda *args: between(*args) or [])
 
 
 @mutant("A head is amended although the branch has moved.")
@@ -208,16 +216,16 @@ def compaction_over_newer(patch: pytest.MonkeyPatch) -> None:
 @mutant("A commit takes the read list of the snapshot it began at: a compaction between is undone.")
 def compaction_merged_into_the_commit(patch: pytest.MonkeyPatch) -> None:
     place = commit._place
-    began: dict[int, Any] = {}
+    began: dict[bytes, Any] = {}
     first = commit._prepare
 
     def prepare(context: Any, view: Any, *more: Any) -> Any:
         prepared = first(context, view, *more)
-        began[id(prepared)] = view
+        began[prepared.snapshot.commit_id] = view
         return prepared
 
     def stale(context: Any, prepared: Any, parent: Any, *more: Any) -> Any:
-        view = began[id(prepared)]
+        view = began[prepared.snapshot.commit_id]
         was = parent.snapshot
         base, deltas = view.snapshot.base, view.snapshot.deltas
         parent.snapshot = replace(was, base=base, deltas=deltas, digests=view.snapshot.digests)
@@ -265,7 +273,18 @@ def dropped_before_merged(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("A session from before the fence can commit.")
 def no_fence_check(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(commit, "session_start", lambda session: 1 << 40)
+    # What is asked next is whether the session holds a lease.
+    patch.setattr(Roots, "holds_lease", lambda self, root, session: True)
+
+
+@mutant("A writer goes on although another has claimed the branch.")
+def claim_not_checked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(commit, "check_writer", lambda *args: None)
+
+
+@mutant("A compactor goes on although another has taken over.")
+def zombie_compactor(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(compact, "check_compactor", lambda *args: None)
 
 
 @mutant("A lease counts by the clock of who looks at it, not by its being there.")
@@ -342,20 +361,18 @@ def marked_too_early(patch: pytest.MonkeyPatch) -> None:
 def archive_before_the_deletions_left_out(patch: pytest.MonkeyPatch) -> None:
     begin = collect._begin
 
+    class Unarchived:
+        def __init__(self, roots: Any) -> None:
+            self.roots = roots
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.roots, name)
+
+        def archive(self, at: Any) -> None:
+            pass
+
     def unarchived(context: Any, *args: Any, **more: Any) -> Any:
-        archive = Roots.archive
-        with pytest.MonkeyPatch.context() as inside:
-            update = Roots.update
-
-            def updated(self: Any, *a: Any) -> Any:
-                at = update(self, *a)
-                inside.setattr(Roots, "archive", lambda self, at: None)
-                return at
-
-            inside.setattr(Roots, "update", updated)
-            found = begin(context, *args, **more)
-        assert Roots.archive is archive
-        return found
+        return begin(replace(context, roots=Unarchived(context.roots)), *args, **more)
 
     patch.setattr(collect, "_begin", unarchived)
 

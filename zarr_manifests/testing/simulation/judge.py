@@ -23,6 +23,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from zarr_manifests.config import CacheOptions
+from zarr_manifests.engine.epochs import COMPACTOR
 from zarr_manifests.engine.objects import Objects
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.format.blobs import BlobRef
@@ -32,7 +33,7 @@ from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.nodes import Base, NodeKind
 from zarr_manifests.format.root import ROOT_KEY, Branch, Lease, Root
 from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.ids import crc32c, snapshot_id_of, snapshot_key
+from zarr_manifests.ids import crc32c, session_of, session_start, snapshot_id_of, snapshot_key
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.session import Session
 from zarr_manifests.testing.simulation.model import (
@@ -49,6 +50,9 @@ from zarr_manifests.testing.simulation.world import BrokenPromiseError, World
 __all__ = ["ACCOUNTS", "Attempt", "Judge", "Known", "RefChange"]
 
 ACCOUNTS: Final = "bank"
+_REF_OPERATIONS: Final = frozenset(
+    {"create branch", "reset branch", "delete branch", "create tag", "delete tag"}
+)
 _MOST_SNAPSHOTS: Final = 10_000
 
 
@@ -58,6 +62,10 @@ class Attempt:
 
     Attributes
     ----------
+    start : int
+        The version that its session began at.
+    epoch : int or None
+        The version at which its session claimed the branch for itself.
     outcome : str
         `open` until its maker knows; then `acknowledged`, `failed` or `unknown`.
     landed : str or None
@@ -69,6 +77,8 @@ class Attempt:
     base: str
     changes: tuple[Change, ...]
     amends: bool = False
+    start: int = 0
+    epoch: int | None = None
     outcome: str = "open"
     landed: str | None = None
 
@@ -230,6 +240,9 @@ class Judge:
         root = self._root()
         if keys is None:
             return False
+        tip = root.branches.get(session.branch or "")
+        if tip is not None and _is_shut_out(tip, keys.start, keys.epoch):
+            return True
         return keys.start < root.fence and not root.holds_lease(keys.session_id)
 
     def places(self) -> list[str]:
@@ -271,7 +284,9 @@ class Judge:
         changed = self._changed_refs(old, new)
         if operation.startswith("commit"):
             self._commit(old, new, entry.ref if entry else "", changed)
-        elif operation.endswith((" branch", " tag")) or operation.startswith("restore "):
+        elif (
+            operation != "claim branch" and operation.endswith((" branch", " tag"))
+        ) or operation.startswith("restore "):
             self._ref_change(new, operation, entry.ref if entry else "", changed)
         else:
             self._demand(not changed, f"{operation} has changed the refs {changed}")
@@ -334,8 +349,13 @@ class Judge:
         self._demand(was.floor == head.floor and was.epoch <= head.epoch, f"{name} went back")
         tip = self.known[snapshot_id_of(was.head.key)]
         snapshot = self.objects.load(head.head, Snapshot)
+        session = session_of(head.head.key)
+        fenced = session_start(session) < old.fence and not old.holds_lease(session)
+        self._demand(not fenced, f"{snapshot.message!r} was made behind the fence")
         if snapshot.kind == "rewrite":
             self._demand(snapshot.parent_id == tip.snapshot_id, "a rewrite of another snapshot")
+            late = session_start(session) < old.epochs.get(COMPACTOR, 0)
+            self._demand(not late, f"{snapshot.message!r}: another compactor has taken over")
             self._learn(head, tip.state)
             return
         attempt = self.attempts.get(snapshot.message)
@@ -346,6 +366,8 @@ class Judge:
         self._demand(
             attempt.outcome in ("open", "unknown"), f"{attempt.message} has failed, and lands"
         )
+        shut_out = _is_shut_out(was, attempt.start, attempt.epoch)
+        self._demand(not shut_out, f"{attempt.message}: another writer has claimed {name}")
         due = tip.parent if attempt.amends else tip.snapshot_id
         self._demand(snapshot.parent_id == due, f"{attempt.message} is no child of the head")
         changes = attempt.changes
@@ -530,6 +552,11 @@ class Judge:
             and not key.startswith("root/")
             and key.split("/")[1].partition("-")[0] not in leased
         ]
+
+
+def _is_shut_out(tip: Branch, start: int, epoch: int | None) -> bool:
+    """Whether a session that began then, or has that claim, must not commit to the branch."""
+    return tip.epoch != epoch and (epoch is not None or start < tip.epoch)
 
 
 @lru_cache(maxsize=256)

@@ -2,6 +2,7 @@
 
 `Expirer`, `Collector` and `Restorer` do the maintenance. `LeaseReader` and `LeaseWriter` hold
 leases and are slow, so that they would lose what they read and write if these kept nothing.
+`ExclusiveWriter` shuts others out of a branch.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from zarr_manifests.testing.simulation.judge import RefChange
 from zarr_manifests.testing.simulation.process import Process
 from zarr_manifests.testing.simulation.world import BrokenPromiseError
 
-__all__ = ["Collector", "Expirer", "LeaseReader", "LeaseWriter", "Restorer"]
+__all__ = ["Collector", "ExclusiveWriter", "Expirer", "LeaseReader", "LeaseWriter", "Restorer"]
 
 _GRACES_S: Final = (0.0, 0.0, 1.0, 3600.0)
 
@@ -155,3 +156,32 @@ class LeaseWriter:
                 break
             process.judge.count("commits under a lease")
         session.close()
+
+
+@dataclass(frozen=True, slots=True)
+class ExclusiveWriter:
+    """Claims a branch for itself, and writes until somebody else claims it."""
+
+    name: str
+
+    def act(self, process: Process) -> None:
+        branch = branch_for(process)
+        disturbed = process.wire.disturbed
+        try:
+            session = process.repository().writable_session(branch, exclusive=True)
+        except ManifestsError as error:
+            process.expect(error, disturbed, (*gone(branch), ConflictError, SnapshotExpiredError))
+            return
+        for _ in range(process.rng.randrange(1, 4)):
+            try:
+                state = process.judge.state(session.snapshot_id)
+                changes = scribble(process, session.store, state, 0.2)
+            except ManifestsError as error:
+                process.expect(error, disturbed, (), session)
+                return
+            process.wait(process.rng.random())
+            if not session.has_changes or not process.commit(
+                session, branch, changes, allowed=(ConflictError,)
+            ):
+                return
+            process.judge.count("exclusive commits")

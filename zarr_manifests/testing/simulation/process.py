@@ -160,6 +160,9 @@ class Process:
         """Commit, and tell the judge before and after; whether it has landed."""
         message = f"{self.name}.{next(self._messages)}"
         attempt = Attempt(message, branch, session.snapshot_id, tuple(changes), amend)
+        keys = session.store.workspace.keys
+        if keys is not None:
+            attempt.start, attempt.epoch = keys.start, keys.epoch
         self.judge.begin(attempt)
         disturbed = self.wire.disturbed
         try:

@@ -29,6 +29,7 @@ from zarr_manifests.testing.simulation.farm import Farm, Foreman, Worker
 from zarr_manifests.testing.simulation.judge import Judge, Known
 from zarr_manifests.testing.simulation.keepers import (
     Collector,
+    ExclusiveWriter,
     Expirer,
     LeaseReader,
     LeaseWriter,
@@ -70,6 +71,8 @@ _KEEPERS: Final[tuple[Actor, ...]] = (
     Restorer("restorer"),
     LeaseReader("lease-reader"),
     LeaseWriter("lease-writer"),
+    ExclusiveWriter("owner"),
+    ExclusiveWriter("owner-2"),
 )
 
 
