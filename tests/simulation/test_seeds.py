@@ -90,6 +90,7 @@ def test_all_that_can_happen_does_happen() -> None:
         "forks that clash",
         "tidied up",
         "recovered",
+        "refused",
         "!fail",
         "!fail_after",
         "!lose_answer",

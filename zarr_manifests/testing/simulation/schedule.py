@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
 
+from zarr_manifests.errors import SnapshotExpiredError
 from zarr_manifests.format.root import ROOT_KEY, Root
 from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import SYSTEM
@@ -174,6 +175,8 @@ def _run(world: World, judge: Judge, rng: random.Random) -> None:
         _tidy_up(last, repository)
     elif chance < 0.3:
         _lose_the_root(Process(world, judge, "doomed", _CALM), last)
+    elif chance < 0.4:
+        _ask_for_the_expired(last, repository)
 
 
 def _tidy_up(process: Process, repository: Repository) -> None:
@@ -191,16 +194,45 @@ def _tidy_up(process: Process, repository: Repository) -> None:
     process.judge.count("tidied up")
 
 
+def _ask_for_the_expired(process: Process, repository: Repository) -> None:
+    """What is in no history any more, though it is still there, can be had in no way."""
+    judge = process.judge
+    before = len(judge.heads)
+    here = set(judge.places())
+    repository.expire_snapshots(keep_last=1)
+    gone = sorted(here - judge.in_history().keys())
+    refused: list[Callable[[], object]] = []
+    if gone:
+        refused.append(lambda: repository.create_branch("expired", gone[0]))
+        refused.append(lambda: repository.lease(gone[-1]).__enter__())
+
+    def restore() -> None:
+        repository.garbage_collect(timedelta(0))
+        repository.restore(before)
+
+    for ask in (*refused, restore):
+        try:
+            ask()
+        except SnapshotExpiredError:
+            judge.count("refused")
+        else:
+            raise BrokenPromiseError("what has expired was given out")
+
+
 def _lose_the_root(doomed: Process, last: Process) -> None:
     """A collector dies between two deletions; then the root is lost, and recovered."""
     doomed.wire.doomed = True
+    died = False
     try:
         doomed.repository().expire_snapshots(keep_last=1)
         doomed.repository().garbage_collect(timedelta(0))
     except SimulatedCrash:
+        died = True
         doomed.judge.count("collectors that died")
     del doomed.judge.shelf.objects[ROOT_KEY]
     report = Repository.recover(last.wire, runtime=last.runtime)
+    if died and report.recovered != len(last.judge.heads):
+        raise BrokenPromiseError(f"the root that deletions began with is lost: {report}")
     root = Root.from_object(last.wire.get(ROOT_KEY))
     last.judge.recovered(root, report.recovered)
 
