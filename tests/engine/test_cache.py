@@ -419,7 +419,10 @@ def test_sessions_of_a_repository_share_what_one_has_read() -> None:
     filled(storage)
     counting = CountingStorage(storage)
     repository = Repository.open(counting)
-    read(repository.readonly_session(), 0, 5)
+    first = repository.readonly_session()
+    read(first, 0, 5)
+    assert repository.metrics().refs_merged == 0, "one chunk is looked up in what holds it"
+    read(first, 1, 5)
     assert repository.metrics().refs_merged == 3000
     counting.reset()
     read(repository.readonly_session(), 2, 5)
@@ -443,8 +446,8 @@ def test_with_next_to_no_room_all_is_read_right_and_in_parallel() -> None:
     gate = RoundStorage(storage)
     repository = Repository.open(gate, cache={"max-size": 0})
     session = repository.readonly_session()
-    for commit in (0, 3, 7):
-        gate.due = 8
+    for commit, deltas in ((0, 1), (3, 8), (7, 1), (5, 8)):
+        gate.due = deltas
         repository._context.objects.cache.clear()
         read(session, commit, 5)
         assert gate.due == 0, "the deltas are fetched side by side, though none is kept"
