@@ -434,10 +434,12 @@ def test_deltas_that_were_written_are_not_read_again() -> None:
     counting = CountingStorage(MemoryStorage())
     repository = filled(counting)
     counting.reset()
-    session = repository.readonly_session()
+    session, before = repository.readonly_session(), repository.metrics()
     for commit in range(3):
         read(session, commit, 7)
     assert [r.key for r in counting.log] in ([], ["current"])
+    merged = (repository.metrics() - before).refs_merged
+    assert merged == 3000, "as all is at hand, it is brought together for further lookups"
 
 
 def test_with_next_to_no_room_all_is_read_right_and_in_parallel() -> None:

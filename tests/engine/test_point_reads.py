@@ -17,6 +17,7 @@ import pytest
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
+from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import ChunkTable, NativeRef, RefKind, VirtualRef
@@ -122,9 +123,15 @@ def repositories() -> Callable[[str, int], MemoryStorage]:
 class Cold:
     """A session of a repository of which nothing is in memory, and what it asks of the storage."""
 
-    def __init__(self, storage: Storage, latency_s: float = 0) -> None:
+    def __init__(
+        self, storage: Storage, latency_s: float = 0, cache: CacheOptions | None = None
+    ) -> None:
         self.counting = CountingStorage(LatencyStorage(storage, latency_s=latency_s))
-        self.repository = Repository.open(self.counting, runtime=stopped_clock())
+        self.repository = Repository.open(self.counting, runtime=stopped_clock(), cache=cache)
+        self.open()
+
+    def open(self) -> None:
+        """Another session of the same repository object."""
         self.session = self.repository.readonly_session("main")
         self.view: SnapshotView = self.session.store.workspace.view
         self.node_id = self.view.nodes["a"].node_id
@@ -315,6 +322,22 @@ def test_nothing_is_fetched_twice_for_lookups_at_the_same_time(
     keys = [record.key for record in cold.counting.log]
     assert len(keys) == len(set(keys)) == 51
     assert cold.repository.metrics().refs_merged == 50 * 5_000
+
+
+def test_deltas_stay_in_memory_though_the_tables_of_a_scan_do_not(
+    repositories: Callable[[str, int], MemoryStorage],
+) -> None:
+    cold = Cold(repositories("native", 10), cache=CacheOptions(max_size=6 << 20))
+    deltas = {ref.blob.key for e in cold.view.snapshot.deltas for ref in e.manifests}
+    for _ in range(3):
+        for row in (0, 5, 9):
+            assert cold.checksum((row, 0)) == expected((row, 0), 10)
+        table = cold.view.chunks(cold.node_id)
+        assert table is not None
+        cold.open()
+    assert cold.repository.metrics().cache_evicted_bytes > 6 << 20, "more than there is room for"
+    read = [r.key for r in cold.counting.log if r.key in deltas]
+    assert sorted(read) == sorted(deltas), "each once"
 
 
 class Damaged(WrappedStorage):
