@@ -553,12 +553,15 @@ def _any_at(coords: IndexArray, leaves: Sequence[PlacedLeaf]) -> Callable[[int, 
         within.setdefault(leaf.merged, []).append(coords[here])
         outside &= ~here
     within.setdefault(0, []).append(coords[outside])
-    groups = [(after, np.concatenate(found)) for after, found in within.items()]
+    joined = [(after, np.concatenate(found)) for after, found in within.items()]
+    groups = [(after, some, Box.around_coords(some)) for after, some in joined if len(some)]
 
     def wanted(last: int, box: Box) -> bool:
         return any(
-            last > after and bool(((found >= box.lo) & (found < box.hi)).all(axis=1).any())
-            for after, found in groups
+            last > after
+            and around.overlaps(box)
+            and bool(((some >= box.lo) & (some < box.hi)).all(axis=1).any())
+            for after, some, around in groups
         )
 
     return wanted
