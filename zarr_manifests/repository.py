@@ -90,7 +90,8 @@ class Repository(Sessions):
             a folder. It counts for this object, what comes from it and their pickles only.
         cache : CacheOptions or mapping, optional
             How much metadata is kept in memory, and in which folder of the local disk; for this
-            object, what comes from it and their pickles only.
+            object, what comes from it and their pickles only. What a mapping leaves out is as the
+            configuration's section `cache` says.
         runtime : Runtime
             Clock, randomness and threads; for tests.
 
@@ -104,10 +105,11 @@ class Repository(Sessions):
             If the storage cannot put-if-absent and compare-and-swap.
         """
         storage, containers = _counted(location), Containers.of(virtual_containers)
-        options = CacheOptions.of(cache)
+        saved = _config(config)
+        options = CacheOptions.of(cache, saved.cache)
         DiskCache.check(options)
         objects = Objects(storage, runtime)
-        at = create_repository(storage, runtime, objects, _config(config), DEFAULT_BRANCH)
+        at = create_repository(storage, runtime, objects, saved, DEFAULT_BRANCH)
         roots = Roots(storage, runtime)
         return cls(_context(storage, runtime, roots, at.root, None, containers, options), at)
 
@@ -135,7 +137,8 @@ class Repository(Sessions):
             a folder. It counts for this object, what comes from it and their pickles only.
         cache : CacheOptions or mapping, optional
             How much metadata is kept in memory, and in which folder of the local disk; for this
-            object, what comes from it and their pickles only.
+            object, what comes from it and their pickles only. What a mapping leaves out is as the
+            configuration's section `cache` says.
         runtime : Runtime
             Clock, randomness and threads; for tests.
 
@@ -150,9 +153,7 @@ class Repository(Sessions):
         CorruptObjectError
             If its root is damaged.
         """
-        return cls._open(
-            location, config, Containers.of(virtual_containers), CacheOptions.of(cache), runtime
-        )
+        return cls._open(location, config, Containers.of(virtual_containers), cache, runtime)
 
     @classmethod
     def _open(
@@ -160,16 +161,17 @@ class Repository(Sessions):
         location: str | os.PathLike[str] | Storage,
         config: RepositoryConfig | Mapping[str, Any] | None,
         containers: Containers,
-        options: CacheOptions,
+        cache: CacheOptions | Mapping[str, Any] | None,
         runtime: Runtime = SYSTEM,
         *,
         elsewhere: bool = False,
     ) -> Repository:
+        CacheOptions.of(cache)  # faults of an argument are said before anything is read
         storage = _counted(location)
         roots = Roots(storage, runtime)
         at = roots.read()
         context = _context(
-            storage, runtime, roots, at.root, config, containers, options, elsewhere=elsewhere
+            storage, runtime, roots, at.root, config, containers, cache, elsewhere=elsewhere
         )
         repository = cls(context, at)
         preload = RefsPreload(context, at.root)
@@ -286,7 +288,7 @@ class Repository(Sessions):
         """Save the configuration in the repository, for whoever opens it from now on.
 
         It is in use here at once, in sessions opened from now on; in other processes once they
-        open the repository again.
+        open the repository again. The section `cache` counts for whoever opens it from now on.
 
         Parameters
         ----------
@@ -707,7 +709,7 @@ def _context(
     root: Root,
     overlay: RepositoryConfig | Mapping[str, Any] | None,
     containers: Containers,
-    options: CacheOptions,
+    cache: CacheOptions | Mapping[str, Any] | None,
     *,
     elsewhere: bool = False,
 ) -> Context:
@@ -719,7 +721,7 @@ def _context(
         roots,
         config,
         containers,
-        options,
+        CacheOptions.of(cache, config.cache),
         elsewhere=elsewhere,
     )
 
@@ -730,5 +732,4 @@ def _reopen(
     containers: Containers,
     options: CacheOptions | None = None,
 ) -> Repository:
-    options = options or CacheOptions()
     return Repository._open(storage, config, containers, options, elsewhere=True)
