@@ -16,12 +16,10 @@ from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.create import create_repository
 from zarr_manifests.engine.disk_cache import DiskCache
 from zarr_manifests.engine.imports import import_references
-from zarr_manifests.engine.layouts import ManifestLayout, layout_now, layout_under
 from zarr_manifests.engine.objects import Objects
 from zarr_manifests.engine.observed import observed_compaction
 from zarr_manifests.engine.preload import RefsPreload
 from zarr_manifests.engine.roots import Roots
-from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
@@ -31,10 +29,10 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.root import Root
 from zarr_manifests.history import Diff, SnapshotInfo, Usage
+from zarr_manifests.layouts import Layouts
 from zarr_manifests.metrics import Meter, Metrics
 from zarr_manifests.planning.compaction import CompactionMode
 from zarr_manifests.runtime import SYSTEM, Runtime
-from zarr_manifests.sessions import Sessions
 from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.storage.metered import MeteredStorage, metered, unmetered
 from zarr_manifests.versions import DEFAULT_BRANCH, REF_ATTEMPTS
@@ -47,7 +45,7 @@ __all__ = ["Diff", "Repository", "SnapshotInfo", "Usage"]
 _SHOWN_REFS: Final = 20
 
 
-class Repository(Sessions):
+class Repository(Layouts):
     """A transactional, versioned store of Zarr hierarchies.
 
     Made by `create`, `open` or `open_or_create`. Thread-safe.
@@ -480,70 +478,6 @@ class Repository(Sessions):
         session = self.readonly_session(branch, tag=tag, snapshot_id=snapshot_id)
         history = self.ancestry(snapshot_id=session.snapshot_id)
         return Usage(session.du(), tuple(history))
-
-    # --- manifests ---------------------------------------------------------------------------
-
-    def explain_manifests(
-        self,
-        branch: str | None = None,
-        *,
-        tag: str | None = None,
-        snapshot_id: str | None = None,
-    ) -> ManifestLayout:
-        """In which manifests the chunk refs of a snapshot are, and why there.
-
-        For each array: the rule that matches it, its set, its leaves and their manifests, and the
-        sets that did not take it. Read off the snapshot; no manifest is fetched. Of `main` if
-        nothing is given.
-
-        Examples
-        --------
-        >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://explain-example")
-        >>> with repo.transaction(message="three chunks") as store:
-        ...     a = zarr.create_array(store, name="a", shape=(6,), chunks=(2,), dtype="i4")
-        ...     a[:] = [1, 2, 3, 4, 5, 6]
-        >>> _ = repo.compact("main", mode="full")
-        >>> layout = repo.explain_manifests()
-        >>> [(one.set_name, one.refs) for one in layout.manifests]
-        [('coordinates', 3)]
-        >>> layout.arrays[0].path, layout.arrays[0].rule, layout.arrays[0].manifests
-        ('/a', 0, (0,))
-        """
-        view = self._view_of(branch, tag, snapshot_id)
-        return layout_now(self._context, view)
-
-    def plan_manifests(
-        self,
-        config: RepositoryConfig | Mapping[str, Any],
-        branch: str | None = None,
-        *,
-        tag: str | None = None,
-        snapshot_id: str | None = None,
-    ) -> ManifestLayout:
-        """What a full compaction under another configuration would make of a snapshot.
-
-        All its manifests are read, and nothing is written. Of `main` if nothing is given.
-
-        Parameters
-        ----------
-        config : RepositoryConfig or mapping
-            The configuration; a mapping changes the options it names of the one in use.
-        branch, tag, snapshot_id : str, optional
-            As for `readonly_session`.
-
-        Raises
-        ------
-        ConfigError
-            If the configuration has faults.
-        """
-        view = self._view_of(branch, tag, snapshot_id)
-        return layout_under(self._context, view, _overlaid(self.config, config))
-
-    def _view_of(
-        self, branch: str | None, tag: str | None, snapshot_id: str | None
-    ) -> SnapshotView:
-        return self.readonly_session(branch, tag=tag, snapshot_id=snapshot_id).store.workspace.view
 
     # --- doing and undoing what a commit did -------------------------------------------------
 

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, RepositoryConfig, Session
+from zarr_manifests.engine.layouts import ReadCost, ReadCosts
+from zarr_manifests.engine.scratch import ScratchStorage
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import CountingStorage
 
@@ -400,3 +402,67 @@ def test_a_plan_is_what_a_full_compaction_does(pending: bool) -> None:
     done = repository.explain_manifests()
     assert [replace(manifest, key=None) for manifest in done.manifests] == list(plan.manifests)
     assert done.arrays == plan.arrays
+    assert plan.costs is not None
+    assert about(plan.costs) == about(repository.read_costs())
+
+
+def about(costs: ReadCosts) -> list[tuple[int, int]]:
+    """Requests, and hundreds of bytes: ids that are drawn compress a little better or worse."""
+    found = (costs.opening, costs.coordinates, costs.last_step)
+    return [(cost.requests, round(cost.nbytes, -2)) for cost in found]
+
+
+@pytest.mark.parametrize("where", ["branch", "tag", "snapshot"])
+def test_costs_are_what_a_new_process_fetches(where: str) -> None:
+    """Of a repository too large for its root, with deltas on top that touch a coordinate."""
+    config = {"chunk-manifests": {"sets": [{"default": {"max-manifest-size": 20_000}}]}}
+    repository = written(config, {"a": 60_000, "b": 30_000})
+    session = repository.writable_session()
+    noise = np.random.default_rng(5).bytes(20_000).hex()
+    zarr.create_group(session.store, path="g", attributes={"about": noise})
+    zarr.create_array(session.store, name="t", data=np.arange(1, 31), chunks=(1,),
+                      dimension_names=("t",))  # fmt: skip
+    session.commit("a coordinate")
+    repository.compact(mode="full")
+    session = repository.writable_session()
+    zarr.open_array(session.store, path="t")[3] = 7
+    virtual(session, "a", np.random.default_rng(5).permutation(60_000)[:20_000])
+    snapshot_id = session.commit("more")
+    repository.create_tag("v1", snapshot_id)
+    at = {"branch": {"branch": "main"}, "tag": {"tag": "v1"}, "snapshot": {}}[where] or {
+        "snapshot_id": snapshot_id
+    }
+    counting = CountingStorage(repository.storage)
+    costs = Repository.open(counting).read_costs(**at)
+    requests = [(r.key.partition("/")[0], r.nbytes) for r in counting.log[1:]]
+    opening = requests[: costs.opening.requests]
+    assert sorted(kind for kind, _ in opening) == ["current", "nodes", "snapshots"]
+    assert sum(nbytes for _, nbytes in opening) == costs.opening.nbytes
+    assert costs.coordinates == ReadCost(0, 0), "copies of the leaf and the delta came along"
+    last = requests[costs.opening.requests :]
+    assert [kind for kind, _ in last] == ["manifests"] * 2, "of a; b's leaf is with the coordinate"
+    assert costs.last_step == ReadCost(2, sum(nbytes for _, nbytes in last))
+    other = repository.plan_manifests({"chunk-manifests": {"sets": ["default"]}}, **at)
+    assert other.snapshot_id == snapshot_id
+    assert [manifest.refs for manifest in other.manifests] == [90_030]
+    assert other.costs is not None
+    assert (other.costs.opening.requests, other.costs.last_step) == (3, ReadCost(0, 0))
+    assert set(repository.list_branches()) == {"main"}
+
+
+def test_nobody_sees_a_plan_and_it_sees_nobody() -> None:
+    repository = written({}, {"a": 30})
+    scratch = ScratchStorage(repository.storage)
+    before = {info.key: repository.storage.get(info.key) for info in repository.storage.list()}
+    Repository.open(scratch).compact(mode="full")
+    assert {info.key for info in scratch.list()} > before.keys()
+    for key, data in before.items():
+        assert repository.storage.get(key) == data
+    repository.create_tag("later")
+    assert Repository.open(scratch).list_tags() == {}
+    assert len(list(scratch.list("manifests/"))) == 1
+    (made,) = scratch.list("manifests/")
+    assert scratch.head(made.key) == made
+    assert scratch.get_ranges(made.key, [(0, 4)]) == [scratch.get(made.key, 0, 4)]
+    old = next(iter(repository.storage.list("snapshots/"))).key
+    assert scratch.head(old).nbytes == len(scratch.get_ranges(old, [(0, 10**6)])[0])
