@@ -45,8 +45,9 @@ def rows(text: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines()]
 
 
-def test_explain_shows_where_each_array_is(url: str) -> None:
-    done = call("explain", url)
+@pytest.mark.parametrize("verb", ["explain", "manifests"])
+def test_explain_shows_where_each_array_is(url: str, verb: str) -> None:
+    done = call(verb, url)
     assert done.exit_code == 0, done.output
     found = rows(done.stdout)
     assert found[0] == [zm.Repository.open(url).list_branches()["main"]]

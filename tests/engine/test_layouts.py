@@ -252,6 +252,28 @@ def test_a_new_array_brings_itself_alone(three: tuple[MemoryStorage, dict[str, s
     assert set(after) - set(before) == {"d0"}
 
 
+@pytest.mark.parametrize("mode", ["major", "full", "rewrite"])
+def test_an_append_changes_the_last_manifest_only(mode: str) -> None:
+    repository = written(BY_TENS, {"a": (60, 46)})
+    repository.compact(mode="full")
+    before = by_content(repository)
+    assert sorted(before) == ["a0 a10", "a20 a30", "a40"]
+    if mode == "rewrite":
+        repository = Repository.open(repository.storage, {"commits": {"mode": "rewrite"}})
+    session = repository.writable_session()
+    virtual(session, "a", np.arange(46, 58))
+    session.commit("append")
+    if mode == "major":
+        repository.compact(mode=mode)
+    if mode == "full":  # which packs all leaves anew, where the last may share a manifest
+        assert repository.compact(mode=mode).manifests_written == 3
+        return
+    after = by_content(repository)
+    assert {before["a0 a10"], before["a20 a30"]} < set(after.values())
+    assert before["a40"] not in after.values()
+    assert sorted(after) == ["a0 a10", "a20 a30", "a40 a50"]
+
+
 # --- steps -----------------------------------------------------------------------------------
 
 FEW = {
