@@ -1,6 +1,6 @@
 """The configuration of a repository: its options, and how manifests are planned."""
 
-from zarr_manifests.config.cache import CacheOptions
+from zarr_manifests.config.cache import Cache, CacheOptions
 from zarr_manifests.config.manifests import (
     ChunkManifests,
     Interval,
@@ -18,6 +18,7 @@ from zarr_manifests.config.repository import (
 from zarr_manifests.config.snapshots import Snapshots
 
 __all__ = [
+    "Cache",
     "CacheOptions",
     "ChunkManifests",
     "Commits",
