@@ -43,6 +43,7 @@ from zarr_manifests.testing.simulation.model import (
     State,
     apply_all,
     effects,
+    without_detours,
 )
 from zarr_manifests.testing.simulation.storage import Shelf
 from zarr_manifests.testing.simulation.world import BrokenPromiseError, World
@@ -370,7 +371,7 @@ class Judge:
         self._demand(not shut_out, f"{attempt.message}: another writer has claimed {name}")
         due = tip.parent if attempt.amends else tip.snapshot_id
         self._demand(snapshot.parent_id == due, f"{attempt.message} is no child of the head")
-        changes = attempt.changes
+        changes = without_detours(attempt.changes, self.known[attempt.base].state)
         if attempt.amends:
             self._demand(attempt.base == tip.snapshot_id, f"{attempt.message} amends another head")
             changes = (*self.attempts[tip.message].changes, *changes)

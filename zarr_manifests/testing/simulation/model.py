@@ -22,6 +22,7 @@ __all__ = [
     "apply_all",
     "document_of",
     "effects",
+    "without_detours",
 ]
 
 
@@ -180,6 +181,21 @@ def effects(
             case Resize():
                 pass  # of two lengths the greater one holds; what is cut off are chunks
     return found
+
+
+def without_detours(changes: Iterable[Change], base: State) -> tuple[Change, ...]:
+    """The changes but for those to what is not there before and not after."""
+    changes = tuple(changes)
+    after = apply_all(base, changes)
+
+    def stays(change: Change) -> bool:
+        if isinstance(change, SetChunk):
+            key = change.path, change.number
+            if key not in base.chunks and key not in after.chunks:
+                return False
+        return change.path in base.nodes or change.path in after.nodes
+
+    return tuple(change for change in changes if stays(change))
 
 
 def document_of(path: str, node: Node, *, coordinate: bool) -> bytes:
