@@ -29,6 +29,7 @@ from zarr_manifests.engine.digesting import with_digest
 from zarr_manifests.engine.objects import Upload
 from zarr_manifests.engine.packs import Pack
 from zarr_manifests.engine.roots import RootAt, Roots
+from zarr_manifests.engine.totals import counted
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import (
     Conflict,
@@ -270,6 +271,7 @@ def _place(
     coordinates = coordinate_ids(nodes.values(), held)
     sequence = parent.snapshot.sequence + 1
     entry = DeltaEntry.of(prepared.log, prepared.delta, sequence, coordinates)
+    entry, sums = counted(entry, parent, prepared.delta, prepared.footprint.tables)
     snapshot = replace(
         prepared.snapshot,
         parent=parent.ref.bare(),
@@ -280,6 +282,7 @@ def _place(
         sequence=sequence,
         # Never before the tip, or `as_of` would find what was not there yet.
         written_ms=max(prepared.snapshot.written_ms, tip.written_ms),
+        sums=sums,
     ).with_delta_copies(known)
     uploads = []
     if needs_digest(snapshot):

@@ -15,7 +15,7 @@ leaves, where nothing tells what has been merged, is right without a record of i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -37,9 +37,12 @@ from zarr_manifests.engine.repack import (
 )
 from zarr_manifests.engine.rollup import roll_up
 from zarr_manifests.engine.roots import RootAt
+from zarr_manifests.engine.totals import counts_of_base, sums_after
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.format.blobs import BlobRef, with_copies
+from zarr_manifests.format.counts import Count
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
+from zarr_manifests.format.index import LeafName
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.nodes import Base, NodeKind
 from zarr_manifests.format.root import LogEntry
@@ -95,6 +98,8 @@ class _Compacted:
     base: BlobRef | None
     base_data: bytes
     base_sequence: int
+    counts: tuple[Count, ...] | None
+    manifests: tuple[ManifestRef, ...]
     entries: tuple[DeltaEntry, ...]
     kept: dict[int, int]
     """Position in the old read list -> in the new one, of entries that stay as they are."""
@@ -174,6 +179,7 @@ class _Work:
         self.manifests = len(view.manifests)
         self.manifests_written = self.refs_merged = self.bytes_written = 0
         self._read: set[bytes] = set()
+        self._stored: dict[LeafName, int] = {}
         self._outside: dict[bytes, IndexArray] = {}
 
     def _rows_by_node(self) -> dict[bytes, int]:
@@ -205,15 +211,18 @@ class _Work:
         """Write new manifests and runs; None if there is nothing to do."""
         view, snapshot = self._view, self._view.snapshot
         uploads: list[Upload] = []
-        manifests, sequence = view.manifests, view.base_sequence
+        manifests, sequence, counts = view.manifests, view.base_sequence, view.counts
         base, base_data = snapshot.base, b""
         if self._base_is_due():
             manifests, small = self._repack()
             sequence = snapshot.sequence
+            index = BaseIndex(manifests)
+            counts = counts_of_base(view, index, self._settled(index), self._stored)
             made = Base(
                 tuple(view.nodes[path] for path in sorted(view.nodes)),
                 with_coordinate_copies(view, manifests, small),
                 sequence,
+                counts,
             )
             upload = Upload(self._keys.next("nodes"), made.encode())
             self._context.objects.remember(upload.ref, made)
@@ -233,6 +242,8 @@ class _Work:
             base,
             base_data,
             sequence,
+            counts,
+            manifests,
             entries,
             kept,
             log.ref,
@@ -274,16 +285,23 @@ class _Work:
         self.manifests = len(done.manifests)
         self.manifests_written, self.refs_merged = done.manifests_written, done.refs
         self.bytes_written = done.bytes_written
+        self._stored = done.stored
         return done.manifests, done.uploads
 
     def _droppable(self, base: BaseIndex, sequence: int) -> int:
         """How many of the oldest entries say nothing that the base does not say."""
         for position, entry in enumerate(self._view.snapshot.deltas):
-            if entry.last > sequence or not self._is_merged(base, position, entry):
+            if entry.last > sequence or any(self._unmerged(base, position, entry)):
                 return position
         return len(self._view.snapshot.deltas)
 
-    def _is_merged(self, base: BaseIndex, position: int, entry: DeltaEntry) -> bool:
+    def _settled(self, base: BaseIndex) -> set[bytes]:
+        """Nodes of which the read list says nothing that the base does not say."""
+        entries = enumerate(self._view.snapshot.deltas)
+        return self._facts.keys() - {n for at in entries for n in self._unmerged(base, *at)}
+
+    def _unmerged(self, base: BaseIndex, position: int, entry: DeltaEntry) -> Iterator[bytes]:
+        """Nodes of which the entry says something that the base does not say."""
         for part in entry.parts():
             if part.node_id not in self._facts or not part.count:
                 continue
@@ -291,16 +309,15 @@ class _Work:
             covered = 0
             for leaf, number in base.overlapping(part.node_id, lo, hi):
                 if base.manifest(number).merged_to(leaf) < entry.last:
-                    return False
+                    yield part.node_id
                 covered += part.box.shared_size(leaf.box)
             if covered < part.box.size and self._holds_more(base, part):
-                return False
+                yield part.node_id
         for node_id, cut in self._view.truncations(position).items():
             for leaf, key in base.leaves(node_id) if node_id in self._facts else ():
                 beyond = any(h > c for h, c in zip(leaf.box.hi, cut, strict=True))
                 if beyond and base[key].merged_to(leaf) < entry.last:
-                    return False
-        return True
+                    yield node_id
 
     def _holds_more(self, base: BaseIndex, part: Part) -> bool:
         """Whether chunks may lie in the box and outside all leaves, of which the list must tell."""
@@ -395,7 +412,9 @@ def _try(
         current.snapshot.streams,
         _moved_digests(current.snapshot, done),
         current.snapshot.sequence,
-        current.snapshot.sums,
+        sums_after(
+            current, (done.counts, done.manifests, done.base_sequence), (*done.entries, *newer)
+        ),
     ).with_delta_copies({u.key: u.data for u in done.uploads})
     made: list[Upload] = []
     if needs_digest(snapshot):

@@ -24,6 +24,7 @@ from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.objects import Upload
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.index import LeafName
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Box, Coords, IndexArray
@@ -233,6 +234,8 @@ class Repacked:
         The directory.
     uploads : dict of str to bytes
         Manifests of it that were written here and are small, by key.
+    stored : dict of LeafName to int
+        Bytes of the chunks of each leaf that was written here.
     refs : int
         Refs written.
     bytes_written, manifests_written, manifests_replaced : int
@@ -241,6 +244,7 @@ class Repacked:
 
     manifests: tuple[ManifestRef, ...]
     uploads: dict[str, bytes] = field(default_factory=dict)
+    stored: dict[LeafName, int] = field(default_factory=dict)
     refs: int = 0
     bytes_written: int = 0
     manifests_written: int = 0
@@ -299,6 +303,9 @@ def repack(
             merged_to = (view.snapshot.sequence,) * len(planned.leaves)
             written.append(ManifestRef(upload.ref, packed.directory(), merged_to, planned.set_name))
             result.refs += planned.refs
+            for p in planned.leaves:
+                name = (p.node_id, p.box, upload.key, written[-1].blob.crc32c)
+                result.stored[name] = int(tables[p.node_id, p.box.lo, p.box.hi].length.sum())
         context.runtime.parallel([partial(context.objects.create, u.key, u.data) for u in uploads])
         result.uploads |= {u.key: u.data for u in uploads if len(u.data) <= _KEPT_BYTES}
         result.bytes_written += sum(len(u.data) for u in uploads)
