@@ -316,6 +316,15 @@ def test_what_is_cut_off_in_part_is_a_bound(storage: MemoryStorage) -> None:
     assert totals_after(storage, session)["line"].total == exactly(0, 0)
 
 
+def test_what_is_written_where_it_was_cut_off_is_new(storage: MemoryStorage) -> None:
+    session = cold(storage)
+    array = zarr.open_array(session.store, path="line")
+    array.resize((5,))
+    array.resize((12,))
+    fill(session, "line", 1, 6, nbytes=40)
+    assert totals_after(storage, session)["line"].total == exactly(6, 112)
+
+
 def test_what_is_deleted_and_brought_back_is_known(storage: MemoryStorage) -> None:
     session = cold(storage)
     session.store.workspace.delete_below("line")
