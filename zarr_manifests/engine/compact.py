@@ -24,6 +24,7 @@ import numpy as np
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.digesting import with_digest
+from zarr_manifests.engine.index import Presence, leaf_names, with_entries
 from zarr_manifests.engine.objects import Upload
 from zarr_manifests.engine.repack import (
     Facts,
@@ -37,12 +38,12 @@ from zarr_manifests.engine.repack import (
 )
 from zarr_manifests.engine.rollup import roll_up
 from zarr_manifests.engine.roots import RootAt
-from zarr_manifests.engine.totals import counts_of_base, sums_after
+from zarr_manifests.engine.totals import counts_of_base, ref_counts, sums_after
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.format.blobs import BlobRef, with_copies
 from zarr_manifests.format.counts import Count
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
-from zarr_manifests.format.index import LeafName
+from zarr_manifests.format.index import IndexEntry
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.nodes import Base, NodeKind
 from zarr_manifests.format.root import LogEntry
@@ -107,6 +108,8 @@ class _Compacted:
     commit_id: bytes
     message: str
     uploads: list[Upload] = field(default_factory=list)
+    indexed: list[IndexEntry] = field(default_factory=list)
+    """What the index is to say of leaves that are new."""
 
 
 def compact_branch(
@@ -138,7 +141,7 @@ def compact_branch(
     )
     keys = SessionKeys(at.root.version, context.runtime)
     ratio = context.config.compaction.size_ratio if size_ratio is None else size_ratio
-    work = _Work(context, view, keys, mode, ratio)
+    work = _Work(context, view, keys, mode, ratio, branch)
     if dry_run:
         return work.estimate(before), None
     done = work.do()
@@ -168,18 +171,22 @@ class _Work:
         keys: SessionKeys,
         mode: CompactionMode,
         ratio: float,
+        branch: str,
     ) -> None:
         self._ratio = ratio
         self._context, self._view, self._keys, self._mode = context, view, keys, mode
         self._base = BaseIndex(view.manifests, set_names(view.manifests))
         nodes = {node.node_id: node for node in view.nodes.values() if node.kind != NodeKind.GROUP}
-        pending = self._rows_by_node()
-        refs = {node: self._base.refs(node) + pending.get(node, 0) for node in nodes}
+        refs, bounds = ref_counts(view, self._base, self._rows_by_node())
+        rules = context.config.chunk_manifests.rules
+        if bounds and any(rule.initialized_chunks is not None for rule in rules):
+            presence = Presence(context, view, branch)
+            refs |= {node: presence.count(node) for node in bounds}
         self._facts = Facts(nodes, refs)
         self.manifests = len(view.manifests)
         self.manifests_written = self.refs_merged = self.bytes_written = 0
         self._read: set[bytes] = set()
-        self._stored: dict[LeafName, int] = {}
+        self._entries: list[IndexEntry] = []
         self._outside: dict[bytes, IndexArray] = {}
 
     def _rows_by_node(self) -> dict[bytes, int]:
@@ -217,7 +224,8 @@ class _Work:
             manifests, small = self._repack()
             sequence = snapshot.sequence
             index = BaseIndex(manifests)
-            counts = counts_of_base(view, index, self._settled(index), self._stored)
+            stored = {entry.name: entry.stored_bytes for entry in self._entries}
+            counts = counts_of_base(view, index, self._settled(index), stored)
             made = Base(
                 tuple(view.nodes[path] for path in sorted(view.nodes)),
                 with_coordinate_copies(view, manifests, small),
@@ -250,6 +258,7 @@ class _Work:
             commit_id,
             message,
             [*uploads, log],
+            self._entries,
         )
 
     def _base_is_due(self) -> bool:
@@ -285,7 +294,7 @@ class _Work:
         self.manifests = len(done.manifests)
         self.manifests_written, self.refs_merged = done.manifests_written, done.refs
         self.bytes_written = done.bytes_written
-        self._stored = done.stored
+        self._entries = done.entries
         return done.manifests, done.uploads
 
     def _droppable(self, base: BaseIndex, sequence: int) -> int:
@@ -428,6 +437,13 @@ def _try(
         partial(context.objects.create, u.key, u.data) for u in (*uploads, *made)
     ]
     calls.append(partial(context.roots.archive, at))
+    old = context.roots.with_branch(at.root, branch)
+    tip = old.branches[branch]
+    if done.indexed:
+        # On top of what the index says by now: somebody may have built it meanwhile.
+        names = [name for ref in done.manifests for name in leaf_names(ref)]
+        tip, directory = with_entries(context, tip, keys, done.indexed, names)
+        calls.append(partial(context.objects.create, directory.key, directory.data))
     context.runtime.parallel(calls)
     head = made[-1]
     entry = LogEntry(
@@ -438,12 +454,11 @@ def _try(
         snapshot_id_of(head.key),
         done.commit_id,
     )
-    old = context.roots.with_branch(at.root, branch)
     copies = {head.key: head.data}
-    base = old.branches[branch].base
+    base = tip.base
     if done.base_data and done.base is not None:
         base, copies = done.base, copies | {done.base.key: done.base_data}
-    moved = replace(old.branches[branch], head=head.ref, base=base, ahead=snapshot.ahead)
+    moved = replace(tip, head=head.ref, base=base, ahead=snapshot.ahead)
     root = replace(old, branches={**old.branches, branch: moved}).with_log(entry)
     landed = context.roots.swap(at, root.with_copies(copies, branch), done.commit_id)
     if landed is None:

@@ -27,7 +27,7 @@ from zarr_manifests.format.counts import Count, Counted
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.index import LeafName
 from zarr_manifests.format.manifest import ManifestRef, Part
-from zarr_manifests.format.nodes import Node
+from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.leaves import BaseIndex, PlacedLeaf
@@ -42,7 +42,7 @@ from zarr_manifests.planning.totals import (
     sums_of,
 )
 
-__all__ = ["changes_of", "counted", "counts_of_base", "sums_after", "tallies_of"]
+__all__ = ["changes_of", "counted", "counts_of_base", "ref_counts", "sums_after", "tallies_of"]
 
 _LOOKED_THROUGH: Final = 16_384
 """Rows of deltas that are brought together to look a few chunks up; more for more chunks."""
@@ -97,6 +97,26 @@ def _tallies_over(
         if entry.last > base_sequence:
             lay_over(found, entry, () if entry.counts is not None else view.touched())
     return found
+
+
+def ref_counts(
+    view: SnapshotView, base: BaseIndex, pending: Mapping[bytes, int]
+) -> tuple[dict[bytes, int], set[bytes]]:
+    """Chunks of each array and opaque entry, and of which of them these are only bounds.
+
+    `pending` has the number of rows that live deltas have for a node.
+    """
+    tallies, refs, bounds = tallies_of(view), dict[bytes, int](), set[bytes]()
+    for node in view.nodes.values():
+        if node.kind is NodeKind.GROUP:
+            continue
+        tally = tallies.get(node.node_id, NOTHING)
+        refs[node.node_id] = tally.chunks
+        if not tally.chunks_exact:
+            most = base.refs(node.node_id) + pending.get(node.node_id, 0)
+            refs[node.node_id] = min(tally.chunks, most)
+            bounds.add(node.node_id)
+    return refs, bounds
 
 
 def counts_of_base(
