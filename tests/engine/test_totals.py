@@ -390,6 +390,23 @@ def test_what_is_merged_in_part_is_counted_once() -> None:
     assert totals["other"].total == exactly(5, 40)
 
 
+@pytest.mark.parametrize("chunks", [1, 3_000])
+def test_what_a_policy_leaves_out_is_not_counted(storage: MemoryStorage, chunks: int) -> None:
+    first, second = cold(storage), cold(storage)
+    make(second, "other", (chunks,))
+    second.commit("make another")
+    first, second = cold(storage), cold(storage)
+    fill(first, "line", 8, 9)
+    fill(second, "line", 9, 10, nbytes=40)
+    fill(first, "other", 0)
+    fill(second, "other", *range(chunks), nbytes=40)
+    first.commit("first")
+    totals = check(storage, second.commit("second", rebase="theirs"))
+    assert totals["line"].total == exactly(11, 120)
+    assert totals["line"].delta == exactly(1, 40)
+    assert totals["other"].total == exactly(chunks, 40 * chunks - 32)
+
+
 # --- what it costs ---------------------------------------------------------------------------
 
 
