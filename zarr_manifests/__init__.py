@@ -13,13 +13,16 @@ from zarr_manifests.engine.compact import CompactionReport
 from zarr_manifests.engine.layouts import ManifestLayout, ReadCosts
 from zarr_manifests.engine.preload import PreloadReport
 from zarr_manifests.history import (
+    Amount,
     ArrayStats,
+    ArrayTotals,
     ArrayUsage,
     Change,
     Diff,
     IndexReport,
     Operation,
     SnapshotInfo,
+    Totals,
     Usage,
 )
 from zarr_manifests.repository import Repository
@@ -30,7 +33,9 @@ if TYPE_CHECKING:
     from zarr_manifests.xarray import write
 
 __all__ = [
+    "Amount",
     "ArrayStats",
+    "ArrayTotals",
     "ArrayUsage",
     "Change",
     "CompactionReport",
@@ -47,6 +52,7 @@ __all__ = [
     "Session",
     "SnapshotInfo",
     "Status",
+    "Totals",
     "Usage",
     "errors",
     "write",

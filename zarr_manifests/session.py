@@ -48,7 +48,7 @@ from zarr_manifests.format.delta import CommitKind
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import IndexArray
-from zarr_manifests.history import ArrayUsage, Status
+from zarr_manifests.history import ArrayUsage, Status, Totals
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.arrange import Places, moved_paths
 from zarr_manifests.planning.compaction import CompactionMode, is_due
@@ -690,6 +690,23 @@ class Session:
         tables = self._context.runtime.parallel(calls)
         found = map(ArrayUsage.of, (_absolute(node.path) for node in nodes), tables)
         return tuple(sorted(found, key=lambda usage: usage.path))
+
+    def totals(self) -> Totals:
+        """How many chunks and bytes there are in the session's snapshot, as it says itself.
+
+        What the session has changed is not in it. Nothing is read for it; see `Repository.totals`.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> session = zm.Repository.create("memory://session-totals-example").writable_session()
+        >>> array = zarr.create_array(session.store, name="a", shape=(8,), chunks=(2,), dtype="i2")
+        >>> array[4:] = 7
+        >>> _ = session.commit("fill half")
+        >>> session.totals()["a"].total.refs
+        2
+        """
+        return Totals.of(self._workspace.view)
 
     def initialized_chunks(self, path: str, region: Sequence[slice] | None = None) -> IndexArray:
         """Coordinates (int64[n, ndim]) of the chunks of an array that are there, in C order.

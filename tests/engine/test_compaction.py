@@ -123,6 +123,8 @@ class World:
     most_runs: int = 0
     most_leaves: int = 0
     partly: int = 0
+    exact: int = 0
+    bounds: int = 0
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
@@ -329,6 +331,23 @@ class World:
         assert contents(fresh) == self.state.keys
         assert reader.Reader(self.storage.get).read(head) == self.state.keys
         self.check_shape(fresh)
+        self.check_totals(fresh)
+
+    def check_totals(self, session: Session) -> None:
+        """What the snapshot says of each array, and what the specification makes of it."""
+        own, view = reader.Reader(self.storage.get), session.store.workspace.view
+        snapshot = own.snapshot(session.snapshot_id)
+        for path in self.state.shapes:
+            chunks = self.state.chunks(path)
+            real = len(chunks), sum(len(self.state.keys[key]) for key in chunks)
+            node_id, total = view.nodes[path].node_id, session.totals()[path].total
+            said, exact = own.count(snapshot, node_id), own.is_exact(snapshot, node_id)
+            assert (total.refs_exact, total.nbytes_exact) == exact
+            assert said[1] == total.nbytes
+            for number, one, is_exact in zip(real, said, exact, strict=True):
+                assert one == number if is_exact else one >= number
+            self.exact += exact == (True, True)
+            self.bounds += exact != (True, True)
 
     def check_shape(self, session: Session) -> None:
         """The bounds and invariants of the read list and the base."""
@@ -383,6 +402,7 @@ def test_any_commits_and_compactions(seed: int, monkeypatch: pytest.MonkeyPatch)
     assert world.landed > 3
     assert world.races
     assert world.most_leaves > 2
+    assert world.exact
 
 
 @pytest.mark.parametrize("seed", range(100, 104))

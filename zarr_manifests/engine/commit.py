@@ -31,6 +31,7 @@ from zarr_manifests.engine.objects import Upload
 from zarr_manifests.engine.packs import Pack
 from zarr_manifests.engine.rebasing import Mine, Rebasing, rebase_delta
 from zarr_manifests.engine.roots import RootAt, Roots
+from zarr_manifests.engine.totals import counted
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import (
     Conflict,
@@ -283,6 +284,7 @@ def _place(
     coordinates = coordinate_ids(nodes.values(), held)
     sequence = parent.snapshot.sequence + 1
     entry = DeltaEntry.of(prepared.log, prepared.delta, sequence, coordinates)
+    entry, sums = counted(entry, parent, prepared.delta, prepared.tables)
     snapshot = replace(
         prepared.snapshot,
         parent=parent.ref.bare(),
@@ -293,6 +295,7 @@ def _place(
         sequence=sequence,
         # Never before the tip, or `as_of` would find what was not there yet.
         written_ms=max(prepared.snapshot.written_ms, tip.written_ms),
+        sums=sums,
     ).with_delta_copies(known)
     uploads = []
     if needs_digest(snapshot):
@@ -356,13 +359,26 @@ def _rebased(
     used = {ref.blob.key for ref in delta.manifests}
     kept = [upload for upload in prepared.uploads if upload.key in used]
     snapshot = replace(prepared.snapshot, log=log.ref)
+    written = {upload.key: Manifest.from_object(upload.data, upload.ref) for upload in uploads}
     return on, replace(
         prepared,
         delta=delta,
         uploads=(*kept, *uploads, log),
         log=log.ref,
         snapshot=snapshot,
+        tables=_tables_of(delta, {**prepared.manifests, **written}),
     )
+
+
+def _tables_of(
+    delta: Delta, manifests: Mapping[str, Manifest]
+) -> dict[bytes, tuple[ChunkTable, ...]]:
+    """The delta's chunk tables by node, from these manifests, which may not be uploaded yet."""
+    found: dict[bytes, tuple[ChunkTable, ...]] = {}
+    for manifest in (delta.embedded, *(manifests[ref.blob.key] for ref in delta.manifests)):
+        for part, data in manifest.parts:
+            found[part.node_id] = (*found.get(part.node_id, ()), manifest.decode(part, data))
+    return found
 
 
 def _totals(tables: Mapping[bytes, Sequence[ChunkTable]], chunk_objects: int) -> dict[str, int]:

@@ -7,7 +7,8 @@ Invariant: whatever of the index is missing, behind or cannot be read is as if i
 so answers never depend on it.
 
 To keep it, whoever writes new leaves calls `index_leaves` for what to upload beside them, and
-`with_entries` for the branch that names it; `build_index` does both for leaves that are there.
+`with_entries` for the branch that names it. A compaction does, in the swap that makes its leaves
+those of the branch; `build_index` does both for leaves that are there. A commit writes no leaves.
 
 Each branch of the root names a directory, or none; it names the bitmaps' objects (`blobs`) and
 what belongs to other indexes (`others`). These are reachable, and nothing else under `indexes/`
@@ -54,10 +55,11 @@ __all__ = [
     "index_pointer",
     "initialized_coords",
     "initialized_counts",
+    "leaf_names",
     "with_entries",
 ]
 
-_OTHER_ENTRIES: Final = 4_096
+_OTHER_ENTRIES: Final = 512  # each directory is written whole
 _BITMAPS_BYTES: Final = 1 << 20
 _SMALL_BYTES: Final = 1 << 10
 _ATTEMPTS: Final = 100
@@ -339,6 +341,11 @@ def initialized_counts(context: Context, view: SnapshotView) -> dict[str, int]:
         for path, node in view.nodes.items()
         if node.array is not None
     }
+
+
+def leaf_names(ref: ManifestRef) -> list[LeafName]:
+    """What the leaves of a manifest of the base are known by."""
+    return [(part.node_id, part.box, ref.blob.key, ref.blob.crc32c) for part in ref.parts]
 
 
 def index_leaves(

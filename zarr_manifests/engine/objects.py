@@ -27,7 +27,11 @@ from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import meter_of
 
-__all__ = ["Objects", "Upload"]
+__all__ = ["AtHand", "NotAtHandError", "Objects", "Upload"]
+
+
+class NotAtHandError(Exception):
+    """What was asked for would have to be fetched."""
 
 
 class _Decodable(Protocol):
@@ -177,6 +181,55 @@ class Objects:
             )
         if self._disk is not None:
             self._disk.put(BlobRef.to(key, data), data)
+
+
+class AtHand(Objects):
+    """Those of the objects that need not be fetched: what is cached, and what is carried along."""
+
+    def __init__(self, objects: Objects) -> None:
+        self.storage, self.meter, self.cache = objects.storage, objects.meter, objects.cache
+        self._runtime, self._disk = objects._runtime, None
+
+    def load[T: _Decodable](self, ref: BlobRef, kind: type[T]) -> T:
+        """The decoded object that `ref` points to.
+
+        Raises
+        ------
+        NotAtHandError
+            If it would have to be fetched. (Not from a flight, which others may wait for.)
+        """
+        found = self.recall(ref, kind)
+        if found is not None:
+            return found
+        if ref.copy is None:
+            raise NotAtHandError(ref.key)
+        return cast(T, kind.from_object(ref.copy, ref))
+
+    def load_all(self, wanted: Sequence[tuple[BlobRef, type[_Decodable]]]) -> dict[str, Any]:
+        """The decoded objects by key."""
+        return {ref.key: self.load(ref, kind) for ref, kind in wanted}
+
+    def tables(
+        self, ref: BlobRef, node_id: bytes, manifest: Manifest | None = None
+    ) -> Mapping[Box, ChunkTable]:
+        """A manifest's chunk tables of one node, decoded, by box; `manifest` is it, if at hand."""
+        if not self.has_tables(ref, node_id):
+            manifest = manifest or self.load(ref, Manifest)
+        return super().tables(ref, node_id, manifest)
+
+    def table(
+        self,
+        ref: BlobRef,
+        node_id: bytes,
+        number: int,
+        find: Callable[[], tuple[Part, bytes]],
+    ) -> ChunkTable:
+        """One of the chunk tables of a node in the object; `find` has it encoded."""
+        known = self.known_table(ref, node_id, number)
+        if known is not None:
+            return known
+        part = find()
+        return super().table(ref, node_id, number, lambda: part)
 
 
 def _table_name(ref: BlobRef, node_id: bytes, number: int) -> tuple[Any, ...]:

@@ -21,9 +21,11 @@ import numpy.typing as npt
 
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.index import index_leaves
 from zarr_manifests.engine.objects import Upload
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.index import IndexEntry
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Box, Coords, IndexArray
@@ -233,6 +235,8 @@ class Repacked:
         The directory.
     uploads : dict of str to bytes
         Manifests of it that were written here and are small, by key.
+    entries : list of IndexEntry
+        What the index of initialised chunks may say of the leaves that were written here.
     refs : int
         Refs written.
     bytes_written, manifests_written, manifests_replaced : int
@@ -241,6 +245,7 @@ class Repacked:
 
     manifests: tuple[ManifestRef, ...]
     uploads: dict[str, bytes] = field(default_factory=dict)
+    entries: list[IndexEntry] = field(default_factory=list)
     refs: int = 0
     bytes_written: int = 0
     manifests_written: int = 0
@@ -299,7 +304,17 @@ def repack(
             merged_to = (view.snapshot.sequence,) * len(planned.leaves)
             written.append(ManifestRef(upload.ref, packed.directory(), merged_to, planned.set_name))
             result.refs += planned.refs
-        context.runtime.parallel([partial(context.objects.create, u.key, u.data) for u in uploads])
+        leaves = [
+            (part.node_id, ref.blob, tables[part.node_id, part.box.lo, part.box.hi])
+            for ref in written
+            for part in ref.parts
+        ]
+        bitmaps, entries = index_leaves(keys, leaves)
+        result.entries += entries
+        result.bytes_written += sum(len(u.data) for u in bitmaps)
+        context.runtime.parallel(
+            [partial(context.objects.create, u.key, u.data) for u in (*uploads, *bitmaps)]
+        )
         result.uploads |= {u.key: u.data for u in uploads if len(u.data) <= _KEPT_BYTES}
         result.bytes_written += sum(len(u.data) for u in uploads)
         result.manifests_written += len(uploads)

@@ -14,13 +14,14 @@ its objects, for as long as there is room, and is the same for all views of the 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from typing import Any, Final, cast
 
 import numpy as np
 
-from zarr_manifests.engine.objects import Objects
+from zarr_manifests.engine.objects import AtHand, Objects
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkRef, ChunkTable, Unset
@@ -68,6 +69,8 @@ class SnapshotView:
         The base's leaf directory.
     base_sequence : int
         The sequence up to which the base has all changes of nodes.
+    counts : tuple of Count or None
+        What the base says of how many chunks there were then; None if it does not.
     opening : mapping of int to Delta or Digest
         What opening needed besides the base, by position in the read list.
     """
@@ -84,6 +87,7 @@ class SnapshotView:
         self.snapshot = snapshot
         self.manifests = base.manifests
         self.base_sequence = base.sequence
+        self.counts = base.counts if snapshot.base is not None else ()
         self._objects = objects
         self.opening = opening  # by position in the read list
         nodes = {node.path: node for node in base.nodes}
@@ -147,6 +151,12 @@ class SnapshotView:
             if not tells_about(digest, snapshot.deltas[entry.first : entry.stop]):
                 raise CorruptObjectError(f"{entry.blob.key} is a digest of other deltas")
         return cls(objects, ref, snapshot, found, opening)
+
+    def at_hand(self) -> SnapshotView:
+        """The same view, but what would have to be fetched raises `NotAtHandError`."""
+        view = copy.copy(self)
+        view._objects = AtHand(self._objects)
+        return view
 
     @property
     def snapshot_id(self) -> str:
