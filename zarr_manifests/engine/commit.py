@@ -140,7 +140,13 @@ def commit(
         if replaces is not None:
             _check_replaced(branch, tip, replaces)
         elif tip.head.key != parent.ref.key:
-            parent, placed = _rebased(context, view, tip, prepared, rebasing, keys)
+            moved = rebasing.relocate(tip) if rebasing.relocate is not None else None
+            if moved is None:
+                parent, placed = _rebased(context, view, tip, prepared, rebasing, keys)
+            else:
+                parent, relocated = moved
+                pending.append(partial(context.storage.sync, _due_sync(relocated)))
+                placed = _relocated(context, parent, relocated, prepared, keys)
         head, snapshot, uploads = _place(
             context, placed, parent, keys, (replaces or parent).snapshot
         )
@@ -219,6 +225,7 @@ def _prepare(
     message: str,
     metadata: Mapping[str, Any],
     packs: int,
+    commit_id: bytes | None = None,
 ) -> _Prepared:
     tables = {node: parts for node in changes.touched() if (parts := changes.parts(node))}
     encoded = {
@@ -240,7 +247,7 @@ def _prepare(
         uploads.append(upload)
         context.objects.remember(upload.ref, manifest)
         manifests.append(ManifestRef(upload.ref, manifest.directory()))
-    commit_id = context.runtime.random_bytes(COMMIT_ID_BYTES)
+    commit_id = commit_id or context.runtime.random_bytes(COMMIT_ID_BYTES)
     delta = Delta(
         commit_id,
         tuple(node for node in changes.nodes.values() if node is not None),
@@ -379,6 +386,20 @@ def _tables_of(
         for part, data in manifest.parts:
             found[part.node_id] = (*found.get(part.node_id, ()), manifest.decode(part, data))
     return found
+
+
+def _relocated(
+    context: Context,
+    on: SnapshotView,
+    changes: ChangeSet,
+    prepared: _Prepared,
+    keys: SessionKeys,
+) -> _Prepared:
+    """The same commit, of the changes as they are on the tip."""
+    old = prepared.snapshot
+    placed = _prepare(context, on, changes, keys, old.message, old.metadata, 0, old.commit_id)
+    totals = {**placed.snapshot.totals, "chunk-objects": old.totals["chunk-objects"]}
+    return replace(placed, snapshot=replace(placed.snapshot, totals=totals))
 
 
 def _totals(tables: Mapping[bytes, Sequence[ChunkTable]], chunk_objects: int) -> dict[str, int]:
