@@ -25,10 +25,10 @@ from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.digesting import with_digest
 from zarr_manifests.engine.objects import Upload
+from zarr_manifests.engine.pending import Heap
 from zarr_manifests.engine.repack import (
     Facts,
     Pending,
-    chunks_outside,
     due_changes,
     due_manifests,
     pending_of,
@@ -44,7 +44,6 @@ from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.nodes import Base, NodeKind
 from zarr_manifests.format.root import LogEntry
 from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
-from zarr_manifests.grid import IndexArray
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.compaction import CompactionMode, Size, merge_groups
 from zarr_manifests.planning.digests import needs_digest
@@ -174,7 +173,7 @@ class _Work:
         self.manifests = len(view.manifests)
         self.manifests_written = self.refs_merged = self.bytes_written = 0
         self._read: set[bytes] = set()
-        self._outside: dict[bytes, IndexArray] = {}
+        self._heap = Heap(view, self._base, ())
 
     def _rows_by_node(self) -> dict[bytes, int]:
         rows: dict[bytes, int] = {}
@@ -252,18 +251,21 @@ class _Work:
         return bool(entries) and nbytes >= self._ratio * base.length
 
     def _repack(self) -> tuple[tuple[ManifestRef, ...], Mapping[str, bytes]]:
+        pending = self._pending()
+        outside = {node_id for node_id, mine in pending.items() if mine.outside}
+        self._heap = Heap(self._view, self._base, outside)
         changes, self._read = due_changes(
             self._context,
-            self._view,
+            self._heap,
             self._base,
             self._facts,
-            self._pending(),
+            pending,
             self._ratio,
             everything=self._everything,
         )
         done = repack(
             self._context,
-            self._view,
+            self._heap,
             self._base,
             self._facts,
             changes,
@@ -293,7 +295,7 @@ class _Work:
                 if base.manifest(number).merged_to(leaf) < entry.last:
                     return False
                 covered += part.box.shared_size(leaf.box)
-            if covered < part.box.size and self._holds_more(base, part):
+            if covered < part.box.size and self._holds_more(part):
                 return False
         for node_id, cut in self._view.truncations(position).items():
             for leaf, key in base.leaves(node_id) if node_id in self._facts else ():
@@ -302,16 +304,11 @@ class _Work:
                     return False
         return True
 
-    def _holds_more(self, base: BaseIndex, part: Part) -> bool:
+    def _holds_more(self, part: Part) -> bool:
         """Whether chunks may lie in the box and outside all leaves, of which the list must tell."""
         if part.node_id not in self._read:
             return True
-        outside = self._outside.get(part.node_id)
-        if outside is None:
-            outside = chunks_outside(self._view, base, part.node_id)
-            self._outside[part.node_id] = outside
-        within = (outside >= part.box.lo) & (outside < part.box.hi) if len(outside) else outside
-        return bool(within.all(axis=1).any())
+        return len(self._heap.outside(part.node_id).within(part.box)) > 0
 
     def _rolled_up(
         self, dropped: int

@@ -15,6 +15,7 @@ from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.compact import with_coordinate_copies
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.objects import Objects
+from zarr_manifests.engine.pending import Heap
 from zarr_manifests.engine.repack import Facts, due_changes, pending_of, repack, set_names
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.format.blobs import BlobRef
@@ -161,9 +162,10 @@ def layout_under(context: Context, view: SnapshotView, config: RepositoryConfig)
     base = BaseIndex(view.manifests, set_names(view.manifests))
     facts = _facts(view, base, _pending_rows(view))
     pending = pending_of(scratch, view, base, facts)
-    changes, _ = due_changes(scratch, view, base, facts, pending, 0.0, everything=True)
+    heap = Heap(view, base, {node_id for node_id, mine in pending.items() if mine.outside})
+    changes, _ = due_changes(scratch, heap, base, facts, pending, 0.0, everything=True)
     keys = SessionKeys(0, context.runtime)
-    done = repack(scratch, view, base, facts, changes, keys, 0.0, everything=True)
+    done = repack(scratch, heap, base, facts, changes, keys, 0.0, everything=True)
     base_now = Base(
         tuple(view.nodes[path] for path in sorted(view.nodes)),
         with_coordinate_copies(view, done.manifests, done.uploads),

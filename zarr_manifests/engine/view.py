@@ -218,6 +218,15 @@ class SnapshotView:
         found = self._known_overlay(node_id, after)
         return self._fetch(node_id, {after})[0][after] if found is None else found
 
+    def layers(self, node_id: bytes) -> Sequence[tuple[int, Layer]]:
+        """What each live delta says of the node's chunks, oldest first, with its sequence."""
+        name = self._name("layers", node_id)
+        found: Sequence[tuple[int, Layer]] | None = self._objects.cache.find(name)
+        if found is None:
+            found, _ = self._fetch_layers(node_id, ())
+            self._objects.cache.keep(name, found)
+        return found
+
     def leaves(self, node_id: bytes, wanted: Callable[[Box], bool]) -> list[ChunkTable]:
         """The node's tables in the base, of the boxes that are wanted; nothing is laid over."""
         due = [leaf for leaf in self.index.placed(node_id) if wanted(leaf.part.box)]

@@ -26,6 +26,7 @@ __all__ = [
     "Leaf",
     "Overlay",
     "agree",
+    "bare",
     "difference",
     "fold",
     "fold_leaves",
@@ -87,6 +88,19 @@ def inside(coords: IndexArray, shape: Coords) -> npt.NDArray[np.bool_]:
     if coords.shape[1] != len(shape):
         raise CorruptObjectError(f"chunks of {coords.shape[1]} axes are cut off at {shape}")
     return np.asarray((coords < np.asarray(shape, np.int64)).all(axis=1))
+
+
+def bare(table: ChunkTable) -> ChunkTable:
+    """Which chunks are set (as if inline, and empty) and which unset, and no more."""
+    zeros = np.broadcast_to(np.int64(0), (len(table),))
+    is_set = _constant(table.kind)
+    if is_set is None:
+        kind = np.where(table.kind == RefKind.UNSET, RefKind.UNSET, RefKind.INLINE)
+    else:
+        value = np.int64(RefKind.INLINE if is_set else RefKind.UNSET)
+        kind = np.broadcast_to(value, (len(table),))
+    columns = (kind.astype(np.int64, copy=False), zeros, zeros, zeros, zeros, zeros)
+    return ChunkTable(table.box, table.index, *columns, (), b"")
 
 
 def select(table: ChunkTable, keep: npt.NDArray[np.bool_]) -> ChunkTable:
