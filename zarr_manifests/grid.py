@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from zarr_manifests.errors import InvalidArgumentError
 
-__all__ = ["MAX_BOX_CHUNKS", "Box", "Coords", "IndexArray", "grid_shape"]
+__all__ = ["MAX_BOX_CHUNKS", "Box", "Coords", "IndexArray", "grid_shape", "taken"]
 
 type Coords = tuple[int, ...]
 type IndexArray = npt.NDArray[np.int64]
@@ -35,6 +35,13 @@ def grid_shape(shape: Sequence[int], chunk_shape: Sequence[int]) -> Coords:
     (11, 1)
     """
     return tuple(-(-n // c) if n else 0 for n, c in zip(shape, chunk_shape, strict=True))
+
+
+def taken(coords: IndexArray, rows: IndexArray) -> IndexArray:
+    """Some of the coordinates (rows ascending), not copied where they follow on each other."""
+    if len(rows) and int(rows[-1]) - int(rows[0]) + 1 == len(rows):
+        return coords[int(rows[0]) : int(rows[-1]) + 1]
+    return coords[rows]
 
 
 @dataclass(frozen=True, slots=True)

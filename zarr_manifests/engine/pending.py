@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
-from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.grid import Box, IndexArray, taken
 from zarr_manifests.planning.leaves import BaseIndex
 from zarr_manifests.planning.merge import Layer, Overlay, bare, merge_layers, pick, select, within
 from zarr_manifests.planning.packing import LEAF_ROWS
@@ -137,17 +137,17 @@ class Heap:
         """Strike chosen chunks off the list, by their numbers; what is pending there."""
         outside = self.outside(node_id)
         for some in _stretches(layout, outside.coords, outside.take(rows)):
-            yield self._pending_at(node_id, outside.coords[some])
+            yield self._pending_at(node_id, taken(outside.coords, some))
 
     def take_within(self, node_id: bytes, boxes: Iterable[Box]) -> list[ChunkTable]:
         """Strike what is in these boxes off the list; what is pending there."""
-        outside, taken = self.outside(node_id), []
+        outside, found = self.outside(node_id), []
         for box in boxes if outside.left.any() else ():
             rows = outside.within(box)
             if len(rows):
                 outside.left[rows] = False
-                taken.append(self._pending_at(node_id, outside.coords[rows]))
-        return taken
+                found.append(self._pending_at(node_id, outside.coords[rows]))
+        return found
 
     def _pending_at(self, node_id: bytes, coords: IndexArray) -> ChunkTable:
         """What is set at these coordinates, all of which are pending."""
@@ -161,11 +161,15 @@ def _stretches(layout: Layout, coords: IndexArray, rows: IndexArray) -> Iterator
     """The rows by cells of the layout, neighbours together while they fit into a leaf."""
     together: list[IndexArray] = []
     held = 0
-    for group in layout.groups(coords[rows]):
+    for group in layout.groups(taken(coords, rows)):
         if together and held + len(group) > LEAF_ROWS:
-            yield np.sort(np.concatenate(together))
+            yield _sorted(together)
             together, held = [], 0
         together.append(rows[group])
         held += len(group)
     if together:
-        yield np.sort(np.concatenate(together))
+        yield _sorted(together)
+
+
+def _sorted(rows: list[IndexArray]) -> IndexArray:
+    return rows[0] if len(rows) == 1 else np.sort(np.concatenate(rows))

@@ -47,7 +47,7 @@ __all__ = [
     "set_names",
 ]
 
-STEP_REFS = 4_000_000
+STEP_REFS = 2_000_000
 
 
 class Facts(Mapping[bytes, ArrayFacts]):

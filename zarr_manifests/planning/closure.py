@@ -23,7 +23,7 @@ import numpy as np
 
 from zarr_manifests.config.manifests import ChunkManifests, ManifestSet
 from zarr_manifests.format.manifest import Part
-from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.grid import Box, Coords, IndexArray, taken
 from zarr_manifests.planning.leaves import ArrayFacts, BaseIndex, part_order
 from zarr_manifests.planning.splitting import Cut, Layout, cut, layout_of, lies_together
 
@@ -148,7 +148,7 @@ class Closure:
             Due(
                 node_id,
                 tuple(sorted(leaves.get(node_id, ()), key=lambda leaf: part_order(leaf[0]))),
-                np.sort(np.concatenate(rows[node_id])) if node_id in rows else _NO_ROWS,
+                _sorted(rows[node_id]) if node_id in rows else _NO_ROWS,
                 replaced,
                 self.layouts.get(node_id),
             )
@@ -212,6 +212,11 @@ def close(
     return Closure(groups, gathering.layouts())
 
 
+def _sorted(rows: list[IndexArray]) -> IndexArray:
+    """All of these rows, each array of which is ascending."""
+    return rows[0] if len(rows) == 1 else np.sort(np.concatenate(rows))
+
+
 def _group_order(group: Group) -> tuple[int, tuple[str, ...], list[tuple[bytes, list[int]]]]:
     rows = [(node, group.rows[node][:1].tolist()) for node in sorted(group.rows)]
     return group.refs, group.manifests, rows
@@ -261,7 +266,7 @@ class _Gathering:
 
     def _new_chunks(self, node_id: bytes, coords: IndexArray, rows: IndexArray) -> None:
         layout = self._layout(node_id)
-        for group in layout.groups(coords[rows]):
+        for group in layout.groups(taken(coords, rows)):
             one = tuple(coords[rows[group[0]]].tolist())
             near = self._base.overlapping(node_id, *layout.around(one, one))
             numbers = sorted({number for _, number in near})
@@ -356,7 +361,7 @@ class _Gathering:
                 of.setdefault(node_id, []).append(some)
         for root in {*manifests, *rows}:
             numbers = sorted(manifests.get(root, ()))
-            own = {node: np.sort(np.concatenate(some)) for node, some in rows.get(root, {}).items()}
+            own = {node: _sorted(some) for node, some in rows.get(root, {}).items()}
             refs = sum(part.count for n in numbers for part in self._base.manifest(n).parts)
             refs += sum(map(len, own.values()))
             yield Group(tuple(self._base.key(n) for n in numbers), own, refs)
