@@ -13,9 +13,10 @@ steps the base is a whole one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Final
 
 import numpy as np
 
@@ -47,7 +48,8 @@ __all__ = [
     "set_names",
 ]
 
-STEP_REFS = 2_000_000
+STEP_REFS = 4_000_000
+_ENCODED_ROWS: Final = 2_000_000
 
 
 class Facts(Mapping[bytes, ArrayFacts]):
@@ -385,17 +387,33 @@ def _folded(context: Context, heap: Heap, base: BaseIndex, due: Due) -> list[tup
     while tables:
         merged = merge_layers([Layer(None, tuple(tables))]).table
         assert merged is not None  # none of them is empty
+        tables.clear()  # for the sake of memory
         cuts = due.cut(merged.coords(), base)
         more = heap.take_within(due.node_id, [cut.box for cut in cuts])
         if not more:
-            calls = [partial(_encoded, due.node_id, merged, cut) for cut in cuts]
-            return context.runtime.parallel(calls)
+            return _encoded(context, due.node_id, merged, cuts)
         tables = [merged, *more]
     return []
 
 
-def _encoded(node_id: bytes, table: ChunkTable, cut: Cut) -> tuple[Part, bytes]:
-    return Manifest.of([(node_id, take(table, cut.rows, cut.box))]).parts[0]
+def _encoded(
+    context: Context, node_id: bytes, table: ChunkTable, cuts: Sequence[Cut]
+) -> list[tuple[Part, bytes]]:
+    """The leaves that the table is cut into, encoded; some side by side, as that takes memory."""
+
+    def encode(cut: Cut) -> tuple[Part, bytes]:
+        return Manifest.of([(node_id, take(table, cut.rows, cut.box))]).parts[0]
+
+    done: list[tuple[Part, bytes]] = []
+    calls: list[Callable[[], tuple[Part, bytes]]] = []
+    rows = 0
+    for cut in cuts:
+        if calls and rows + len(cut.rows) > _ENCODED_ROWS:
+            done += context.runtime.parallel(calls)
+            calls, rows = [], 0
+        calls.append(partial(encode, cut))
+        rows += len(cut.rows)
+    return done + context.runtime.parallel(calls)
 
 
 def _leaves(context: Context, heap: Heap, base: BaseIndex, due: Due) -> Iterator[ChunkTable]:
