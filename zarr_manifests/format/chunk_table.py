@@ -180,8 +180,7 @@ class ChunkTable:
 
     def __post_init__(self) -> None:
         n = len(self.kind)
-        # A column that is stored once is looked at once.
-        kind = self.kind[:1] if n and not self.kind.strides[0] else self.kind
+        kind = _once(self.kind)
         inline = kind == RefKind.INLINE
         if self.index is None:
             sound = n == self.box.size
@@ -420,13 +419,21 @@ def _offsets(columns: Mapping[str, Column]) -> Column:
 
 def _by_object(columns: Mapping[str, Column]) -> tuple[Any, npt.NDArray[np.bool_]]:
     """The rows' order by object, then by row, and which of them are their object's first."""
-    kind, source, number = columns["kind"], columns["source"], columns["number"]
+    rows = len(columns["kind"])
+    kind, source, number = (_once(columns[name]) for name in ("kind", "source", "number"))
     # 2 + 25 + 30 bits at most.
     key = (kind * (int(source.max()) + 1) + source) * (int(number.max()) + 1) + number
     order: Any = slice(None)
-    if (key[1:] < key[:-1]).any():
-        order = np.argsort(key, kind="stable")
-        key = key[order]
-    first = np.ones(len(key), np.bool_)
-    np.not_equal(key[1:], key[:-1], out=first[1:])
+    first = np.zeros(rows, np.bool_)
+    first[0] = True
+    if len(key) == rows:
+        if (key[1:] < key[:-1]).any():
+            order = np.argsort(key, kind="stable")
+            key = key[order]
+        np.not_equal(key[1:], key[:-1], out=first[1:])
     return order, first
+
+
+def _once(column: Column) -> Column:
+    """One value of a column that is stored once, the whole of any other."""
+    return column[:1] if len(column) and not column.strides[0] else column
