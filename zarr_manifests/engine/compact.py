@@ -24,7 +24,7 @@ import numpy as np
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.digesting import with_digest
-from zarr_manifests.engine.objects import Upload
+from zarr_manifests.engine.objects import Upload, tallied_reads
 from zarr_manifests.engine.pending import Heap
 from zarr_manifests.engine.repack import (
     Facts,
@@ -74,6 +74,8 @@ class CompactionReport:
         Chunk refs in manifests that were written.
     bytes_written : int
         Bytes of all objects that were written.
+    bytes_read : int
+        Bytes of all objects that were fetched; what is in the cache is not fetched.
     """
 
     snapshot_id: str | None = None
@@ -84,6 +86,7 @@ class CompactionReport:
     manifests_written: int = 0
     refs_merged: int = 0
     bytes_written: int = 0
+    bytes_read: int = 0
 
 
 @dataclass(slots=True)
@@ -118,6 +121,15 @@ def compact_branch(
     CorruptObjectError
         If something that is to be merged is damaged; nothing is changed.
     """
+    ratio = context.config.compaction.size_ratio if size_ratio is None else size_ratio
+    with tallied_reads() as read:
+        report, head = _compact(context, branch, mode, ratio, dry_run=dry_run)
+    return replace(report, bytes_read=read.nbytes), head
+
+
+def _compact(
+    context: Context, branch: str, mode: CompactionMode, ratio: float, *, dry_run: bool
+) -> tuple[CompactionReport, BlobRef | None]:
     at = context.roots.latest
     tip = context.roots.with_branch(at.root, branch).branches.get(branch)
     if tip is None:
@@ -131,7 +143,6 @@ def compact_branch(
         manifests_after=len(view.manifests),
     )
     keys = SessionKeys(at.root.version, context.runtime)
-    ratio = context.config.compaction.size_ratio if size_ratio is None else size_ratio
     work = _Work(context, view, keys, mode, ratio)
     if dry_run:
         return work.estimate(before), None
@@ -173,7 +184,7 @@ class _Work:
         self.manifests = len(view.manifests)
         self.manifests_written = self.refs_merged = self.bytes_written = 0
         self._read: set[bytes] = set()
-        self._heap = Heap(view, self._base, ())
+        self._heap = Heap(view, self._base, (), context.meter)
 
     def _rows_by_node(self) -> dict[bytes, int]:
         rows: dict[bytes, int] = {}
@@ -253,7 +264,7 @@ class _Work:
     def _repack(self) -> tuple[tuple[ManifestRef, ...], Mapping[str, bytes]]:
         pending = self._pending()
         outside = {node_id for node_id, mine in pending.items() if mine.outside}
-        self._heap = Heap(self._view, self._base, outside)
+        self._heap = Heap(self._view, self._base, outside, self._context.meter)
         changes, self._read = due_changes(
             self._context,
             self._heap,

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.grid import Box, IndexArray, taken
+from zarr_manifests.metrics import Meter
 from zarr_manifests.planning.leaves import BaseIndex
 from zarr_manifests.planning.merge import Layer, Overlay, bare, merge_layers, pick, select, within
 from zarr_manifests.planning.packing import LEAF_ROWS
@@ -86,10 +87,15 @@ class Heap:
         Its base.
     outside : collection of bytes
         Nodes that may have chunks outside all leaves.
+    meter : Meter
+        What counts the refs that are merged.
     """
 
-    def __init__(self, view: SnapshotView, base: BaseIndex, outside: Collection[bytes]) -> None:
+    def __init__(
+        self, view: SnapshotView, base: BaseIndex, outside: Collection[bytes], meter: Meter
+    ) -> None:
         self.view = view
+        self._meter = meter
         self._base, self._may = base, frozenset(outside)
         self._outside: dict[bytes, Outside] = {}
         # Of one node at a time: the cache has no room for more, and may have none for this.
@@ -103,13 +109,13 @@ class Heap:
 
     def over(self, node_id: bytes, box: Box, after: int = 0) -> Overlay:
         """What deltas of a sequence beyond `after` say about the chunks in the box."""
-        return merge_layers(
-            [
-                Layer(layer.truncated, tuple(within(t, box) for t in layer.tables))
-                for last, layer in self._layers(node_id)
-                if last > after
-            ]
-        )
+        layers = [
+            Layer(layer.truncated, tuple(within(table, box) for table in layer.tables))
+            for last, layer in self._layers(node_id)
+            if last > after
+        ]
+        self._meter.add("refs_merged", sum(len(t) for layer in layers for t in layer.tables))
+        return merge_layers(layers)
 
     def outside(self, node_id: bytes) -> Outside:
         """The node's pending chunks in no leaf of the base."""
