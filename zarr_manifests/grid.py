@@ -23,6 +23,7 @@ type Coords = tuple[int, ...]
 type IndexArray = npt.NDArray[np.int64]
 
 MAX_BOX_CHUNKS: Final = 2**62
+_BLOCK: Final = 1 << 14
 
 
 def grid_shape(shape: Sequence[int], chunk_shape: Sequence[int]) -> Coords:
@@ -131,11 +132,14 @@ class Box:
         axes = np.empty((self.ndim, len(index)), np.int64)
         if not len(index):
             return axes.T  # strides of an empty box may be beyond an int64
-        rest = np.array(index)
-        for at, lo, step in zip(axes, self.lo, self.strides(), strict=True):
-            np.floor_divide(rest, step, out=at)
-            rest -= at * step  # many times faster than the remainder
-            at += lo
+        strides = self.strides()
+        for first in range(0, len(index), _BLOCK):  # what is in between stays in the CPU's cache
+            rest = np.array(index[first : first + _BLOCK])
+            here = axes[:, first : first + _BLOCK]
+            for at, lo, step in zip(here, self.lo, strides, strict=True):
+                np.floor_divide(rest, step, out=at)
+                rest -= at * step  # many times faster than the remainder
+                at += lo
         return axes.T
 
     def carried(self, index: IndexArray, to: Box) -> IndexArray:
