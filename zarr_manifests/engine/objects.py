@@ -19,6 +19,7 @@ from typing import Any, Protocol, cast
 
 from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.cache import OBJECT, DecodedCache
+from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.disk_cache import DiskCache
 from zarr_manifests.errors import CorruptObjectError, ObjectNotFoundError, StorageError
 from zarr_manifests.format.blobs import BlobRef
@@ -214,6 +215,11 @@ class Upload:
 
     key: str
     data: bytes
+
+    @classmethod
+    def of(cls, keys: SessionKeys, kind: str, data: bytes) -> Upload:
+        """These bytes where the session has written them before, or else under a new key."""
+        return cls(keys.key_for(kind, data), data)
 
     @property
     def ref(self) -> BlobRef:
