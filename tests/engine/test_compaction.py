@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -26,6 +27,7 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.planning.compaction import MOST_RUNS, CompactionMode
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.testing import CountingStorage
 
 SPEC = Path(__file__).parents[1] / "spec" / "reader.py"
 
@@ -421,3 +423,46 @@ def test_rewriting_after_each_commit_makes_no_difference(seed: int) -> None:
     made = [(info.message, info.kind) for info in worlds[1].repository.ancestry()]
     data = [(info.message, info.kind) for info in worlds[0].repository.ancestry()]
     assert [one for one in made if one[1] != "rewrite"] == data
+
+
+# --- cost ------------------------------------------------------------------------------------
+
+
+def pending_refs(refs: int, commits: int) -> MemoryStorage:
+    """A repository whose array has so many virtual chunks, pending in so many commits."""
+    storage = MemoryStorage()
+    sets = {"default": {"max-manifest-size": 10_000}}
+    config = {"chunk-manifests": {"sets": [sets]}, "compaction": {"mode": "MANUAL"}}
+    session = Repository.create(storage, config).writable_session()
+    key, data = document("b", (refs // 100, 100), 0)
+    session.store.set_sync(key, buffer(data))
+    for rows in np.split(np.arange(refs), commits):
+        index = np.stack([rows // 100, rows % 100], axis=1)
+        files = [f"file:///{rows[0]}/{i}" for i in range(len(rows) // 1_000)]
+        where = (rows - rows[0]) // 1_000, rows % 1_013 * 7_919, rows % 509
+        session.store.set_virtual_refs("b", index, files, *where)
+        session.commit("refs")
+    return storage
+
+
+def test_memory_and_bytes_read_are_in_proportion_to_what_is_merged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beside the refs as they are decoded, no more than a step of them is worked on."""
+    refs = 400_000
+    storage = CountingStorage(pending_refs(refs, 10))
+    monkeypatch.setattr(repack, "STEP_REFS", 40_000)
+    repository = Repository.open(storage)
+    storage.reset()
+    tracemalloc.start()
+    report = repository.compact("main", "major")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert report.refs_merged == refs
+    assert report.manifests_written == 40
+    assert peak < 80 * refs  # bytes; columns that vary take 8 a ref each
+    fetched = [record for record in storage.log if record.op.startswith("get")]
+    objects = [record for record in fetched if record.key != "current"]
+    assert report.bytes_read == sum(record.nbytes for record in objects) > 20_000
+    assert len(objects) == len({record.key for record in objects})
+    assert repository.compact("main", "major").bytes_read == 0, "all of it is in the cache"

@@ -25,11 +25,11 @@ from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.digesting import with_digest
 from zarr_manifests.engine.index import Presence, leaf_names, with_entries
-from zarr_manifests.engine.objects import Upload
+from zarr_manifests.engine.objects import Upload, tallied_reads
+from zarr_manifests.engine.pending import Heap
 from zarr_manifests.engine.repack import (
     Facts,
     Pending,
-    chunks_outside,
     due_changes,
     due_manifests,
     pending_of,
@@ -48,7 +48,6 @@ from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.nodes import Base, NodeKind
 from zarr_manifests.format.root import LogEntry
 from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
-from zarr_manifests.grid import IndexArray
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.compaction import CompactionMode, Size, merge_groups
 from zarr_manifests.planning.digests import needs_digest
@@ -79,6 +78,8 @@ class CompactionReport:
         Chunk refs in manifests that were written.
     bytes_written : int
         Bytes of all objects that were written.
+    bytes_read : int
+        Bytes of all objects that were fetched; what is in the cache is not fetched.
     """
 
     snapshot_id: str | None = None
@@ -89,6 +90,7 @@ class CompactionReport:
     manifests_written: int = 0
     refs_merged: int = 0
     bytes_written: int = 0
+    bytes_read: int = 0
 
 
 @dataclass(slots=True)
@@ -127,6 +129,15 @@ def compact_branch(
     CorruptObjectError
         If something that is to be merged is damaged; nothing is changed.
     """
+    ratio = context.config.compaction.size_ratio if size_ratio is None else size_ratio
+    with tallied_reads() as read:
+        report, head = _compact(context, branch, mode, ratio, dry_run=dry_run)
+    return replace(report, bytes_read=read.nbytes), head
+
+
+def _compact(
+    context: Context, branch: str, mode: CompactionMode, ratio: float, *, dry_run: bool
+) -> tuple[CompactionReport, BlobRef | None]:
     at = context.roots.latest
     tip = context.roots.with_branch(at.root, branch).branches.get(branch)
     if tip is None:
@@ -140,7 +151,6 @@ def compact_branch(
         manifests_after=len(view.manifests),
     )
     keys = SessionKeys(at.root.version, context.runtime)
-    ratio = context.config.compaction.size_ratio if size_ratio is None else size_ratio
     work = _Work(context, view, keys, mode, ratio, branch)
     if dry_run:
         return work.estimate(before), None
@@ -187,7 +197,8 @@ class _Work:
         self.manifests_written = self.refs_merged = self.bytes_written = 0
         self._read: set[bytes] = set()
         self._entries: list[IndexEntry] = []
-        self._outside: dict[bytes, IndexArray] = {}
+        self._bitmaps: list[Upload] = []
+        self._heap = Heap(view, self._base, (), context.meter)
 
     def _rows_by_node(self) -> dict[bytes, int]:
         rows: dict[bytes, int] = {}
@@ -235,7 +246,7 @@ class _Work:
             upload = Upload(self._keys.next("nodes"), made.encode())
             self._context.objects.remember(upload.ref, made)
             base, base_data = upload.ref, upload.data
-            uploads.append(upload)
+            uploads += [*self._bitmaps, upload]
         dropped = self._droppable(BaseIndex(manifests), sequence)
         entries, kept, runs = self._rolled_up(dropped)
         uploads += runs
@@ -272,18 +283,21 @@ class _Work:
         return bool(entries) and nbytes >= self._ratio * base.length
 
     def _repack(self) -> tuple[tuple[ManifestRef, ...], Mapping[str, bytes]]:
+        pending = self._pending()
+        outside = {node_id for node_id, mine in pending.items() if mine.outside}
+        self._heap = Heap(self._view, self._base, outside, self._context.meter)
         changes, self._read = due_changes(
             self._context,
-            self._view,
+            self._heap,
             self._base,
             self._facts,
-            self._pending(),
+            pending,
             self._ratio,
             everything=self._everything,
         )
         done = repack(
             self._context,
-            self._view,
+            self._heap,
             self._base,
             self._facts,
             changes,
@@ -294,7 +308,7 @@ class _Work:
         self.manifests = len(done.manifests)
         self.manifests_written, self.refs_merged = done.manifests_written, done.refs
         self.bytes_written = done.bytes_written
-        self._entries = done.entries
+        self._entries, self._bitmaps = done.entries, done.bitmaps
         return done.manifests, done.uploads
 
     def _droppable(self, base: BaseIndex, sequence: int) -> int:
@@ -320,7 +334,7 @@ class _Work:
                 if base.manifest(number).merged_to(leaf) < entry.last:
                     yield part.node_id
                 covered += part.box.shared_size(leaf.box)
-            if covered < part.box.size and self._holds_more(base, part):
+            if covered < part.box.size and self._holds_more(part):
                 yield part.node_id
         for node_id, cut in self._view.truncations(position).items():
             for leaf, key in base.leaves(node_id) if node_id in self._facts else ():
@@ -328,16 +342,11 @@ class _Work:
                 if beyond and base[key].merged_to(leaf) < entry.last:
                     yield node_id
 
-    def _holds_more(self, base: BaseIndex, part: Part) -> bool:
+    def _holds_more(self, part: Part) -> bool:
         """Whether chunks may lie in the box and outside all leaves, of which the list must tell."""
         if part.node_id not in self._read:
             return True
-        outside = self._outside.get(part.node_id)
-        if outside is None:
-            outside = chunks_outside(self._view, base, part.node_id)
-            self._outside[part.node_id] = outside
-        within = (outside >= part.box.lo) & (outside < part.box.hi) if len(outside) else outside
-        return bool(within.all(axis=1).any())
+        return len(self._heap.outside(part.node_id).within(part.box)) > 0
 
     def _rolled_up(
         self, dropped: int

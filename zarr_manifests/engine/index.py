@@ -39,7 +39,7 @@ from zarr_manifests.errors import (
     UnsupportedFormatError,
 )
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.index import Bitmap, Bitmaps, IndexDirectory, IndexEntry, LeafName
 from zarr_manifests.format.manifest import ManifestRef
 from zarr_manifests.format.root import Branch, Root
@@ -349,14 +349,13 @@ def leaf_names(ref: ManifestRef) -> list[LeafName]:
 
 
 def index_leaves(
-    keys: SessionKeys, leaves: Iterable[tuple[bytes, BlobRef, ChunkTable]]
+    keys: SessionKeys, leaves: Iterable[tuple[bytes, BlobRef, int, Bitmap]]
 ) -> tuple[list[Upload], list[IndexEntry]]:
-    """What to upload for new leaves (node id, manifest, table), and their entries."""
+    """What to upload for new leaves (node id, manifest, bytes of chunks, bitmap); their entries."""
     made = []
-    for node_id, blob, table in leaves:
-        bitmap = Bitmap.of(table)
+    for node_id, blob, stored, bitmap in leaves:
         size = len(bitmap.bits or b"") + 2 * (0 if bitmap.index is None else len(bitmap.index))
-        made.append((node_id, blob, int(table.length.sum()), bitmap, size))
+        made.append((node_id, blob, stored, bitmap, size))
     made.sort(key=lambda one: (one[4] > _SMALL_BYTES, one[0]))
     groups: list[list[tuple[bytes, BlobRef, int, Bitmap, int]]] = []
     nbytes = 0
@@ -414,7 +413,7 @@ def build_index(context: Context, branch: str) -> IndexReport:
     due = [leaf for leaf in leaves if leaf.name not in known]
     if not due:
         return IndexReport(len(leaves), 0, 0, 0)
-    uploads, entries = index_leaves(keys, _tables(view, due))
+    uploads, entries = index_leaves(keys, _bitmaps(view, due))
     context.runtime.parallel(
         [partial(context.objects.create, upload.key, upload.data) for upload in uploads]
     )
@@ -457,9 +456,9 @@ def _usable(context: Context, pointer: BlobRef | None, leaves: Sequence[_Leaf]) 
     return {entry.name for entry in found if there[entry.blob.key]}
 
 
-def _tables(
+def _bitmaps(
     view: SnapshotView, leaves: Sequence[_Leaf]
-) -> Iterable[tuple[bytes, BlobRef, ChunkTable]]:
+) -> Iterable[tuple[bytes, BlobRef, int, Bitmap]]:
     for leaf in sorted(leaves, key=lambda leaf: (leaf.node_id, leaf.box.lo)):
         (table,) = view.leaves(leaf.node_id, leaf.box.__eq__)
-        yield leaf.node_id, leaf.manifest.blob, table
+        yield leaf.node_id, leaf.manifest.blob, int(table.length.sum()), Bitmap.of(table)

@@ -9,7 +9,10 @@ to the writer's own call; the bytes are read back and compared before that is be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, cast
@@ -27,11 +30,40 @@ from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import meter_of
 
-__all__ = ["AtHand", "NotAtHandError", "Objects", "Upload"]
+__all__ = ["AtHand", "NotAtHandError", "Objects", "ReadTally", "Upload", "tallied_reads"]
 
 
 class NotAtHandError(Exception):
     """What was asked for would have to be fetched."""
+
+
+class ReadTally:
+    """How many bytes were fetched for something."""
+
+    __slots__ = ("_lock", "nbytes")
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._lock = threading.Lock()
+
+    def add(self, nbytes: int) -> None:
+        """Count what was fetched."""
+        with self._lock:
+            self.nbytes += nbytes
+
+
+_TALLY: ContextVar[ReadTally | None] = ContextVar("zarr_manifests_tally", default=None)
+
+
+@contextmanager
+def tallied_reads() -> Iterator[ReadTally]:
+    """Count the bytes of objects that are fetched in here, and in threads it hands calls to."""
+    tally = ReadTally()
+    token = _TALLY.set(tally)
+    try:
+        yield tally
+    finally:
+        _TALLY.reset(token)
 
 
 class _Decodable(Protocol):
@@ -158,12 +190,16 @@ class Objects:
             return ref.copy
         self._runtime.checkpoint("objects.get")
         try:
-            return self.storage.get(ref.key, 0, ref.length + 1)
+            data = self.storage.get(ref.key, 0, ref.length + 1)
         except ObjectNotFoundError as error:
             raise CorruptObjectError(
                 f"{ref.key} is referenced and not there ({self.storage.url}); restore it from a "
                 "backup, or open another snapshot"
             ) from error
+        tally = _TALLY.get()
+        if tally is not None:
+            tally.add(len(data))
+        return data
 
     def create(self, key: str, data: bytes) -> None:
         """Write one of this writer's own objects, durably.

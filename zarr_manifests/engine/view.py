@@ -283,6 +283,17 @@ class SnapshotView:
         )
         return self._fetch_some(node_id, {after}, sources)[0][after]
 
+    def layers(self, node_id: bytes) -> Sequence[tuple[int, Layer]]:
+        """What each live delta says of the node's chunks, oldest first, with its sequence."""
+        name = self._name("layers", node_id)
+        found: Sequence[tuple[int, Layer]] | None = self._objects.cache.find(name)
+        if found is None:
+            sources = self._sources(node_id).sources
+            loaded = self._load(sources, ())
+            found = self._layers(node_id, sources, loaded, keep=False)
+            self._objects.cache.keep(name, found)
+        return found
+
     def leaves(self, node_id: bytes, wanted: Callable[[Box], bool]) -> list[ChunkTable]:
         """The node's tables in the base, of the boxes that are wanted; nothing is laid over."""
         due = [leaf for leaf in self.index.placed(node_id) if wanted(leaf.part.box)]
