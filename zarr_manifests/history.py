@@ -8,8 +8,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from zarr_manifests.engine.collect import CollectionReport
+from zarr_manifests.engine.expire import ExpiryReport
 from zarr_manifests.engine.index import IndexReport
+from zarr_manifests.engine.recover import LoggedOperation, RecoveryReport
 from zarr_manifests.engine.totals import changes_of, tallies_of
+from zarr_manifests.engine.verify import Problem, VerifyReport
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import NotFoundError
 from zarr_manifests.format.blobs import BlobRef
@@ -26,13 +30,19 @@ __all__ = [
     "ArrayTotals",
     "ArrayUsage",
     "Change",
+    "CollectionReport",
     "Diff",
+    "ExpiryReport",
     "IndexReport",
+    "LoggedOperation",
     "Operation",
+    "Problem",
+    "RecoveryReport",
     "SnapshotInfo",
     "Status",
     "Totals",
     "Usage",
+    "VerifyReport",
     "moved_tops",
 ]
 

@@ -30,8 +30,11 @@ from zarr_manifests.engine.commit import (
     deltas_between,
 )
 from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.following import Follower, open_head
 from zarr_manifests.engine.forks import freeze, merge_forks, refuse_unmerged
+from zarr_manifests.engine.heartbeat import Held
 from zarr_manifests.engine.index import initialized_coords
+from zarr_manifests.engine.leases import give_up, move, take
 from zarr_manifests.engine.observed import observed_commit, observed_compaction
 from zarr_manifests.engine.patch import combined, patch
 from zarr_manifests.engine.preload import Preload, PreloadReport
@@ -113,14 +116,26 @@ class Session:
         start: int | None,
         *,
         read_from: str | None = None,
+        follow_s: float | None = None,
+        lease_ms: int | None = None,
+        epoch: int | None = None,
         serializable: bool = False,
     ) -> None:
         self._context = context
         self._serializable = serializable
         self._branch = branch
+        self._held: Held | None = None
+        self._epoch = epoch
         self._indexed = branch if read_from is None else read_from
-        keys = SessionKeys(start, context.runtime) if start is not None else None
+        keys = None if start is None else self._keys_from(start)
         self._workspace = Workspace(context, view, keys)
+        if follow_s is not None and read_from is not None:
+            self._workspace.follower = Follower(context, read_from, follow_s)
+        if lease_ms is not None and keys is not None:
+            owner = f"writer of {branch}"
+            self._held = take(context, view.snapshot_id, lease_ms, owner, keys.session_id)
+            # A session that is forgotten must not keep its lease alive for ever.
+            weakref.finalize(self, context.heart.drop, self._held)
         options = context.config.chunk_manifests.preload
         self._preload = Preload(context.objects, context.runtime, options, view)
         # The store may live longer than the session, so it is the workspace that counts.
@@ -183,7 +198,7 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Fetch nothing more in the background, and take no more changes.
+        """Fetch nothing more in the background, take no more changes, and give up the lease.
 
         What was not committed cannot be committed any more. What was opened from the session's
         store can still be read. A session closes at the end of its `with` block, too; one that is
@@ -203,6 +218,11 @@ class Session:
         self._preload.cancel()
         if self._workspace.closed is None:
             self._workspace.closed = "close() was called; open another one to make changes"
+        try:
+            self.release_lease()
+        except ManifestsError:
+            # Nobody renews it any more, so that a collection removes it once its time is up.
+            _LOG.warning("the lease of a session was not given up", exc_info=True)
 
     def preload_report(self, wait_s: float = 0.0) -> PreloadReport:
         """What was fetched in the background since the session opened, and what was not, and why.
@@ -256,6 +276,74 @@ class Session:
             },
             {_absolute(old): _absolute(new) for old, new in moved.items()},
         )
+
+    def refresh(self) -> bool:
+        """Go on to the newest snapshot of the branch that the session reads.
+
+        Returns
+        -------
+        bool
+            Whether there was a newer one.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the session reads a tag or a snapshot by its id, or has changes.
+        NotFoundError
+            If the branch was deleted.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://refresh-example")
+        >>> reader = repo.readonly_session("main")
+        >>> with repo.transaction(message="make air") as store:
+        ...     _ = zarr.create_group(store, path="air")
+        >>> reader.refresh(), list(zarr.open_group(reader.store, mode="r"))
+        (True, ['air'])
+        """
+        if self._indexed is None:
+            raise InvalidArgumentError(
+                "the session reads a tag or one certain snapshot, of which there is no newer one; "
+                "only a session of a branch can be refreshed"
+            )
+        workspace = self._workspace
+        with workspace.lock:
+            if workspace.changes:
+                raise InvalidArgumentError(
+                    "the session has changes; commit or discard them, then refresh"
+                )
+            if not self.read_only:
+                self._check_open()
+                self.check_forks()
+            # Read first: the session's start must not be younger than the snapshot it reads.
+            start = self._context.roots.read().root.version
+            view = open_head(self._context, self._indexed, workspace.view)
+            if view is workspace.view:
+                return False
+            if self.read_only:
+                workspace.start_at(view, None)
+            else:
+                self._start_at(view, self._keys_from(start))
+                self._move_lease()
+            return True
+
+    def release_lease(self) -> None:
+        """Give up the lease that the session was opened with, if any; the fence counts for it."""
+        held, self._held = self._held, None
+        if held is not None:
+            give_up(self._context, held)
+
+    def _move_lease(self) -> None:
+        """Let the lease go on with what the session is now."""
+        keys = self._workspace.keys
+        if self._held is None or keys is None:
+            return
+        try:
+            move(self._context, self._held, keys.session_id, self.snapshot_id)
+        except ManifestsError:
+            # The next commit is refused, should the fence have passed the session by then.
+            _LOG.warning("the lease of a session could not go on with it", exc_info=True)
 
     # --- moving what is there ----------------------------------------------------------------
 
@@ -376,8 +464,14 @@ class Session:
         with workspace.lock:
             assert workspace.keys is not None
             # A new name, so that what copies of the old session wrote is not missed at a commit.
-            keys = SessionKeys(workspace.keys.start, self._context.runtime)
-            self._start_at(workspace.view, keys)
+            start = workspace.keys.start
+            if self._held is not None:  # a lease can go on only with a session before no fence
+                start = self._context.roots.read().root.version
+            self._start_at(workspace.view, self._keys_from(start))
+            self._move_lease()
+
+    def _keys_from(self, start: int) -> SessionKeys:
+        return SessionKeys(start, self._context.runtime, epoch=self._epoch)
 
     def _start_at(self, view: SnapshotView, keys: SessionKeys) -> None:
         self._preload.cancel()
@@ -438,7 +532,8 @@ class Session:
         UnmergedForksError
             If copies of the store changed anything and none was merged.
         FencedError
-            If the session is older than the repository's fence.
+            If the session is older than the repository's fence, or than another writer's claim
+            on the branch.
         CommitOutcomeUnknownError
             If it cannot be found out whether the commit took effect. The session is closed.
         StorageError
@@ -725,8 +820,9 @@ class Session:
                 raise
             _LOG.warning("going on after a commit to %r failed", self._branch, exc_info=True)
             return
-        keys = SessionKeys(done.at.root.version, context.runtime)
+        keys = self._keys_from(done.at.root.version)
         self._start_at(view, keys)
+        self._move_lease()
         rewrite, options = context.config.commits.mode == "rewrite", context.config.compaction
         if not rewrite and (options.mode == "MANUAL" or not _is_due(view.snapshot, options)):
             return

@@ -29,7 +29,12 @@ from zarr_manifests.display import html_page
 from zarr_manifests.engine.changes import ForkState
 from zarr_manifests.engine.forks import freeze, revive
 from zarr_manifests.engine.workspace import Entry, Workspace
-from zarr_manifests.errors import InvalidArgumentError, ReadOnlyError, SessionClosedError
+from zarr_manifests.errors import (
+    InvalidArgumentError,
+    ManifestsError,
+    ReadOnlyError,
+    SessionClosedError,
+)
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock, Runtime
 from zarr_manifests.virtual.columns import VirtualRefs, table_of
@@ -184,11 +189,14 @@ class ManifestStore(Store):
     ) -> Buffer | None:
         """The value at the key, or the part of it; None if there is none."""
         prototype = prototype or default_buffer_prototype()
+        data = self.workspace.guarded(lambda: self._read(key, byte_range))
+        return None if data is None else prototype.buffer.from_bytes(data)
+
+    def _read(self, key: str, byte_range: ByteRequest | None) -> bytes | None:
         entry = self.workspace.find(key)
         if entry is None:
             return None
-        data = self.workspace.reader.read(entry, *_span(entry, byte_range))
-        return prototype.buffer.from_bytes(data)
+        return self.workspace.reader.read(entry, *_span(entry, byte_range))
 
     async def get(
         self,
@@ -200,11 +208,23 @@ class ManifestStore(Store):
         if self._supports_sync_io:
             return self.get_sync(key, prototype=prototype, byte_range=byte_range)
         prototype = prototype or default_buffer_prototype()
-        entry = await asyncio.to_thread(self.workspace.find, key)
+        try:
+            data = await self._read_async(key, byte_range)
+        except ManifestsError as error:
+            if not await asyncio.to_thread(self.workspace.moved_on, error):
+                raise
+            data = await self._read_async(key, byte_range)
+        return None if data is None else prototype.buffer.from_bytes(data)
+
+    async def _read_async(self, key: str, byte_range: ByteRequest | None) -> bytes | None:
+        entry = await asyncio.to_thread(self._find, key)
         if entry is None:
             return None
-        data = await self.workspace.reader.read_async(entry, *_span(entry, byte_range))
-        return prototype.buffer.from_bytes(data)
+        return await self.workspace.reader.read_async(entry, *_span(entry, byte_range))
+
+    def _find(self, key: str) -> Entry | None:
+        self.workspace.look()
+        return self.workspace.find(key)
 
     async def get_partial_values(
         self,
@@ -390,8 +410,8 @@ class ManifestStore(Store):
     async def _run(self, call: Any, *args: Any) -> Any:
         """Run a call that may need metadata: here if that is cheap, else off the event loop."""
         if self._supports_sync_io:
-            return call(*args)
-        return await asyncio.to_thread(call, *args)
+            return self.workspace.guarded(lambda: call(*args))
+        return await asyncio.to_thread(self.workspace.guarded, lambda: call(*args))
 
 
 def _restore(state: ForkState, read_only: bool) -> ManifestStore:

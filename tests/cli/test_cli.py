@@ -424,3 +424,32 @@ def test_counts_as_text() -> None:
 
 def test_text_is_one_line() -> None:
     assert plain_text("a\nb\x1bc\u202ed") == "a b c d"
+
+
+# --- maintenance ---------------------------------------------------------------------------------
+
+
+def test_a_repository_is_made_small_checked_and_brought_back(url: str) -> None:
+    assert lines("expire", url, "--keep-last", "1", "--dry-run")[0].split()[:3] == [
+        "branch",
+        "would",
+        "expire",
+    ]
+    assert [line.split() for line in lines("expire", url, "--keep-last", "1")[1:]] == [
+        ["main", "2", "1"],
+        ["trial", "3", "1"],
+    ]
+    assert lines("gc", url, "--grace", "0s", "--dry-run")[0].split()[:2] == ["would", "delete"]
+    assert "kept" in lines("gc", url, "--grace", "0s")[-1]
+    assert lines("verify", url)[-1].startswith("sound: ")
+    version, *_ = lines("ops", url, "--limit", "1")[1].split()
+    assert call("restore", url, 1).exit_code == 1
+    assert call("gc", url, "--grace", "soon").exit_code == 2
+    assert call("recover", url).exit_code == 2
+    (Path(url) / "current").unlink()
+    assert f"took version {version}" in lines("recover", url)[0]
+    chunk = next((Path(url) / "snapshots").rglob("*-*/*"))
+    chunk.write_bytes(b"damaged")
+    found = call("verify", url)
+    assert found.exit_code == 1
+    assert "problem" in found.stdout

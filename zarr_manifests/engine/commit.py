@@ -26,6 +26,7 @@ from zarr_manifests.engine.changes import ChangeSet
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.digesting import with_digest
+from zarr_manifests.engine.epochs import check_writer
 from zarr_manifests.engine.logs import delta_of, deltas_between, footprint_of
 from zarr_manifests.engine.objects import Upload
 from zarr_manifests.engine.packs import Pack
@@ -39,6 +40,7 @@ from zarr_manifests.errors import (
     CorruptObjectError,
     FencedError,
     InvalidArgumentError,
+    ObjectNotFoundError,
 )
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
@@ -48,7 +50,7 @@ from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.root import Branch, LogEntry, Root
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
-from zarr_manifests.ids import session_start, snapshot_id_of
+from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.digests import (
     coordinate_ids,
     needs_digest,
@@ -117,7 +119,8 @@ def commit(
     ConflictError
         If the branch has moved and the changes cannot be rebased; nothing was committed.
     FencedError
-        If the session began before the repository's fence and holds no lease.
+        If the session began before the repository's fence and holds no lease, or another writer
+        has claimed the branch since.
     CommitOutcomeUnknownError
         If it cannot be found out whether the swap took effect.
     """
@@ -134,11 +137,12 @@ def commit(
     attempts = rebasing.attempts or context.config.commit_attempts
     for attempt in range(attempts):
         root = context.roots.with_branch(at.root, branch)
-        tip = _checked_tip(context.roots, root, branch, keys.session_id)
+        tip = _checked_tip(context.roots, root, branch, keys)
         if source is not None:
             find_in_history(context, root, source)
         if replaces is not None:
             _check_replaced(branch, tip, replaces)
+            _check_parent_kept(branch, tip, replaces)
         elif tip.head.key != parent.ref.key:
             moved = rebasing.relocate(tip) if rebasing.relocate is not None else None
             if moved is None:
@@ -153,11 +157,13 @@ def commit(
         due = [u for u in (*placed.uploads, *uploads) if not keys.has_written(u.key)]
         pending += [partial(context.objects.create, u.key, u.data) for u in due]
         pending.append(partial(context.roots.archive, at))
-        context.runtime.parallel(pending)
+        _upload(context, pending, branch, keys)
         pending = []
         for upload in due:
             keys.note_written(upload.key, upload.data)
         new = _root_with(context, root, branch, head, snapshot, uploads[-1].data)
+        if replaces is not None:  # what it leaves behind is older than where a search may begin
+            new = replace(new, swept=0)
         landed = context.roots.swap(at, new, snapshot.commit_id)
         if landed is not None:
             context.objects.remember(head, snapshot)
@@ -168,6 +174,21 @@ def commit(
         f"commit to {branch!r}: other writers came first {attempts} times; the "
         "session keeps its changes, commit again later"
     )
+
+
+def _upload(
+    context: Context, calls: Sequence[Callable[[], object]], branch: str, keys: SessionKeys
+) -> None:
+    """Make the calls of an upload round; all must succeed.
+
+    A collection may have deleted chunks of a session behind the fence: then that is the error.
+    """
+    try:
+        context.runtime.parallel(calls)
+    except ObjectNotFoundError:
+        root = context.roots.with_branch(context.roots.read().root, branch)
+        _checked_tip(context.roots, root, branch, keys)
+        raise
 
 
 def _due_sync(changes: ChangeSet) -> tuple[str, ...]:
@@ -201,16 +222,17 @@ def checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
     return checked
 
 
-def _checked_tip(roots: Roots, root: Root, branch: str, session: str) -> Branch:
+def _checked_tip(roots: Roots, root: Root, branch: str, keys: SessionKeys) -> Branch:
     tip = root.branches.get(branch)
     if tip is None:
         raise ConflictError(
             f"branch {branch!r} was deleted since the session began; nothing was committed. "
             "Create it again at the session's snapshot, then commit"
         )
-    if session_start(session) < root.fence and not roots.holds_lease(root, session):
+    check_writer(tip, branch, keys)
+    if keys.start < root.fence and not roots.holds_lease(root, keys.session_id):
         raise FencedError(
-            f"the session began at version {session_start(session)}, before the repository's "
+            f"the session began at version {keys.start}, before the repository's "
             f"fence {root.fence}: its objects may have been collected. Open a new session and "
             "write the changes again"
         )
@@ -343,6 +365,15 @@ def _check_replaced(branch: str, tip: Branch, replaces: SnapshotView) -> None:
             f"snapshot {replaces.snapshot_id} is not the head of {branch!r} any more, and only a "
             "head can be amended; nothing was committed. Commit the changes as a new snapshot",
             [Conflict("/", "history", "the branch has moved")],
+        )
+
+
+def _check_parent_kept(branch: str, tip: Branch, replaces: SnapshotView) -> None:
+    if tip.floor == replaces.snapshot_id:
+        raise ConflictError(
+            f"the snapshot before {replaces.snapshot_id} has expired, so that one cannot be "
+            f"amended; nothing was committed. Commit the changes to {branch!r} as a new snapshot",
+            [Conflict("/", "history", "the snapshot before has expired")],
         )
 
 

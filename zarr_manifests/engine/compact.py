@@ -24,6 +24,7 @@ import numpy as np
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.digesting import with_digest
+from zarr_manifests.engine.epochs import check_compactor, claim_compaction
 from zarr_manifests.engine.index import Presence, leaf_names, with_entries
 from zarr_manifests.engine.objects import Upload, tallied_reads
 from zarr_manifests.engine.pending import Heap
@@ -121,24 +122,35 @@ def compact_branch(
     *,
     dry_run: bool = False,
     size_ratio: float | None = None,
+    claim: bool = False,
 ) -> tuple[CompactionReport, BlobRef | None]:
     """Compact a branch's head; `size_ratio` is used instead of the configuration's.
 
+    With `claim`, compactions that are under way are shut out first.
+
     Raises
     ------
+    FencedError
+        If somebody else has claimed compactions meanwhile; nothing is changed.
     CorruptObjectError
         If something that is to be merged is damaged; nothing is changed.
     """
     ratio = context.config.compaction.size_ratio if size_ratio is None else size_ratio
     with tallied_reads() as read:
-        report, head = _compact(context, branch, mode, ratio, dry_run=dry_run)
+        at = claim_compaction(context.roots) if claim and not dry_run else context.roots.latest
+        report, head = _compact(context, at, branch, mode, ratio, dry_run=dry_run)
     return replace(report, bytes_read=read.nbytes), head
 
 
 def _compact(
-    context: Context, branch: str, mode: CompactionMode, ratio: float, *, dry_run: bool
+    context: Context,
+    at: RootAt,
+    branch: str,
+    mode: CompactionMode,
+    ratio: float,
+    *,
+    dry_run: bool,
 ) -> tuple[CompactionReport, BlobRef | None]:
-    at = context.roots.latest
     tip = context.roots.with_branch(at.root, branch).branches.get(branch)
     if tip is None:
         return CompactionReport(), None
@@ -387,6 +399,7 @@ def _land(
         tip = context.roots.with_branch(at.root, branch).branches.get(branch)
         if tip is None or keys.start < at.root.fence:
             return None  # behind the fence, what was uploaded may be collected
+        check_compactor(at.root, keys.start)
         current = view if tip.head.key == view.ref.key else context.open_branch(tip)
         known = current.snapshot.deltas[: len(done.old)]
         same_base = _key(current.snapshot.base) == _key(view.snapshot.base)

@@ -230,12 +230,13 @@ def changes_between(
 
 
 def _between(context: Context, view: SnapshotView, tip: Branch) -> list[Delta]:
-    between = deltas_between(context, view.ref, tip.head)
+    between = deltas_between(context, view.ref, tip.head, tip.floor)
     if between is None:
         raise ConflictError(
             f"the snapshot the session began at ({view.snapshot_id}) is no longer in the "
-            "branch's history; was the branch reset? Nothing was committed",
-            [Conflict("/", "history", "the branch was reset")],
+            "branch's history; was the branch reset, or has the snapshot expired? Nothing was "
+            "committed",
+            [Conflict("/", "history", "the branch was reset, or the snapshot has expired")],
         )
     return between
 
