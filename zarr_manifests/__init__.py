@@ -13,7 +13,9 @@ from zarr_manifests.engine.compact import CompactionReport
 from zarr_manifests.engine.layouts import ManifestLayout, ReadCosts
 from zarr_manifests.engine.preload import PreloadReport
 from zarr_manifests.history import (
+    Amount,
     ArrayStats,
+    ArrayTotals,
     ArrayUsage,
     Change,
     CollectionReport,
@@ -25,6 +27,7 @@ from zarr_manifests.history import (
     Problem,
     RecoveryReport,
     SnapshotInfo,
+    Totals,
     Usage,
     VerifyReport,
 )
@@ -37,7 +40,9 @@ if TYPE_CHECKING:
     from zarr_manifests.xarray import write
 
 __all__ = [
+    "Amount",
     "ArrayStats",
+    "ArrayTotals",
     "ArrayUsage",
     "Change",
     "CollectionReport",
@@ -60,6 +65,7 @@ __all__ = [
     "Session",
     "SnapshotInfo",
     "Status",
+    "Totals",
     "Usage",
     "VerifyReport",
     "errors",

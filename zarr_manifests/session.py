@@ -11,14 +11,16 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from zarr_manifests.appends import put_behind
 from zarr_manifests.config import Compaction
 from zarr_manifests.display import html_page
 from zarr_manifests.engine.arrange import move_node, node_path, reindex_chunks, shift_chunks
 from zarr_manifests.engine.background import compact_soon
-from zarr_manifests.engine.changes import ForkState, Owners
+from zarr_manifests.engine.changes import ChangeSet, ForkState, Owners
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.commit import (
     Committed,
@@ -49,9 +51,10 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.delta import CommitKind
 from zarr_manifests.format.nodes import NodeKind
+from zarr_manifests.format.root import Branch
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import IndexArray
-from zarr_manifests.history import ArrayUsage, Status
+from zarr_manifests.history import ArrayUsage, Status, Totals
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.arrange import Places, moved_paths
 from zarr_manifests.planning.compaction import CompactionMode, is_due
@@ -140,6 +143,7 @@ class Session:
         self._preload.start()
         self._owners = Owners()
         self._merged = False
+        self._append_dim: str | None = None
 
     def __repr__(self) -> str:
         mode = "read-only" if self.read_only else f"writable on {self._branch!r}"
@@ -601,11 +605,68 @@ class Session:
                     "again at the session's snapshot, then commit"
                 )
             if tip.head.key != workspace.view.ref.key:
-                view, changes = rebase_changes(
-                    context, workspace.view, tip, workspace.changes, rebasing
-                )
-                workspace.rebase(view, changes)
+                if self._append_dim is not None:
+                    workspace.flush()
+                moved = self._put_behind(workspace.changes, rebasing, tip)
+                if moved is None:
+                    moved = rebase_changes(
+                        context, workspace.view, tip, workspace.changes, rebasing
+                    )
+                workspace.rebase(*moved)
         return self.snapshot_id
+
+    def append_mode(self, dim: str, *, relocate: bool = True) -> None:
+        """Have appends along a dimension land behind those that others commit meanwhile.
+
+        Appends are positional: of two that were made at the same time, the second would be in
+        conflict. With this, from now on, its positions shift at the commit, and its values do
+        not. No chunk is touched where the shift is by whole chunks. Where it is not, arrays of
+        one axis are decoded and written anew; arrays of more axes are a conflict, and so is
+        whatever else was changed of an array that shifts, and an array that has the dimension
+        and was not made longer by both.
+
+        What depends on positions elsewhere (an index, an array of offsets) is not known here and
+        does not shift.
+
+        Parameters
+        ----------
+        dim : str
+            The dimension, as arrays name it.
+        relocate : bool, default True
+            False takes it back.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the dimension is no name.
+
+        Examples
+        --------
+        >>> import xarray as xr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://append-mode-example")
+        >>> ds = xr.Dataset({"t": ("time", [1.0, 2.0])}, {"time": [0, 1]})
+        >>> _ = zm.write(ds, repo, message="create")
+        >>> session = repo.writable_session()
+        >>> session.append_mode("time", relocate=True)
+        >>> options = dict(append_dim="time", consolidated=False)
+        >>> _ = ds.assign_coords(time=[4, 5]).to_zarr(session.store, **options)
+        >>> more = ds.assign_coords(time=[2, 3])
+        >>> _ = zm.write(more, repo, message="by somebody else", append_dim="time")
+        >>> _ = session.commit("behind it")
+        >>> xr.open_dataset(repo, engine="zarr_manifests").time.values
+        array([0, 1, 2, 3, 4, 5])
+        """
+        self._check_open()
+        name = _dimension(dim)
+        self._append_dim = name if relocate else None
+
+    def _put_behind(
+        self, changes: ChangeSet, rebasing: Rebasing, tip: Branch
+    ) -> tuple[SnapshotView, ChangeSet] | None:
+        """The changes behind what others have appended, if that is asked for and due."""
+        if self._append_dim is None or not rebasing.allowed:
+            return None
+        return put_behind(self._context, self._workspace, changes, self._append_dim, rebasing, tip)
 
     def _rebasing(self, rebase: bool | Policy, retries: int | None) -> Rebasing:
         policy: Policy = "fail" if isinstance(rebase, bool) else rebase
@@ -721,6 +782,8 @@ class Session:
             with workspace.packed() as (changes, packs):
                 if delta is not None:
                     changes = combined(context, view, delta, changes)
+                how = rebasing or self._rebasing(True, None)
+                how = replace(how, relocate=partial(self._put_behind, changes, how))
                 done = observed_commit(
                     context,
                     view,
@@ -732,7 +795,7 @@ class Session:
                     packs,
                     replaces=amended,
                     source=source,
-                    rebasing=rebasing or self._rebasing(True, None),
+                    rebasing=how,
                 )
         except BaseException as error:
             if isinstance(error, CommitOutcomeUnknownError) or not isinstance(
@@ -786,6 +849,23 @@ class Session:
         tables = self._context.runtime.parallel(calls)
         found = map(ArrayUsage.of, (_absolute(node.path) for node in nodes), tables)
         return tuple(sorted(found, key=lambda usage: usage.path))
+
+    def totals(self) -> Totals:
+        """How many chunks and bytes there are in the session's snapshot, as it says itself.
+
+        What the session has changed is not in it. Nothing is read for it; see `Repository.totals`.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> session = zm.Repository.create("memory://session-totals-example").writable_session()
+        >>> array = zarr.create_array(session.store, name="a", shape=(8,), chunks=(2,), dtype="i2")
+        >>> array[4:] = 7
+        >>> _ = session.commit("fill half")
+        >>> session.totals()["a"].total.refs
+        2
+        """
+        return Totals.of(self._workspace.view)
 
     def initialized_chunks(self, path: str, region: Sequence[slice] | None = None) -> IndexArray:
         """Coordinates (int64[n, ndim]) of the chunks of an array that are there, in C order.
@@ -863,6 +943,12 @@ class Session:
 
 def _absolute(path: str) -> str:
     return path if path.startswith("/") else f"/{path}"
+
+
+def _dimension(name: object) -> str:
+    if not isinstance(name, str) or not name:
+        raise InvalidArgumentError(f"{name!r} is no name of a dimension")
+    return name
 
 
 def _is_due(snapshot: Snapshot, options: Compaction) -> bool:

@@ -34,7 +34,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.root import Branch, Root, check_ref_name
 from zarr_manifests.grid import IndexArray
-from zarr_manifests.history import Change, Diff, SnapshotInfo
+from zarr_manifests.history import Change, Diff, SnapshotInfo, Totals
 from zarr_manifests.ids import is_snapshot_id, snapshot_id_of
 from zarr_manifests.planning.arrange import moved_paths
 
@@ -63,6 +63,35 @@ class Versions:
         start = self._point(branch, tag, snapshot_id)
         walk = ancestors(self._context, start.head, start.floor)
         return (SnapshotInfo.of(ref, snapshot) for ref, snapshot in walk)
+
+    def totals(
+        self,
+        branch: str | None = None,
+        *,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+    ) -> Totals:
+        """How many chunks and bytes there are, and how many more than before; of `main` by default.
+
+        The snapshot says it: it is opened, and no manifest is read. A commit looks nothing up to
+        count, so where it may have overwritten or removed something, what it says is a bound and
+        marked so; a compaction that merges all there is of an array makes it exact.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://totals-example")
+        >>> with repo.transaction(message="fill a quarter") as store:
+        ...     array = zarr.create_array(
+        ...         store, name="air", shape=(8,), chunks=(2,), dtype="i2", compressors=None)
+        ...     array[:2] = 7
+        >>> totals = repo.totals()
+        >>> totals["air"].total
+        Amount(refs=1, nbytes=4, refs_exact=True, nbytes_exact=True)
+        >>> totals.delta.refs
+        1
+        """
+        return Totals.of(self._context.open_branch(self._point(branch, tag, snapshot_id)))
 
     def diff(self, start: str, end: str) -> Diff:
         """What changed after snapshot `start` up to snapshot `end`.

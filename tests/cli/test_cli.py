@@ -197,6 +197,28 @@ def test_du_counts_what_each_array_refers_to(url: str) -> None:
     assert lines("du", url, "--branch", "trial")[2].split()[1] == "4"
 
 
+def test_du_and_log_show_what_snapshots_say_themselves(url: str) -> None:
+    repository = zm.Repository.open(url)
+    total = repository.totals().total
+    assert total.nbytes is not None
+    snapshot, header, *shown = lines("du", url, "--totals")
+    assert snapshot == repository.totals().snapshot_id
+    assert header.split() == ["chunks", "bytes", "more", "chunks", "more", "bytes"]
+    size = bytes_text(total.nbytes)
+    assert shown[0].split() == ["/air/temperature", "2", *size.split(), "2", *size.split()]
+    assert shown[2].split()[:2] == ["all", "2"]
+    assert lines("log", url)[1].endswith(f"; in all 2 chunks, {size}]")
+    repository.compact(mode="full")
+    session = zm.Repository.open(url).writable_session()  # which has read no manifest
+    zarr.open_array(session.store, path="air/temperature")[:2] = np.full((2, 6), 3, "f4")
+    session.commit("overwrite")
+    chunks = zm.Repository.open(url).totals().total.refs
+    shown = lines("du", url, "--totals")
+    assert shown[2].split()[:3] == ["/air/temperature", "<=", str(chunks)]
+    assert shown[-1].startswith("<= at most")
+    assert f"in all at most {chunks} chunks, at most " in lines("log", url)[1]
+
+
 def test_diff_lists_nodes_and_chunks(url: str) -> None:
     assert lines("diff", url, "main", "trial") == ["  /air/temperature: 2 chunks overwritten"]
     assert lines("diff", url, "main", "main") == ["no changes"]

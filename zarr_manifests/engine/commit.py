@@ -32,6 +32,7 @@ from zarr_manifests.engine.objects import Upload
 from zarr_manifests.engine.packs import Pack
 from zarr_manifests.engine.rebasing import Mine, Rebasing, rebase_delta
 from zarr_manifests.engine.roots import RootAt, Roots
+from zarr_manifests.engine.totals import counted
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import (
     Conflict,
@@ -143,7 +144,13 @@ def commit(
             _check_replaced(branch, tip, replaces)
             _check_parent_kept(branch, tip, replaces)
         elif tip.head.key != parent.ref.key:
-            parent, placed = _rebased(context, view, tip, prepared, rebasing, keys)
+            moved = rebasing.relocate(tip) if rebasing.relocate is not None else None
+            if moved is None:
+                parent, placed = _rebased(context, view, tip, prepared, rebasing, keys)
+            else:
+                parent, relocated = moved
+                pending.append(partial(context.storage.sync, _due_sync(relocated)))
+                placed = _relocated(context, parent, relocated, prepared, keys)
         head, snapshot, uploads = _place(
             context, placed, parent, keys, (replaces or parent).snapshot
         )
@@ -240,6 +247,7 @@ def _prepare(
     message: str,
     metadata: Mapping[str, Any],
     packs: int,
+    commit_id: bytes | None = None,
 ) -> _Prepared:
     tables = {node: parts for node in changes.touched() if (parts := changes.parts(node))}
     encoded = {
@@ -261,7 +269,7 @@ def _prepare(
         uploads.append(upload)
         context.objects.remember(upload.ref, manifest)
         manifests.append(ManifestRef(upload.ref, manifest.directory()))
-    commit_id = context.runtime.random_bytes(COMMIT_ID_BYTES)
+    commit_id = commit_id or context.runtime.random_bytes(COMMIT_ID_BYTES)
     delta = Delta(
         commit_id,
         tuple(node for node in changes.nodes.values() if node is not None),
@@ -305,6 +313,7 @@ def _place(
     coordinates = coordinate_ids(nodes.values(), held)
     sequence = parent.snapshot.sequence + 1
     entry = DeltaEntry.of(prepared.log, prepared.delta, sequence, coordinates)
+    entry, sums = counted(entry, parent, prepared.delta, prepared.tables)
     snapshot = replace(
         prepared.snapshot,
         parent=parent.ref.bare(),
@@ -315,6 +324,7 @@ def _place(
         sequence=sequence,
         # Never before the tip, or `as_of` would find what was not there yet.
         written_ms=max(prepared.snapshot.written_ms, tip.written_ms),
+        sums=sums,
     ).with_delta_copies(known)
     uploads = []
     if needs_digest(snapshot):
@@ -387,13 +397,40 @@ def _rebased(
     used = {ref.blob.key for ref in delta.manifests}
     kept = [upload for upload in prepared.uploads if upload.key in used]
     snapshot = replace(prepared.snapshot, log=log.ref)
+    written = {upload.key: Manifest.from_object(upload.data, upload.ref) for upload in uploads}
     return on, replace(
         prepared,
         delta=delta,
         uploads=(*kept, *uploads, log),
         log=log.ref,
         snapshot=snapshot,
+        tables=_tables_of(delta, {**prepared.manifests, **written}),
     )
+
+
+def _tables_of(
+    delta: Delta, manifests: Mapping[str, Manifest]
+) -> dict[bytes, tuple[ChunkTable, ...]]:
+    """The delta's chunk tables by node, from these manifests, which may not be uploaded yet."""
+    found: dict[bytes, tuple[ChunkTable, ...]] = {}
+    for manifest in (delta.embedded, *(manifests[ref.blob.key] for ref in delta.manifests)):
+        for part, data in manifest.parts:
+            found[part.node_id] = (*found.get(part.node_id, ()), manifest.decode(part, data))
+    return found
+
+
+def _relocated(
+    context: Context,
+    on: SnapshotView,
+    changes: ChangeSet,
+    prepared: _Prepared,
+    keys: SessionKeys,
+) -> _Prepared:
+    """The same commit, of the changes as they are on the tip."""
+    old = prepared.snapshot
+    placed = _prepare(context, on, changes, keys, old.message, old.metadata, 0, old.commit_id)
+    totals = {**placed.snapshot.totals, "chunk-objects": old.totals["chunk-objects"]}
+    return replace(placed, snapshot=replace(placed.snapshot, totals=totals))
 
 
 def _totals(tables: Mapping[bytes, Sequence[ChunkTable]], chunk_objects: int) -> dict[str, int]:

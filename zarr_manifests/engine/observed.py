@@ -92,6 +92,7 @@ def observed_compaction(
             mode=str(mode),
             refs_merged=found.refs_merged,
             bytes_written=found.bytes_written,
+            bytes_read=found.bytes_read,
         )
     return found, head
 
