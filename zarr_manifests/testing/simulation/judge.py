@@ -29,6 +29,7 @@ from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import InlineRef, NativeRef, native_keys
 from zarr_manifests.format.delta import Delta
+from zarr_manifests.format.index import IndexDirectory
 from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.nodes import Base, NodeKind
 from zarr_manifests.format.root import ROOT_KEY, Branch, Lease, Root
@@ -500,6 +501,8 @@ class Judge:
         for known in self.kept().values():
             lost = known.reach & gone or {snapshot_key(known.snapshot_id)} & gone
             self._demand(not lost, f"{known.message!r} needs what was deleted: {sorted(lost)}")
+        lost = self._indexes() & gone
+        self._demand(not lost, f"a branch names indexes that were deleted: {sorted(lost)}")
 
     def recovered(self, root: Root, version: int) -> None:
         """The root was lost, and made again from the archive of a version."""
@@ -537,6 +540,15 @@ class Judge:
                 found |= native_keys(Manifest.decode(part, table))
         return found
 
+    def _indexes(self) -> set[str]:
+        """The indexes of initialised chunks that branches name, and what those name."""
+        found: set[str] = set()
+        for branch in self._root().branches.values():
+            if branch.index is not None:
+                directory = self.objects.load(branch.index, IndexDirectory)
+                found |= {branch.index.key, *(blob.key for blob in directory.blobs)}
+        return found
+
     def garbage(self) -> list[str]:
         """Keys of what no snapshot in history or under a lease needs."""
         root = self._root()
@@ -545,6 +557,7 @@ class Judge:
             needed |= {snapshot_key(known.snapshot_id), *known.reach}
         needed |= self._shadowed(needed)
         needed |= {page.blob.key for pages in root.pages.values() for page in pages}
+        needed |= self._indexes()
         leased = {lease.session.partition("-")[0] for lease in root.leases}
         return [
             key
