@@ -437,6 +437,33 @@ def test_the_head_after_an_expiry_cannot_be_amended_on_what_is_gone() -> None:
         repository.revert(session.snapshot_id)
 
 
+@pytest.mark.parametrize("moved", [False, True])
+def test_an_amendment_of_what_has_lost_its_parent_is_not_told_as_damage(moved: bool) -> None:
+    storage = MemoryStorage()
+    repository = make(storage)
+    fill(repository, 2)
+    session = Repository.open(storage, runtime=world()).writable_session(lease=60)
+    other = Repository.open(storage, runtime=world())
+    if moved:
+        fill(other, 3)
+    other.expire_snapshots(keep_last=1)
+    assert other.garbage_collect(NOW).objects["snapshots"] >= 2
+    with pytest.raises(ConflictError, match="not the head" if moved else "has expired"):
+        session.amend("another message")
+
+
+def test_what_is_missing_before_an_amended_head_in_history_is_damage() -> None:
+    storage = MemoryStorage()
+    repository = make(storage)
+    fill(repository, 2)
+    session = Repository.open(storage, runtime=world()).writable_session()
+    parent = session.store.workspace.view.snapshot.parent
+    assert parent is not None
+    storage.delete_many([parent.key])
+    with pytest.raises(CorruptObjectError, match="not there"):
+        session.amend("another message")
+
+
 def test_a_reader_of_an_expired_snapshot_is_told_so_and_a_leased_one_reads_on() -> None:
     storage = MemoryStorage()
     repository = make(storage)
@@ -638,6 +665,9 @@ class Interrupting(WrappedStorage):
         self.count = 0
         self._number, self._action = number, action
 
+    def interrupt_at(self, number: int) -> None:
+        self._number = number
+
     def _around[R](self, call: Call[R]) -> R:
         self.count += 1
         if self.count == self._number:
@@ -686,6 +716,60 @@ def test_commits_at_any_moment_of_a_collection_are_whole_or_refused() -> None:
             landed += len(done)
     assert landed > counting.count * 3
     assert refused > 0
+
+
+def test_a_tip_that_goes_while_a_commit_is_put_on_top_of_it_is_not_told_as_damage() -> None:
+    """The branch is reset and its old tip collected, at any moment of the commit."""
+
+    def race(number: int) -> int:
+        clock, storage = Clock(), MemoryStorage()
+        repository = make(storage, world(clock))
+        base = repository.readonly_session().snapshot_id
+        elsewhere = repository.writable_session()
+        write(elsewhere, 9, slice(6, 8))
+        repository.create_tag("t", base)
+
+        def reset() -> None:
+            again = Repository.open(storage, runtime=world(clock))
+            again.reset_branch("main", base)
+            again.expire_snapshots(keep_last=1)
+            report = again.garbage_collect(timedelta(hours=12))
+            assert report.fence == session.store.workspace.keys.start
+            assert tip not in {info.snapshot_id for info in again.ancestry()}
+
+        racing = Interrupting(storage, 0, reset)
+        session = Repository.open(racing, runtime=world(clock)).writable_session()
+        write(session, 5, slice(0, 2))
+        clock.advance(timedelta(days=1))
+        elsewhere.commit("another chunk")
+        write(elsewhere, 8, slice(6, 8))
+        tip = elsewhere.commit("again")
+        before = racing.count
+        racing.interrupt_at(before + number)
+        session.commit("on top of it")  # or of what there is instead
+        after = Repository.open(storage, runtime=world(clock))
+        assert after.verify().problems == ()
+        return racing.count - before
+
+    calls = race(0)
+    assert calls >= 8
+    for number in range(1, calls + 1):
+        race(number)
+
+
+def test_what_is_missing_of_a_tip_in_history_is_damage() -> None:
+    storage = MemoryStorage()
+    repository = make(storage)
+    session = Repository.open(storage, runtime=world()).writable_session()
+    write(session, 5, slice(0, 2))
+    for value in range(2):
+        with repository.transaction(message="other") as store:
+            zarr.open_array(store, path="a")[6:] = value
+    parent = repository.readonly_session().store.workspace.view.snapshot.parent
+    assert parent is not None
+    storage.delete_many([parent.key])
+    with pytest.raises(CorruptObjectError, match="not there"):
+        session.commit("on what is damaged")
 
 
 def test_what_cannot_be_read_stops_the_deletions() -> None:
