@@ -329,13 +329,7 @@ class Judge:
     @staticmethod
     def _changed_refs(old: Root, new: Root) -> dict[str, tuple[str | None, str | None]]:
         """Old and new snapshot of each branch, or tag as `tag:name`, that is not as it was."""
-
-        def heads(root: Root) -> dict[str, str]:
-            found = {name: snapshot_id_of(b.head.key) for name, b in root.branches.items()}
-            found |= {f"tag:{name}": snapshot_id_of(ref.key) for name, ref in root.tags.items()}
-            return found
-
-        before, after = heads(old), heads(new)
+        before, after = _places(old), _places(new)
         names = before.keys() | after.keys()
         return {
             name: (before.get(name), after.get(name))
@@ -422,7 +416,7 @@ class Judge:
                     change.landed = new.version
                     return
                 shown = f"tag:{name}" if operation.endswith("tag") else name
-                to = changed.get(shown, (None, change.snapshot))[1]
+                to = _places(new).get(shown)
                 if set(changed) <= {shown} and to == change.snapshot:
                     kept = to is None or to in self.in_history()
                     self._demand(kept, f"{operation} {name}: {to} was in no history any more")
@@ -566,6 +560,12 @@ class Judge:
             and not key.startswith("root/")
             and key.split("/")[1].partition("-")[0] not in leased
         ]
+
+
+def _places(root: Root) -> dict[str, str]:
+    """The snapshot of each branch, and of each tag as `tag:name`."""
+    found = {name: snapshot_id_of(b.head.key) for name, b in root.branches.items()}
+    return found | {f"tag:{name}": snapshot_id_of(ref.key) for name, ref in root.tags.items()}
 
 
 def _is_shut_out(tip: Branch, start: int, epoch: int | None) -> bool:
