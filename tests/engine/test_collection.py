@@ -26,6 +26,7 @@ from zarr_manifests.errors import (
     HistoryExpiredError,
     InvalidArgumentError,
     ManifestsError,
+    MissingChunkError,
     SnapshotExpiredError,
 )
 from zarr_manifests.format.root import Root
@@ -293,6 +294,38 @@ def test_a_writer_that_a_collection_outlived_is_refused() -> None:
         session.commit("too late")
     assert read(repository.readonly_session()) == [1] * 8
     assert repository.verify().ok
+
+
+@pytest.mark.parametrize("forked", [False, True])
+def test_what_a_writer_wrote_and_a_collection_took_is_not_told_as_damage(forked: bool) -> None:
+    storage = MemoryStorage()
+    repository = make(storage)
+    session = repository.writable_session()
+    writer = session.fork() if forked else session
+    zarr.open_array(writer.store, path="a")[:] = 5
+    repository.create_tag("meanwhile")
+    Repository.open(storage, runtime=world()).garbage_collect(NOW)
+    with pytest.raises(FencedError, match="collection has taken chunks/"):
+        writer.store.get_sync("a/c/0")
+
+
+def test_what_is_missing_of_what_a_writer_wrote_is_damage_unless_the_fence_has_passed() -> None:
+    storage = MemoryStorage()
+    repository = make(storage)
+    chunks = {key for key in keys(storage) if key.startswith("chunks/")}
+    session = repository.writable_session()
+    write(session, 5)
+    storage.delete_many({key for key in keys(storage) if key.startswith("chunks/")} - chunks)
+    with pytest.raises(MissingChunkError):
+        session.store.get_sync("a/c/0")
+    repository.create_tag("meanwhile")
+    Repository.open(storage, runtime=world()).garbage_collect(NOW)
+    storage.delete_many(chunks)
+    fresh = Repository.open(storage, runtime=world()).writable_session()
+    with pytest.raises(MissingChunkError):  # it is not the session's own
+        fresh.store.get_sync("a/c/0")
+    with pytest.raises(FencedError):
+        session.store.get_sync("a/c/0")
 
 
 def test_a_writer_within_the_grace_goes_on() -> None:

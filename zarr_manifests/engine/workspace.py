@@ -27,7 +27,7 @@ from typing import Final
 from zarr_manifests.engine.changes import ChangeSet, ForkState, same_bytes
 from zarr_manifests.engine.chunks import ChunkReader, SessionKeys
 from zarr_manifests.engine.context import Context
-from zarr_manifests.engine.following import Follower, expired
+from zarr_manifests.engine.following import Follower, collected, expired
 from zarr_manifests.engine.packs import Pack, Packs, StagedRef, check_created, native_ref
 from zarr_manifests.engine.view import SnapshotView, check_axes
 from zarr_manifests.errors import (
@@ -157,6 +157,8 @@ class Workspace:
         ------
         SnapshotExpiredError
             If it has expired and the reader does not.
+        FencedError
+            If what is missing the session wrote itself, and a collection took it.
         """
         self.look()
         try:
@@ -173,9 +175,14 @@ class Workspace:
         ------
         SnapshotExpiredError
             If it has expired and the reader does not follow a branch.
+        FencedError
+            If what is missing the session wrote itself, and a collection took it.
         """
         gone = expired(self.context, self.view.snapshot_id, error)
         if gone is None:
+            fenced = None if self.keys is None else collected(self.context, self.keys, error)
+            if fenced is not None:
+                raise fenced from error
             return False
         if self.follower is None or not self.follow():
             raise gone from error

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from zarr_manifests.engine.changes import ForkState
+from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.forks import revive
 from zarr_manifests.errors import (
     ConflictError,
+    FencedError,
     InvalidArgumentError,
     ManifestsError,
     SnapshotExpiredError,
@@ -94,10 +96,12 @@ class Worker:
             return
         task = self.farm.tasks.pop(process.rng.randrange(len(self.farm.tasks)))
         disturbed = process.wire.disturbed
+        keys: SessionKeys | None = None
         try:
             # Opened here: a store that opens itself does so under a lock that all processes of
             # this one share.
             workspace = revive(_received(process, task.copy), process.runtime)
+            keys = workspace.keys
             store = ManifestStore(workspace, read_only=False)
             state = task.state
             for change in task.changes:
@@ -107,6 +111,8 @@ class Worker:
             self.farm.results.append(Result(task, _sent(store)))
         except ManifestsError as error:
             if isinstance(error, SnapshotExpiredError) and task.base not in process.judge.kept():
+                return
+            if isinstance(error, FencedError) and keys and process.judge.is_behind(keys):
                 return
             process.expect(error, disturbed, ())
             self.farm.tasks.append(task)

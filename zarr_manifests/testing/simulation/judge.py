@@ -23,6 +23,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from zarr_manifests.config import CacheOptions
+from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.epochs import COMPACTOR
 from zarr_manifests.engine.objects import Objects
 from zarr_manifests.engine.view import SnapshotView
@@ -239,12 +240,16 @@ class Judge:
     def is_fenced(self, session: Session) -> bool:
         """Whether the session must not commit any more."""
         keys = session.store.workspace.keys
-        root = self._root()
         if keys is None:
             return False
-        tip = root.branches.get(session.branch or "")
+        tip = self._root().branches.get(session.branch or "")
         if tip is not None and _is_shut_out(tip, keys.start, keys.epoch):
             return True
+        return self.is_behind(keys)
+
+    def is_behind(self, keys: SessionKeys) -> bool:
+        """Whether the fence has passed a session, so that its objects may go."""
+        root = self._root()
         return keys.start < root.fence and not root.holds_lease(keys.session_id)
 
     def places(self) -> list[str]:
