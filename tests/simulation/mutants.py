@@ -26,6 +26,7 @@ from zarr_manifests.engine import (
     reach,
     rebasing,
     recover,
+    relocating,
     rollup,
 )
 from zarr_manifests.engine.changes import Merge
@@ -36,6 +37,7 @@ from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.root import ROOT_KEY
 from zarr_manifests.ids import new_session_id
+from zarr_manifests.planning import rebase as rules
 from zarr_manifests.planning.merge import select
 from zarr_manifests.testing.simulation import Outcome, simulate
 
@@ -130,6 +132,27 @@ def conflicts_ignored(patch: pytest.MonkeyPatch) -> None:
 def dependent_reads_left_out(patch: pytest.MonkeyPatch) -> None:
     rebase = rebasing.rebase
     patch.setattr(rebasing, "rebase", lambda *a, **k: rebase(*a, **{**k, "reads": None}))
+
+
+@mutant("What a serializable session has read is not looked at when it commits.")
+def serializable_reads_left_out(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(rules, "_read_conflicts", lambda *args: iter(()))
+
+
+@mutant("Chunks that a policy leaves to others are written over theirs.")
+def left_to_others_and_written(patch: pytest.MonkeyPatch) -> None:
+    rebase = rebasing.rebase
+    patch.setattr(
+        rebasing, "rebase", lambda *args, **options: replace(rebase(*args, **options), dropped={})
+    )
+
+
+@mutant("An append that is put behind another's keeps its chunks where they were.")
+def appended_in_place(patch: pytest.MonkeyPatch) -> None:
+    def put(result: Any, move: Any, table: Any) -> None:
+        result.put_table(move.node_id, table)
+
+    patch.setattr(relocating, "_put_shifted", put)
 
 
 @mutant("A commit is put on a branch that was reset to where its base is not.")
@@ -266,7 +289,7 @@ def deletions_left_out_of_runs(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("Deltas are dropped from the read list as soon as there is a base, merged or not.")
 def dropped_before_merged(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(compact._Work, "_is_merged", lambda *args: True)
+    patch.setattr(compact._Work, "_unmerged", lambda *args: iter(()))
 
 
 # --- the fence, leases, expiry, collection -----------------------------------------------------
@@ -385,13 +408,13 @@ SEEDS: dict[str, int] = {
     "log-walk-left-out": 48,
     "unknown-taken-for-lost": 160,
     "failed-uploads-ignored": 10,
-    "old-root-reused": 2,
+    "old-root-reused": 15,
     "conflicts-ignored": 2,
     "dependent-reads-left-out": 47,
     "any-base-will-do": 1,
     "amended-unseen": 7,
-    "refs-to-anywhere": 20,
-    "restore-without-guard": 17,
+    "refs-to-anywhere": 27,
+    "restore-without-guard": 9,
     "merge-overwrites": 12,
     "merge-without-dedupe": 4,
     "strangers-merged": 14,
@@ -399,7 +422,7 @@ SEEDS: dict[str, int] = {
     "compaction-over-newer": 2,
     "compaction-merged-into-the-commit": 1,
     "run-of-no-neighbours": 1,
-    "deletions-left-out-of-runs": 2,
+    "deletions-left-out-of-runs": 15,
     "dropped-before-merged": 46,
     "no-fence-check": 3,
     "claim-not-checked": 3,

@@ -21,7 +21,8 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.session import Session
 from zarr_manifests.store import ManifestStore
-from zarr_manifests.testing.simulation.judge import ACCOUNTS, RefChange
+from zarr_manifests.testing.simulation.attempts import LOG, STEP, RefChange
+from zarr_manifests.testing.simulation.judge import ACCOUNTS
 from zarr_manifests.testing.simulation.model import (
     Change,
     CreateNode,
@@ -37,6 +38,7 @@ from zarr_manifests.testing.simulation.process import Process
 from zarr_manifests.testing.simulation.world import BrokenPromiseError
 
 __all__ = [
+    "ACCOUNTS",
     "CELLS",
     "Actor",
     "Brancher",
@@ -92,7 +94,8 @@ def put(process: Process, store: ManifestStore, state: State, change: Change) ->
 
 def _put_document(process: Process, store: ManifestStore, path: str, node: Node) -> None:
     # Half of the worlds have coordinates, which are kept nearer at hand.
-    document = document_of(path, node, coordinate=process.world.seed % 2 == 0)
+    dimension = path.rpartition("/")[2] if process.world.seed % 2 == 0 else "other"
+    document = document_of(node, STEP if path in LOG else dimension)
     store.set_sync(f"{path}/zarr.json" if path else "zarr.json", cpu.Buffer.from_bytes(document))
 
 
@@ -140,6 +143,7 @@ def setup(process: Process, accounts: int, cells: int) -> None:
         CreateNode(CELLS, cells),
         SetAttribute(ACCOUNTS, "funded", "yes"),
     ]
+    changes += [CreateNode("log", None), *(CreateNode(path, 2) for path in LOG)]
     changes += [SetChunk(ACCOUNTS, i, b"100") for i in range(accounts)]
     changes += [SetChunk(CELLS, i, payload(process, "first")) for i in range(0, cells, 2)]
     for change in changes:

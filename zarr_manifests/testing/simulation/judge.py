@@ -38,6 +38,7 @@ from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import crc32c, session_of, session_start, snapshot_id_of, snapshot_key
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.session import Session
+from zarr_manifests.testing.simulation.attempts import Attempt, RefChange
 from zarr_manifests.testing.simulation.model import (
     Change,
     Node,
@@ -50,51 +51,13 @@ from zarr_manifests.testing.simulation.model import (
 from zarr_manifests.testing.simulation.storage import Shelf
 from zarr_manifests.testing.simulation.world import BrokenPromiseError, World
 
-__all__ = ["ACCOUNTS", "Attempt", "Judge", "Known", "RefChange"]
+__all__ = ["ACCOUNTS", "Judge", "Known"]
 
 ACCOUNTS: Final = "bank"
 _REF_OPERATIONS: Final = frozenset(
     {"create branch", "reset branch", "delete branch", "create tag", "delete tag"}
 )
 _MOST_SNAPSHOTS: Final = 10_000
-
-
-@dataclass(slots=True, eq=False)
-class Attempt:
-    """One try of a commit, known by its message.
-
-    Attributes
-    ----------
-    start : int
-        The version that its session began at.
-    epoch : int or None
-        The version at which its session claimed the branch for itself.
-    outcome : str
-        `open` until its maker knows; then `acknowledged`, `failed` or `unknown`.
-    landed : str or None
-        The snapshot it has become.
-    """
-
-    message: str
-    branch: str
-    base: str
-    changes: tuple[Change, ...]
-    amends: bool = False
-    start: int = 0
-    epoch: int | None = None
-    outcome: str = "open"
-    landed: str | None = None
-
-
-@dataclass(slots=True, eq=False)
-class RefChange:
-    """One try of an operation on a branch or tag; `snapshot` is where it is to point then."""
-
-    operation: str
-    name: str
-    snapshot: str | None
-    outcome: str = "open"
-    landed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,30 +340,63 @@ class Judge:
             changes = (*self.attempts[tip.message].changes, *changes)
             attempt.changes = changes
         else:
-            self._check_overwritten(attempt, tip)
+            changes = self._as_placed(attempt, changes, tip)
+            self._check_overwritten(attempt, changes, tip)
+            self._check_seen(attempt, tip)
+            attempt.changes = changes
         parent = self.known[due or ""]
         self._learn(head, apply_all(parent.state, changes))
         attempt.landed = snapshot_id_of(head.head.key)
         self.count("landed")
 
-    def _check_overwritten(self, attempt: Attempt, tip: Known) -> None:
-        """Nothing that others wrote since is overwritten."""
-        base = self.known[attempt.base].state
-        mine = effects(attempt.changes, base, apply_all(base, attempt.changes))
-        told = {c.place for c in attempt.changes if isinstance(c, SetChunk) and c.told}
+    def _between(self, attempt: Attempt, tip: Known) -> Iterator[tuple[Known, Attempt]]:
+        """What has landed since the attempt's base, newest first, but for compactions."""
         here: Known | None = tip
         while here is not None and here.snapshot_id != attempt.base:
             others = None if here.rewrite else self.attempts.get(here.message)
             if others is not None:
-                before = self.known[here.parent or ""].state
-                theirs = effects(others.changes, before, here.state)
-                for place in sorted(mine.keys() & theirs.keys(), key=str):
-                    if mine[place] != theirs[place] or place in told:
-                        raise BrokenPromiseError(
-                            f"{attempt.message} overwrites {place}, which {others.message} wrote"
-                        )
+                yield here, others
             here = self.known.get(here.parent or "")
         self._demand(here is not None, f"{attempt.message} was made on what is in no history")
+
+    def _effects(self, here: Known, others: Attempt) -> dict[tuple[object, ...], object]:
+        return effects(others.changes, self.known[here.parent or ""].state, here.state)
+
+    def _as_placed(
+        self, attempt: Attempt, changes: tuple[Change, ...], tip: Known
+    ) -> tuple[Change, ...]:
+        """The changes as the attempt's terms have them on top of the tip."""
+        taken = [self._effects(*landed) for landed in self._between(attempt, tip)]
+        places = set[tuple[object, ...]]().union(*taken)
+        placed = attempt.terms.place(changes, places, self.known[attempt.base].state, tip.state)
+        if attempt.terms.relocates and placed != changes:
+            self.count("appends put behind others")
+        return placed
+
+    def _check_overwritten(self, attempt: Attempt, changes: tuple[Change, ...], tip: Known) -> None:
+        """Nothing that others wrote since is overwritten, but where its terms say so."""
+        base = self.known[attempt.base].state
+        mine = effects(changes, base, apply_all(base, changes))
+        told = {c.place for c in changes if isinstance(c, SetChunk) and c.told}
+        for here, others in self._between(attempt, tip):
+            theirs = self._effects(here, others)
+            for place in sorted(mine.keys() & theirs.keys(), key=str):
+                if mine[place] == theirs[place] and place not in told:
+                    continue
+                if attempt.terms.policy == "ours":
+                    self.count("overwritten on purpose")
+                    continue
+                raise BrokenPromiseError(
+                    f"{attempt.message} overwrites {place}, which {others.message} wrote"
+                )
+
+    def _check_seen(self, attempt: Attempt, tip: Known) -> None:
+        """Nothing that had to hold still was changed by others."""
+        for here, others in self._between(attempt, tip):
+            before = self.known[here.parent or ""].state.chunks
+            for place in sorted(attempt.terms.seen):
+                same = before.get(place) == here.state.chunks.get(place)
+                self._demand(same, f"{attempt.message} saw {place}, which {others.message} changed")
 
     def _ref_change(
         self,

@@ -25,7 +25,7 @@ from zarr_manifests.testing.simulation.actors import (
     read_chunk,
     scribble,
 )
-from zarr_manifests.testing.simulation.judge import RefChange
+from zarr_manifests.testing.simulation.attempts import RefChange
 from zarr_manifests.testing.simulation.process import Process
 from zarr_manifests.testing.simulation.world import BrokenPromiseError
 

@@ -198,8 +198,8 @@ def without_detours(changes: Iterable[Change], base: State) -> tuple[Change, ...
     return tuple(change for change in changes if stays(change))
 
 
-def document_of(path: str, node: Node, *, coordinate: bool) -> bytes:
-    """The metadata document of a node; an array may be made a coordinate, named as its axis."""
+def document_of(node: Node, dimension: str) -> bytes:
+    """The metadata document of a node; an array named as its dimension is a coordinate."""
     document: dict[str, object] = {
         "zarr_format": 3,
         "node_type": "group",
@@ -214,6 +214,6 @@ def document_of(path: str, node: Node, *, coordinate: bool) -> bytes:
             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
             "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
             "fill_value": 0,
-            "dimension_names": [path.rpartition("/")[2] if coordinate else "other"],
+            "dimension_names": [dimension],
         }
     return json.dumps(document).encode()

@@ -17,7 +17,8 @@ from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.session import Session
 from zarr_manifests.testing.faulty import SimulatedCrash
-from zarr_manifests.testing.simulation.judge import Attempt, Judge, RefChange
+from zarr_manifests.testing.simulation.attempts import Attempt, RefChange, Terms
+from zarr_manifests.testing.simulation.judge import Judge
 from zarr_manifests.testing.simulation.model import Change
 from zarr_manifests.testing.simulation.storage import Weather, Wire
 from zarr_manifests.testing.simulation.world import BrokenPromiseError, World
@@ -26,6 +27,7 @@ __all__ = ["Process"]
 
 _FRESH_MS: Final = 200
 _NUMBERS: Final = count(1)
+_TERMS: Final = Terms()
 _CLOCK_JUMPS_MS: Final = (-7_200_000, -5_000, 5_000, 7_200_000, 40 * 3_600_000)
 
 
@@ -155,18 +157,22 @@ class Process:
         changes: Sequence[Change],
         *,
         amend: bool = False,
+        terms: Terms = _TERMS,
         allowed: tuple[type[ManifestsError], ...] = (),
     ) -> bool:
         """Commit, and tell the judge before and after; whether it has landed."""
         message = f"{self.name}.{next(self._messages)}"
-        attempt = Attempt(message, branch, session.snapshot_id, tuple(changes), amend)
+        attempt = Attempt(message, branch, session.snapshot_id, tuple(changes), amend, terms)
         keys = session.store.workspace.keys
         if keys is not None:
             attempt.start, attempt.epoch = keys.start, keys.epoch
         self.judge.begin(attempt)
         disturbed = self.wire.disturbed
         try:
-            made = session.amend(message) if amend else session.commit(message)
+            if amend:
+                made = session.amend(message)
+            else:
+                made = session.commit(message, rebase=terms.policy)
         except CommitOutcomeUnknownError:
             self.judge.unknown(attempt)
             self.expect_disturbed(disturbed, "commit")

@@ -37,6 +37,7 @@ from zarr_manifests.testing.simulation.keepers import (
     Restorer,
 )
 from zarr_manifests.testing.simulation.process import Process
+from zarr_manifests.testing.simulation.rivals import Appender, Resolver, Witness
 from zarr_manifests.testing.simulation.storage import Shelf, Weather
 from zarr_manifests.testing.simulation.world import BrokenPromiseError, World
 
@@ -64,6 +65,11 @@ _SOMETIMES: Final[tuple[Actor, ...]] = (
     Reader("reader-2"),
     Brancher("brancher"),
     Configurer("configurer"),
+)
+_RIVALS: Final[tuple[tuple[Actor, ...], ...]] = (
+    (Resolver("resolver"), Resolver("resolver-2")),
+    (Witness("witness"), Witness("witness-2")),
+    (Appender("appender"), Appender("appender-2")),
 )
 _KEEPERS: Final[tuple[Actor, ...]] = (
     Collector("collector"),
@@ -158,6 +164,8 @@ def _run(world: World, judge: Judge, rng: random.Random) -> None:
     if rng.random() < 0.25:
         farm = Farm()
         cast += [Foreman("foreman", farm), Worker("worker", farm), Worker("worker-2", farm)]
+    if rng.random() < 0.4:
+        cast += [one for pair in rng.sample(_RIVALS, rng.randrange(1, 3)) for one in pair]
     if rng.random() < 0.6:
         cast += rng.sample(_KEEPERS, rng.randrange(2, 6))
     world.run({actor.name: _life(world, judge, actor, weather) for actor in cast})
