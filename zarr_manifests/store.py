@@ -183,12 +183,13 @@ class ManifestStore(Store):
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
         """The value at the key, or the part of it; None if there is none."""
-        prototype = prototype or default_buffer_prototype()
-        entry = self.workspace.find(key)
+        workspace = self.workspace
+        entry = workspace.find(key)
         if entry is None:
             return None
-        data = self.workspace.reader.read(entry, *_span(entry, byte_range))
-        return prototype.buffer.from_bytes(data)
+        start, length = (0, entry.length) if byte_range is None else _span(entry, byte_range)
+        data = workspace.reader.read(entry, start, length)
+        return (prototype or default_buffer_prototype()).buffer.from_bytes(data)
 
     async def get(
         self,
@@ -197,14 +198,16 @@ class ManifestStore(Store):
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
         """The value at the key, or the part of it; None if there is none."""
-        if self._supports_sync_io:
-            return self.get_sync(key, prototype=prototype, byte_range=byte_range)
-        prototype = prototype or default_buffer_prototype()
-        entry = await asyncio.to_thread(self.workspace.find, key)
+        workspace = self.workspace
+        if workspace.storage.capabilities.inline:
+            entry = workspace.find(key)
+        else:
+            entry = await asyncio.to_thread(workspace.find, key)
         if entry is None:
             return None
-        data = await self.workspace.reader.read_async(entry, *_span(entry, byte_range))
-        return prototype.buffer.from_bytes(data)
+        start, length = (0, entry.length) if byte_range is None else _span(entry, byte_range)
+        data = await workspace.reader.read_async(entry, start, length)
+        return (prototype or default_buffer_prototype()).buffer.from_bytes(data)
 
     async def get_partial_values(
         self,
