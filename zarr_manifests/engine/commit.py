@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from zarr_manifests.engine.ancestry import find_in_history
 from zarr_manifests.engine.changes import ChangeSet
@@ -62,6 +62,10 @@ __all__ = [
     "deltas_between",
     "footprint_of",
 ]
+
+
+_SYNCED_ABREAST: Final = 8
+"""A disk takes many at once; beyond this it gets no faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +121,7 @@ def commit(
         partial(context.objects.create, upload.key, upload.data) for upload in prepared.uploads
     ]
     pending += [partial(pack.write, context.storage, durable=True) for pack in packs]
-    pending.append(partial(context.storage.sync, _due_sync(changes)))
+    pending += [partial(context.storage.sync, keys) for keys in _due_syncs(changes)]
     at, parent, head_due = context.roots.latest, view, replaces or view
     seen = context.roots.with_branch(at.root, branch).branches.get(branch)
     if seen is None or seen.head.key != head_due.ref.key:
@@ -151,10 +155,14 @@ def commit(
     )
 
 
-def _due_sync(changes: ChangeSet) -> tuple[str, ...]:
-    """The chunk objects that must be durable: what was overwritten since need not be, or cannot."""
+def _due_syncs(changes: ChangeSet) -> list[list[str]]:
+    """The chunk objects that must be durable, in a few parts that are synced side by side.
+
+    What was overwritten since need not be durable, or cannot.
+    """
     used = changes.chunk_objects()
-    return tuple(key for key in changes.unsynced if key in used)
+    due = [key for key in changes.unsynced if key in used]
+    return [due[i::_SYNCED_ABREAST] for i in range(min(len(due), _SYNCED_ABREAST))]
 
 
 def checked_message(message: object) -> str:
