@@ -148,12 +148,14 @@ class Workspace:
 
     def ref(self, node: Node, coords: Coords) -> ChunkRef | None:
         """Where a chunk of the node is; None if it is absent."""
-        ref = self.changes.get(node.node_id, coords)
-        if ref is not None:
-            return None if isinstance(ref, Unset) else ref
-        cut = self.changes.truncated.get(node.node_id)
-        if cut is not None and any(c >= n for c, n in zip(coords, cut, strict=True)):
-            return None
+        changes = self.changes
+        if changes.chunks or changes.tables or changes.truncated:
+            ref = changes.get(node.node_id, coords)
+            if ref is not None:
+                return None if isinstance(ref, Unset) else ref
+            cut = changes.truncated.get(node.node_id)
+            if cut is not None and any(c >= n for c, n in zip(coords, cut, strict=True)):
+                return None
         return self.view.lookup(node.node_id, coords)
 
     def chunks(self, node: Node) -> ChunkTable | None:
@@ -173,15 +175,16 @@ class Workspace:
 
     def _chunk(self, key: str) -> tuple[Node, Coords] | None:
         """The array and coordinate the key means; the longest path is asked first."""
+        changed, stored = self.changes.nodes, self.view.nodes
         end = len(key)
         while end > 0:
             end = max(key.rfind("/", 0, end), 0)
-            node = self.node(key[:end])
-            if node is not None and node.kind is NodeKind.ARRAY:
-                meta = node.array
+            path = key[:end]
+            node = changed[path] if path in changed else stored.get(path)
+            if node is not None and (meta := node.array) is not None:
                 rest = key[end + 1 :] if end else key
-                coords = meta.chunk_keys.decode(rest, len(meta.shape)) if meta else None
-                if meta and coords is not None and coords in meta.grid:
+                coords = meta.chunk_keys.decode(rest, len(meta.shape))
+                if coords is not None and coords in meta.grid:
                     return node, coords
         return None
 
