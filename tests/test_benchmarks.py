@@ -50,7 +50,7 @@ def test_all_rows_run(tmp_path: Path) -> None:
 
 def outcome(runner: Any, ours: list[float], theirs: list[float], **more: Any) -> Any:
     figures = {
-        "zarr_manifests": [runner.Figure(value, 10) for value in ours],
+        "zarr_manifests": [runner.Figure(value, peak_bytes=10) for value in ours],
         "peer": [runner.Figure(value) for value in theirs],
     }
     row = runner.Row(

@@ -42,6 +42,8 @@ def describe(outcome: Outcome) -> str:
         if name != OURS:
             ratios = outcome.ratios(name)
             text += f"  {outcome.ratio(name):6.2f} x ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+            if (cpu := outcome.cpu_ratio(name)) is not None:
+                text += f", processor {cpu:.2f} x"
             if name in row.due:
                 text += f", due {row.due[name]:g}: {_verdict(outcome, name)}"
         lines.append(text)

@@ -36,6 +36,8 @@ class Figure:
     """What one round of one contestant came to."""
 
     value: float
+    cpu_seconds: float = 0.0
+    """Of all threads; what the machine does besides leaves it as it is."""
     peak_bytes: int = 0
 
 
@@ -99,6 +101,12 @@ class Outcome:
         pairs = zip(self.figures[contestant], self.figures[OURS], strict=True)
         return sorted(theirs.value / ours.value for theirs, ours in pairs)
 
+    def cpu_ratio(self, contestant: str) -> float | None:
+        """The middle one of the ratios of processor time; None where it was not taken."""
+        pairs = zip(self.figures[contestant], self.figures[OURS], strict=True)
+        found = [t.cpu_seconds / o.cpu_seconds for t, o in pairs if t.cpu_seconds and o.cpu_seconds]
+        return statistics.median(found) if found else None
+
     def ratio(self, contestant: str) -> float:
         """The middle one of the ratios."""
         return statistics.median(self.ratios(contestant))
@@ -136,22 +144,24 @@ class Watch:
     """Seconds and memory of the block it is entered for."""
 
     seconds = 0.0
+    cpu_seconds = 0.0
     peak_bytes = 0
 
     def __enter__(self) -> Watch:
         gc.collect()
         _forget_peak()
         self._held = _memory("VmRSS")
-        self._start = time.perf_counter()
+        self._start = time.perf_counter(), time.process_time()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.seconds = time.perf_counter() - self._start
+        wall, cpu = self._start
+        self.seconds, self.cpu_seconds = time.perf_counter() - wall, time.process_time() - cpu
         self.peak_bytes = max(0, _memory("VmHWM") - self._held)
 
     def figure(self, each: int = 1) -> Figure:
         """The seconds for each of so many."""
-        return Figure(self.seconds / each, self.peak_bytes)
+        return Figure(self.seconds / each, self.cpu_seconds / each, self.peak_bytes)
 
 
 def _forget_peak() -> None:
