@@ -25,6 +25,7 @@ from zarr_manifests.history import (
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork, Session, Status
 from zarr_manifests.store import ManifestStore
+from zarr_manifests.tuning import tune_zarr
 
 if TYPE_CHECKING:
     from zarr_manifests.xarray import write
@@ -48,6 +49,7 @@ __all__ = [
     "Status",
     "Usage",
     "errors",
+    "tune_zarr",
     "write",
 ]
 
