@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import zarr.storage
+from distant import HttpStorage
 from zarr.abc.store import Store
 
 import zarr_manifests as zm
@@ -40,6 +41,10 @@ class Contestant:
         """A store that reads what was committed."""
         raise NotImplementedError
 
+    def distant_reader(self, port: int) -> Store:
+        """A store that reads it by HTTP."""
+        raise NotImplementedError
+
 
 class Ours(Contestant):
     """This project."""
@@ -50,6 +55,10 @@ class Ours(Contestant):
 
     def open(self, **options: Any) -> zm.Repository:
         return zm.Repository.open(str(self.folder / "r"), **options)
+
+    def distant_reader(self, port: int) -> Store:
+        storage = HttpStorage(port, self.folder / "r")
+        return zm.Repository.open(storage).readonly_session("main").store
 
     def writer(self) -> tuple[Store, Callable[[], object]]:
         session = self.open().writable_session("main")
@@ -85,6 +94,13 @@ class Icechunk(Contestant):
         import icechunk
 
         return icechunk.Repository.open(self.storage(), **options)
+
+    def distant_reader(self, port: int) -> Store:
+        import icechunk
+
+        icechunk.set_logs_filter("error")
+        storage = icechunk.http_storage(f"http://127.0.0.1:{port}", opts={"allow_http": "true"})
+        return icechunk.Repository.open(storage).readonly_session("main").store
 
     def writer(self) -> tuple[Store, Callable[[], object]]:
         repository = self.open()

@@ -6,6 +6,7 @@ from runner import Row
 from workloads import (
     appending,
     contending,
+    opening,
     picking,
     reading,
     referring,
@@ -135,6 +136,21 @@ ROWS = [
         "fused",
         due={"icechunk": 2.5},
         most_rounds=1,
+    ),
+    *(
+        Row(
+            f"open-{delay_ms}ms-{arrays}",
+            f"cold open and coordinates, {arrays} arrays, {delay_ms} ms away",
+            opening,
+            _TWO,
+            {"arrays": (arrays, arrays, 3), "delay_ms": (delay_ms, delay_ms, min(delay_ms, 1))},
+            "s",
+            durability="-",
+            cache="nothing known",
+            due={"icechunk": 2.0} if delay_ms else {},
+        )
+        for delay_ms in (0, 20)
+        for arrays in (10, 200)
     ),
     Row(
         "contending",

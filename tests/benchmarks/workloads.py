@@ -23,6 +23,7 @@ from contestants import (
     use_pipeline,
     values,
 )
+from distant import served
 from runner import Case, Figure, Watch
 
 _SEED = 7
@@ -221,6 +222,47 @@ def sizing(case: Case) -> Iterator[Figure]:
             )
         assert total > 0
         yield Figure(total / chunks)
+
+
+# --- from far away ---------------------------------------------------------------------------
+
+
+def _dataset(arrays: int) -> Any:
+    """As many variables of some chunks over three coordinates, each with attributes."""
+    import xarray as xr
+
+    rng = np.random.default_rng(_SEED)
+    sizes = {"time": 64, "lat": 30, "lon": 40}
+    coords = {name: (name, np.arange(n) * 0.5, {"units": "m"}) for name, n in sizes.items()}
+    attributes = {"long_name": "a variable", "cell_methods": "time: mean", "valid_min": -1e3}
+    variables = {
+        f"v{i}": (tuple(sizes), rng.random(tuple(sizes.values()), np.float32), attributes)
+        for i in range(arrays)
+    }
+    return xr.Dataset(variables, coords)
+
+
+def opening(case: Case) -> Iterator[Figure]:
+    """Open a dataset that nothing is known of, with xarray, and load its coordinates."""
+    import xarray as xr
+
+    use_pipeline(case.pipeline)
+    dataset = _dataset(case.sizes["arrays"])
+    contestant = CONTESTANTS[case.contestant](case.folder)
+    contestant.create()
+    store, commit = contestant.writer()
+    chunks = {name: {"chunks": (16, 30, 40)} for name in dataset.data_vars}
+    dataset.to_zarr(store, encoding=chunks, consolidated=False)
+    commit()
+    with served(case.folder / "r", case.sizes["delay_ms"]) as port:
+        while True:
+            with Watch() as watch:
+                reader = contestant.distant_reader(port)
+                opened = xr.open_zarr(reader, consolidated=False, chunks=None)
+                found = opened.coords["time"].values
+            assert np.array_equal(found, dataset.time.values)
+            assert len(opened.data_vars) == case.sizes["arrays"]
+            yield watch.figure()
 
 
 # --- many processes --------------------------------------------------------------------------
