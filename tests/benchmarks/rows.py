@@ -10,6 +10,7 @@ from workloads import (
     picking,
     reading,
     referring,
+    scanning,
     sizing,
     writing,
 )
@@ -151,6 +152,16 @@ ROWS = [
         )
         for delay_ms in (0, 20)
         for arrays in (10, 200)
+    ),
+    Row(
+        "spark-scan",
+        "Spark reads a row for each cell",
+        scanning,
+        ("zarr_manifests", "generated"),
+        {"times": (200, 50, 10)},
+        "s/row",
+        durability="-",
+        due={"generated": 0.6},
     ),
     Row(
         "contending",
