@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import zarr
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository
+from zarr_manifests import metrics as metrics_module
 from zarr_manifests.errors import ConflictError, ObjectNotFoundError
 from zarr_manifests.metrics import Meter, Metrics, process_totals
 from zarr_manifests.runtime import SYSTEM
@@ -208,6 +210,30 @@ def test_totals_of_the_process_keep_what_was_counted_by_what_is_gone() -> None:
     del one
     gc.collect()
     assert (process_totals() - before).commits == 12
+
+
+def test_a_meter_that_is_collected_while_totals_are_taken_is_counted_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Collecting(dict[str, int]):
+        def __iter__(self) -> Iterator[str]:  # or copying it would not call the other
+            return super().__iter__()
+
+        def __getitem__(self, name: str) -> int:
+            value = super().__getitem__(name)
+            gc.collect()
+            return value
+
+    registry = metrics_module._REGISTRY
+    monkeypatch.setattr(registry, "retired", Collecting(registry.retired))
+    before = process_totals()
+    held: list[object] = [Meter()]
+    for field in fields(Metrics):
+        held[0].add(field.name)  # type: ignore[attr-defined]
+    held.append(held)  # so that only a collection finds it
+    del held
+    found = process_totals() - before
+    assert found == Metrics(**{field.name: 1 for field in fields(Metrics)})
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, RepositoryConfig
 from zarr_manifests.config import (
+    Cache,
+    CacheOptions,
     ChunkManifests,
     Commits,
     Interval,
@@ -57,6 +61,54 @@ def test_saving_options_changes_only_these_of_what_is_saved() -> None:
     assert Repository.open(storage).config == saved
     assert overlaid.config == RepositoryConfig(0, 5, pack_bytes=7), "the overlay stays in use"
     assert overlaid.save_config() == overlaid.config == Repository.open(storage).config
+
+
+def limits(repository: Repository) -> tuple[int, int]:
+    """What bounds the memory in use: the effect of the options, not their copy."""
+    options, cache = repository._context.cache, repository._context.objects.cache
+    assert cache.max_size == options.max_size
+    return cache.max_size, options.expire_ms
+
+
+def test_a_saved_cache_is_used_where_nothing_else_is_said() -> None:
+    storage = MemoryStorage()
+    created = Repository.create(storage, {"cache": {"max-size": 7_000}})
+    assert limits(created) == (7_000, 300_000), "whoever makes it does not say otherwise"
+    created.save_config({"cache": {"expire-ms": 9}})
+    assert limits(created) == (7_000, 300_000), "what is open goes on as it was"
+    assert limits(Repository.open(storage)) == (7_000, 9)
+    assert limits(Repository.open(storage, {"cache": {"max-size": 5}})) == (5, 9), "overlaid"
+    assert limits(Repository.open(storage, cache={"max-size": 6})) == (6, 9), "the caller says"
+    assert limits(Repository.open(storage, cache=CacheOptions())) == (256 << 20, 300_000)
+    assert limits(Repository.open_or_create(storage)) == (7_000, 9)
+    assert Repository.open(storage).config.cache == Cache(7_000, 9)
+
+
+def test_a_saved_cache_bounds_what_is_kept(tmp_path: Path) -> None:
+    """With no room, what was read is read again; and nobody is told to write to a folder."""
+    place = tmp_path / "repository"
+    repository = Repository.create(place, {"cache": {"max-size": 0}, "inline-chunk-bytes": 0})
+    session = repository.writable_session()
+    for name in ("a", "b"):
+        session.store.set_sync(name, cpu.Buffer.from_bytes(name.encode() * 99_999))
+    session.commit("two keys")
+    reads = []
+    for cache in (None, {"max-size": 1 << 20}):
+        found = Repository.open(place, cache=cache)
+        for _ in range(3):
+            found.readonly_session(snapshot_id=session.snapshot_id).close()
+        reads.append(found.metrics().cache_hits)
+    assert reads[0] < reads[1]
+    with pytest.raises(ConfigError, match=r"cache\.directory: is not saved with a repository"):
+        repository.save_config({"cache": {"directory": str(tmp_path / "cache")}})
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_pickle_keeps_the_cache_it_had() -> None:
+    repository = Repository.create("memory://pickled-cache", {"cache": {"max-size": 8_000}})
+    given = Repository.open("memory://pickled-cache", cache={"max-size": 3})
+    for one in (repository, given):
+        assert limits(pickle.loads(pickle.dumps(one))) == limits(one)
 
 
 def test_a_configuration_with_faults_is_not_saved() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from zarr_manifests import errors
 from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.engine.compact import CompactionReport
-from zarr_manifests.engine.layouts import ManifestLayout
+from zarr_manifests.engine.layouts import ManifestLayout, ReadCosts
 from zarr_manifests.engine.preload import PreloadReport
 from zarr_manifests.history import (
     ArrayStats,
@@ -42,6 +42,7 @@ __all__ = [
     "ManifestStore",
     "Operation",
     "PreloadReport",
+    "ReadCosts",
     "Repository",
     "RepositoryConfig",
     "Session",

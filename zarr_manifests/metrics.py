@@ -185,8 +185,10 @@ def _retire(counts: dict[str, int]) -> None:
 def process_totals() -> Metrics:
     """What all repositories together have done in this process."""
     with _REGISTRY.lock:
+        # Held from here on, so that none is collected between the two and counted in neither.
+        meters = list(_REGISTRY.meters)
         totals = dict(_REGISTRY.retired)
-        for meter in list(_REGISTRY.meters):
+        for meter in meters:
             for name, n in meter.read().to_dict().items():
                 totals[name] += n
     return Metrics(**totals)

@@ -16,12 +16,10 @@ from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.create import create_repository
 from zarr_manifests.engine.disk_cache import DiskCache
 from zarr_manifests.engine.imports import import_references
-from zarr_manifests.engine.layouts import ManifestLayout, layout_now, layout_under
 from zarr_manifests.engine.objects import Objects
 from zarr_manifests.engine.observed import observed_compaction
 from zarr_manifests.engine.preload import RefsPreload
 from zarr_manifests.engine.roots import Roots
-from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
@@ -31,10 +29,10 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.root import Root
 from zarr_manifests.history import Diff, SnapshotInfo, Usage
+from zarr_manifests.layouts import Layouts
 from zarr_manifests.metrics import Meter, Metrics
 from zarr_manifests.planning.compaction import CompactionMode
 from zarr_manifests.runtime import SYSTEM, Runtime
-from zarr_manifests.sessions import Sessions
 from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.storage.metered import MeteredStorage, metered, unmetered
 from zarr_manifests.versions import DEFAULT_BRANCH, REF_ATTEMPTS
@@ -47,7 +45,7 @@ __all__ = ["Diff", "Repository", "SnapshotInfo", "Usage"]
 _SHOWN_REFS: Final = 20
 
 
-class Repository(Sessions):
+class Repository(Layouts):
     """A transactional, versioned store of Zarr hierarchies.
 
     Made by `create`, `open` or `open_or_create`. Thread-safe.
@@ -90,7 +88,8 @@ class Repository(Sessions):
             a folder. It counts for this object, what comes from it and their pickles only.
         cache : CacheOptions or mapping, optional
             How much metadata is kept in memory, and in which folder of the local disk; for this
-            object, what comes from it and their pickles only.
+            object, what comes from it and their pickles only. What a mapping leaves out is as the
+            configuration's section `cache` says.
         runtime : Runtime
             Clock, randomness and threads; for tests.
 
@@ -104,10 +103,11 @@ class Repository(Sessions):
             If the storage cannot put-if-absent and compare-and-swap.
         """
         storage, containers = _counted(location), Containers.of(virtual_containers)
-        options = CacheOptions.of(cache)
+        saved = _config(config)
+        options = CacheOptions.of(cache, saved.cache)
         DiskCache.check(options)
         objects = Objects(storage, runtime)
-        at = create_repository(storage, runtime, objects, _config(config), DEFAULT_BRANCH)
+        at = create_repository(storage, runtime, objects, saved, DEFAULT_BRANCH)
         roots = Roots(storage, runtime)
         return cls(_context(storage, runtime, roots, at.root, None, containers, options), at)
 
@@ -135,7 +135,8 @@ class Repository(Sessions):
             a folder. It counts for this object, what comes from it and their pickles only.
         cache : CacheOptions or mapping, optional
             How much metadata is kept in memory, and in which folder of the local disk; for this
-            object, what comes from it and their pickles only.
+            object, what comes from it and their pickles only. What a mapping leaves out is as the
+            configuration's section `cache` says.
         runtime : Runtime
             Clock, randomness and threads; for tests.
 
@@ -150,9 +151,7 @@ class Repository(Sessions):
         CorruptObjectError
             If its root is damaged.
         """
-        return cls._open(
-            location, config, Containers.of(virtual_containers), CacheOptions.of(cache), runtime
-        )
+        return cls._open(location, config, Containers.of(virtual_containers), cache, runtime)
 
     @classmethod
     def _open(
@@ -160,16 +159,17 @@ class Repository(Sessions):
         location: str | os.PathLike[str] | Storage,
         config: RepositoryConfig | Mapping[str, Any] | None,
         containers: Containers,
-        options: CacheOptions,
+        cache: CacheOptions | Mapping[str, Any] | None,
         runtime: Runtime = SYSTEM,
         *,
         elsewhere: bool = False,
     ) -> Repository:
+        CacheOptions.of(cache)  # faults of an argument are said before anything is read
         storage = _counted(location)
         roots = Roots(storage, runtime)
         at = roots.read()
         context = _context(
-            storage, runtime, roots, at.root, config, containers, options, elsewhere=elsewhere
+            storage, runtime, roots, at.root, config, containers, cache, elsewhere=elsewhere
         )
         repository = cls(context, at)
         preload = RefsPreload(context, at.root)
@@ -286,7 +286,7 @@ class Repository(Sessions):
         """Save the configuration in the repository, for whoever opens it from now on.
 
         It is in use here at once, in sessions opened from now on; in other processes once they
-        open the repository again.
+        open the repository again. The section `cache` counts for whoever opens it from now on.
 
         Parameters
         ----------
@@ -479,70 +479,6 @@ class Repository(Sessions):
         history = self.ancestry(snapshot_id=session.snapshot_id)
         return Usage(session.du(), tuple(history))
 
-    # --- manifests ---------------------------------------------------------------------------
-
-    def explain_manifests(
-        self,
-        branch: str | None = None,
-        *,
-        tag: str | None = None,
-        snapshot_id: str | None = None,
-    ) -> ManifestLayout:
-        """In which manifests the chunk refs of a snapshot are, and why there.
-
-        For each array: the rule that matches it, its set, its leaves and their manifests, and the
-        sets that did not take it. Read off the snapshot; no manifest is fetched. Of `main` if
-        nothing is given.
-
-        Examples
-        --------
-        >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://explain-example")
-        >>> with repo.transaction(message="three chunks") as store:
-        ...     a = zarr.create_array(store, name="a", shape=(6,), chunks=(2,), dtype="i4")
-        ...     a[:] = [1, 2, 3, 4, 5, 6]
-        >>> _ = repo.compact("main", mode="full")
-        >>> layout = repo.explain_manifests()
-        >>> [(one.set_name, one.refs) for one in layout.manifests]
-        [('coordinates', 3)]
-        >>> layout.arrays[0].path, layout.arrays[0].rule, layout.arrays[0].manifests
-        ('/a', 0, (0,))
-        """
-        view = self._view_of(branch, tag, snapshot_id)
-        return layout_now(self._context, view)
-
-    def plan_manifests(
-        self,
-        config: RepositoryConfig | Mapping[str, Any],
-        branch: str | None = None,
-        *,
-        tag: str | None = None,
-        snapshot_id: str | None = None,
-    ) -> ManifestLayout:
-        """What a full compaction under another configuration would make of a snapshot.
-
-        All its manifests are read, and nothing is written. Of `main` if nothing is given.
-
-        Parameters
-        ----------
-        config : RepositoryConfig or mapping
-            The configuration; a mapping changes the options it names of the one in use.
-        branch, tag, snapshot_id : str, optional
-            As for `readonly_session`.
-
-        Raises
-        ------
-        ConfigError
-            If the configuration has faults.
-        """
-        view = self._view_of(branch, tag, snapshot_id)
-        return layout_under(self._context, view, _overlaid(self.config, config))
-
-    def _view_of(
-        self, branch: str | None, tag: str | None, snapshot_id: str | None
-    ) -> SnapshotView:
-        return self.readonly_session(branch, tag=tag, snapshot_id=snapshot_id).store.workspace.view
-
     # --- doing and undoing what a commit did -------------------------------------------------
 
     def compact(
@@ -707,7 +643,7 @@ def _context(
     root: Root,
     overlay: RepositoryConfig | Mapping[str, Any] | None,
     containers: Containers,
-    options: CacheOptions,
+    cache: CacheOptions | Mapping[str, Any] | None,
     *,
     elsewhere: bool = False,
 ) -> Context:
@@ -719,7 +655,7 @@ def _context(
         roots,
         config,
         containers,
-        options,
+        CacheOptions.of(cache, config.cache),
         elsewhere=elsewhere,
     )
 
@@ -730,5 +666,4 @@ def _reopen(
     containers: Containers,
     options: CacheOptions | None = None,
 ) -> Repository:
-    options = options or CacheOptions()
     return Repository._open(storage, config, containers, options, elsewhere=True)

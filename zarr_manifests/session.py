@@ -33,10 +33,12 @@ from zarr_manifests.engine.index import initialized_coords
 from zarr_manifests.engine.observed import observed_commit, observed_compaction
 from zarr_manifests.engine.patch import combined, patch
 from zarr_manifests.engine.preload import Preload, PreloadReport
+from zarr_manifests.engine.rebasing import Rebasing, rebase_changes
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.engine.workspace import Workspace
 from zarr_manifests.errors import (
     CommitOutcomeUnknownError,
+    ConflictError,
     InvalidArgumentError,
     ManifestsError,
     ReadOnlyError,
@@ -50,6 +52,7 @@ from zarr_manifests.history import ArrayUsage, Status
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.arrange import Places, moved_paths
 from zarr_manifests.planning.compaction import CompactionMode, is_due
+from zarr_manifests.planning.rebase import Policy, check_policy
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.store import ManifestStore
 
@@ -107,8 +110,10 @@ class Session:
         start: int | None,
         *,
         read_from: str | None = None,
+        serializable: bool = False,
     ) -> None:
         self._context = context
+        self._serializable = serializable
         self._branch = branch
         self._indexed = branch if read_from is None else read_from
         keys = SessionKeys(start, context.runtime) if start is not None else None
@@ -392,12 +397,14 @@ class Session:
         message: str,
         metadata: Mapping[str, Any] | None = None,
         *,
+        rebase: bool | Policy = True,
+        retries: int | None = None,
         discard_unmerged: bool = False,
     ) -> str:
         """Make the changes a new snapshot on the branch, all or nothing.
 
-        If other commits came first, this one is put on top of them where that is safe: when both
-        sides changed chunks only, and no chunk twice.
+        If other commits came first, this one is put on top of them where that is safe, as
+        `rebase` does.
 
         Parameters
         ----------
@@ -405,6 +412,11 @@ class Session:
             Why; shown by `ancestry` and `zarr-manifests log`.
         metadata : mapping, optional
             Anything msgpack can hold, kept with the snapshot.
+        rebase : bool, {"fail", "ours", "theirs"} or callable, default True
+            What to do when other commits came first: with True (the same as "fail") go on top of
+            them where nothing is in the way, with False give up, else decide by this policy.
+        retries : int, optional
+            How often to try again when others are faster; else as configured (`commit-attempts`).
         discard_unmerged : bool, default False
             Commit although pickled copies of the store changed something that was not merged.
 
@@ -430,6 +442,7 @@ class Session:
         """
         self._check_open()
         message, metadata = checked_message(message), checked_metadata(metadata)
+        rebasing = self._rebasing(rebase, retries)
         workspace = self._workspace
         with workspace.lock:
             self._check_open()  # another thread's commit may have closed it
@@ -437,7 +450,75 @@ class Session:
                 self.check_forks()
             if not workspace.changes:
                 raise InvalidArgumentError("nothing to commit: the session has no changes")
-            return self._land(message, metadata)
+            return self._land(message, metadata, rebasing=rebasing)
+
+    def rebase(self, policy: Policy = "fail") -> str:
+        """Put the changes on top of what others have committed to the branch meanwhile.
+
+        Afterwards the session reads the others' commits too, with its own changes over them, and
+        nothing is committed. Forks made before cannot be merged any more.
+
+        Parameters
+        ----------
+        policy : {"fail", "ours", "theirs"} or callable, default "fail"
+            Who wins where both sides wrote other bytes to a chunk or another value to an
+            attribute, or where this session deleted what others wrote to. A function is given each
+            `Conflict` and answers with one of the words.
+
+        Returns
+        -------
+        str
+            Id of the snapshot that the session's changes are made on now.
+
+        Raises
+        ------
+        ConflictError
+            If the changes cannot be put on top of what came first. The session is as it was.
+        InvalidArgumentError
+            If there is no such policy.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://rebase-example")
+        >>> with repo.transaction(message="make a") as store:
+        ...     a = zarr.create_array(store, name="a", shape=(4,), chunks=(2,), dtype="i4")
+        >>> session = repo.writable_session()
+        >>> a = zarr.open_array(session.store, path="a")
+        >>> a[:2] = 1
+        >>> with repo.transaction(message="the other chunk") as store:
+        ...     zarr.open_array(store, path="a")[2:] = 2
+        >>> snapshot_id = session.rebase()
+        >>> a[:]
+        array([1, 1, 2, 2], dtype=int32)
+        """
+        self._check_open()
+        rebasing = self._rebasing(policy, None)
+        workspace, context = self._workspace, self._context
+        with workspace.lock:
+            self._check_open()
+            assert self._branch is not None
+            root = context.roots.with_branch(context.roots.read().root, self._branch)
+            tip = root.branches.get(self._branch)
+            if tip is None:
+                raise ConflictError(
+                    f"branch {self._branch!r} was deleted since the session began; create it "
+                    "again at the session's snapshot, then commit"
+                )
+            if tip.head.key != workspace.view.ref.key:
+                view, changes = rebase_changes(
+                    context, workspace.view, tip, workspace.changes, rebasing
+                )
+                workspace.rebase(view, changes)
+        return self.snapshot_id
+
+    def _rebasing(self, rebase: bool | Policy, retries: int | None) -> Rebasing:
+        policy: Policy = "fail" if isinstance(rebase, bool) else rebase
+        check_policy(policy)
+        if retries is not None and (type(retries) is not int or retries < 0):
+            raise InvalidArgumentError(f"retries is a number of times, and not {retries!r}")
+        attempts = None if retries is None else retries + 1
+        return Rebasing(rebase is not False, policy, self._serializable, attempts)
 
     def amend(
         self,
@@ -531,6 +612,7 @@ class Session:
         *,
         amended: SnapshotView | None = None,
         source: str | None = None,
+        rebasing: Rebasing | None = None,
     ) -> str:
         """Commit the changes, together with what the head that is amended did; the new id."""
         workspace, context = self._workspace, self._context
@@ -555,6 +637,7 @@ class Session:
                     packs,
                     replaces=amended,
                     source=source,
+                    rebasing=rebasing or self._rebasing(True, None),
                 )
         except BaseException as error:
             if isinstance(error, CommitOutcomeUnknownError) or not isinstance(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from zarr_manifests.engine.ancestry import ancestors, snapshot_ref
 from zarr_manifests.engine.context import Context
@@ -89,16 +89,35 @@ class Sessions(Indexes):
             view = self._context.open_view(self._as_of(head, as_of))
         return Session(self._context, view, None, None, read_from=name)
 
-    def writable_session(self, branch: str = DEFAULT_BRANCH) -> Session:
+    def writable_session(
+        self,
+        branch: str = DEFAULT_BRANCH,
+        *,
+        isolation: Literal["snapshot", "serializable"] = "snapshot",
+    ) -> Session:
         """A session whose changes can be committed to the branch.
+
+        Parameters
+        ----------
+        branch : str
+            The branch.
+        isolation : {"snapshot", "serializable"}
+            Whether a commit conflicts only with what others wrote to the same places, or also with
+            what they changed of anything that was read.
 
         Raises
         ------
+        InvalidArgumentError
+            If there is no such isolation.
         NotFoundError
             If there is no such branch.
         UnsupportedStorageError
             If the storage cannot compare-and-swap.
         """
+        if isolation not in ("snapshot", "serializable"):
+            raise InvalidArgumentError(
+                f"{isolation!r} is no isolation; give 'snapshot' or 'serializable'"
+            )
         storage = self._context.storage
         if not storage.capabilities.cas:
             raise UnsupportedStorageError(
@@ -109,7 +128,8 @@ class Sessions(Indexes):
             self._context.roots.with_branch(at.root, branch).branches, branch, "branch"
         )
         view = self._context.open_branch(head)
-        return Session(self._context, view, branch, at.root.version)
+        serializable = isolation == "serializable"
+        return Session(self._context, view, branch, at.root.version, serializable=serializable)
 
     @contextmanager
     def transaction(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import re2
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ from zarr_manifests.config import (
     Rule,
     Split,
 )
+from zarr_manifests.config.options import PathSet
 from zarr_manifests.errors import ConfigError
 
 LAST = ManifestSet("default", 1_000_000, None, None, None)
@@ -84,6 +86,30 @@ def test_conditions_of_a_rule_are_anded() -> None:
     assert not rule.matches("/a", 4, 3)
     assert not rule.matches("/a", 5, 4)
     assert Rule("default").matches("/anything", 10**9, 0)
+
+
+def test_rules_that_are_too_many_for_one_automaton_are_tried_one_by_one() -> None:
+    """Each is within its bounds, all together are not: they match what they match alone."""
+    paths = [f"/{i % 50}/(?:[a-z]{{1,30}}[0-9]{{1,30}}){{{2 + i // 50},16}}" for i in range(150)]
+    together = re2.Set.FullMatchSet()
+    for path in paths:
+        together.Add(path)
+    with pytest.raises(re2.error):
+        together.Compile()
+    sets = tuple(ManifestSet(f"s{i}") for i in range(50))
+    rules = tuple(Rule(f"s{i % 50}", path) for i, path in enumerate(paths))
+    splits = tuple(Split(path, ((0, i + 1),)) for i, path in enumerate(paths))
+    planned = ChunkManifests((*sets, LAST), rules, splits)
+    found = []
+    for path in ("/7/a1b2", "/7/a1b2c3", "/49/ab12cd34ef56", "/49/a1", "/50/a1b2"):
+        one, rule = planned.set_for(path, 1, 1)
+        split = planned.split_for(path)
+        found.append((one.name, rule, split))
+        first = next((r for r in rules if r.matches(path, 1, 1)), None)
+        assert (rule, split) == (first, next((s for s in splits if s.matches(path)), None))
+    assert [name for name, _, _ in found] == ["s7", "s7", "s49", "default", "default"]
+    few = PathSet(paths[:3] + paths[50:53], memory_bytes=1)
+    assert [few.matching(path) for path in ("/1/a1b2", "/1/a1b2c3", "/9/a1b2")] == [[1], [1, 4], []]
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ def test_names_are_hyphened() -> None:
         "pack-bytes",
         "commits",
         "compaction",
+        "cache",
         "chunk-manifests",
     ]
     assert options["commits"] == {"mode": "delta", "attempts": 100}
@@ -56,6 +57,7 @@ def test_names_are_hyphened() -> None:
         "size-ratio": 0.25,
         "async-threads": 2,
     }
+    assert options["cache"] == {"max-size": 256 << 20, "expire-ms": 300_000}
 
 
 def test_options_that_stood_outside_of_sections_are_read_there() -> None:
@@ -96,7 +98,7 @@ def test_what_is_left_out_has_its_default() -> None:
         ({"max-delta-count": True}, "max-delta-count: expected a whole number, got True"),
         ({"max-delta-count": 3.0}, "max-delta-count: expected a whole number"),
         ({"max-delta-count": None}, "max-delta-count: expected a whole number"),
-        ({"max-deltas": 3}, "max-deltas: unknown option; known are chunk-manifests, commits, "),
+        ({"max-deltas": 3}, "max-deltas: unknown option; known are cache, chunk-manifests, com"),
         ({"inline_chunk_byte": 3}, "inline_chunk_byte: unknown option; did you mean inline-chunk-"),
         ({5: 3}, "5: unknown option"),
         ({"commits": {"mode": "deltas"}}, "commits.mode: 'deltas' is none of delta, rewrite"),
@@ -115,6 +117,14 @@ def test_what_is_left_out_has_its_default() -> None:
             {"compaction": {"mode": "auto"}},
             "compaction.mode: 'auto' is none of AUTO, ASYNC, ",
         ),
+        ({"cache": {"max-size": -1}}, "cache.max-size: -1 is not within 0 to 4611686018427387904"),
+        ({"cache": {"expire-ms": "1s"}}, "cache.expire-ms: expected a whole number, got '1s'"),
+        ({"cache": {"max-sise": 1}}, "cache.max-sise: unknown option; did you mean max-size?"),
+        (
+            {"cache": {"directory": "cache"}},
+            "cache.directory: is not saved with a repository, since it is about one machine; give",
+        ),
+        ({"cache": {"directory_bytes": 1}}, "cache.directory_bytes: is not saved with a repos"),
         ({"commits": 3}, "commits: expected options and their values, got 3"),
         (
             {"max-delta-count": 3, "compaction": {"max_delta_count": 3}},

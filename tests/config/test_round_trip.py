@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zarr_manifests.config import (
+    Cache,
     ChunkManifests,
     Commits,
     Compaction,
@@ -106,6 +107,7 @@ def repository_configs() -> st.SearchStrategy[RepositoryConfig]:
             st.floats(0, 100) | st.integers(0, 100),
             st.integers(1, 64),
         ),
+        cache=st.builds(Cache, st.integers(0, 1 << 62), st.integers(0, 1 << 62)),
         chunk_manifests=chunk_manifests(),
     )
 
@@ -194,6 +196,7 @@ def test_everything_at_once() -> None:
           fan-in: 6
           size-ratio: 0.5
           async-threads: 7
+        cache: {max-size: 8, expire-ms: 9}
         chunk-manifests:
           sets:
             - small: {max-arrays-per-manifest: 5, cardinality: null}
@@ -212,6 +215,7 @@ def test_everything_at_once() -> None:
         pack_bytes=2,
         commits=Commits("rewrite", 3),
         compaction=Compaction("MANUAL", 3, 4, 5, 6, 0.5, 7),
+        cache=Cache(8, 9),
         chunk_manifests=ChunkManifests(
             (
                 ManifestSet("small", None, 5, "default", None),
@@ -254,6 +258,9 @@ def test_the_schema_accepts_the_examples(example: str) -> None:
         "compaction: {size-ratio: -0.1}",
         "compaction: {size-ratio: often}",
         "compaction: {mode: SOMETIMES}",
+        "cache: {max-size: -1}",
+        "cache: {expire-ms: 1.5}",
+        "cache: {directory: a}",
         "chunk-manifests: {sets: [{a: {cardinalty: 1}}]}",
         "chunk-manifests: {sets: [{a: , b: }]}",
         "chunk-manifests: {rules: [{path: x}]}",

@@ -419,7 +419,10 @@ def test_sessions_of_a_repository_share_what_one_has_read() -> None:
     filled(storage)
     counting = CountingStorage(storage)
     repository = Repository.open(counting)
-    read(repository.readonly_session(), 0, 5)
+    first = repository.readonly_session()
+    read(first, 0, 5)
+    assert repository.metrics().refs_merged == 0, "one chunk is looked up in what holds it"
+    read(first, 1, 5)
     assert repository.metrics().refs_merged == 3000
     counting.reset()
     read(repository.readonly_session(), 2, 5)
@@ -431,10 +434,12 @@ def test_deltas_that_were_written_are_not_read_again() -> None:
     counting = CountingStorage(MemoryStorage())
     repository = filled(counting)
     counting.reset()
-    session = repository.readonly_session()
+    session, before = repository.readonly_session(), repository.metrics()
     for commit in range(3):
         read(session, commit, 7)
     assert [r.key for r in counting.log] in ([], ["current"])
+    merged = (repository.metrics() - before).refs_merged
+    assert merged == 3000, "as all is at hand, it is brought together for further lookups"
 
 
 def test_with_next_to_no_room_all_is_read_right_and_in_parallel() -> None:
@@ -443,8 +448,8 @@ def test_with_next_to_no_room_all_is_read_right_and_in_parallel() -> None:
     gate = RoundStorage(storage)
     repository = Repository.open(gate, cache={"max-size": 0})
     session = repository.readonly_session()
-    for commit in (0, 3, 7):
-        gate.due = 8
+    for commit, deltas in ((0, 1), (3, 8), (7, 1), (5, 8)):
+        gate.due = deltas
         repository._context.objects.cache.clear()
         read(session, commit, 5)
         assert gate.due == 0, "the deltas are fetched side by side, though none is kept"

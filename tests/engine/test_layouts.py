@@ -15,6 +15,11 @@ from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, RepositoryConfig, Session
+from zarr_manifests.config import ChunkManifests
+from zarr_manifests.engine import repack as repack_module
+from zarr_manifests.engine.layouts import ReadCost, ReadCosts
+from zarr_manifests.engine.scratch import ScratchStorage
+from zarr_manifests.planning.leaves import BaseIndex
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import CountingStorage
 
@@ -247,6 +252,87 @@ def test_a_new_array_brings_itself_alone(three: tuple[MemoryStorage, dict[str, s
     assert set(after) - set(before) == {"d0"}
 
 
+@pytest.mark.parametrize("mode", ["major", "full", "rewrite"])
+def test_an_append_changes_the_last_manifest_only(mode: str) -> None:
+    repository = written(BY_TENS, {"a": (60, 46)})
+    repository.compact(mode="full")
+    before = by_content(repository)
+    assert sorted(before) == ["a0 a10", "a20 a30", "a40"]
+    if mode == "rewrite":
+        repository = Repository.open(repository.storage, {"commits": {"mode": "rewrite"}})
+    session = repository.writable_session()
+    virtual(session, "a", np.arange(46, 58))
+    session.commit("append")
+    if mode == "major":
+        repository.compact(mode=mode)
+    if mode == "full":  # which packs all leaves anew, where the last may share a manifest
+        assert repository.compact(mode=mode).manifests_written == 3
+        return
+    after = by_content(repository)
+    assert {before["a0 a10"], before["a20 a30"]} < set(after.values())
+    assert before["a40"] not in after.values()
+    assert sorted(after) == ["a0 a10", "a20 a30", "a40 a50"]
+
+
+# --- steps -----------------------------------------------------------------------------------
+
+FEW = {
+    "sets": [
+        {"few": {"max-manifest-size": 40, "cardinality": 3}},
+        {"default": {"max-manifest-size": 100}},
+    ],
+    "rules": [{"target": "few", "path": "/few/.*"}],
+}
+
+
+@pytest.mark.parametrize("mode", ["full", "rewrite"])
+def test_a_set_of_limited_number_is_packed_in_steps(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After none of them it has more manifests than it may have; and all reads as before."""
+    config = {"chunk-manifests": FEW, "compaction": {"mode": "MANUAL"}}
+    sizes = {f"few/a{i}": (40, 10 + i) for i in range(9)} | {"b": 150}
+    repository = written(config, sizes)
+    repository.compact(mode="full")
+    assert sorted(name for name, _ in layout(repository)) == ["default"] * 2 + ["few"] * 3
+    sets = {name for name, refs in layout(repository) if "few/a8" in refs}
+    assert sets == {"default"}, "the biggest has overflowed"
+    steps: list[tuple[int, int, int]] = []
+    real = repack_module.plan_manifests
+
+    def spy(config: ChunkManifests, facts: Any, parts: Any, base: BaseIndex, gone: Any) -> Any:
+        plan = real(config, facts, parts, base, gone)
+        kept = sum(base.set_of(key) == "few" for key in plan.kept(base))
+        made = sum(manifest.set_name == "few" for manifest in plan.manifests)
+        steps.append((sum(part.count for part in parts), made, kept + made))
+        return plan
+
+    monkeypatch.setattr(repack_module, "plan_manifests", spy)
+    monkeypatch.setattr(repack_module, "STEP_REFS", 50)
+    if mode == "rewrite":
+        repository = Repository.open(repository.storage, {"commits": {"mode": "rewrite"}})
+    session = repository.writable_session()
+    for i in range(9):
+        virtual(session, f"few/a{i}", np.array([0, 30]))
+    make(session, "few/new", 5)
+    virtual(session, "few/new", np.arange(5))
+    session.commit("more of each")
+    if mode == "full":
+        repository.compact(mode="full")
+    assert sum(made > 0 for _, made, _ in steps) >= 3
+    assert max(refs for refs, made, _ in steps if made) <= 50
+    assert {count for _, _, count in steps} <= {1, 2, 3}
+    found = layout(repository)
+    assert sum(name == "few" for name, _ in found) == 3
+    assert {name for name, refs in found if "few/new" in refs} == {"few"}
+    store = Repository.open(repository.storage).readonly_session().store
+    for path, refs in [*sizes.items(), ("few/new", 5)]:
+        count = refs if isinstance(refs, int) else refs[1]
+        expected = sorted({*range(count), *([0, 30] if path.startswith("few/a") else [])})
+        there = store.get_virtual_refs(path)
+        assert there.index[:, 0].tolist() == there.offset.tolist() == expected
+
+
 # --- other configurations, and what is old ---------------------------------------------------
 
 
@@ -400,3 +486,68 @@ def test_a_plan_is_what_a_full_compaction_does(pending: bool) -> None:
     done = repository.explain_manifests()
     assert [replace(manifest, key=None) for manifest in done.manifests] == list(plan.manifests)
     assert done.arrays == plan.arrays
+    assert plan.costs is not None
+    for planned, now in zip(costs_of(plan.costs), costs_of(repository.read_costs()), strict=True):
+        assert planned.requests == now.requests
+        # Ids that are drawn compress a little better or worse.
+        assert planned.nbytes == pytest.approx(now.nbytes, rel=0.1)
+
+
+def costs_of(costs: ReadCosts) -> list[ReadCost]:
+    return [costs.opening, costs.coordinates, costs.last_step]
+
+
+@pytest.mark.parametrize("where", ["branch", "tag", "snapshot"])
+def test_costs_are_what_a_new_process_fetches(where: str) -> None:
+    """Of a repository too large for its root, with deltas on top that touch a coordinate."""
+    config = {"chunk-manifests": {"sets": [{"default": {"max-manifest-size": 20_000}}]}}
+    repository = written(config, {"a": 60_000, "b": 30_000})
+    session = repository.writable_session()
+    noise = np.random.default_rng(5).bytes(20_000).hex()
+    zarr.create_group(session.store, path="g", attributes={"about": noise})
+    zarr.create_array(session.store, name="t", data=np.arange(1, 31), chunks=(1,),
+                      dimension_names=("t",))  # fmt: skip
+    session.commit("a coordinate")
+    repository.compact(mode="full")
+    session = repository.writable_session()
+    zarr.open_array(session.store, path="t")[3] = 7
+    virtual(session, "a", np.random.default_rng(5).permutation(60_000)[:20_000])
+    snapshot_id = session.commit("more")
+    repository.create_tag("v1", snapshot_id)
+    at = {"branch": {"branch": "main"}, "tag": {"tag": "v1"}, "snapshot": {}}[where] or {
+        "snapshot_id": snapshot_id
+    }
+    counting = CountingStorage(repository.storage)
+    costs = Repository.open(counting).read_costs(**at)
+    requests = [(r.key.partition("/")[0], r.nbytes) for r in counting.log[1:]]
+    opening = requests[: costs.opening.requests]
+    assert sorted(kind for kind, _ in opening) == ["current", "nodes", "snapshots"]
+    assert sum(nbytes for _, nbytes in opening) == costs.opening.nbytes
+    assert costs.coordinates == ReadCost(0, 0), "copies of the leaf and the delta came along"
+    last = requests[costs.opening.requests :]
+    assert [kind for kind, _ in last] == ["manifests"] * 2, "of a; b's leaf is with the coordinate"
+    assert costs.last_step == ReadCost(2, sum(nbytes for _, nbytes in last))
+    other = repository.plan_manifests({"chunk-manifests": {"sets": ["default"]}}, **at)
+    assert other.snapshot_id == snapshot_id
+    assert [manifest.refs for manifest in other.manifests] == [90_030]
+    assert other.costs is not None
+    assert (other.costs.opening.requests, other.costs.last_step) == (3, ReadCost(0, 0))
+    assert set(repository.list_branches()) == {"main"}
+
+
+def test_nobody_sees_a_plan_and_it_sees_nobody() -> None:
+    repository = written({}, {"a": 30})
+    scratch = ScratchStorage(repository.storage)
+    before = {info.key: repository.storage.get(info.key) for info in repository.storage.list()}
+    Repository.open(scratch).compact(mode="full")
+    assert {info.key for info in scratch.list()} > before.keys()
+    for key, data in before.items():
+        assert repository.storage.get(key) == data
+    repository.create_tag("later")
+    assert Repository.open(scratch).list_tags() == {}
+    assert len(list(scratch.list("manifests/"))) == 1
+    (made,) = scratch.list("manifests/")
+    assert scratch.head(made.key) == made
+    assert scratch.get_ranges(made.key, [(0, 4)]) == [scratch.get(made.key, 0, 4)]
+    old = next(iter(repository.storage.list("snapshots/"))).key
+    assert scratch.head(old).nbytes == len(scratch.get_ranges(old, [(0, 10**6)])[0])

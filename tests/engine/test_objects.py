@@ -37,6 +37,8 @@ def test_fetched_once() -> None:
     assert objects.load(ref, Delta) is objects.load(ref.bare(), Delta)
     objects.prefetch([(ref, Delta), (ref, Delta)])
     assert counting.requests == 1
+    counted = objects.meter.read()
+    assert (counted.cache_misses, counted.cache_hits) == (1, 2)
 
 
 def test_what_is_carried_along_or_remembered_is_not_fetched() -> None:

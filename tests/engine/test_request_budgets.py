@@ -326,7 +326,11 @@ def test_the_first_chunk_under_many_deltas_takes_four_rounds(ahead: MemoryStorag
     assert get(session, "huge/c/17") == CHUNK
     assert counting.rounds() <= 4
     counting.reset()
-    assert get(session, f"huge/c/{LEAVES * LEAF_ROWS + 7}") == CHUNK + bytes(600)
+    first = LEAVES * LEAF_ROWS
+    assert get(session, f"huge/c/{first + 7}") == CHUNK + bytes(600)
+    assert counting.rounds() == 2, "all deltas that are left in one, then the chunk"
+    counting.reset()
+    assert get(session, f"huge/c/{first + 8}") == CHUNK + bytes(600)
     assert (counting.rounds(), counting.requests) == (1, 1)
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +25,7 @@ from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.testing import CountingStorage
 
 A, B = b"a" * 12, b"b" * 12
 SESSION = f"{1:012d}-" + "ab" * 12
@@ -44,11 +48,13 @@ class Written:
         manifest = Manifest.of(tables)
         return ManifestRef(self.put("manifests", manifest.encode()), manifest.directory())
 
-    def view(self, deltas: list[Delta], leaves: tuple[ManifestRef, ...] = ()) -> SnapshotView:
+    def view(
+        self, deltas: list[Delta], leaves: tuple[ManifestRef, ...] = (), sequence: int = 0
+    ) -> SnapshotView:
         entries = tuple(
             DeltaEntry.of(self.put("deltas", d.encode()), d, i) for i, d in enumerate(deltas, 1)
         )
-        return self.snapshot(entries, Base((), leaves))
+        return self.snapshot(entries, Base((), leaves, sequence))
 
     def snapshot(self, entries: tuple[DeltaEntry, ...], content: Base) -> SnapshotView:
         base = self.put("nodes", content.encode())
@@ -89,6 +95,156 @@ def test_newest_layer_wins_over_deltas_and_leaves() -> None:
     assert view.lookup(B, (0,)) == InlineRef(b"b")
     assert view.lookup(b"c" * 12, (0,)) is None
     assert view.touched() == {A, B}
+
+
+SIDE = 5
+GRID = Box((0, 0), (SIDE, SIDE))
+ALL = [tuple(c) for c in GRID.unravel(np.arange(GRID.size)).tolist()]
+cells = st.tuples(st.integers(0, SIDE - 1), st.integers(0, SIDE - 1))
+
+
+@st.composite
+def dense_tables(draw: st.DrawFn) -> dict[Coords, bytes | None]:
+    """Rows for every chunk of a box."""
+    (a, b), (c, d) = draw(cells), draw(cells)
+    box = Box((min(a, c), min(b, d)), (max(a, c) + 1, max(b, d) + 1))
+    kept = draw(st.booleans())
+    rows = [tuple(c) for c in box.unravel(np.arange(box.size)).tolist()]
+    return dict.fromkeys(rows, b"dense" if kept else None)
+
+
+rows_of = dense_tables() | st.dictionaries(
+    cells, st.none() | st.binary(max_size=2), min_size=1, max_size=6
+)
+said = st.fixed_dictionaries(
+    {
+        "cut": st.none() | cells,
+        "embedded": st.none() | rows_of,
+        "apart": st.lists(rows_of, max_size=2),
+    }
+)
+halves = (Box((0, 0), (2, SIDE)), Box((2, 0), (SIDE, 3)))
+
+
+def said_in(one: dict[str, Any]) -> list[dict[Coords, bytes | None]]:
+    return [rows for rows in (one["embedded"], *one["apart"]) if rows]
+
+
+def delta_of(written: Written, number: int, one: dict[str, Any]) -> Delta:
+    return Delta(
+        bytes([number]) * 16,
+        truncated={} if one["cut"] is None else {A: one["cut"]},
+        embedded=Manifest.of([(A, table(one["embedded"]))] if one["embedded"] else []),
+        manifests=tuple(written.manifest((A, table(rows))) for rows in one["apart"]),
+    )
+
+
+def laid_over(
+    leaf: dict[Coords, bytes | None], says: list[dict[str, Any]]
+) -> dict[Coords, bytes | None]:
+    """What the leaf's chunks, and those in no leaf, have become."""
+    found = dict(leaf)
+    for one in says:
+        if one["cut"] is not None:
+            found = {c: v for c, v in found.items() if (np.array(c) < one["cut"]).all()}
+        for rows in said_in(one):
+            found.update(rows)
+    return found
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(said, max_size=6), st.tuples(st.integers(0, 6), st.integers(0, 6)), st.data())
+def test_one_chunk_many_and_all_are_found_alike(
+    says: list[dict[str, Any]], upto: tuple[int, int], data: st.DataObject
+) -> None:
+    """Deltas that set, remove and truncate, over two leaves that have some of them already."""
+    written = Written()
+    merged = [min(n, len(says)) for n in upto]
+    leaves = [dict.fromkeys((c for c in ALL if c in box and sum(c) % 2), b"f") for box in halves]
+    directory = tuple(
+        replace(written.manifest((A, table(leaf))), merged=(n,))
+        for leaf, n in zip(leaves, merged, strict=True)
+    )
+    deltas = [delta_of(written, number, one) for number, one in enumerate(says, 1)]
+    first = written.view(deltas, directory, max(merged))
+    expected = {c: laid_over({}, says).get(c) for c in ALL}
+    for leaf, n, box in zip(leaves, merged, halves, strict=True):
+        model = laid_over(leaf, says[n:])
+        expected |= {c: model.get(c) for c in ALL if c in box}
+
+    def view() -> SnapshotView:
+        """With nothing in memory."""
+        return SnapshotView.open(Objects(written.objects.storage, SYSTEM), SYSTEM, first.ref)
+
+    def content(found: InlineRef | None) -> bytes | None:
+        return None if found is None else found.data
+
+    def contents(found: ChunkTable | None) -> dict[Coords, bytes | None]:
+        return {} if found is None else {c: content(ref) for c, ref in found.refs()}
+
+    there = {c: found for c, found in expected.items() if found is not None}
+    for at in ALL:
+        assert content(view().lookup(A, at)) == expected[at]
+    looked = view()
+    order = data.draw(st.permutations(ALL))
+    assert {c: content(looked.lookup(A, c)) for c in order} == expected
+    assert contents(view().chunks(A)) == there
+    some = sorted(data.draw(st.sets(cells, min_size=1, max_size=6)))
+    among = {c: found for c, found in there.items() if c in some}
+    asked = view()
+    for _ in range(2):
+        assert contents(asked.chunks_at(A, np.array(some))) == among
+    assert content(asked.lookup(A, order[0])) == expected[order[0]]
+    region = data.draw(dense_tables())
+    box = Box.around_coords(np.array([*region]))
+    for after in (0, *merged):
+        whole, part = view().overlay(A, after), view().overlay(A, after, box)
+        assert whole.truncated == part.truncated
+        kept = [
+            {c: ref for c, ref in one.table.refs() if c in box} if one.table else {}
+            for one in (whole, part)
+        ]
+        assert kept[0] == kept[1]
+
+
+def test_a_table_with_every_chunk_of_its_box_ends_the_search() -> None:
+    written = Written()
+    rows = [{(i,): bytes([n]) for i in range(4)} for n in range(4)]
+    leaf, *over = [written.manifest((A, table(one))) for one in rows]
+    deltas = [Delta(bytes([n]) * 16, manifests=(ref,)) for n, ref in enumerate(over)]
+    first = written.view(deltas, (leaf,))
+    counting = CountingStorage(written.objects.storage)
+    view = SnapshotView.open(Objects(counting, SYSTEM), SYSTEM, first.ref)
+    counting.reset()
+    assert view.lookup(A, (2,)) == InlineRef(b"\x03")
+    assert [record.key for record in counting.log] == [over[-1].blob.key]
+
+
+def test_what_a_truncation_drops_is_not_fetched() -> None:
+    written = Written()
+    rows: dict[Coords, bytes | None] = {(0,): b"x", (8,): b"y"}
+    leaf, old, new = (written.manifest((A, table(rows))) for _ in range(3))
+    deltas = [
+        Delta(b"1" * 16, manifests=(old,)),
+        Delta(b"2" * 16, truncated={A: (4,)}),
+        Delta(b"3" * 16, manifests=(new,)),
+    ]
+    first = written.view(deltas, (leaf,))
+    for at, due in ((5, [new]), (3, [old, new, leaf])):
+        counting = CountingStorage(written.objects.storage)
+        view = SnapshotView.open(Objects(counting, SYSTEM), SYSTEM, first.ref)
+        counting.reset()
+        assert view.lookup(A, (at,)) is None
+        assert {record.key for record in counting.log} == {ref.blob.key for ref in due}
+
+
+def test_two_tables_of_a_manifest_with_the_same_box_are_told_apart() -> None:
+    written = Written()
+    two = [(A, table({(0,): b"old", (2,): b"x"})), (A, table({(0,): b"new", (2,): None}))]
+    view = written.view([Delta(b"1" * 16, manifests=(written.manifest(*two),))])
+    assert view.lookup(A, (0,)) == InlineRef(b"new")
+    assert view.lookup(A, (2,)) is None
+    assert view.lookup(A, (0,)) == InlineRef(b"new")
 
 
 def test_a_manifest_that_lacks_what_the_base_says_it_has() -> None:

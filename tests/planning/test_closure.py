@@ -164,6 +164,80 @@ def test_steps_share_nothing_and_always_go_on() -> None:
     assert closure.step(budget_refs=10**9) == (closure, Closure((), closure.layouts))
 
 
+FEW = ManifestSet("few", 10, cardinality=4)
+
+
+def few(*manifests: int, one: ManifestSet = FEW) -> tuple[ChunkManifests, BaseIndex, list[bytes]]:
+    """A set of limited number with manifests of so many refs, each of an array of its own."""
+    nodes = [bytes([65 + i]) * 12 for i in range(len(manifests) + 3)]
+    parts = [(leaf(node, 0, n),) for node, n in zip(nodes, manifests, strict=False)]
+    refs = [ManifestRef(BlobRef(key(i), 100, 0), some) for i, some in enumerate(parts, 1)]
+    sets = dict.fromkeys((ref.blob.key for ref in refs), "few")
+    config = ChunkManifests(sets=(one, default()), rules=(Rule("few"),), splitting=())
+    return config, BaseIndex(refs, sets), nodes
+
+
+def one_changed(nodes: list[bytes]) -> dict[bytes, Change]:
+    return {node: Change(np.array([[0]])) for node in nodes}
+
+
+def test_what_shares_a_set_is_packed_together_while_it_fits_into_a_step() -> None:
+    config, base, nodes = few(8, 2, 5, 9)
+    closure = close(config, facts_of(*nodes, chunks=10), base, one_changed(nodes))
+    (group,) = closure.groups
+    assert closure.refs == group.refs == 8 + 2 + 5 + 9 + len(nodes)
+    assert closure.step(31) == (closure, Closure((), closure.layouts))
+
+
+def test_what_shares_a_set_and_is_too_much_for_a_step_is_taken_apart() -> None:
+    config, base, nodes = few(8, 2, 5, 9)
+    rest = close(config, facts_of(*nodes, chunks=10), base, one_changed(nodes))
+    steps = []
+    while rest:
+        step, rest = rest.step(budget_refs=12)
+        assert step.refs <= 12
+        steps.append((step.manifests, sorted(due.node_id[:1] for due in step.dues(base))))
+    # The emptiest manifest with what is in none, then one after the other.
+    assert steps == [
+        ((key(2), key(3)), [b"B", b"C", b"E", b"F", b"G"]),
+        ((key(1),), [b"A"]),
+        ((key(4),), [b"D"]),
+    ]
+
+
+def test_one_piece_may_be_more_than_a_step() -> None:
+    config, base, nodes = few(8, 9)
+    rest = close(config, facts_of(*nodes, chunks=10), base, one_changed(nodes[:2]))
+    first, rest = rest.step(budget_refs=5)
+    second, rest = rest.step(budget_refs=5)
+    assert (first.manifests, second.manifests, bool(rest)) == ((key(1),), (key(2),), False)
+
+
+def test_a_manifest_of_any_size_is_packed_with_all_that_comes_into_it() -> None:
+    config, base, nodes = few(8, one=ManifestSet("few", None, cardinality=1))
+    closure = close(config, facts_of(*nodes, chunks=10), base, one_changed(nodes))
+    first, rest = closure.step(budget_refs=5)
+    assert first.refs == 8 + len(nodes)
+    assert not rest
+
+
+def test_arrays_that_are_laid_out_anew_stay_in_one_piece() -> None:
+    one = ManifestSet("few", 10, cardinality=9)
+    config = ChunkManifests(sets=(one, default()), rules=(Rule("few"),), splitting=())
+    parts = [(leaf(A, 0, 4), leaf(B, 0, 4)), (leaf(A, 4, 8),), (leaf(C, 0, 8),), (leaf(B, 4, 8),)]
+    refs = [ManifestRef(BlobRef(key(i), 100, 0), some) for i, some in enumerate(parts, 1)]
+    base = BaseIndex(refs, {ref.blob.key: "few" for ref in refs})
+    closure = close(config, facts_of(A, B, C), base, changed(a=[1, 5], b=[1, 5], c=[1]))
+    rest = closure.with_whole_arrays(base)
+    assert rest.refs == closure.refs
+    steps = []
+    while rest:
+        step, rest = rest.step(budget_refs=1)
+        steps.append(arrays_of(step, base))
+    assert sorted(steps) == ["ab", "c"]
+    assert len(closure.groups) == len(closure.with_whole_arrays(base).groups) == 1
+
+
 def test_leaves_are_cut_anew_within_what_stays() -> None:
     base = base_of((leaf(A, 0, 10),), (leaf(A, 10, 20),), (leaf(A, 20, 30),))
     five = ChunkManifests(sets=(default(),), rules=(), splitting=(Split(".*", ((0, 15),)),))

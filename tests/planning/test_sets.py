@@ -389,6 +389,7 @@ class Model:
         )
         while closure:
             step, closure = closure.step(budget_refs)
+            assert step.refs <= budget_refs or not any(group.pieces for group in step.groups)
             base = self.base
             leaves = []
             for due in step.dues(base):
@@ -406,6 +407,9 @@ class Model:
                     cuts = due.cut(np.array(inside, np.int64), base)
                     leaves += [Part(due.node_id, one.box, len(one.rows)) for one in cuts]
             self.apply(config, plan_manifests(config, facts, leaves, base, step.manifests), base)
+            for one in config.sets:  # another configuration may have left more
+                most = max(one.cardinality or 10**9, base.in_set(one.name))
+                assert self.base.in_set(one.name) <= most
 
     def apply(self, config: ChunkManifests, plan: ManifestPlan, base: BaseIndex) -> None:
         check_plan(config, plan, base)

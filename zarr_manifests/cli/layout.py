@@ -20,7 +20,7 @@ from zarr_manifests.cli.console import (
     count_text,
     plain_text,
 )
-from zarr_manifests.engine.layouts import ArrayPlace, ManifestLayout, ManifestPlace
+from zarr_manifests.engine.layouts import ArrayPlace, ManifestLayout, ReadCost
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.repository import Repository
 
@@ -80,13 +80,11 @@ def run_plan(
     out.print(f"then:   {_sum(after)}")
     out.print()
     table = columns("to read for", "now", "then", right=("now", "then"))
-    opening = (f"base of {bytes_text(layout.base_bytes)}" for layout in (before, after))
-    table.add_row("opening", *opening)
-    for what, of in (
-        ("all coordinates", ManifestLayout.for_coordinates),
-        ("the last step of all data", ManifestLayout.for_last_step),
-    ):
-        table.add_row(what, _requests(of(before)), _requests(of(after)))
+    now, then = repo.read_costs(branch, tag=tag, snapshot_id=snapshot), after.costs
+    assert then is not None  # it is planned
+    table.add_row("opening", _requests(now.opening), _requests(then.opening))
+    table.add_row("then all coordinates", _requests(now.coordinates), _requests(then.coordinates))
+    table.add_row("then one more step", _requests(now.last_step), _requests(then.last_step))
     out.print(table)
     _plot(plot, after, "Manifests as planned")
 
@@ -159,9 +157,8 @@ def _sum(layout: ManifestLayout) -> str:
     return text + (f", and {count_text(pending, 'ref')} pending" if pending else "")
 
 
-def _requests(manifests: tuple[ManifestPlace, ...]) -> str:
-    nbytes = sum(manifest.nbytes for manifest in manifests)
-    return f"{count_text(len(manifests), 'request')}, {bytes_text(nbytes)}"
+def _requests(cost: ReadCost) -> str:
+    return f"{count_text(cost.requests, 'request')}, {bytes_text(cost.nbytes)}"
 
 
 def _plot(file: str | None, layout: ManifestLayout, title: str) -> None:

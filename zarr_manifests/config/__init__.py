@@ -1,6 +1,6 @@
 """The configuration of a repository: its options, and how manifests are planned."""
 
-from zarr_manifests.config.cache import CacheOptions
+from zarr_manifests.config.cache import Cache, CacheOptions
 from zarr_manifests.config.manifests import (
     ChunkManifests,
     Interval,
@@ -17,6 +17,7 @@ from zarr_manifests.config.repository import (
 )
 
 __all__ = [
+    "Cache",
     "CacheOptions",
     "ChunkManifests",
     "Commits",

@@ -1,16 +1,81 @@
-"""What this process may keep of a repository's metadata: options that are never saved with it."""
+"""What may be kept of a repository's metadata: in memory, and in a folder of the local disk.
+
+How much memory is saved with the repository (`Cache`), for whoever opens it and does not say
+otherwise. A folder never is: it would be one on the machine of whoever opens the repository, who
+may not even have made it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from zarr_manifests.config.options import Faults, Kind, Section, Whole, described, shown
+from zarr_manifests.config.options import (
+    Faults,
+    Kind,
+    Section,
+    Whole,
+    described,
+    options_of,
+    shown,
+    spelled,
+    within,
+)
 
-__all__ = ["CacheOptions"]
+__all__ = ["Cache", "CacheOptions"]
 
-_MAX: int = 2**62
+_MAX: Final = 2**62
+_MAX_SIZE: Final = 256 << 20
+_EXPIRE_MS: Final = 300_000
+_MEMORY: Final = described(Whole(0, _MAX), "bytes of memory for decoded metadata")
+_EXPIRY: Final = described(
+    Whole(0, _MAX), "milliseconds after which what was not used is dropped; 0 for never"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cache(Section):
+    """How much metadata is kept in memory by whoever opens the repository and does not say.
+
+    Parameters
+    ----------
+    max_size : int
+        Bytes of memory for decoded metadata. The value used last stays, whatever its size.
+    expire_ms : int
+        Milliseconds after which what was not used is dropped; 0 for never.
+
+    Raises
+    ------
+    ConfigError
+        If a value is out of range; `problems` names each.
+
+    Examples
+    --------
+    >>> from zarr_manifests import RepositoryConfig
+    >>> from zarr_manifests.config import Cache
+    >>> RepositoryConfig(cache=Cache(max_size=1_000_000)).to_dict()["cache"]["max-size"]
+    1000000
+    """
+
+    max_size: int = field(default=_MAX_SIZE, metadata=_MEMORY)
+    expire_ms: int = field(default=_EXPIRE_MS, metadata=_EXPIRY)
+
+    @classmethod
+    def read_options(
+        cls, value: object, place: str, faults: Faults, base: Section | None
+    ) -> dict[str, Any]:
+        left = value
+        if isinstance(value, Mapping):
+            left = {key: entry for key, entry in value.items() if _name(key) not in _LOCAL}
+            for key in (key for key in value if key not in left):
+                faults.add(
+                    within(place, spelled(key)),
+                    "is not saved with a repository, since it is about one machine; give it as "
+                    "cache= to Repository.open",
+                )
+        # Without arguments, super() misses a class with slots.
+        return super(Cache, cls).read_options(left, place, faults, base)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +128,8 @@ class CacheOptions(Section):
     1000000
     """
 
-    max_size: int = field(
-        default=256 << 20,
-        metadata=described(Whole(0, _MAX), "bytes of memory for decoded metadata"),
-    )
-    expire_ms: int = field(
-        default=300_000,
-        metadata=described(
-            Whole(0, _MAX), "milliseconds after which what was not used is dropped; 0 for never"
-        ),
-    )
+    max_size: int = field(default=_MAX_SIZE, metadata=_MEMORY)
+    expire_ms: int = field(default=_EXPIRE_MS, metadata=_EXPIRY)
     directory: str | None = field(
         default=None,
         metadata=described(_Folder(), "a folder of a local disk in which to keep metadata objects"),
@@ -86,8 +143,12 @@ class CacheOptions(Section):
         Section.__post_init__(self)  # without arguments, super() misses a class with slots
 
     @classmethod
-    def of(cls, options: CacheOptions | Mapping[str, Any] | None) -> CacheOptions:
+    def of(
+        cls, options: CacheOptions | Mapping[str, Any] | None, saved: Cache | None = None
+    ) -> CacheOptions:
         """The options of a mapping, named with hyphens or underscores.
+
+        What it leaves out is as it is saved, or has its default.
 
         Raises
         ------
@@ -96,7 +157,15 @@ class CacheOptions(Section):
         """
         if isinstance(options, CacheOptions):
             return options
-        faults, default = Faults(), cls()
+        faults = Faults()
+        default = cls() if saved is None else cls(saved.max_size, saved.expire_ms)
         found = cls.read(options, "cache", faults, default)
         faults.throw()
         return default if found is None else found
+
+
+_LOCAL: Final = frozenset(options_of(CacheOptions)) - frozenset(options_of(Cache))
+
+
+def _name(key: object) -> str:
+    return spelled(key).replace("_", "-")

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
+from zarr_manifests.config.cache import Cache
 from zarr_manifests.config.manifests import ChunkManifests
 from zarr_manifests.config.options import (
     Choice,
@@ -154,6 +155,8 @@ class RepositoryConfig(Section):
         How commits are made.
     compaction : Compaction, optional
         When deltas are brought together.
+    cache : Cache, optional
+        How much metadata is kept in memory, where nothing else is said at opening.
     chunk_manifests : ChunkManifests, optional
         How manifests are planned.
 
@@ -195,6 +198,12 @@ class RepositoryConfig(Section):
         default=Compaction(),
         metadata=described(Nested(Compaction), "when deltas are brought together"),
     )
+    cache: Cache = field(
+        default=Cache(),
+        metadata=described(
+            Nested(Cache), "how much metadata is kept in memory by whoever does not say at opening"
+        ),
+    )
     chunk_manifests: ChunkManifests = field(
         default=ChunkManifests(),
         metadata=described(
@@ -212,6 +221,7 @@ class RepositoryConfig(Section):
         *,
         commits: Commits | None = None,
         compaction: Compaction | None = None,
+        cache: Cache | None = None,
         chunk_manifests: ChunkManifests | None = None,
     ) -> None:
         faults = Faults()
@@ -221,6 +231,7 @@ class RepositoryConfig(Section):
             "pack_bytes": pack_bytes,
             "commits": Commits() if commits is None else commits,
             "compaction": Compaction() if compaction is None else compaction,
+            "cache": Cache() if cache is None else cache,
             "chunk_manifests": ChunkManifests() if chunk_manifests is None else chunk_manifests,
         }
         flat = {"max-delta-count": max_delta_count, "commit-attempts": commit_attempts}

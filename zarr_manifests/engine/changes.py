@@ -43,6 +43,7 @@ from zarr_manifests.planning.merge import (
     split,
 )
 from zarr_manifests.planning.packing import LEAF_ROWS
+from zarr_manifests.planning.reads import Reads
 from zarr_manifests.storage import Storage
 from zarr_manifests.virtual.containers import Containers
 
@@ -81,6 +82,8 @@ class ChangeSet:
         By node id: refs set in bulk, oldest first; what is in `chunks` is newer.
     unsynced : list of str
         Keys of chunk objects written and not yet durable.
+    reads : Reads
+        What was read of the snapshot meanwhile; no change, but a commit may depend on it.
     """
 
     nodes: dict[str, Node | None] = field(default_factory=dict)
@@ -88,6 +91,7 @@ class ChangeSet:
     truncated: dict[bytes, Coords] = field(default_factory=dict)
     unsynced: list[str] = field(default_factory=list)
     tables: dict[bytes, tuple[ChunkTable, ...]] = field(default_factory=dict)
+    reads: Reads = field(default_factory=Reads, compare=False)
 
     def __bool__(self) -> bool:
         return bool(self.nodes or self.truncated or self.tables or any(self.chunks.values()))
@@ -101,6 +105,7 @@ class ChangeSet:
             dict(self.truncated),
             list(self.unsynced),
             dict(self.tables),
+            self.reads.copy(),
         )
 
     def get(self, node_id: bytes, coords: Coords) -> StoredRef | None:
@@ -225,7 +230,7 @@ class ChangeSet:
         }
         known = set(before.unsynced)
         unsynced = [key for key in self.unsynced if key not in known]
-        return ChangeSet(nodes, chunks, truncated, unsynced, tables)
+        return ChangeSet(nodes, chunks, truncated, unsynced, tables, self.reads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,6 +433,7 @@ class Merge:
             cut = narrower(self.mine.truncated.get(node_id), shape)
             self.mine.truncated[node_id] = cut or shape
         self.mine.unsynced += theirs.unsynced
+        self.mine.reads.add(theirs.reads)
 
     def _chunk_conflicts(
         self, before: ChangeSet, theirs: ChangeSet, copy_id: str

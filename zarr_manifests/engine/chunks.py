@@ -9,8 +9,10 @@ writes.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 import os
+from dataclasses import dataclass, field
 
 from zarr_manifests.errors import CorruptObjectError, MissingChunkError, ObjectNotFoundError
 from zarr_manifests.format.chunk_table import ChunkRef, InlineRef, NativeRef, VirtualRef
@@ -38,22 +40,37 @@ class SessionKeys:
         self.lineage = lineage or runtime.random_bytes(_LINEAGE_BYTES)
         self._own = self._draw()
 
-    def _draw(self) -> tuple[int, str, itertools.count[int]]:
+    def _draw(self) -> _Own:
         own = self._runtime.random_bytes(_LINEAGE_BYTES)
-        return os.getpid(), new_session_id(self.start, self.lineage + own), itertools.count()
+        return _Own(os.getpid(), new_session_id(self.start, self.lineage + own))
 
     def next(self, kind: str) -> str:
         """A key that nobody has used."""
-        _, session_id, numbers = self._current()
-        return object_key(kind, session_id, next(numbers))
+        own = self._current()
+        return object_key(kind, own.session_id, next(own.numbers))
+
+    def key_for(self, kind: str, data: bytes) -> str:
+        """The key that these bytes were written under, or one that nobody has used."""
+        found = [key for key in self._current().written if key.startswith(f"{kind}/")]
+        digest = _digest(data) if found else b""  # a first commit has none to compare with
+        same = (key for key in found if self._current().written[key] == digest)
+        return next(same, None) or self.next(kind)
+
+    def has_written(self, key: str) -> bool:
+        """Whether an object is known to be in the storage under the key."""
+        return key in self._current().written
+
+    def note_written(self, key: str, data: bytes) -> None:
+        """Note that these bytes are in the storage under a key of this session."""
+        self._current().written[key] = _digest(data)
 
     @property
     def session_id(self) -> str:
         """The session id in this process."""
-        return self._current()[1]
+        return self._current().session_id
 
-    def _current(self) -> tuple[int, str, itertools.count[int]]:
-        if self._own[0] != os.getpid():
+    def _current(self) -> _Own:
+        if self._own.pid != os.getpid():
             self._own = self._draw()
         return self._own
 
@@ -61,6 +78,21 @@ class SessionKeys:
     def lineage_prefix(self) -> str:
         """What the chunk keys of this session and all its copies start with."""
         return f"chunks/{self.start:012d}-{self.lineage.hex()}"
+
+
+@dataclass(slots=True)
+class _Own:
+    """What one process has of a session's keys."""
+
+    pid: int
+    session_id: str
+    numbers: itertools.count[int] = field(default_factory=itertools.count)
+    written: dict[str, bytes] = field(default_factory=dict)
+    """Key -> digest of what was written there."""
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=32).digest()
 
 
 class ChunkReader:

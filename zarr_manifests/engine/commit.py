@@ -6,9 +6,9 @@
    that is about to be replaced and the fsync of chunks written so far. All must have succeeded
    before the next step.
 2. One compare-and-swap of the root (`roots`). Nothing else makes the commit visible.
-3. If somebody else's swap came first and moved the branch, the commit is checked against every
-   delta between (`planning.rebase`) and only its snapshot is written anew on top of the new tip;
-   manifests and delta are never uploaded twice.
+3. If somebody else's swap came first and moved the branch, the commit is put on top of the new tip
+   where that is safe (`rebasing`). Its snapshot is written anew, its delta only where nodes that
+   both sides changed were merged; chunks and manifests are never uploaded twice.
 
 The fence, and that a snapshot which chunk refs were taken from is still in history, are checked
 against each root that is about to be replaced, so the swap itself guarantees that they held.
@@ -26,8 +26,10 @@ from zarr_manifests.engine.changes import ChangeSet
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.digesting import with_digest
+from zarr_manifests.engine.logs import delta_of, deltas_between, footprint_of
 from zarr_manifests.engine.objects import Upload
 from zarr_manifests.engine.packs import Pack
+from zarr_manifests.engine.rebasing import Mine, Rebasing, rebase_delta
 from zarr_manifests.engine.roots import RootAt, Roots
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import (
@@ -51,7 +53,7 @@ from zarr_manifests.planning.digests import (
     needs_digest,
 )
 from zarr_manifests.planning.packing import plan_embedding
-from zarr_manifests.planning.rebase import Footprint, find_conflicts
+from zarr_manifests.planning.reads import Reads
 
 __all__ = [
     "Committed",
@@ -64,6 +66,7 @@ __all__ = [
 ]
 
 
+_DEFAULT: Final = Rebasing()
 _SYNCED_ABREAST: Final = 8
 """A disk takes many at once; beyond this it gets no faster."""
 
@@ -84,7 +87,9 @@ class _Prepared:
     uploads: tuple[Upload, ...]
     log: BlobRef
     snapshot: Snapshot
-    footprint: Footprint
+    tables: Mapping[bytes, Sequence[ChunkTable]]
+    manifests: Mapping[str, Manifest]
+    reads: Reads
 
 
 def commit(
@@ -99,6 +104,7 @@ def commit(
     *,
     replaces: SnapshotView | None = None,
     source: str | None = None,
+    rebasing: Rebasing = _DEFAULT,
 ) -> Committed:
     """Commit `changes`, made on top of `view`, to the branch, and write the packs they refer to.
 
@@ -118,15 +124,16 @@ def commit(
     """
     prepared = _prepare(context, view, changes, keys, message, metadata, len(packs))
     pending: list[Callable[[], object]] = [
-        partial(context.objects.create, upload.key, upload.data) for upload in prepared.uploads
+        partial(pack.write, context.storage, durable=True) for pack in packs
     ]
-    pending += [partial(pack.write, context.storage, durable=True) for pack in packs]
     pending += [partial(context.storage.sync, keys) for keys in _due_syncs(changes)]
     at, parent, head_due = context.roots.latest, view, replaces or view
+    placed = prepared
     seen = context.roots.with_branch(at.root, branch).branches.get(branch)
     if seen is None or seen.head.key != head_due.ref.key:
         at = context.roots.read()  # a branch that has moved may have moved again
-    for attempt in range(context.config.commit_attempts):
+    attempts = rebasing.attempts or context.config.commit_attempts
+    for attempt in range(attempts):
         root = context.roots.with_branch(at.root, branch)
         tip = _checked_tip(context.roots, root, branch, keys.session_id)
         if source is not None:
@@ -134,14 +141,17 @@ def commit(
         if replaces is not None:
             _check_replaced(branch, tip, replaces)
         elif tip.head.key != parent.ref.key:
-            parent = _rebase(context, view, tip, prepared)
+            parent, placed = _rebased(context, view, tip, prepared, rebasing, keys)
         head, snapshot, uploads = _place(
-            context, prepared, parent, keys, (replaces or parent).snapshot
+            context, placed, parent, keys, (replaces or parent).snapshot
         )
-        pending += [partial(context.objects.create, u.key, u.data) for u in uploads]
+        due = [u for u in (*placed.uploads, *uploads) if not keys.has_written(u.key)]
+        pending += [partial(context.objects.create, u.key, u.data) for u in due]
         pending.append(partial(context.roots.archive, at))
         context.runtime.parallel(pending)
         pending = []
+        for upload in due:
+            keys.note_written(upload.key, upload.data)
         new = _root_with(context, root, branch, head, snapshot, uploads[-1].data)
         landed = context.roots.swap(at, new, snapshot.commit_id)
         if landed is not None:
@@ -150,8 +160,8 @@ def commit(
         context.roots.backoff(attempt)
         at = context.roots.read()
     raise ConflictError(
-        f"commit to {branch!r}: other writers came first {context.config.commit_attempts} times; "
-        "the session keeps its changes, commit again later"
+        f"commit to {branch!r}: other writers came first {attempts} times; the "
+        "session keeps its changes, commit again later"
     )
 
 
@@ -227,9 +237,11 @@ def _prepare(
         return Manifest(tuple(encoded[place] for place in places))
 
     uploads, manifests = [], []
+    written: dict[str, Manifest] = {}
     for group in plan.manifests:
         manifest = together(group)
-        upload = Upload(keys.next("manifests"), manifest.encode())
+        upload = Upload.of(keys, "manifests", manifest.encode())
+        written[upload.key] = manifest
         uploads.append(upload)
         context.objects.remember(upload.ref, manifest)
         manifests.append(ManifestRef(upload.ref, manifest.directory()))
@@ -257,8 +269,7 @@ def _prepare(
         _totals(tables, len(changes.unsynced) + packs),
     )
     context.objects.remember(log.ref, delta)
-    footprint = Footprint(_touched_paths(view, delta), tables)
-    return _Prepared(delta, tuple(uploads), log.ref, snapshot, footprint)
+    return _Prepared(delta, tuple(uploads), log.ref, snapshot, tables, written, changes.reads)
 
 
 def _place(
@@ -331,71 +342,33 @@ def _check_replaced(branch: str, tip: Branch, replaces: SnapshotView) -> None:
         )
 
 
-def _rebase(context: Context, view: SnapshotView, tip: Branch, prepared: _Prepared) -> SnapshotView:
-    """The tip, opened, if the commit may be put on top of it."""
-    between = deltas_between(context, view.ref, tip.head)
-    if between is None:
-        raise ConflictError(
-            f"the snapshot the session began at ({view.snapshot_id}) is no longer in the "
-            "branch's history; was the branch reset? Nothing was committed",
-            [Conflict("/", "history", "the branch was reset")],
-        )
-    paths = {node.node_id: node.path for node in view.nodes.values()}
-    theirs = [footprint_of(context, view, delta) for delta in between]
-    conflicts = find_conflicts(prepared.footprint, theirs, paths)
-    if conflicts:
-        raise ConflictError(
-            "other commits came first and this one cannot be put on top of them; nothing was "
-            "committed. Open a new session on the branch and make the changes again",
-            conflicts,
-        )
-    return context.open_branch(tip)
-
-
-def deltas_between(context: Context, older: BlobRef, newer: BlobRef) -> list[Delta] | None:
-    """Deltas of the commits after `older` up to `newer`, newest first; None if not an ancestor."""
-    deltas = []
-    ref: BlobRef | None = newer
-    seen: set[str] = set()
-    while ref is not None and ref.key != older.key:
-        if ref.key in seen:
-            raise CorruptObjectError(f"{ref.key} is its own ancestor; the history is damaged")
-        seen.add(ref.key)
-        snapshot = context.objects.load(ref, Snapshot)
-        deltas.append(delta_of(context, snapshot))
-        ref = snapshot.parent
-    return None if ref is None else deltas
-
-
-def delta_of(context: Context, snapshot: Snapshot) -> Delta:
-    """What the snapshot's commit has changed."""
-    log = snapshot.log
-    if snapshot.deltas and snapshot.deltas[-1].log.key == log.key:
-        log = snapshot.deltas[-1].log  # with the copy that the read list may carry
-    delta = context.objects.load(log, Delta)
-    if delta.commit_id != snapshot.commit_id:
-        raise CorruptObjectError(f"{log.key} is the log of another commit than its snapshot's")
-    return delta
-
-
-def footprint_of(context: Context, view: SnapshotView, delta: Delta) -> Footprint:
-    """What a commit touched, from its delta."""
-    tables: dict[bytes, tuple[ChunkTable, ...]] = {}
-    manifests = [(delta.embedded, delta.embedded.directory())]
-    manifests += [(context.objects.load(ref.blob, Manifest), ref.parts) for ref in delta.manifests]
-    for manifest, named in manifests:
-        if manifest.directory() != named:
-            raise CorruptObjectError("a manifest of a delta has other chunk tables than it says")
-        for part, data in manifest.parts:
-            found = manifest.decode(part, data)
-            tables[part.node_id] = (*tables.get(part.node_id, ()), found)
-    return Footprint(_touched_paths(view, delta), tables)
-
-
-def _touched_paths(view: SnapshotView, delta: Delta) -> frozenset[str]:
-    paths = {node.node_id: node.path for node in (*view.nodes.values(), *delta.nodes)}
-    truncated = {paths.get(node_id, "?") for node_id in delta.truncated}
-    return frozenset({node.path for node in delta.nodes} | delta.deleted.keys() | truncated)
+def _rebased(
+    context: Context,
+    view: SnapshotView,
+    tip: Branch,
+    prepared: _Prepared,
+    rebasing: Rebasing,
+    keys: SessionKeys,
+) -> tuple[SnapshotView, _Prepared]:
+    """The tip, opened, if the commit may be put on top of it; and the commit as it is there."""
+    mine = Mine.of(prepared.delta, prepared.tables, prepared.reads)
+    on, delta, uploads = rebase_delta(
+        context, view, tip, prepared.delta, mine, prepared.manifests, rebasing, keys
+    )
+    if delta is prepared.delta:
+        return on, prepared
+    log = Upload.of(keys, "deltas", delta.encode())
+    context.objects.remember(log.ref, delta)
+    used = {ref.blob.key for ref in delta.manifests}
+    kept = [upload for upload in prepared.uploads if upload.key in used]
+    snapshot = replace(prepared.snapshot, log=log.ref)
+    return on, replace(
+        prepared,
+        delta=delta,
+        uploads=(*kept, *uploads, log),
+        log=log.ref,
+        snapshot=snapshot,
+    )
 
 
 def _totals(tables: Mapping[bytes, Sequence[ChunkTable]], chunk_objects: int) -> dict[str, int]:

@@ -156,7 +156,7 @@ class Presence:
 
     def coords(self, node_id: bytes, region: Box) -> IndexArray:
         """Coordinates (int64[n, ndim]) of the chunks in the region that are there, in C order."""
-        groups = self._groups(node_id)
+        groups = self._groups(node_id, region)
         if not region.size:
             return np.empty((0, region.ndim), np.int64)
         due = [leaf for group in groups for leaf in group.leaves if leaf.box.overlaps(region)]
@@ -193,10 +193,13 @@ class Presence:
         tables = [group.overlay.table for group in groups]
         return sum(known) + sum(int(table.length.sum()) for table in tables if table is not None)
 
-    def _groups(self, node_id: bytes) -> list[_Group]:
-        """The node's leaves, and the rows of live deltas, each of which counts in one group."""
+    def _groups(self, node_id: bytes, region: Box | None = None) -> list[_Group]:
+        """The node's leaves, and the rows of live deltas, each of which counts in one group.
+
+        Given a region, rows elsewhere may be missing.
+        """
         leaves = self._by_node.get(node_id, [])
-        overlay = self._view.overlay(node_id)
+        overlay = self._view.overlay(node_id, 0, region)
         merged = [leaf for leaf in leaves if leaf.merged]
         if not merged:
             return [_Group(leaves, overlay)]
@@ -205,7 +208,7 @@ class Presence:
         groups = [_Group(others, Overlay(overlay.truncated, rest))]
         for sequence in sorted({leaf.merged for leaf in merged}):
             due = [leaf for leaf in merged if leaf.merged == sequence]
-            newer = self._view.overlay(node_id, sequence)
+            newer = self._view.overlay(node_id, sequence, region)
             rows = rows_in(newer.table, (leaf.box for leaf in due))
             groups.append(_Group(due, Overlay(newer.truncated, rows)))
         return groups

@@ -1,25 +1,16 @@
-"""Where the refs of a snapshot lie and why, and where another configuration would put them.
-
-What is, is read off the base's directory alone. What would be is found by doing it: the same
-packing as a full compaction runs, with objects that are kept in memory and never written. So it
-reads all manifests of the snapshot, and is exact, bytes included.
-"""
+"""Where the refs of a snapshot lie and why: read off the base's directory, and nothing else."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from zarr_manifests.config import RepositoryConfig
-from zarr_manifests.engine.chunks import SessionKeys
-from zarr_manifests.engine.compact import with_coordinate_copies
 from zarr_manifests.engine.context import Context
-from zarr_manifests.engine.objects import Objects
-from zarr_manifests.engine.repack import Facts, due_changes, pending_of, repack, set_names
+from zarr_manifests.engine.repack import Facts, set_names
 from zarr_manifests.engine.view import SnapshotView
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.manifest import ManifestRef
-from zarr_manifests.format.nodes import Base, NodeKind
+from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.grid import Coords
 from zarr_manifests.planning.leaves import BaseIndex
 from zarr_manifests.planning.sets import Overflow, explain
@@ -29,8 +20,9 @@ __all__ = [
     "LeafPlace",
     "ManifestLayout",
     "ManifestPlace",
+    "ReadCost",
+    "ReadCosts",
     "layout_now",
-    "layout_under",
 ]
 
 
@@ -111,6 +103,34 @@ class ArrayPlace:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadCost:
+    """Requests to the storage, and the bytes they bring."""
+
+    requests: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCosts:
+    """What a process that has read nothing yet fetches of the metadata; chunks are not counted.
+
+    Parameters
+    ----------
+    opening : ReadCost
+        To open the repository and the snapshot: its groups, arrays and attributes are there then.
+    coordinates : ReadCost
+        What is fetched after that to find all chunks of all coordinates.
+    last_step : ReadCost
+        What is fetched after that to find the last chunks along the first axis of all other
+        arrays, which is where one more step is appended.
+    """
+
+    opening: ReadCost
+    coordinates: ReadCost
+    last_step: ReadCost
+
+
+@dataclass(frozen=True, slots=True)
 class ManifestLayout:
     """Which manifests there are, and in which of them the refs of each array are.
 
@@ -122,71 +142,19 @@ class ManifestLayout:
         The base's.
     arrays : tuple of ArrayPlace
         By path; opaque keys that are stored as chunks are among them.
-    base_bytes : int
-        Bytes of the base, which is read at opening, with what it carries for the coordinates.
+    costs : ReadCosts or None
+        What is fetched to read it; of what is planned only, see `Repository.read_costs`.
     """
 
     snapshot_id: str
     manifests: tuple[ManifestPlace, ...]
     arrays: tuple[ArrayPlace, ...]
-    base_bytes: int
-
-    def for_coordinates(self) -> tuple[ManifestPlace, ...]:
-        """The manifests that reading all coordinates needs."""
-        return self._at({i for one in self.arrays if one.is_coordinate for i in one.manifests})
-
-    def for_last_step(self) -> tuple[ManifestPlace, ...]:
-        """The manifests that reading the last chunks along the first axis of all data needs."""
-        found = set()
-        for one in self.arrays:
-            if one.leaves and not one.is_coordinate:
-                end = max(leaf.hi[:1] for leaf in one.leaves)
-                found |= {leaf.manifest for leaf in one.leaves if leaf.hi[:1] == end}
-        return self._at(found)
-
-    def _at(self, positions: set[int]) -> tuple[ManifestPlace, ...]:
-        return tuple(self.manifests[i] for i in sorted(positions))
+    costs: ReadCosts | None = None
 
 
 def layout_now(context: Context, view: SnapshotView) -> ManifestLayout:
     """Where the refs of a snapshot are."""
-    base = view.snapshot.base
-    nbytes = 0 if base is None else base.length
-    return _layout(context.config, view, view.manifests, _pending_rows(view), nbytes)
-
-
-def layout_under(context: Context, view: SnapshotView, config: RepositoryConfig) -> ManifestLayout:
-    """Where a full compaction under that configuration would put them; nothing is written."""
-    scratch = replace(context, objects=_Scratch(context.objects, context), config=config)
-    base = BaseIndex(view.manifests, set_names(view.manifests))
-    facts = _facts(view, base, _pending_rows(view))
-    pending = pending_of(scratch, view, base, facts)
-    changes, _ = due_changes(scratch, view, base, facts, pending, 0.0, everything=True)
-    keys = SessionKeys(0, context.runtime)
-    done = repack(scratch, view, base, facts, changes, keys, 0.0, everything=True)
-    base_now = Base(
-        tuple(view.nodes[path] for path in sorted(view.nodes)),
-        with_coordinate_copies(view, done.manifests, done.uploads),
-        view.snapshot.sequence,
-    )
-    made = _layout(config, view, done.manifests, {}, len(base_now.encode()))
-    planned = tuple(replace(manifest, key=None) for manifest in made.manifests)
-    return replace(made, manifests=planned)
-
-
-class _Scratch(Objects):
-    """Reads what there is, and keeps what is written to itself."""
-
-    def __init__(self, real: Objects, context: Context) -> None:
-        super().__init__(real.storage, context.runtime)
-        self._made: dict[str, bytes] = {}
-
-    def create(self, key: str, data: bytes) -> None:
-        self._made[key] = data
-
-    def _bytes(self, ref: BlobRef) -> bytes:
-        made = self._made.get(ref.key)
-        return super()._bytes(ref) if made is None else made
+    return _layout(context.config, view, view.manifests, _pending_rows(view))
 
 
 def _pending_rows(view: SnapshotView) -> dict[bytes, int]:
@@ -208,7 +176,6 @@ def _layout(
     view: SnapshotView,
     manifests: Sequence[ManifestRef],
     pending: dict[bytes, int],
-    base_bytes: int,
 ) -> ManifestLayout:
     index = BaseIndex(manifests, set_names(manifests))
     facts = _facts(view, index, pending)
@@ -233,4 +200,4 @@ def _layout(
         arrays.append(
             ArrayPlace(one.path, one.rule, one.wanted, one.overflows, leaves, rows, is_coordinate)
         )
-    return ManifestLayout(view.snapshot_id, tuple(shown), tuple(arrays), base_bytes)
+    return ManifestLayout(view.snapshot_id, tuple(shown), tuple(arrays))

@@ -9,18 +9,19 @@ to the writer's own call; the bytes are read back and compared before that is be
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, cast
 
 from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.cache import OBJECT, DecodedCache
+from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.disk_cache import DiskCache
 from zarr_manifests.errors import CorruptObjectError, ObjectNotFoundError, StorageError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.manifest import Manifest
+from zarr_manifests.format.manifest import Manifest, Part
 from zarr_manifests.grid import Box
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
@@ -82,23 +83,14 @@ class Objects:
     def load_all(self, wanted: Sequence[tuple[BlobRef, type[_Decodable]]]) -> dict[str, Any]:
         """The decoded objects by key; what has to be fetched is, in one parallel round."""
         by_key = {ref.key: (ref, kind) for ref, kind in wanted}
-        here = [
-            key
-            for key, (ref, kind) in by_key.items()
-            if ref.copy is not None or _name(ref, kind) in self.cache
-        ]
+        here = [key for key, (ref, kind) in by_key.items() if self.has(ref, kind)]
         loaded = {key: self.load(*by_key.pop(key)) for key in here}
         fetched = self._runtime.parallel([partial(self.load, *each) for each in by_key.values()])
         return loaded | dict(zip(by_key, fetched, strict=True))
 
     def prefetch(self, wanted: Sequence[tuple[BlobRef, type[_Decodable]]]) -> None:
         """Fetch what is neither cached nor carried along, in one parallel round."""
-        due = [
-            (ref, kind)
-            for ref, kind in wanted
-            if ref.copy is None and _name(ref, kind) not in self.cache
-        ]
-        self.load_all(due)
+        self.load_all([(ref, kind) for ref, kind in wanted if not self.has(ref, kind)])
 
     def recall[T](self, ref: BlobRef, kind: type[T]) -> T | None:
         """What is remembered of that kind under the pointer; nothing is fetched or counted."""
@@ -122,6 +114,25 @@ class Objects:
 
             found = self.cache.obtain(name, decode)
         return cast(Mapping[Box, ChunkTable], found)
+
+    def table(
+        self,
+        ref: BlobRef,
+        node_id: bytes,
+        number: int,
+        find: Callable[[], tuple[Part, bytes]],
+    ) -> ChunkTable:
+        """One of the chunk tables of a node in the object; `find` has it encoded."""
+        name = _table_name(ref, node_id, number)
+        return cast(ChunkTable, self.cache.obtain(name, lambda: Manifest.decode(*find())))
+
+    def known_table(self, ref: BlobRef, node_id: bytes, number: int) -> ChunkTable | None:
+        """The same, None if it is not in memory."""
+        return cast("ChunkTable | None", self.cache.find(_table_name(ref, node_id, number)))
+
+    def has(self, ref: BlobRef, kind: type[_Decodable]) -> bool:
+        """Whether `load` needs no request at this moment."""
+        return ref.copy is not None or _name(ref, kind) in self.cache
 
     def has_tables(self, ref: BlobRef, node_id: bytes) -> bool:
         """Whether `tables` needs nothing of the manifest at this moment."""
@@ -168,6 +179,10 @@ class Objects:
             self._disk.put(BlobRef.to(key, data), data)
 
 
+def _table_name(ref: BlobRef, node_id: bytes, number: int) -> tuple[Any, ...]:
+    return "table", ref.key, ref.length, ref.crc32c, node_id, number
+
+
 def _tables_name(ref: BlobRef, node_id: bytes) -> tuple[Any, ...]:
     return "tables", ref.key, ref.length, ref.crc32c, node_id
 
@@ -178,6 +193,11 @@ class Upload:
 
     key: str
     data: bytes
+
+    @classmethod
+    def of(cls, keys: SessionKeys, kind: str, data: bytes) -> Upload:
+        """These bytes where the session has written them before, or else under a new key."""
+        return cls(keys.key_for(kind, data), data)
 
     @property
     def ref(self) -> BlobRef:

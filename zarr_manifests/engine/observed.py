@@ -16,6 +16,7 @@ from zarr_manifests.engine.commit import Committed, commit
 from zarr_manifests.engine.compact import CompactionReport, compact_branch
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.packs import Pack
+from zarr_manifests.engine.rebasing import Rebasing
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import ConflictError
 from zarr_manifests.format.blobs import BlobRef
@@ -40,6 +41,7 @@ def observed_commit(
     *,
     replaces: SnapshotView | None = None,
     source: str | None = None,
+    rebasing: Rebasing,
 ) -> Committed:
     """As `engine.commit.commit`."""
     start_s = context.runtime.monotonic_s()
@@ -55,6 +57,7 @@ def observed_commit(
             packs,
             replaces=replaces,
             source=source,
+            rebasing=rebasing,
         )
     except ConflictError:
         context.meter.add("conflicts")

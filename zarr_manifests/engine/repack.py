@@ -13,7 +13,7 @@ box, cut into leaves and planned into manifests, in steps, so that no more than 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -27,7 +27,7 @@ from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Box, Coords, IndexArray
-from zarr_manifests.planning.closure import Change, Closure, Due, Group, close
+from zarr_manifests.planning.closure import Change, Closure, Due, close
 from zarr_manifests.planning.compaction import overlap_refs
 from zarr_manifests.planning.leaves import ArrayFacts, BaseIndex
 from zarr_manifests.planning.merge import Layer, fold, in_box, merge_layers, select, take
@@ -324,40 +324,10 @@ def _steps(closure: Closure, base: BaseIndex, *, whole_arrays: bool) -> Iterator
 
     To lay an array out anew all its leaves have to be there at once.
     """
-    rest = _joined(closure, base) if whole_arrays else closure
+    rest = closure.with_whole_arrays(base) if whole_arrays else closure
     while rest:
         step, rest = rest.step(STEP_REFS)
         yield step
-
-
-def _joined(closure: Closure, base: BaseIndex) -> Closure:
-    """Groups that share an array as one."""
-    owner: dict[bytes, int] = {}
-    members: dict[int, list[Group]] = {}
-    for number, group in enumerate(closure.groups):
-        nodes = {part.node_id for key in group.manifests for part in base[key].parts}
-        nodes |= group.rows.keys()
-        together = [group]
-        for old in sorted({owner[node] for node in nodes if node in owner}):
-            together += members.pop(old)
-        members[number] = together
-        for one in together:
-            owned = {part.node_id for key in one.manifests for part in base[key].parts}
-            owner |= dict.fromkeys(owned | one.rows.keys(), number)
-    groups = []
-    for some in members.values():
-        rows: dict[bytes, list[IndexArray]] = {}
-        for group in some:
-            for node_id, of in group.rows.items():
-                rows.setdefault(node_id, []).append(of)
-        groups.append(
-            Group(
-                tuple(key for group in some for key in group.manifests),
-                {node: np.sort(np.concatenate(of)) for node, of in rows.items()},
-                sum(group.refs for group in some),
-            )
-        )
-    return replace(closure, groups=tuple(groups))
 
 
 def _merged(

@@ -1,10 +1,15 @@
 """One snapshot, ready to be asked: which nodes there are, and where each chunk is.
 
-A lookup consults the overlay (all live deltas' words about that node, brought together once, from
-one parallel round of fetches), then the leaf whose box holds the coordinate. A leaf has all changes
-up to its merged-to sequence, so inside its box only what is newer is laid over it; likewise the
-base's nodes. Invariant: a view never changes; what it has fetched and merged is kept in the cache
-of its objects, for as long as there is room, and is the same for all views of the snapshot.
+A lookup consults what live deltas say, then the leaf whose box holds the coordinate. A leaf has all
+changes up to its merged-to sequence, so inside its box only what is newer is laid over it; likewise
+the base's nodes. What is fetched is fetched in one parallel round: for the first chunk of a node
+the deltas whose boxes hold it; for the second that needs one more, all that is left of the node.
+These are then brought together once, as the overlay, in which the further chunks are looked up. So
+one chunk costs what concerns it, and a scan two rounds, not one a delta. Many chunks at a time cost
+what concerns any of them.
+
+Invariant: a view never changes what it says; what it has fetched and merged is kept in the cache of
+its objects, for as long as there is room, and is the same for all views of the snapshot.
 """
 
 from __future__ import annotations
@@ -21,13 +26,14 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkRef, ChunkTable, Unset
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.digest import Digest
-from zarr_manifests.format.manifest import Manifest, ManifestRef
+from zarr_manifests.format.manifest import Manifest, Part
 from zarr_manifests.format.nodes import Base, Node
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.digests import tells_about
 from zarr_manifests.planning.leaves import BaseIndex, PlacedLeaf
+from zarr_manifests.planning.live import Cut, LiveSources, Reach, Source, check_axes
 from zarr_manifests.planning.merge import (
     Layer,
     Leaf,
@@ -44,19 +50,7 @@ __all__ = ["DIGESTS", "SnapshotView", "check_axes", "opening_kind"]
 
 DIGESTS: Final = "digests"
 """The first part of the keys of digests."""
-_OTHER_AXES: Final = "a chunk table of {} axes for a node of {}"
-
-
-def check_axes(box: Box, ndim: int) -> None:
-    """Refuse a chunk table that counts other axes than its node has: it would read as absent.
-
-    Raises
-    ------
-    CorruptObjectError
-        If the numbers differ.
-    """
-    if box.ndim != ndim:
-        raise CorruptObjectError(_OTHER_AXES.format(box.ndim, ndim))
+_BASE: Final = -1
 
 
 class SnapshotView:
@@ -109,8 +103,12 @@ class SnapshotView:
         if len({node.node_id for node in nodes.values()}) != len(nodes):
             raise CorruptObjectError(f"two nodes of snapshot {self.snapshot_id} have the same id")
         self._index: BaseIndex | None = None
-        # Manifests, by key and node, known to hold what this base says they do.
-        self._checked: set[tuple[str, bytes]] = set()
+        self._live: dict[bytes, LiveSources] = {}  # by node, made when first asked for
+        self._first: dict[bytes, Coords] = {}  # by node, until its overlay is made
+        self._damaged: set[bytes] = set()  # nodes whose overlay could not be made
+        # Objects, by key, node and position in the read list (that of the base is -1), known to
+        # hold what this snapshot says they do.
+        self._checked: set[tuple[str, bytes, int]] = set()
 
     @classmethod
     def open(
@@ -178,9 +176,17 @@ class SnapshotView:
         due = self._leaf_at(node_id, coords)
         after = due[0].merged if due else 0
         overlay, loaded = self._known_overlay(node_id, after), dict[str, Any]()
-        if overlay is None:  # in one round with the leaf, which is most likely needed as well
-            overlays, loaded = self._fetch(node_id, {after}, due)
+        if overlay is None:
+            reach = self._sources(node_id).reach(coords, after)
+            if self._by_itself(node_id, coords, reach):
+                return self._reached(node_id, coords, reach, due)
+            try:  # in one round with the leaf, which is most likely needed as well
+                overlays, loaded = self._fetch(node_id, {after}, due)
+            except CorruptObjectError:
+                self._damaged.add(node_id)
+                return self._reached(node_id, coords, reach, due)
             overlay = overlays[after]
+            self._first.pop(node_id, None)
         if overlay.table is not None:
             check_axes(overlay.table.box, len(coords))
             ref = overlay.table.get(coords)
@@ -189,7 +195,45 @@ class SnapshotView:
         cut = overlay.truncated
         if cut is not None and not inside(np.array(coords, np.int64).reshape(1, -1), cut)[0]:
             return None
-        for leaf in due:
+        return self._in_leaf(node_id, coords, due, loaded)
+
+    def _by_itself(self, node_id: bytes, coords: Coords, reach: Reach) -> bool:
+        """Whether to look the chunk up in what holds it, and leave the rest of the node.
+
+        Not if another has been looked up that way and this one needs more than is at hand; nor if
+        all is at hand, which then is as well brought together for good. (If that cannot be done
+        since some of it is damaged, chunks that do not need this are still looked up.)
+        """
+        if node_id in self._damaged:
+            return True
+        begins = node_id not in self._first
+        alike = self._first.setdefault(node_id, coords) == coords
+        if begins and alike:
+            return True
+        if not all(map(self._at_hand, reach.sources)):
+            return alike
+        return not all(map(self._at_hand, self._sources(node_id).sources))
+
+    def _reached(
+        self, node_id: bytes, coords: Coords, reach: Reach, leaves: Sequence[PlacedLeaf]
+    ) -> ChunkRef | None:
+        """Where the chunk is, from what holds it; fetched in one round."""
+        due = leaves if reach.base else ()
+        loaded = self._load(reach.sources, self._due_leaves(node_id, due))
+        for place in reach.places:
+            ref = self._table(node_id, place.source, place.number, loaded).get(coords)
+            if ref is not None:
+                return None if isinstance(ref, Unset) else ref
+        return self._in_leaf(node_id, coords, due, loaded)
+
+    def _in_leaf(
+        self,
+        node_id: bytes,
+        coords: Coords,
+        leaves: Sequence[PlacedLeaf],
+        loaded: Mapping[str, Any],
+    ) -> ChunkRef | None:
+        for leaf in leaves:
             ref = self._leaf(node_id, leaf, loaded).get(coords)
             if isinstance(ref, Unset):
                 key = leaf.manifest.blob.key
@@ -211,12 +255,23 @@ class SnapshotView:
     def _check_leaves(self, node_id: bytes, ndim: int) -> None:
         found = self.index.ndim(node_id)
         if found is not None and found != ndim:
-            raise CorruptObjectError(_OTHER_AXES.format(found, ndim))
+            raise CorruptObjectError(f"a chunk table of {found} axes for a node of {ndim}")
 
-    def overlay(self, node_id: bytes, after: int = 0) -> Overlay:
-        """What live deltas of a sequence beyond `after` say about the node."""
+    def overlay(self, node_id: bytes, after: int = 0, region: Box | None = None) -> Overlay:
+        """What live deltas of a sequence beyond `after` say about the node.
+
+        Given a region, rows elsewhere may be missing.
+        """
         found = self._known_overlay(node_id, after)
-        return self._fetch(node_id, {after})[0][after] if found is None else found
+        if found is not None:
+            return found
+        if region is None:
+            return self._fetch(node_id, {after})[0][after]
+        box = region
+        sources = self._sources(node_id).where(
+            lambda last, of: last > after and of.overlaps(box), box.ndim
+        )
+        return self._fetch_some(node_id, {after}, sources)[0][after]
 
     def leaves(self, node_id: bytes, wanted: Callable[[Box], bool]) -> list[ChunkTable]:
         """The node's tables in the base, of the boxes that are wanted; nothing is laid over."""
@@ -248,7 +303,9 @@ class SnapshotView:
             for leaf in self.index.placed_in(node_id, Box.around_coords(coords))
             if ((coords >= leaf.part.box.lo) & (coords < leaf.part.box.hi)).all(axis=1).any()
         ]
-        overlays, loaded = self._fetch(node_id, {0, *(leaf.merged for leaf in due)}, due)
+        sources = self._sources(node_id).where(_any_at(coords, due), coords.shape[1])
+        afters = {0, *(leaf.merged for leaf in due)}
+        overlays, loaded = self._fetch_some(node_id, afters, sources, due, coords)
         picked = {after: _picked(overlay, coords) for after, overlay in overlays.items()}
         leaves = [
             Leaf(
@@ -274,10 +331,10 @@ class SnapshotView:
         """The leaf's table; `loaded` has what manifests are at hand."""
         ref = leaf.manifest
         tables = self._objects.tables(ref.blob, node_id, loaded.get(ref.blob.key))
-        if (ref.blob.key, node_id) not in self._checked:
+        if (ref.blob.key, node_id, _BASE) not in self._checked:
             # The cache has them by what they lie in; another base may say something else of it.
             ref.check(node_id, tables.values())
-            self._checked.add((ref.blob.key, node_id))
+            self._checked.add((ref.blob.key, node_id, _BASE))
         return tables[leaf.part.box]
 
     def _due_leaves(
@@ -291,7 +348,10 @@ class SnapshotView:
         ]
 
     def _known_overlay(self, node_id: bytes, after: int) -> Overlay | None:
-        return cast(Overlay | None, self._objects.cache.find(self._name("overlay", node_id, after)))
+        return cast(Overlay | None, self._objects.cache.find(self._overlay_name(node_id, after)))
+
+    def _overlay_name(self, node_id: bytes, after: int) -> tuple[Any, ...]:
+        return self._name("overlay", node_id, self._sources(node_id).since(after))
 
     def _name(self, what: str, node_id: bytes, *more: int) -> tuple[Any, ...]:
         return what, self.ref.key, self.ref.crc32c, node_id, *more
@@ -306,27 +366,126 @@ class SnapshotView:
         known = {after: self._known_overlay(node_id, after) for after in afters}
         overlays = {after: overlay for after, overlay in known.items() if overlay is not None}
         if len(overlays) == len(known):
-            return overlays, self._objects.load_all(self._due_leaves(node_id, leaves))
+            return overlays, self._load((), self._due_leaves(node_id, leaves))
         cache, name = self._objects.cache, self._name("layers", node_id)
         layers: Sequence[tuple[int, Layer]] | None = cache.find(name)
-        if layers is None:
-            layers, loaded = self._fetch_layers(node_id, leaves)
-            if any(afters) or any(leaf.merged for leaf in self.index.placed(node_id)):
-                cache.keep(name, layers)  # there are other overlays to be made of them
-        else:
-            loaded = self._objects.load_all(self._due_leaves(node_id, leaves))
-        for after in known.keys() - overlays.keys():
-            newer = [layer for last, layer in layers if last > after]
-            overlays[after] = merge_layers(newer)
-            cache.keep(self._name("overlay", node_id, after), overlays[after])
-            rows = sum(len(table) for layer in newer for table in layer.tables)
-            self._objects.meter.add("refs_merged", rows)
+        live = self._sources(node_id)
+        sources = live.sources if layers is None else ()
+        loaded = self._load(sources, self._due_leaves(node_id, leaves))
+
+        def merge(after: int) -> Overlay:
+            nonlocal layers
+            if layers is None:
+                layers = self._layers(node_id, sources, loaded, keep=False)
+                if any(map(live.since, self.index.merged(node_id).tolist())):
+                    cache.keep(name, layers)  # there are other overlays to be made of them
+            return self._merged([layer for last, layer in layers if last > after])
+
+        for after in known.keys() - overlays.keys():  # by one of the threads that want it
+            overlays[after] = cache.obtain(
+                self._overlay_name(node_id, after), partial(merge, after)
+            )
         return overlays, loaded
 
-    def _embedded(self, position: int, delta: Delta) -> Manifest:
-        if not isinstance(self.opening.get(position), Delta):  # where those have been checked
-            self.snapshot.deltas[position].check(delta)
-        return delta.embedded
+    def _merged(self, layers: Sequence[Layer]) -> Overlay:
+        rows = sum(len(table) for layer in layers for table in layer.tables)
+        self._objects.meter.add("refs_merged", rows)
+        return merge_layers(layers)
+
+    def _fetch_some(
+        self,
+        node_id: bytes,
+        afters: Set[int],
+        sources: Sequence[Source],
+        leaves: Sequence[PlacedLeaf] = (),
+        coords: IndexArray | None = None,
+    ) -> tuple[dict[int, Overlay], dict[str, Any]]:
+        """As `_fetch`, of no more than these sources, and of these chunks if any are given.
+
+        Unless all is at hand, which then is as well brought together for good.
+        """
+        live = self._sources(node_id)
+        known = all(self._known_overlay(node_id, after) is not None for after in afters)
+        if known or len(sources) == len(live.sources) or all(map(self._at_hand, live.sources)):
+            return self._fetch(node_id, afters, leaves)
+        loaded = self._load(sources, self._due_leaves(node_id, leaves))
+        layers = self._layers(node_id, sources, loaded, coords, keep=True)
+        return {
+            after: self._merged([layer for last, layer in layers if last > after])
+            for after in afters
+        }, loaded
+
+    def _load(
+        self, sources: Sequence[Source], leaves: Sequence[tuple[BlobRef, Any]]
+    ) -> dict[str, Any]:
+        """The objects by key; what has to be fetched is, in one round."""
+        due = [(s.blob, s.kind) for s in sources if not self._is_open(s)]
+        return self._objects.load_all([*due, *leaves])
+
+    def _at_hand(self, source: Source) -> bool:
+        return self._is_open(source) or self._objects.has(source.blob, source.kind)
+
+    def _is_open(self, source: Source) -> bool:
+        """Whether it came with the snapshot and lives as long as this view."""
+        return type(self.opening.get(source.position)) is source.kind
+
+    def _layers(
+        self,
+        node_id: bytes,
+        sources: Sequence[Source],
+        loaded: Mapping[str, Any],
+        coords: IndexArray | None = None,
+        *,
+        keep: bool,
+    ) -> list[tuple[int, Layer]]:
+        tables: dict[Source, list[ChunkTable]] = {}
+        for source in sources:
+            numbers = range(len(source.parts))
+            found = [self._table(node_id, source, n, loaded, keep=keep) for n in numbers]
+            tables[source] = found if coords is None else [pick(one, coords) for one in found]
+        return self._sources(node_id).layers(tables)
+
+    def _table(
+        self,
+        node_id: bytes,
+        source: Source,
+        number: int,
+        loaded: Mapping[str, Any],
+        *,
+        keep: bool = True,
+    ) -> ChunkTable:
+        """The table of that number that the source has for the node.
+
+        It stays in memory if it is to be kept, which what is about to be merged for good need not.
+        """
+        find = partial(self._part, node_id, source, number, loaded)
+        if (source.blob.key, node_id, source.position) not in self._checked:
+            find()
+        if keep:
+            return self._objects.table(source.blob, node_id, number, find)
+        known = self._objects.known_table(source.blob, node_id, number)
+        return Manifest.decode(*find()) if known is None else known
+
+    def _part(
+        self, node_id: bytes, source: Source, number: int, loaded: Mapping[str, Any]
+    ) -> tuple[Part, bytes]:
+        """The same, encoded; of an object that is among those loaded or opened."""
+        found = self.opening[source.position] if self._is_open(source) else loaded[source.blob.key]
+        checked = source.blob.key, node_id, source.position
+        if isinstance(found, Delta | Digest):
+            manifest = found.embedded if isinstance(found, Delta) else found.tables
+        else:
+            manifest = cast(Manifest, found)
+        parts = [part for part in manifest.parts if part[0].node_id == node_id]
+        if checked not in self._checked:
+            if isinstance(found, Delta):
+                self.snapshot.deltas[source.position].check(found)
+            if tuple(part for part, _ in parts) != source.parts:
+                raise CorruptObjectError(
+                    f"{source.blob.key} has no chunk tables such as the snapshot says it has"
+                )
+            self._checked.add(checked)
+        return parts[number]
 
     def _digests_of(self, node_id: bytes) -> dict[int, Digest]:
         """The digests that stand in place of their runs for the node, by where they begin.
@@ -350,47 +509,62 @@ class SnapshotView:
             for first, digest in self._digests_of(node_id).items()
         )
 
-    def _fetch_layers(
-        self, node_id: bytes, leaves: Sequence[PlacedLeaf]
-    ) -> tuple[list[tuple[int, Layer]], dict[str, Any]]:
-        """A layer for each live delta that speaks of the node, with its sequence; in one round.
+    def _sources(self, node_id: bytes) -> LiveSources:
+        """What the read list names of the node."""
+        found = self._live.get(node_id)
+        if found is None:
+            found = self._live.setdefault(node_id, self._find_sources(node_id))
+        return found
 
-        With the objects that were loaded for it and for the leaves, by key.
-        """
-        deltas: dict[int, BlobRef] = {}
-        manifests: dict[int, list[ManifestRef]] = {}
+    def _find_sources(self, node_id: bytes) -> LiveSources:
+        sources: list[Source] = []
+        cuts: dict[int, Cut] = {}
         digests = self._digests_of(node_id)
         covered = {at + i for at, digest in digests.items() for i in range(len(digest.truncated))}
+        blobs = {entry.first: entry.blob for entry in self.snapshot.digests}
+
+        def add(blob: BlobRef, kind: type[Any], parts: Sequence[Part]) -> None:
+            of_node = tuple(part for part in parts if part.node_id == node_id)
+            if of_node:
+                sources.append(Source(position, entry.last, blob, kind, of_node))
+
         for position, entry in enumerate(self.snapshot.deltas):
-            if position in covered:
-                continue
-            if any(part.node_id == node_id for part in entry.embedded):
-                deltas[position] = entry.log
-            for ref in entry.manifests:
-                if any(part.node_id == node_id for part in ref.parts):
-                    manifests.setdefault(position, []).append(ref)
-        wanted: list[tuple[BlobRef, Any]] = [(ref, Delta) for ref in deltas.values()]
-        wanted += [(ref.blob, Manifest) for refs in manifests.values() for ref in refs]
-        wanted += self._due_leaves(node_id, leaves)
-        loaded = self._objects.load_all(wanted)
-        layers = []
-        for position, entry in enumerate(self.snapshot.deltas):
-            tables: list[ChunkTable] = []
+            cut = self._cuts.get(position, {}).get(node_id)
             if position in digests:
                 cut = digests[position].covered[node_id]
-                tables += digests[position].tables.tables(node_id)
+                add(blobs[position], Digest, digests[position].tables.directory())
             elif position in covered:
                 continue
             else:
-                cut = self._cuts.get(position, {}).get(node_id)
-            if position in deltas:
-                delta = loaded[deltas[position].key]
-                tables += self._embedded(position, delta).tables(node_id)
-            for ref in manifests.get(position, ()):
-                tables += ref.tables(loaded[ref.blob.key], node_id)
-            if cut is not None or tables:
-                layers.append((entry.last, Layer(cut, tuple(tables))))
-        return layers, loaded
+                add(entry.log, Delta, entry.embedded)
+                for ref in entry.manifests:
+                    add(ref.blob, Manifest, ref.parts)
+            if cut is not None:
+                cuts[position] = Cut(entry.last, cut)
+        return LiveSources(sources, cuts)
+
+
+def _any_at(coords: IndexArray, leaves: Sequence[PlacedLeaf]) -> Callable[[int, Box], bool]:
+    """Tells whether a table of that sequence and box may say something of any of these chunks."""
+    outside = np.ones(len(coords), np.bool_)
+    within: dict[int, list[IndexArray]] = {}
+    for leaf in leaves:
+        here = ((coords >= leaf.part.box.lo) & (coords < leaf.part.box.hi)).all(axis=1)
+        within.setdefault(leaf.merged, []).append(coords[here])
+        outside &= ~here
+    within.setdefault(0, []).append(coords[outside])
+    joined = [(after, np.concatenate(found)) for after, found in within.items()]
+    groups = [(after, some, Box.around_coords(some)) for after, some in joined if len(some)]
+
+    def wanted(last: int, box: Box) -> bool:
+        return any(
+            last > after
+            and around.overlaps(box)
+            and bool(((some >= box.lo) & (some < box.hi)).all(axis=1).any())
+            for after, some, around in groups
+        )
+
+    return wanted
 
 
 def _picked(overlay: Overlay, coords: IndexArray) -> Overlay:

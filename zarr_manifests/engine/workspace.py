@@ -119,6 +119,12 @@ class Workspace:
         self.pickled = False
         self.reader = ChunkReader(self.storage, view.snapshot_id, self.context.containers)
 
+    def rebase(self, view: SnapshotView, changes: ChangeSet) -> None:
+        """Have these changes on this snapshot instead; names of new objects stay the session's."""
+        self.view, self.changes = view, changes
+        self.packs.relocate(changes)
+        self.reader = ChunkReader(self.storage, view.snapshot_id, self.context.containers)
+
     # --- what is there -----------------------------------------------------------------------
 
     def node(self, path: str) -> Node | None:
@@ -138,13 +144,24 @@ class Workspace:
         path = document_path(key)
         if path is not None:
             node, name = self.node(path), split(key)[1]
+            if self.keys is not None and path not in self.changes.nodes:
+                self.changes.reads.documents.add(path)
             if node is not None and name in node.documents:
                 return InlineRef(node.documents[name])
         chunk = self._chunk(key)
-        if chunk is not None:
-            return self.ref(*chunk)
-        opaque = self.node(_OPAQUE + key)
-        return None if opaque is None else self.ref(opaque, ())
+        if chunk is None:
+            opaque = self.node(_OPAQUE + key)
+            if opaque is None:
+                return None
+            chunk = opaque, ()
+        if self.keys is not None:
+            self._note_read(*chunk)
+        return self.ref(*chunk)
+
+    def _note_read(self, node: Node, coords: Coords) -> None:
+        """Note that a chunk is read, unless it is the writer's own: a commit may depend on it."""
+        if self.changes.get(node.node_id, coords) is None:
+            self.changes.reads.note(node.node_id, coords)
 
     def ref(self, node: Node, coords: Coords) -> ChunkRef | None:
         """Where a chunk of the node is; None if it is absent."""

@@ -7,16 +7,21 @@ leaf: other manifests of the same arrays stay as they are. Four things widen tha
   its manifests, and they bring their arrays of that kind, and so on.
 - A chunk in no leaf yet belongs to the leaves in its cell of the array's layout.
 - A truncation changes every leaf that reaches beyond it.
-- What comes into a set whose manifests are limited in number is packed in one step.
+- What comes into a set whose manifests are limited in number is packed together, so that few and
+  full manifests come out.
 
 What hangs together that way is a group; groups share no manifest, so each can be written in a step
-of its own. Invariant: the work done here is in proportion to what changes, never to the base.
+of its own. What only shares a set can be taken apart into pieces where it is more than a step may
+have. The set has at most as many manifests as it may have after each of the steps all the same,
+since those that are still to come count; arrays for which only a later step makes room overflow.
+
+Invariant: the work done here is in proportion to what changes, never to the base.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -55,16 +60,54 @@ class Group:
     Parameters
     ----------
     manifests : tuple of str
-        Their keys, in the directory's order.
+        Their keys.
     rows : mapping of bytes to int64[k]
         For each changed array, the rows of `Change.coords` that belong here, ascending.
     refs : int
         How many refs that is at most.
+    pieces : tuple of Group
+        What it can be taken apart into, the smallest first; none if everything in it hangs
+        together by more than a set.
     """
 
     manifests: tuple[str, ...]
     rows: Mapping[bytes, IndexArray]
     refs: int
+    pieces: tuple[Group, ...] = ()
+
+    @classmethod
+    def of(cls, pieces: Sequence[Group]) -> Group:
+        """The pieces as one group."""
+        if len(pieces) == 1:
+            return pieces[0]
+        rows: dict[bytes, list[IndexArray]] = {}
+        for piece in pieces:
+            for node_id, some in piece.rows.items():
+                rows.setdefault(node_id, []).append(some)
+        return cls(
+            tuple(key for piece in pieces for key in piece.manifests),
+            {node: np.sort(np.concatenate(some)) for node, some in rows.items()},
+            sum(piece.refs for piece in pieces),
+            tuple(sorted(pieces, key=_group_order)),
+        )
+
+    def split(self, budget_refs: int) -> tuple[Group, Group | None]:
+        """Pieces that together have at most so many refs, at least one; and the rest.
+
+        First comes the emptiest of the manifests, then what is in none: that is where there may
+        be room for it.
+        """
+        pieces = self.pieces or (self,)
+        first = next((piece for piece in pieces if piece.manifests), pieces[0])
+        others = sorted((p for p in pieces if p is not first), key=lambda p: bool(p.manifests))
+        chosen, refs = [first], first.refs
+        for piece in others:
+            if refs + piece.refs > budget_refs:
+                break
+            chosen.append(piece)
+            refs += piece.refs
+        left = others[len(chosen) - 1 :]
+        return Group.of(chosen), Group.of(left) if left else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +199,15 @@ class Closure:
         ]
 
     def step(self, budget_refs: int) -> tuple[Closure, Closure]:
-        """Groups that together have at most so many refs, at least one; and the rest.
+        """Groups that together have at most so many refs, at least one piece; and the rest.
 
         The rest stays what it is once the first part has been written: they share no manifest.
         """
         refs = count = 0
+        if self.groups[0].refs > budget_refs:
+            first, left = self.groups[0].split(budget_refs)
+            rest = self.groups[1:] if left is None else (left, *self.groups[1:])
+            return Closure((first,), self.layouts), Closure(rest, self.layouts)
         for group in self.groups:
             refs += group.refs
             if count and refs > budget_refs:
@@ -170,6 +217,25 @@ class Closure:
             Closure(self.groups[:count], self.layouts),
             Closure(self.groups[count:], self.layouts),
         )
+
+    def with_whole_arrays(self, base: BaseIndex) -> Closure:
+        """The same with all of an array in one piece, so that it can be laid out anew."""
+        pieces: list[Group] = []
+        hanging, sharing = _Joined(), _Joined()
+        owner: dict[bytes, int] = {}
+        for group in self.groups:
+            start = len(pieces)
+            for piece in group.pieces or (group,):
+                number = hanging.add()
+                sharing.join(sharing.add(), start)
+                pieces.append(piece)
+                nodes = {part.node_id for key in piece.manifests for part in base[key].parts}
+                for node_id in nodes | piece.rows.keys():
+                    other = owner.setdefault(node_id, number)
+                    hanging.join(number, other)
+                    sharing.join(number, other)
+        joined = {root: Group.of([pieces[i] for i in some]) for root, some in hanging.sets()}
+        return replace(self, groups=_clusters(joined, sharing))
 
 
 def close(
@@ -208,8 +274,7 @@ def close(
             gathering.manifest(base.number(key))
     gathering.share_sets(reopen)
     gathering.bring_together()
-    groups = tuple(sorted(gathering.groups(), key=_group_order))
-    return Closure(groups, gathering.layouts())
+    return Closure(gathering.groups(), gathering.layouts())
 
 
 def _group_order(group: Group) -> tuple[int, tuple[str, ...], list[tuple[bytes, list[int]]]]:
@@ -217,8 +282,47 @@ def _group_order(group: Group) -> tuple[int, tuple[str, ...], list[tuple[bytes, 
     return group.refs, group.manifests, rows
 
 
+class _Joined:
+    """Numbers from 0 on, joined to sets (a union-find)."""
+
+    def __init__(self) -> None:
+        self._parents: list[int] = []
+
+    def add(self) -> int:
+        self._parents.append(len(self._parents))
+        return len(self._parents) - 1
+
+    def join(self, one: int, other: int) -> None:
+        self._parents[self.root(one)] = self.root(other)
+
+    def root(self, number: int) -> int:
+        while self._parents[number] != number:
+            self._parents[number] = self._parents[self._parents[number]]
+            number = self._parents[number]
+        return number
+
+    def sets(self) -> Iterable[tuple[int, list[int]]]:
+        """The root and the members of each set."""
+        found: dict[int, list[int]] = {}
+        for number in range(len(self._parents)):
+            found.setdefault(self.root(number), []).append(number)
+        return found.items()
+
+
+def _clusters(pieces: Mapping[int, Group], sharing: _Joined) -> tuple[Group, ...]:
+    """The pieces (by a number of theirs) that share sets as groups, the smallest first."""
+    found: dict[int, list[Group]] = {}
+    for number, piece in pieces.items():
+        found.setdefault(sharing.root(number), []).append(_indivisible(piece))
+    return tuple(sorted(map(Group.of, found.values()), key=_group_order))
+
+
+def _indivisible(group: Group) -> Group:
+    return replace(group, pieces=()) if group.pieces else group
+
+
 class _Gathering:
-    """Manifests and changed cells, joined into groups (a union-find over both)."""
+    """Manifests and changed cells, joined into groups."""
 
     def __init__(
         self,
@@ -229,7 +333,8 @@ class _Gathering:
     ) -> None:
         self._changes = changes
         self._config, self._facts, self._base = config, facts, base
-        self._parents: list[int] = []
+        self._hanging = _Joined()
+        self._sharing = _Joined()  # what hangs together, and what shares a set
         self._numbers: dict[int, int] = {}  # manifest -> member
         self._rows: dict[int, list[tuple[bytes, IndexArray]]] = {}  # by member
         self._layouts: dict[bytes, Layout] = {}
@@ -278,7 +383,7 @@ class _Gathering:
         return member
 
     def share_sets(self, reopen: bool) -> None:
-        """Join what comes into a set of limited number, so that it is packed in one step."""
+        """Join what comes into a set of limited number, so that it is packed together."""
         limited = [one for one in self._config.sets if one.cardinality is not None]
         due: dict[str, list[int]] = {one.name: [] for one in limited}
         new: dict[str, dict[bytes, int]] = {one.name: {} for one in limited}
@@ -296,8 +401,11 @@ class _Gathering:
         for one in limited:
             if reopen and new[one.name]:
                 due[one.name] += self._reopened(one, min(new[one.name].values()))
+            # One manifest of any size takes all there is: no part of it can go before.
+            divisible = one.max_manifest_size is not None or one.arrays_per_manifest is not None
+            join = self._sharing.join if divisible else self._join
             for member in due[one.name][1:]:
-                self._join(due[one.name][0], member)
+                join(due[one.name][0], member)
 
     def _reopened(self, one: ManifestSet, refs: int) -> list[int]:
         """The emptiest manifest of a set that has all it may have, if so many refs fit in."""
@@ -344,22 +452,24 @@ class _Gathering:
             self._join(self.manifest(number), member)
         return found
 
-    def groups(self) -> Iterable[Group]:
-        """What hangs together."""
+    def groups(self) -> tuple[Group, ...]:
+        """What hangs together, or shares a set."""
         manifests: dict[int, list[int]] = {}
         for number, member in self._numbers.items():
-            manifests.setdefault(self._root(member), []).append(number)
+            manifests.setdefault(self._hanging.root(member), []).append(number)
         rows: dict[int, dict[bytes, list[IndexArray]]] = {}
         for member, added in self._rows.items():
-            of = rows.setdefault(self._root(member), {})
+            of = rows.setdefault(self._hanging.root(member), {})
             for node_id, some in added:
                 of.setdefault(node_id, []).append(some)
+        pieces = {}
         for root in {*manifests, *rows}:
             numbers = sorted(manifests.get(root, ()))
             own = {node: np.sort(np.concatenate(some)) for node, some in rows.get(root, {}).items()}
             refs = sum(part.count for n in numbers for part in self._base.manifest(n).parts)
             refs += sum(map(len, own.values()))
-            yield Group(tuple(self._base.key(n) for n in numbers), own, refs)
+            pieces[root] = Group(tuple(self._base.key(n) for n in numbers), own, refs)
+        return _clusters(pieces, self._sharing)
 
     def _lies_together(self, node_id: bytes) -> bool:
         known = self._together.get(node_id)
@@ -393,14 +503,9 @@ class _Gathering:
         self._rows.setdefault(member, []).append((node_id, rows))
 
     def _member(self) -> int:
-        self._parents.append(len(self._parents))
-        return len(self._parents) - 1
-
-    def _root(self, member: int) -> int:
-        while self._parents[member] != member:
-            self._parents[member] = self._parents[self._parents[member]]
-            member = self._parents[member]
-        return member
+        self._sharing.add()
+        return self._hanging.add()
 
     def _join(self, one: int, other: int) -> None:
-        self._parents[self._root(one)] = self._root(other)
+        self._hanging.join(one, other)
+        self._sharing.join(one, other)

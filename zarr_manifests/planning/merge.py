@@ -39,6 +39,7 @@ __all__ = [
     "split",
     "take",
     "unset_at",
+    "without",
 ]
 
 
@@ -99,6 +100,14 @@ def pick(table: ChunkTable, coords: IndexArray) -> ChunkTable:
     keep = np.zeros(len(table), np.bool_)
     rows = _rows_at(table, coords)
     keep[rows[rows >= 0]] = True
+    return select(table, keep)
+
+
+def without(table: ChunkTable, coords: IndexArray) -> ChunkTable:
+    """The table's rows but those at these coordinates (int64[n, ndim])."""
+    keep = np.ones(len(table), np.bool_)
+    rows = _rows_at(table, coords)
+    keep[rows[rows >= 0]] = False
     return select(table, keep)
 
 

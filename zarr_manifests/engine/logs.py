@@ -1,0 +1,81 @@
+"""The logs of commits: which deltas lie between two snapshots, and what they touched.
+
+A log that cannot be read, or is of another commit than its snapshot says, is an error: whether two
+commits conflict is not guessed at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.view import SnapshotView
+from zarr_manifests.errors import CorruptObjectError
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.delta import Delta
+from zarr_manifests.format.manifest import Manifest
+from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.planning.rebase import Footprint
+
+__all__ = ["delta_of", "deltas_between", "footprint_of", "tables_of"]
+
+
+def deltas_between(context: Context, older: BlobRef, newer: BlobRef) -> list[Delta] | None:
+    """Deltas of the commits after `older` up to `newer`, newest first; None if not an ancestor."""
+    deltas = []
+    ref: BlobRef | None = newer
+    seen: set[str] = set()
+    while ref is not None and ref.key != older.key:
+        if ref.key in seen:
+            raise CorruptObjectError(f"{ref.key} is its own ancestor; the history is damaged")
+        seen.add(ref.key)
+        snapshot = context.objects.load(ref, Snapshot)
+        deltas.append(delta_of(context, snapshot))
+        ref = snapshot.parent
+    return None if ref is None else deltas
+
+
+def delta_of(context: Context, snapshot: Snapshot) -> Delta:
+    """What the snapshot's commit has changed."""
+    log = snapshot.log
+    if snapshot.deltas and snapshot.deltas[-1].log.key == log.key:
+        log = snapshot.deltas[-1].log  # with the copy that the read list may carry
+    delta = context.objects.load(log, Delta)
+    if delta.commit_id != snapshot.commit_id:
+        raise CorruptObjectError(f"{log.key} is the log of another commit than its snapshot's")
+    return delta
+
+
+def footprint_of(context: Context, view: SnapshotView, delta: Delta) -> Footprint:
+    """What a commit touched, from its delta."""
+    return Footprint(_touched_paths(view, delta), tables_of(context, delta))
+
+
+def tables_of(
+    context: Context, delta: Delta, wanted: Container[bytes] | None = None
+) -> dict[bytes, tuple[ChunkTable, ...]]:
+    """The chunks a commit set or unset, by node; of the nodes that are wanted, or of all."""
+    tables: dict[bytes, tuple[ChunkTable, ...]] = {}
+    due = [
+        ref
+        for ref in delta.manifests
+        if wanted is None or any(part.node_id in wanted for part in ref.parts)
+    ]
+    context.objects.prefetch([(ref.blob, Manifest) for ref in due])
+    manifests = [(delta.embedded, delta.embedded.directory())]
+    manifests += [(context.objects.load(ref.blob, Manifest), ref.parts) for ref in due]
+    for manifest, named in manifests:
+        if manifest.directory() != named:
+            raise CorruptObjectError("a manifest of a delta has other chunk tables than it says")
+        for part, data in manifest.parts:
+            if wanted is None or part.node_id in wanted:
+                found = manifest.decode(part, data)
+                tables[part.node_id] = (*tables.get(part.node_id, ()), found)
+    return tables
+
+
+def _touched_paths(view: SnapshotView, delta: Delta) -> frozenset[str]:
+    paths = {node.node_id: node.path for node in (*view.nodes.values(), *delta.nodes)}
+    truncated = {paths.get(node_id, "?") for node_id in delta.truncated}
+    return frozenset({node.path for node in delta.nodes} | delta.deleted.keys() | truncated)

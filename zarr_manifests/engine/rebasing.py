@@ -1,0 +1,245 @@
+"""Moving what was changed on one snapshot onto the tip of a branch.
+
+The logs of the commits between are taken apart, together with one's own changes, and
+`planning.rebase` decides. Invariants: a base that is no ancestor of the tip, or a log that cannot
+be read, ends in an error; of what has been uploaded nothing is uploaded again: chunks stay where
+they are, a manifest is written anew only if rows of it were left to the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from zarr_manifests.engine.changes import ChangeSet
+from zarr_manifests.engine.chunks import SessionKeys
+from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.logs import deltas_between, tables_of
+from zarr_manifests.engine.objects import Upload
+from zarr_manifests.engine.view import SnapshotView
+from zarr_manifests.errors import Conflict, ConflictError
+from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.delta import Delta
+from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
+from zarr_manifests.format.nodes import Node
+from zarr_manifests.format.root import Branch
+from zarr_manifests.grid import Coords, IndexArray
+from zarr_manifests.planning.components import Changes
+from zarr_manifests.planning.merge import Layer, merge_layers, without
+from zarr_manifests.planning.reads import Reads
+from zarr_manifests.planning.rebase import Policy, Rebased, rebase
+
+__all__ = ["Mine", "Rebasing", "rebase_changes", "rebase_delta"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rebasing:
+    """What a commit may do when others came first.
+
+    Parameters
+    ----------
+    allowed : bool
+        Whether it may be put on top of theirs at all.
+    policy : {"fail", "ours", "theirs"} or callable
+        Who wins where both sides may.
+    serializable : bool
+        Whether nothing that was read may have been changed by others.
+    attempts : int or None
+        How often it is tried; as configured if not given.
+    """
+
+    allowed: bool = True
+    policy: Policy = "fail"
+    serializable: bool = False
+    attempts: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mine:
+    """What is to be moved.
+
+    Parameters
+    ----------
+    nodes : mapping of str to (Node or None)
+        Nodes made or changed, by path; None where one was deleted.
+    truncated : mapping of bytes to tuple of int
+        What was cut off, by node id.
+    tables : mapping of bytes to sequence of ChunkTable
+        Chunks set and unset, by node id; no chunk is in two tables.
+    reads : Reads
+        What was read meanwhile.
+    """
+
+    nodes: Mapping[str, Node | None]
+    truncated: Mapping[bytes, Coords]
+    tables: Mapping[bytes, Sequence[ChunkTable]]
+    reads: Reads
+
+    @classmethod
+    def of(cls, delta: Delta, tables: Mapping[bytes, Sequence[ChunkTable]], reads: Reads) -> Mine:
+        """What a delta with these chunks says."""
+        nodes: dict[str, Node | None] = dict.fromkeys(delta.deleted)
+        nodes |= {node.path: node for node in delta.nodes}
+        return cls(nodes, delta.truncated, tables, reads)
+
+
+def rebase_delta(
+    context: Context,
+    view: SnapshotView,
+    tip: Branch,
+    delta: Delta,
+    mine: Mine,
+    written: Mapping[str, Manifest],
+    rebasing: Rebasing,
+    keys: SessionKeys,
+) -> tuple[SnapshotView, Delta, list[Upload]]:
+    """The tip, opened; the delta as it is there; and what else must be uploaded for it.
+
+    `mine` is what the delta says, and `written` are the manifests that it refers to, by key. The
+    delta that comes back is the same object where nothing in it has to change.
+
+    Raises
+    ------
+    ConflictError
+        If it cannot be put on top of what came first.
+    """
+    on, moved = _onto(context, view, tip, mine, rebasing)
+    if not moved.dropped and moved.nodes == mine.nodes:
+        return on, delta, []
+    embedded, manifests = delta.embedded, delta.manifests
+    uploads: list[Upload] = []
+    if moved.dropped:
+        embedded, manifests, uploads = _left(delta, written, moved.dropped, keys)
+    changed = replace(
+        delta,
+        nodes=tuple(node for node in moved.nodes.values() if node is not None),
+        deleted={p: on.nodes[p].node_id for p, node in moved.nodes.items() if node is None},
+        embedded=embedded,
+        manifests=manifests,
+    )
+    return on, changed, uploads
+
+
+def _left(
+    delta: Delta,
+    written: Mapping[str, Manifest],
+    dropped: Mapping[bytes, IndexArray],
+    keys: SessionKeys,
+) -> tuple[Manifest, tuple[ManifestRef, ...], list[Upload]]:
+    """The delta's chunk tables without the dropped rows, where they were."""
+
+    def left(manifest: Manifest) -> Manifest:
+        parts: list[tuple[Part, bytes]] = []
+        for part, data in manifest.parts:
+            if part.node_id not in dropped:
+                parts.append((part, data))
+                continue
+            table = without(manifest.decode(part, data), dropped[part.node_id])
+            parts += Manifest.of([(part.node_id, table)] if len(table) else []).parts
+        return Manifest(tuple(parts))
+
+    manifests: list[ManifestRef] = []
+    uploads: list[Upload] = []
+    for ref in delta.manifests:
+        if dropped.keys().isdisjoint(part.node_id for part in ref.parts):
+            manifests.append(ref)
+            continue
+        manifest = left(written[ref.blob.key])
+        if manifest.parts:
+            upload = Upload.of(keys, "manifests", manifest.encode())
+            uploads.append(upload)
+            manifests.append(ManifestRef(upload.ref, manifest.directory()))
+    return left(delta.embedded), tuple(manifests), uploads
+
+
+def rebase_changes(
+    context: Context, view: SnapshotView, tip: Branch, changes: ChangeSet, rebasing: Rebasing
+) -> tuple[SnapshotView, ChangeSet]:
+    """The tip, opened, and changes that were made on `view` as they are there.
+
+    Raises
+    ------
+    ConflictError
+        If they cannot be put on top of what came first.
+    """
+    tables = {node: parts for node in changes.touched() if (parts := changes.parts(node))}
+    mine = Mine(changes.nodes, changes.truncated, tables, changes.reads)
+    on, moved = _onto(context, view, tip, mine, rebasing)
+    result = changes.copy()
+    result.nodes = dict(moved.nodes)
+    for node_id, coords in moved.dropped.items():
+        gone = set(map(tuple, coords.tolist()))
+        refs = changes.chunks.get(node_id, {})
+        kept = {at: ref for at, ref in refs.items() if at not in gone}
+        left = [without(table, coords) for table in changes.tables.get(node_id, ())]
+        result.chunks.pop(node_id, None)
+        result.tables.pop(node_id, None)
+        if kept:
+            result.chunks[node_id] = kept
+        if any(map(len, left)):
+            result.tables[node_id] = tuple(table for table in left if len(table))
+    return on, result
+
+
+def _onto(
+    context: Context, view: SnapshotView, tip: Branch, mine: Mine, rebasing: Rebasing
+) -> tuple[SnapshotView, Rebased]:
+    between = deltas_between(context, view.ref, tip.head)
+    if between is None:
+        raise ConflictError(
+            f"the snapshot the session began at ({view.snapshot_id}) is no longer in the "
+            "branch's history; was the branch reset? Nothing was committed",
+            [Conflict("/", "history", "the branch was reset")],
+        )
+    if not rebasing.allowed:
+        raise ConflictError(
+            "other commits came first, and this one was told not to be put on top of them; "
+            "nothing was committed. Call session.rebase(), look at what there is, commit again",
+            [Conflict("/", "history", "the branch has moved")],
+        )
+    ours = Changes.of(view.nodes, mine.nodes, mine.truncated, _as_one(mine.tables))
+    wanted = {*ours.nodes, *(mine.reads.nodes() if rebasing.serializable else ())}
+    theirs = _theirs(context, view, between, wanted)
+    on = context.open_branch(tip)
+    moved = rebase(
+        ours,
+        theirs,
+        on.nodes,
+        policy=rebasing.policy,
+        reads=mine.reads,
+        serializable=rebasing.serializable,
+    )
+    if moved.conflicts:
+        raise ConflictError(
+            "other commits came first and this one cannot be put on top of them; nothing was "
+            "committed. Open a new session on the branch and make the changes again",
+            moved.conflicts,
+        )
+    return on, moved
+
+
+def _theirs(
+    context: Context, view: SnapshotView, between: list[Delta], wanted: set[bytes]
+) -> Changes:
+    """What the commits between, newest first, have done; chunks only of the nodes wanted."""
+    nodes = dict(view.nodes)
+    theirs = Changes({})
+    for delta in reversed(between):
+        changed: dict[str, Node | None] = dict.fromkeys(delta.deleted)
+        changed |= {node.path: node for node in delta.nodes}
+        tables = _as_one(tables_of(context, delta, wanted))
+        theirs = theirs.then(Changes.of(nodes, changed, delta.truncated, tables))
+        for path in delta.deleted:
+            nodes.pop(path, None)
+        nodes.update((node.path, node) for node in delta.nodes)
+    return theirs
+
+
+def _as_one(tables: Mapping[bytes, Sequence[ChunkTable]]) -> dict[bytes, ChunkTable]:
+    """All chunks of each node in one table."""
+    found = {}
+    for node_id, each in tables.items():
+        table = merge_layers([Layer(None, tuple(each))]).table
+        if table is not None:
+            found[node_id] = table
+    return found
