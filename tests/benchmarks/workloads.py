@@ -329,10 +329,11 @@ def _commit_often(contestant: Contestant, number: int, commits: int, started: An
     """Overwrite chunks that nobody else writes, a commit for each."""
     use_pipeline("fused")
     data = values(1, 4096)[0]
+    assert isinstance(contestant, Ours | Icechunk)
+    repository = contestant.open()
     started.wait()
     for i in range(commits):
-        assert isinstance(contestant, Ours | Icechunk)
-        session = contestant.open().writable_session("main")
+        session = repository.writable_session("main")
         zarr.open_array(session.store, path="a", mode="r+")[number * commits + i] = data
         if isinstance(contestant, Ours):
             session.commit(f"{number} {i}")
@@ -371,5 +372,5 @@ def contending(case: Case) -> Iterator[Figure]:
         assert isinstance(contestant, Ours | Icechunk)
         found = zarr.open_array(contestant.reader(), path="a", mode="r")[:, 0]
         landed = int((found != 0).sum())
-        assert landed
+        assert landed == processes * commits or (landed and case.contestant != "zarr_manifests")
         yield Figure(watch.seconds / landed)
