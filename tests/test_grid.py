@@ -48,6 +48,35 @@ def test_coordinates_and_linear_indexes(box: Box) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
+def test_linear_indexes_carried_to_another_box(data: st.DataObject) -> None:
+    ndim = data.draw(st.integers(0, 4))
+    one, two = data.draw(boxes(ndim)), data.draw(boxes(ndim))
+    shared = [coords for coords in all_coords(one) if coords in two]
+    index = np.array([one.ravel_one(coords) for coords in shared], np.int64)
+    expected = [two.ravel_one(coords) for coords in shared]
+    assert one.carried(index, two).tolist() == expected
+
+
+def test_many_coordinates_and_linear_indexes() -> None:
+    box = Box((3, 5, 7), (45, 46, 47))
+    coords = box.unravel(np.arange(box.size))
+    assert coords[[0, 16_383, 16_384, -1]].tolist() == [
+        [3, 5, 7],
+        [3 + 9, 5 + 40, 7 + 23],
+        [3 + 9, 5 + 40, 7 + 24],
+        [44, 45, 46],
+    ]
+    np.testing.assert_array_equal(box.ravel(coords), np.arange(box.size))
+
+
+def test_linear_indexes_carried_from_far_outside() -> None:
+    one, two = Box((0, 0), (1001, 5)), Box((1000, 0), (1001, 2**61))
+    assert one.carried(np.array([5000, 5004]), two).tolist() == [0, 4]
+    assert two.carried(np.array([0, 4]), one).tolist() == [5000, 5004]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
 def test_containment_and_overlap(data: st.DataObject) -> None:
     ndim = data.draw(st.integers(0, 3))
     one, two = data.draw(boxes(ndim)), data.draw(boxes(ndim))

@@ -8,6 +8,7 @@ import inspect
 import pkgutil
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAliasType
@@ -134,6 +135,7 @@ def shape(signature: inspect.Signature) -> list[tuple[str, Any, Any]]:
 def test_signatures_are_as_documented(target: Any, text: str) -> None:
     namespace: dict[str, Any] = {}
     defaults = {**vars(importlib.import_module("zarr_manifests.errors"))}
+    defaults["timedelta"] = timedelta
     defaults["SYSTEM"] = importlib.import_module("zarr_manifests.runtime").SYSTEM
     assert isinstance(ast.parse(text).body[0], ast.FunctionDef)
     exec(text, defaults, namespace)  # noqa: S102 - the project's own page

@@ -13,15 +13,25 @@ from zarr_manifests.engine.compact import CompactionReport
 from zarr_manifests.engine.layouts import ManifestLayout, ReadCosts
 from zarr_manifests.engine.preload import PreloadReport
 from zarr_manifests.history import (
+    Amount,
     ArrayStats,
+    ArrayTotals,
     ArrayUsage,
     Change,
+    CollectionReport,
     Diff,
+    ExpiryReport,
     IndexReport,
+    LoggedOperation,
     Operation,
+    Problem,
+    RecoveryReport,
     SnapshotInfo,
+    Totals,
     Usage,
+    VerifyReport,
 )
+from zarr_manifests.maintenance import HeldLease
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork, Session, Status
 from zarr_manifests.store import ManifestStore
@@ -31,24 +41,34 @@ if TYPE_CHECKING:
     from zarr_manifests.xarray import write
 
 __all__ = [
+    "Amount",
     "ArrayStats",
+    "ArrayTotals",
     "ArrayUsage",
     "Change",
+    "CollectionReport",
     "CompactionReport",
     "Diff",
+    "ExpiryReport",
     "Fork",
+    "HeldLease",
     "IndexReport",
+    "LoggedOperation",
     "ManifestLayout",
     "ManifestStore",
     "Operation",
     "PreloadReport",
+    "Problem",
     "ReadCosts",
+    "RecoveryReport",
     "Repository",
     "RepositoryConfig",
     "Session",
     "SnapshotInfo",
     "Status",
+    "Totals",
     "Usage",
+    "VerifyReport",
     "errors",
     "tune_zarr",
     "write",

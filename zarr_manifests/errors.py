@@ -167,7 +167,10 @@ class HistoryExpiredError(SnapshotExpiredError):
 
 
 class FencedError(ManifestsError, PermissionError):
-    """The session began before the repository's fence and may no longer commit."""
+    """A session, or maintenance, that others have shut out since: it may no longer commit.
+
+    It began before the repository's fence and holds no lease, or before a claim of somebody else.
+    """
 
 
 class SessionClosedError(ManifestsError, ValueError):

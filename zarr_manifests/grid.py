@@ -17,12 +17,13 @@ import numpy.typing as npt
 
 from zarr_manifests.errors import InvalidArgumentError
 
-__all__ = ["MAX_BOX_CHUNKS", "Box", "Coords", "IndexArray", "grid_shape"]
+__all__ = ["MAX_BOX_CHUNKS", "Box", "Coords", "IndexArray", "grid_shape", "taken"]
 
 type Coords = tuple[int, ...]
 type IndexArray = npt.NDArray[np.int64]
 
 MAX_BOX_CHUNKS: Final = 2**62
+_BLOCK: Final = 1 << 14
 
 
 def grid_shape(shape: Sequence[int], chunk_shape: Sequence[int]) -> Coords:
@@ -35,6 +36,13 @@ def grid_shape(shape: Sequence[int], chunk_shape: Sequence[int]) -> Coords:
     (11, 1)
     """
     return tuple(-(-n // c) if n else 0 for n, c in zip(shape, chunk_shape, strict=True))
+
+
+def taken(coords: IndexArray, rows: IndexArray) -> IndexArray:
+    """Some of the coordinates (rows ascending), not copied where they follow on each other."""
+    if len(rows) and int(rows[-1]) - int(rows[0]) + 1 == len(rows):
+        return coords[int(rows[0]) : int(rows[-1]) + 1]
+    return coords[rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,21 +123,54 @@ class Box:
 
     def ravel(self, coords: IndexArray) -> IndexArray:
         """Linear indexes (int64[n]) of coordinates (int64[n, ndim]) that are inside."""
-        if not self.ndim:
-            return np.zeros(len(coords), np.int64)
-        offsets = coords - np.asarray(self.lo, np.int64)
-        return np.asarray(offsets @ np.asarray(self.strides(), np.int64), np.int64)
+        index = np.zeros(len(coords), np.int64)
+        for axis, (lo, hi) in enumerate(zip(self.lo, self.hi, strict=True)):
+            index *= hi - lo
+            index += coords[:, axis]
+            index -= lo
+        return index
 
     def unravel(self, index: IndexArray) -> IndexArray:
         """Coordinates (int64[n, ndim]) of linear indexes (int64[n])."""
-        coords = np.empty((len(index), self.ndim), np.int64)
+        # Each axis lies together in memory: what is done to coordinates is done axis by axis.
+        axes = np.empty((self.ndim, len(index)), np.int64)
         if not len(index):
-            return coords  # strides of an empty box may be beyond an int64
-        rest = index
-        for axis, step in enumerate(self.strides()):
-            coords[:, axis] = rest // step + self.lo[axis]
-            rest = rest % step
-        return coords
+            return axes.T  # strides of an empty box may be beyond an int64
+        strides = self.strides()
+        for first in range(0, len(index), _BLOCK):  # what is in between stays in the CPU's cache
+            rest = np.array(index[first : first + _BLOCK])
+            here = axes[:, first : first + _BLOCK]
+            for at, lo, step in zip(here, self.lo, strides, strict=True):
+                np.floor_divide(rest, step, out=at)
+                rest -= at * step  # many times faster than the remainder
+                at += lo
+        return axes.T
+
+    def carried(self, index: IndexArray, to: Box) -> IndexArray:
+        """The same coordinates' linear indexes in another box that holds them.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from zarr_manifests.grid import Box
+        >>> Box((2, 0), (4, 3)).carried(np.array([0, 5]), Box((0, 0), (9, 4)))
+        array([ 8, 14])
+        """
+        if not len(index) or self == to:
+            return index
+        steps, others = self.strides(), to.strides()
+        start = sum((a - b) * n for a, b, n in zip(self.lo, to.lo, others, strict=True))
+        # Sums may wrap around on the way; what comes out fits an int64, and so is right.
+        start = (start + 2**63) % 2**64 - 2**63
+        carried, rest = np.full(len(index), start, np.int64), index
+        for axis, (step, other) in enumerate(zip(steps, others, strict=True)):
+            if steps[axis:] == others[axis:]:  # as long on all axes behind: one shift for all
+                carried += rest
+                break
+            at = rest // step
+            carried += at * other
+            rest = rest - at * step
+        return carried
 
     @staticmethod
     def around(boxes: Iterable[Box]) -> Box:

@@ -8,24 +8,41 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from zarr_manifests.engine.collect import CollectionReport
+from zarr_manifests.engine.expire import ExpiryReport
 from zarr_manifests.engine.index import IndexReport
+from zarr_manifests.engine.recover import LoggedOperation, RecoveryReport
+from zarr_manifests.engine.totals import changes_of, tallies_of
+from zarr_manifests.engine.verify import Problem, VerifyReport
+from zarr_manifests.engine.view import SnapshotView
+from zarr_manifests.errors import NotFoundError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.incremental import Change, Operation
+from zarr_manifests.planning.totals import NOTHING, Tally, alive_tallies, sum_of
 
 __all__ = [
+    "Amount",
     "ArrayStats",
+    "ArrayTotals",
     "ArrayUsage",
     "Change",
+    "CollectionReport",
     "Diff",
+    "ExpiryReport",
     "IndexReport",
+    "LoggedOperation",
     "Operation",
+    "Problem",
+    "RecoveryReport",
     "SnapshotInfo",
     "Status",
+    "Totals",
     "Usage",
+    "VerifyReport",
     "moved_tops",
 ]
 
@@ -69,6 +86,10 @@ class SnapshotInfo:
         What the commit did: `refs-set`, `refs-unset`, `chunk-bytes`, `chunk-objects`.
     commit_id : str
         32 hexadecimal digits, as in `CommitOutcomeUnknownError.commit_id`.
+    sums : mapping of str to int
+        What there is in the snapshot: `arrays`, `groups`, `chunks`, `chunk-bytes`. Where there are
+        at most so many, the last two are `chunks-at-most` and `chunk-bytes-at-most`; what is not
+        known is not there.
     """
 
     snapshot_id: str
@@ -79,6 +100,7 @@ class SnapshotInfo:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     totals: Mapping[str, int] = field(default_factory=dict)
     commit_id: str = ""
+    sums: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, ref: BlobRef, snapshot: Snapshot) -> SnapshotInfo:
@@ -92,6 +114,7 @@ class SnapshotInfo:
             snapshot.metadata,
             snapshot.totals,
             snapshot.commit_id.hex(),
+            snapshot.sums,
         )
 
 
@@ -198,6 +221,113 @@ class ArrayUsage:
             rows = table.kind == kind
             counts += [int(rows.sum()), int(table.length[rows].sum())]
         return cls(path, *counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """Chunk refs and the bytes of their chunks: exactly so many, or so many at most.
+
+    Parameters
+    ----------
+    refs : int
+        Chunks that are there, wherever their bytes are.
+    nbytes : int or None
+        Bytes of all of them; None if nothing is known of these.
+    refs_exact, nbytes_exact : bool
+        Whether there are exactly so many; else there are no more.
+    """
+
+    refs: int
+    nbytes: int | None
+    refs_exact: bool
+    nbytes_exact: bool
+
+    @property
+    def exact(self) -> bool:
+        """Whether both numbers are."""
+        return self.refs_exact and self.nbytes_exact
+
+    @classmethod
+    def of(cls, tally: Tally) -> Amount:
+        """What is tallied."""
+        return cls(tally.chunks, tally.nbytes, tally.chunks_exact, tally.nbytes_exact)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayTotals:
+    """How much there is of one array, or of one key that is no part of any.
+
+    Parameters
+    ----------
+    path : str
+        Its absolute path.
+    total : Amount
+        What there is of it in the snapshot.
+    delta : Amount
+        How much more that is than in the snapshot before; less than nothing if it is less.
+    """
+
+    path: str
+    total: Amount
+    delta: Amount
+
+    @property
+    def exact(self) -> bool:
+        """Whether all numbers are."""
+        return self.total.exact and self.delta.exact
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """How much there is in a snapshot, as it says itself.
+
+    Parameters
+    ----------
+    snapshot_id : str
+        The snapshot.
+    arrays : tuple of ArrayTotals
+        By path, of every array and of every key that is no part of one.
+    total : Amount
+        All of them together.
+    delta : Amount
+        How much more that is than in the snapshot before, what was deleted included.
+    """
+
+    snapshot_id: str
+    arrays: tuple[ArrayTotals, ...]
+    total: Amount
+    delta: Amount
+
+    def __getitem__(self, path: str) -> ArrayTotals:
+        """Of the array at that path, with or without a leading slash."""
+        for array in self.arrays:
+            if array.path.strip("/") == path.strip("/"):
+                return array
+        raise NotFoundError(f"there is no array {path!r} in snapshot {self.snapshot_id}")
+
+    @property
+    def exact(self) -> bool:
+        """Whether all numbers are."""
+        return self.total.exact and self.delta.exact
+
+    @classmethod
+    def of(cls, view: SnapshotView) -> Totals:
+        """What the snapshot says; nothing is fetched."""
+        totals, changes = tallies_of(view), changes_of(view)
+        ids = {path: node.node_id for path, node in view.nodes.items()}
+        alive = alive_tallies(totals, view.nodes.values())
+        arrays = []
+        for path, total in sorted(alive.items()):
+            # It cannot be more by more than there is.
+            delta = changes.get(ids[path], NOTHING).within(total.chunks)
+            absolute = path if path.startswith("/") else f"/{path}"
+            arrays.append(ArrayTotals(absolute, Amount.of(total), Amount.of(delta)))
+        return cls(
+            view.snapshot_id,
+            tuple(sorted(arrays, key=lambda array: array.path)),
+            Amount.of(sum_of(alive.values())),
+            Amount.of(sum_of(changes.values())),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ __all__ = [
     "crc32c",
     "is_session_id",
     "is_snapshot_id",
+    "lineage_of",
     "new_session_id",
     "object_key",
     "session_of",
@@ -59,6 +60,11 @@ def is_snapshot_id(text: str) -> bool:
 def session_start(session_id: str) -> int:
     """The root version at which the session began."""
     return int(session_id[:12])
+
+
+def lineage_of(session_id: str) -> str:
+    """What a session shares with all its copies: its start and the first 48 of its random bits."""
+    return session_id[:25]
 
 
 def object_key(kind: str, session_id: str, number: int) -> str:

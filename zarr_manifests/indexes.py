@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from zarr_manifests.engine.arrange import node_path
 from zarr_manifests.engine.index import Presence, build_index
+from zarr_manifests.engine.totals import tallies_of
 from zarr_manifests.errors import NotFoundError
 from zarr_manifests.history import ArrayStats, IndexReport
+from zarr_manifests.planning.totals import NOTHING
 from zarr_manifests.versions import DEFAULT_BRANCH, Versions
 
 __all__ = ["Indexes"]
@@ -51,14 +53,17 @@ class Indexes(Versions):
         if node is None or node.array is None:
             raise NotFoundError(f"there is no array /{node_path(path)}")
         presence = Presence(self._context, view, branch)
+        total = tallies_of(view).get(node.node_id, NOTHING)
+        chunks = total.chunks if total.chunks_exact else presence.count(node.node_id)
+        nbytes = total.nbytes if total.nbytes_exact else presence.stored_bytes(node.node_id)
         meta = node.array
         return ArrayStats(
             f"/{node.path}",
             meta.shape,
             meta.chunk_shape,
             meta.grid.shape,
-            presence.count(node.node_id),
-            presence.stored_bytes(node.node_id),
+            chunks,
+            nbytes,
             presence.counted,
         )
 

@@ -10,7 +10,12 @@ from typing import Any, Final
 
 from zarr_manifests.config import CacheOptions, RepositoryConfig
 from zarr_manifests.display import html_page
-from zarr_manifests.engine.ancestry import ancestors, find_in_history, snapshot_ref
+from zarr_manifests.engine.ancestry import (
+    ancestors,
+    find_in_history,
+    floor_below,
+    snapshot_ref,
+)
 from zarr_manifests.engine.compact import CompactionReport
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.create import create_repository
@@ -19,6 +24,7 @@ from zarr_manifests.engine.imports import import_references
 from zarr_manifests.engine.objects import Objects
 from zarr_manifests.engine.observed import observed_compaction
 from zarr_manifests.engine.preload import RefsPreload
+from zarr_manifests.engine.recover import RecoveryReport, recover
 from zarr_manifests.engine.roots import Roots
 from zarr_manifests.errors import (
     AlreadyExistsError,
@@ -26,6 +32,7 @@ from zarr_manifests.errors import (
     ManifestsError,
     NotFoundError,
     ObjectNotFoundError,
+    SnapshotExpiredError,
 )
 from zarr_manifests.format.root import Root
 from zarr_manifests.history import Diff, SnapshotInfo, Usage
@@ -207,6 +214,31 @@ class Repository(Layouts):
         return cls.open(
             storage, config, virtual_containers=virtual_containers, cache=cache, runtime=runtime
         )
+
+    @staticmethod
+    def recover(
+        location: str | os.PathLike[str] | Storage, *, runtime: Runtime = SYSTEM
+    ) -> RecoveryReport:
+        """Make a repository usable again whose root is lost, damaged, or leads to what is.
+
+        The newest archived root of which all it reaches is there is taken. No writer of before
+        can commit afterwards. Chunk objects are only looked for; `verify` reads them.
+
+        Returns
+        -------
+        RecoveryReport
+            Which version was taken, and which ones may be lost.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the root is sound, so that there is nothing to recover.
+        NotARepositoryError
+            If there is no archive.
+        CorruptObjectError
+            If there is none that leads to a whole repository.
+        """
+        return recover(_storage(location), runtime)
 
     @staticmethod
     def exists(location: str | os.PathLike[str] | Storage) -> bool:
@@ -529,7 +561,8 @@ class Repository(Layouts):
         if branch not in roots.with_branch(roots.read().root, branch).branches:
             listed = ", ".join(self.list_branches())
             raise NotFoundError(f"there is no branch {branch!r}; there are: {listed}")
-        return observed_compaction(self._context, branch, CompactionMode(mode), dry_run=dry_run)[0]
+        work = CompactionMode(mode)
+        return observed_compaction(self._context, branch, work, dry_run=dry_run, claim=True)[0]
 
     def revert(
         self, snapshot_id: str, branch: str = DEFAULT_BRANCH, message: str | None = None
@@ -569,13 +602,20 @@ class Repository(Layouts):
         """
         session, context = self.writable_session(branch), self._context
         ref = snapshot_ref(context, snapshot_id)
-        history = ancestors(context, session.store.workspace.view.ref)
+        head = session.store.workspace.view.ref
+        floor = floor_below(context, context.roots.latest.root, head)
+        history = ancestors(context, head, floor)
         if not any(known.key == ref.key for known, _ in history):
             raise InvalidArgumentError(
                 f"snapshot {snapshot_id} is not in the history of branch {branch!r}; there is "
                 "nothing of it to undo there"
             )
         done = context.open_view(ref)
+        if floor == snapshot_id and done.snapshot.parent is not None:
+            raise SnapshotExpiredError(
+                f"the snapshot before {snapshot_id} is not in the history any more, so what was "
+                "before it is not known; make the change by hand"
+            )
         message = f"revert {done.snapshot.message!r}" if message is None else message
         return session._commit_patch(done, message, {"reverts": snapshot_id}, undo=True)
 

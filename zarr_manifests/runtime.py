@@ -138,6 +138,13 @@ def _run_in_background(call: Callable[[], None]) -> None:
     _POOL.submit(call)
 
 
+def _call_later(delay_s: float, call: Callable[[], None]) -> Callable[[], None]:
+    timer = threading.Timer(delay_s, call)
+    timer.daemon = True  # what is due after the end of the program is not
+    timer.start()
+    return timer.cancel
+
+
 def start_thread(call: Callable[[], None]) -> None:
     """Run the call on a thread of its own; the interpreter does not exit before it has ended.
 
@@ -184,6 +191,9 @@ class Runtime:
         Runs one argument-free call some time soon; nobody waits for it.
     checkpoint : callable
         Called with a name at each place where a scheduler may switch actors.
+    later : callable
+        `later(delay_s, call)` runs one argument-free call after so many seconds, in a thread of
+        its own, and gives a callable that calls this off.
 
     Examples
     --------
@@ -200,6 +210,7 @@ class Runtime:
     parallel: _Parallel
     background: Callable[[Callable[[], None]], None]
     checkpoint: Callable[[str], None] = _no_checkpoint
+    later: Callable[[float, Callable[[], None]], Callable[[], None]] = _call_later
 
 
 SYSTEM = Runtime(

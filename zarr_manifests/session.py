@@ -11,14 +11,16 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from zarr_manifests.appends import put_behind
 from zarr_manifests.config import Compaction
 from zarr_manifests.display import html_page
 from zarr_manifests.engine.arrange import move_node, node_path, reindex_chunks, shift_chunks
 from zarr_manifests.engine.background import compact_soon
-from zarr_manifests.engine.changes import ForkState, Owners
+from zarr_manifests.engine.changes import ChangeSet, ForkState, Owners
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.commit import (
     Committed,
@@ -28,8 +30,11 @@ from zarr_manifests.engine.commit import (
     deltas_between,
 )
 from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.following import Follower, open_head
 from zarr_manifests.engine.forks import freeze, merge_forks, refuse_unmerged
+from zarr_manifests.engine.heartbeat import Held
 from zarr_manifests.engine.index import initialized_coords
+from zarr_manifests.engine.leases import give_up, move, take
 from zarr_manifests.engine.observed import observed_commit, observed_compaction
 from zarr_manifests.engine.patch import combined, patch
 from zarr_manifests.engine.preload import Preload, PreloadReport
@@ -46,9 +51,10 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.delta import CommitKind
 from zarr_manifests.format.nodes import NodeKind
+from zarr_manifests.format.root import Branch
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import IndexArray
-from zarr_manifests.history import ArrayUsage, Status
+from zarr_manifests.history import ArrayUsage, Status, Totals
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.arrange import Places, moved_paths
 from zarr_manifests.planning.compaction import CompactionMode, is_due
@@ -110,14 +116,26 @@ class Session:
         start: int | None,
         *,
         read_from: str | None = None,
+        follow_s: float | None = None,
+        lease_ms: int | None = None,
+        epoch: int | None = None,
         serializable: bool = False,
     ) -> None:
         self._context = context
         self._serializable = serializable
         self._branch = branch
+        self._held: Held | None = None
+        self._epoch = epoch
         self._indexed = branch if read_from is None else read_from
-        keys = SessionKeys(start, context.runtime) if start is not None else None
+        keys = None if start is None else self._keys_from(start)
         self._workspace = Workspace(context, view, keys)
+        if follow_s is not None and read_from is not None:
+            self._workspace.follower = Follower(context, read_from, follow_s)
+        if lease_ms is not None and keys is not None:
+            owner = f"writer of {branch}"
+            self._held = take(context, view.snapshot_id, lease_ms, owner, keys.session_id)
+            # A session that is forgotten must not keep its lease alive for ever.
+            weakref.finalize(self, context.heart.drop, self._held)
         options = context.config.chunk_manifests.preload
         self._preload = Preload(context.objects, context.runtime, options, view)
         # The store may live longer than the session, so it is the workspace that counts.
@@ -125,6 +143,7 @@ class Session:
         self._preload.start()
         self._owners = Owners()
         self._merged = False
+        self._append_dim: str | None = None
 
     def __repr__(self) -> str:
         mode = "read-only" if self.read_only else f"writable on {self._branch!r}"
@@ -179,7 +198,7 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Fetch nothing more in the background, and take no more changes.
+        """Fetch nothing more in the background, take no more changes, and give up the lease.
 
         What was not committed cannot be committed any more. What was opened from the session's
         store can still be read. A session closes at the end of its `with` block, too; one that is
@@ -199,6 +218,11 @@ class Session:
         self._preload.cancel()
         if self._workspace.closed is None:
             self._workspace.closed = "close() was called; open another one to make changes"
+        try:
+            self.release_lease()
+        except ManifestsError:
+            # Nobody renews it any more, so that a collection removes it once its time is up.
+            _LOG.warning("the lease of a session was not given up", exc_info=True)
 
     def preload_report(self, wait_s: float = 0.0) -> PreloadReport:
         """What was fetched in the background since the session opened, and what was not, and why.
@@ -252,6 +276,74 @@ class Session:
             },
             {_absolute(old): _absolute(new) for old, new in moved.items()},
         )
+
+    def refresh(self) -> bool:
+        """Go on to the newest snapshot of the branch that the session reads.
+
+        Returns
+        -------
+        bool
+            Whether there was a newer one.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the session reads a tag or a snapshot by its id, or has changes.
+        NotFoundError
+            If the branch was deleted.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://refresh-example")
+        >>> reader = repo.readonly_session("main")
+        >>> with repo.transaction(message="make air") as store:
+        ...     _ = zarr.create_group(store, path="air")
+        >>> reader.refresh(), list(zarr.open_group(reader.store, mode="r"))
+        (True, ['air'])
+        """
+        if self._indexed is None:
+            raise InvalidArgumentError(
+                "the session reads a tag or one certain snapshot, of which there is no newer one; "
+                "only a session of a branch can be refreshed"
+            )
+        workspace = self._workspace
+        with workspace.lock:
+            if workspace.changes:
+                raise InvalidArgumentError(
+                    "the session has changes; commit or discard them, then refresh"
+                )
+            if not self.read_only:
+                self._check_open()
+                self.check_forks()
+            # Read first: the session's start must not be younger than the snapshot it reads.
+            start = self._context.roots.read().root.version
+            view = open_head(self._context, self._indexed, workspace.view)
+            if view is workspace.view:
+                return False
+            if self.read_only:
+                workspace.start_at(view, None)
+            else:
+                self._start_at(view, self._keys_from(start))
+                self._move_lease()
+            return True
+
+    def release_lease(self) -> None:
+        """Give up the lease that the session was opened with, if any; the fence counts for it."""
+        held, self._held = self._held, None
+        if held is not None:
+            give_up(self._context, held)
+
+    def _move_lease(self) -> None:
+        """Let the lease go on with what the session is now."""
+        keys = self._workspace.keys
+        if self._held is None or keys is None:
+            return
+        try:
+            move(self._context, self._held, keys.session_id, self.snapshot_id)
+        except ManifestsError:
+            # The next commit is refused, should the fence have passed the session by then.
+            _LOG.warning("the lease of a session could not go on with it", exc_info=True)
 
     # --- moving what is there ----------------------------------------------------------------
 
@@ -372,8 +464,14 @@ class Session:
         with workspace.lock:
             assert workspace.keys is not None
             # A new name, so that what copies of the old session wrote is not missed at a commit.
-            keys = SessionKeys(workspace.keys.start, self._context.runtime)
-            self._start_at(workspace.view, keys)
+            start = workspace.keys.start
+            if self._held is not None:  # a lease can go on only with a session before no fence
+                start = self._context.roots.read().root.version
+            self._start_at(workspace.view, self._keys_from(start))
+            self._move_lease()
+
+    def _keys_from(self, start: int) -> SessionKeys:
+        return SessionKeys(start, self._context.runtime, epoch=self._epoch)
 
     def _start_at(self, view: SnapshotView, keys: SessionKeys) -> None:
         self._preload.cancel()
@@ -434,7 +532,8 @@ class Session:
         UnmergedForksError
             If copies of the store changed anything and none was merged.
         FencedError
-            If the session is older than the repository's fence.
+            If the session is older than the repository's fence, or than another writer's claim
+            on the branch.
         CommitOutcomeUnknownError
             If it cannot be found out whether the commit took effect. The session is closed.
         StorageError
@@ -506,11 +605,68 @@ class Session:
                     "again at the session's snapshot, then commit"
                 )
             if tip.head.key != workspace.view.ref.key:
-                view, changes = rebase_changes(
-                    context, workspace.view, tip, workspace.changes, rebasing
-                )
-                workspace.rebase(view, changes)
+                if self._append_dim is not None:
+                    workspace.flush()
+                moved = self._put_behind(workspace.changes, rebasing, tip)
+                if moved is None:
+                    moved = rebase_changes(
+                        context, workspace.view, tip, workspace.changes, rebasing
+                    )
+                workspace.rebase(*moved)
         return self.snapshot_id
+
+    def append_mode(self, dim: str, *, relocate: bool = True) -> None:
+        """Have appends along a dimension land behind those that others commit meanwhile.
+
+        Appends are positional: of two that were made at the same time, the second would be in
+        conflict. With this, from now on, its positions shift at the commit, and its values do
+        not. No chunk is touched where the shift is by whole chunks. Where it is not, arrays of
+        one axis are decoded and written anew; arrays of more axes are a conflict, and so is
+        whatever else was changed of an array that shifts, and an array that has the dimension
+        and was not made longer by both.
+
+        What depends on positions elsewhere (an index, an array of offsets) is not known here and
+        does not shift.
+
+        Parameters
+        ----------
+        dim : str
+            The dimension, as arrays name it.
+        relocate : bool, default True
+            False takes it back.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the dimension is no name.
+
+        Examples
+        --------
+        >>> import xarray as xr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://append-mode-example")
+        >>> ds = xr.Dataset({"t": ("time", [1.0, 2.0])}, {"time": [0, 1]})
+        >>> _ = zm.write(ds, repo, message="create")
+        >>> session = repo.writable_session()
+        >>> session.append_mode("time", relocate=True)
+        >>> options = dict(append_dim="time", consolidated=False)
+        >>> _ = ds.assign_coords(time=[4, 5]).to_zarr(session.store, **options)
+        >>> more = ds.assign_coords(time=[2, 3])
+        >>> _ = zm.write(more, repo, message="by somebody else", append_dim="time")
+        >>> _ = session.commit("behind it")
+        >>> xr.open_dataset(repo, engine="zarr_manifests").time.values
+        array([0, 1, 2, 3, 4, 5])
+        """
+        self._check_open()
+        name = _dimension(dim)
+        self._append_dim = name if relocate else None
+
+    def _put_behind(
+        self, changes: ChangeSet, rebasing: Rebasing, tip: Branch
+    ) -> tuple[SnapshotView, ChangeSet] | None:
+        """The changes behind what others have appended, if that is asked for and due."""
+        if self._append_dim is None or not rebasing.allowed:
+            return None
+        return put_behind(self._context, self._workspace, changes, self._append_dim, rebasing, tip)
 
     def _rebasing(self, rebase: bool | Policy, retries: int | None) -> Rebasing:
         policy: Policy = "fail" if isinstance(rebase, bool) else rebase
@@ -626,6 +782,8 @@ class Session:
             with workspace.packed() as (changes, packs):
                 if delta is not None:
                     changes = combined(context, view, delta, changes)
+                how = rebasing or self._rebasing(True, None)
+                how = replace(how, relocate=partial(self._put_behind, changes, how))
                 done = observed_commit(
                     context,
                     view,
@@ -637,7 +795,7 @@ class Session:
                     packs,
                     replaces=amended,
                     source=source,
-                    rebasing=rebasing or self._rebasing(True, None),
+                    rebasing=how,
                 )
         except BaseException as error:
             if isinstance(error, CommitOutcomeUnknownError) or not isinstance(
@@ -662,8 +820,9 @@ class Session:
                 raise
             _LOG.warning("going on after a commit to %r failed", self._branch, exc_info=True)
             return
-        keys = SessionKeys(done.at.root.version, context.runtime)
+        keys = self._keys_from(done.at.root.version)
         self._start_at(view, keys)
+        self._move_lease()
         rewrite, options = context.config.commits.mode == "rewrite", context.config.compaction
         if not rewrite and (options.mode == "MANUAL" or not _is_due(view.snapshot, options)):
             return
@@ -690,6 +849,23 @@ class Session:
         tables = self._context.runtime.parallel(calls)
         found = map(ArrayUsage.of, (_absolute(node.path) for node in nodes), tables)
         return tuple(sorted(found, key=lambda usage: usage.path))
+
+    def totals(self) -> Totals:
+        """How many chunks and bytes there are in the session's snapshot, as it says itself.
+
+        What the session has changed is not in it. Nothing is read for it; see `Repository.totals`.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> session = zm.Repository.create("memory://session-totals-example").writable_session()
+        >>> array = zarr.create_array(session.store, name="a", shape=(8,), chunks=(2,), dtype="i2")
+        >>> array[4:] = 7
+        >>> _ = session.commit("fill half")
+        >>> session.totals()["a"].total.refs
+        2
+        """
+        return Totals.of(self._workspace.view)
 
     def initialized_chunks(self, path: str, region: Sequence[slice] | None = None) -> IndexArray:
         """Coordinates (int64[n, ndim]) of the chunks of an array that are there, in C order.
@@ -767,6 +943,12 @@ class Session:
 
 def _absolute(path: str) -> str:
     return path if path.startswith("/") else f"/{path}"
+
+
+def _dimension(name: object) -> str:
+    if not isinstance(name, str) or not name:
+        raise InvalidArgumentError(f"{name!r} is no name of a dimension")
+    return name
 
 
 def _is_due(snapshot: Snapshot, options: Compaction) -> bool:

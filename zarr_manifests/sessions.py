@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 
 from zarr_manifests.engine.ancestry import ancestors, snapshot_ref
 from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.epochs import claim_branch
+from zarr_manifests.engine.leases import checked_timeout_ms
 from zarr_manifests.engine.roots import RootAt
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError, UnsupportedStorageError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.root import Branch, Root
-from zarr_manifests.indexes import Indexes
+from zarr_manifests.maintenance import Maintenance
 from zarr_manifests.session import Session
 from zarr_manifests.store import ManifestStore
 from zarr_manifests.versions import DEFAULT_BRANCH, known_ref
@@ -28,7 +30,7 @@ __all__ = ["Sessions"]
 _FRESH_S: Final = 0.1
 
 
-class Sessions(Indexes):
+class Sessions(Maintenance):
     """Makes sessions of one repository; what `Repository` is besides."""
 
     def __init__(self, context: Context, opened: RootAt) -> None:
@@ -42,6 +44,8 @@ class Sessions(Indexes):
         tag: str | None = None,
         snapshot_id: str | None = None,
         as_of: datetime | None = None,
+        follow: bool = False,
+        follow_interval: timedelta = timedelta(seconds=60),
     ) -> Session:
         """A session that reads one snapshot.
 
@@ -56,6 +60,11 @@ class Sessions(Indexes):
         as_of : datetime, optional
             Read the newest snapshot of the branch written at or before that time. Without a time
             zone it is taken as UTC.
+        follow : bool, default False
+            Go on to the branch's newest snapshot by itself: at that interval, or when the one that
+            is read has expired. What is read one after the other may then be of two snapshots.
+        follow_interval : timedelta
+            How often to look.
 
         Raises
         ------
@@ -69,6 +78,8 @@ class Sessions(Indexes):
         """
         if as_of is not None and not isinstance(as_of, datetime):
             raise InvalidArgumentError(f"as_of must be a datetime, not {as_of!r}")
+        if follow and (as_of is not None or tag is not None or snapshot_id is not None):
+            raise InvalidArgumentError("follow goes with a branch only; nothing else moves")
         given = [x for x in (branch, tag, snapshot_id) if x is not None]
         if len(given) > 1 or (as_of is not None and (tag or snapshot_id)):
             raise InvalidArgumentError(
@@ -87,13 +98,16 @@ class Sessions(Indexes):
             view = self._context.open_branch(head)
         else:
             view = self._context.open_view(self._as_of(head, as_of))
-        return Session(self._context, view, None, None, read_from=name)
+        follow_s = follow_interval.total_seconds() if follow else None
+        return Session(self._context, view, None, None, read_from=name, follow_s=follow_s)
 
     def writable_session(
         self,
         branch: str = DEFAULT_BRANCH,
         *,
         isolation: Literal["snapshot", "serializable"] = "snapshot",
+        lease: timedelta | float | None = None,
+        exclusive: bool = False,
     ) -> Session:
         """A session whose changes can be committed to the branch.
 
@@ -104,6 +118,15 @@ class Sessions(Indexes):
         isolation : {"snapshot", "serializable"}
             Whether a commit conflicts only with what others wrote to the same places, or also with
             what they changed of anything that was read.
+        lease : timedelta or seconds, optional
+            Take a lease of that timeout, renewed by itself, so that the session can commit
+            however long it takes, collections of garbage notwithstanding. Given up when the
+            session is closed, by `Session.release_lease`, or some time after the session is
+            forgotten.
+        exclusive : bool, default False
+            Claim the branch: sessions that were opened before cannot commit to it any more
+            (`FencedError`), as if their process had been stopped. Sessions that are opened later
+            can, by the usual rules, until one of them claims the branch in turn.
 
         Raises
         ------
@@ -113,6 +136,17 @@ class Sessions(Indexes):
             If there is no such branch.
         UnsupportedStorageError
             If the storage cannot compare-and-swap.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://exclusive-example")
+        >>> before = repo.writable_session()
+        >>> _ = zarr.create_group(before.store, path="air")
+        >>> session = repo.writable_session(exclusive=True)
+        >>> before.commit("make a group")
+        Traceback (most recent call last):
+        zarr_manifests.errors.FencedError: ... another writer has claimed branch 'main' ...
         """
         if isolation not in ("snapshot", "serializable"):
             raise InvalidArgumentError(
@@ -123,13 +157,21 @@ class Sessions(Indexes):
             raise UnsupportedStorageError(
                 f"{storage.url} cannot compare-and-swap; the repository is read-only there"
             )
-        at = self._context.roots.read()
-        head = known_ref(
-            self._context.roots.with_branch(at.root, branch).branches, branch, "branch"
-        )
+        roots = self._context.roots
+        at = claim_branch(roots, branch) if exclusive else roots.read()
+        head = known_ref(roots.with_branch(at.root, branch).branches, branch, "branch")
+        lease_ms = None if lease is None else checked_timeout_ms(lease)
         view = self._context.open_branch(head)
-        serializable = isolation == "serializable"
-        return Session(self._context, view, branch, at.root.version, serializable=serializable)
+        start = at.root.version
+        return Session(
+            self._context,
+            view,
+            branch,
+            start,
+            lease_ms=lease_ms,
+            epoch=start if exclusive else None,
+            serializable=isolation == "serializable",
+        )
 
     @contextmanager
     def transaction(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zarr.abc.store import (
@@ -29,7 +30,12 @@ from zarr_manifests.display import html_page
 from zarr_manifests.engine.changes import ForkState
 from zarr_manifests.engine.forks import freeze, revive
 from zarr_manifests.engine.workspace import Entry, Workspace
-from zarr_manifests.errors import InvalidArgumentError, ReadOnlyError, SessionClosedError
+from zarr_manifests.errors import (
+    InvalidArgumentError,
+    ManifestsError,
+    ReadOnlyError,
+    SessionClosedError,
+)
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock, Runtime
 from zarr_manifests.virtual.columns import VirtualRefs, table_of
@@ -183,13 +189,18 @@ class ManifestStore(Store):
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
         """The value at the key, or the part of it; None if there is none."""
+        data = self.workspace.guarded(partial(self._read, key, byte_range))
+        if data is None:
+            return None
+        return (prototype or default_buffer_prototype()).buffer.from_bytes(data)
+
+    def _read(self, key: str, byte_range: ByteRequest | None) -> bytes | None:
         workspace = self.workspace
         entry = workspace.find(key)
         if entry is None:
             return None
         start, length = (0, entry.length) if byte_range is None else _span(entry, byte_range)
-        data = workspace.reader.read(entry, start, length)
-        return (prototype or default_buffer_prototype()).buffer.from_bytes(data)
+        return workspace.reader.read(entry, start, length)
 
     async def get(
         self,
@@ -198,16 +209,30 @@ class ManifestStore(Store):
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
         """The value at the key, or the part of it; None if there is none."""
+        try:
+            data = await self._read_async(key, byte_range)
+        except ManifestsError as error:
+            if not await asyncio.to_thread(self.workspace.moved_on, error):
+                raise
+            data = await self._read_async(key, byte_range)
+        if data is None:
+            return None
+        return (prototype or default_buffer_prototype()).buffer.from_bytes(data)
+
+    async def _read_async(self, key: str, byte_range: ByteRequest | None) -> bytes | None:
         workspace = self.workspace
         if workspace.storage.capabilities.inline:
-            entry = workspace.find(key)
+            entry = self._find(key)
         else:
-            entry = await asyncio.to_thread(workspace.find, key)
+            entry = await asyncio.to_thread(self._find, key)
         if entry is None:
             return None
         start, length = (0, entry.length) if byte_range is None else _span(entry, byte_range)
-        data = await workspace.reader.read_async(entry, start, length)
-        return (prototype or default_buffer_prototype()).buffer.from_bytes(data)
+        return await workspace.reader.read_async(entry, start, length)
+
+    def _find(self, key: str) -> Entry | None:
+        self.workspace.look()
+        return self.workspace.find(key)
 
     async def get_partial_values(
         self,
@@ -393,8 +418,8 @@ class ManifestStore(Store):
     async def _run(self, call: Any, *args: Any) -> Any:
         """Run a call that may need metadata: here if that is cheap, else off the event loop."""
         if self._supports_sync_io:
-            return call(*args)
-        return await asyncio.to_thread(call, *args)
+            return self.workspace.guarded(lambda: call(*args))
+        return await asyncio.to_thread(self.workspace.guarded, lambda: call(*args))
 
 
 def _restore(state: ForkState, read_only: bool) -> ManifestStore:

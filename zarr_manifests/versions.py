@@ -12,13 +12,20 @@ from typing import Final, Literal
 
 import numpy as np
 
-from zarr_manifests.engine.ancestry import ancestors, find_in_history, snapshot_ref
+from zarr_manifests.engine.ancestry import (
+    ancestors,
+    floor_below,
+    is_missing,
+    locate,
+    snapshot_ref,
+)
 from zarr_manifests.engine.commit import deltas_between, footprint_of
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.incremental import changes_between
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import (
     AlreadyExistsError,
+    CorruptObjectError,
     HistoryExpiredError,
     InvalidArgumentError,
     NotFoundError,
@@ -27,7 +34,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.root import Branch, Root, check_ref_name
 from zarr_manifests.grid import IndexArray
-from zarr_manifests.history import Change, Diff, SnapshotInfo
+from zarr_manifests.history import Change, Diff, SnapshotInfo, Totals
 from zarr_manifests.ids import is_snapshot_id, snapshot_id_of
 from zarr_manifests.planning.arrange import moved_paths
 
@@ -57,6 +64,35 @@ class Versions:
         walk = ancestors(self._context, start.head, start.floor)
         return (SnapshotInfo.of(ref, snapshot) for ref, snapshot in walk)
 
+    def totals(
+        self,
+        branch: str | None = None,
+        *,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+    ) -> Totals:
+        """How many chunks and bytes there are, and how many more than before; of `main` by default.
+
+        The snapshot says it: it is opened, and no manifest is read. A commit looks nothing up to
+        count, so where it may have overwritten or removed something, what it says is a bound and
+        marked so; a compaction that merges all there is of an array makes it exact.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://totals-example")
+        >>> with repo.transaction(message="fill a quarter") as store:
+        ...     array = zarr.create_array(
+        ...         store, name="air", shape=(8,), chunks=(2,), dtype="i2", compressors=None)
+        ...     array[:2] = 7
+        >>> totals = repo.totals()
+        >>> totals["air"].total
+        Amount(refs=1, nbytes=4, refs_exact=True, nbytes_exact=True)
+        >>> totals.delta.refs
+        1
+        """
+        return Totals.of(self._context.open_branch(self._point(branch, tag, snapshot_id)))
+
     def diff(self, start: str, end: str) -> Diff:
         """What changed after snapshot `start` up to snapshot `end`.
 
@@ -69,7 +105,14 @@ class Versions:
         """
         context = self._context
         before, after = (context.open_view(snapshot_ref(context, x)) for x in (start, end))
-        deltas = deltas_between(context, before.ref, after.ref)
+        try:
+            deltas = deltas_between(context, before.ref, after.ref)
+        except CorruptObjectError as error:
+            if is_missing(error):
+                raise HistoryExpiredError(
+                    f"snapshots between {start} and {end} have expired"
+                ) from error
+            raise
         if deltas is None:
             raise InvalidArgumentError(
                 f"{start} is not an ancestor of {end}; give the older snapshot first"
@@ -160,12 +203,14 @@ class Versions:
         """The branch, tag or snapshot, which of them is given, as a branch; else `main`."""
         if sum(x is not None for x in (branch, tag, snapshot_id)) > 1:
             raise InvalidArgumentError("give one of branch, tag and snapshot_id")
-        if snapshot_id is not None:
-            return Branch(snapshot_ref(self._context, snapshot_id), None)
         roots = self._context.roots
         root = roots.read().root
+        if snapshot_id is not None:
+            ref = snapshot_ref(self._context, snapshot_id)
+            return Branch(ref, None, floor=floor_below(self._context, root, ref))
         if tag is not None:
-            return Branch(known_ref(roots.with_tag(root, tag).tags, tag, "tag"), None)
+            ref = known_ref(roots.with_tag(root, tag).tags, tag, "tag")
+            return Branch(ref, None, floor=floor_below(self._context, root, ref))
         name = DEFAULT_BRANCH if branch is None else branch
         return known_ref(roots.with_branch(root, name).branches, name, "branch")
 
@@ -216,7 +261,8 @@ class Versions:
         def change(root: Root) -> Root:
             old = known_ref(root.branches, name, "branch")
             moved = replace(self._at(root, snapshot_id), epoch=old.epoch, index=old.index)
-            return replace(root, branches={**root.branches, name: moved})
+            # What is left behind can be of any age, so the next collection looks at everything.
+            return replace(root, branches={**root.branches, name: moved}, swept=0)
 
         self._update(change, "reset branch", name, snapshot_id)
 
@@ -234,7 +280,7 @@ class Versions:
         def change(root: Root) -> Root:
             known_ref(root.branches, name, "branch")
             left = {other: branch for other, branch in root.branches.items() if other != name}
-            return replace(root, branches=left)
+            return replace(root, branches=left, swept=0)
 
         self._update(change, "delete branch", name, None)
 
@@ -275,7 +321,8 @@ class Versions:
         def change(root: Root) -> Root:
             known_ref(root.tags, name, "tag")
             left = {other: ref for other, ref in root.tags.items() if other != name}
-            return replace(root, tags=left, deleted_tags=(*root.deleted_tags, name))
+            deleted = (*root.deleted_tags, name)
+            return replace(root, tags=left, deleted_tags=deleted, swept=0)
 
         self._update(change, "delete tag", name, None)
 
@@ -296,10 +343,12 @@ class Versions:
         """A branch at that snapshot, which must be in history as of this root."""
         main = root.branches[DEFAULT_BRANCH]
         if snapshot_id is None:
-            return replace(main, epoch=0, floor=None)
-        ref, snapshot = find_in_history(self._context, root, snapshot_id)
+            return replace(main, epoch=0)
+        ref, snapshot, floor = locate(self._context, root, snapshot_id)
         # What an index says is true of any branch; what it does not know is not used.
-        return Branch(ref.bare(), snapshot.base, ahead=snapshot.ahead, index=main.index)
+        return Branch(
+            ref.bare(), snapshot.base, floor=floor, ahead=snapshot.ahead, index=main.index
+        )
 
 
 def known_ref[T](refs: Mapping[str, T], name: str, what: str) -> T:

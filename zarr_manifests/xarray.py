@@ -213,6 +213,7 @@ def write(
     encoding: Mapping[Hashable, Mapping[str, Any]] | None = None,
     metadata: Mapping[str, Any] | None = None,
     config: RepositoryConfig | Mapping[str, Any] | None = None,
+    relocate: bool = False,
 ) -> str:
     """Write a dataset into a repository in one commit, and make the repository if need be.
 
@@ -246,6 +247,9 @@ def write(
         Kept with the commit: strings, numbers, lists and maps.
     config : RepositoryConfig or mapping, optional
         For the repository if it is made; if it is there, used instead of its own for this write.
+    relocate : bool, default False
+        Goes with `append_dim`: if others append meanwhile, land behind them, as in
+        `Session.append_mode`.
 
     Returns
     -------
@@ -278,12 +282,16 @@ def write(
     4
     """
     _check_arguments(ds, location, mode, append_dim, region, config)
+    if relocate and append_dim is None:
+        raise InvalidArgumentError("relocate goes with append_dim: it is appends that it moves")
     message, metadata = checked_message(message), checked_metadata(metadata)
     if isinstance(location, Repository):
         repository = location
     else:
         repository = Repository.open_or_create(location, config)
     session = repository.writable_session(branch)
+    if relocate:
+        session.append_mode(append_dim)  # type: ignore[arg-type]  # checked there
     options = _zarr_options(session.store, group, mode, append_dim, region)
     encoding = {name: dict(how) for name, how in (encoding or {}).items()}
     place = dict(region) if isinstance(region, Mapping) else region

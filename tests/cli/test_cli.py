@@ -197,6 +197,28 @@ def test_du_counts_what_each_array_refers_to(url: str) -> None:
     assert lines("du", url, "--branch", "trial")[2].split()[1] == "4"
 
 
+def test_du_and_log_show_what_snapshots_say_themselves(url: str) -> None:
+    repository = zm.Repository.open(url)
+    total = repository.totals().total
+    assert total.nbytes is not None
+    snapshot, header, *shown = lines("du", url, "--totals")
+    assert snapshot == repository.totals().snapshot_id
+    assert header.split() == ["chunks", "bytes", "more", "chunks", "more", "bytes"]
+    size = bytes_text(total.nbytes)
+    assert shown[0].split() == ["/air/temperature", "2", *size.split(), "2", *size.split()]
+    assert shown[2].split()[:2] == ["all", "2"]
+    assert lines("log", url)[1].endswith(f"; in all 2 chunks, {size}]")
+    repository.compact(mode="full")
+    session = zm.Repository.open(url).writable_session()  # which has read no manifest
+    zarr.open_array(session.store, path="air/temperature")[:2] = np.full((2, 6), 3, "f4")
+    session.commit("overwrite")
+    chunks = zm.Repository.open(url).totals().total.refs
+    shown = lines("du", url, "--totals")
+    assert shown[2].split()[:3] == ["/air/temperature", "<=", str(chunks)]
+    assert shown[-1].startswith("<= at most")
+    assert f"in all at most {chunks} chunks, at most " in lines("log", url)[1]
+
+
 def test_diff_lists_nodes_and_chunks(url: str) -> None:
     assert lines("diff", url, "main", "trial") == ["  /air/temperature: 2 chunks overwritten"]
     assert lines("diff", url, "main", "main") == ["no changes"]
@@ -402,3 +424,32 @@ def test_counts_as_text() -> None:
 
 def test_text_is_one_line() -> None:
     assert plain_text("a\nb\x1bc\u202ed") == "a b c d"
+
+
+# --- maintenance ---------------------------------------------------------------------------------
+
+
+def test_a_repository_is_made_small_checked_and_brought_back(url: str) -> None:
+    assert lines("expire", url, "--keep-last", "1", "--dry-run")[0].split()[:3] == [
+        "branch",
+        "would",
+        "expire",
+    ]
+    assert [line.split() for line in lines("expire", url, "--keep-last", "1")[1:]] == [
+        ["main", "2", "1"],
+        ["trial", "3", "1"],
+    ]
+    assert lines("gc", url, "--grace", "0s", "--dry-run")[0].split()[:2] == ["would", "delete"]
+    assert "kept" in lines("gc", url, "--grace", "0s")[-1]
+    assert lines("verify", url)[-1].startswith("sound: ")
+    version, *_ = lines("ops", url, "--limit", "1")[1].split()
+    assert call("restore", url, 1).exit_code == 1
+    assert call("gc", url, "--grace", "soon").exit_code == 2
+    assert call("recover", url).exit_code == 2
+    (Path(url) / "current").unlink()
+    assert f"took version {version}" in lines("recover", url)[0]
+    chunk = next((Path(url) / "snapshots").rglob("*-*/*"))
+    chunk.write_bytes(b"damaged")
+    found = call("verify", url)
+    assert found.exit_code == 1
+    assert "problem" in found.stdout

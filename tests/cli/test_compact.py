@@ -42,6 +42,7 @@ def test_a_full_compaction(url: str) -> None:
     assert found["manifests"] == ["0", "1"]
     assert found["written"] == ["1"]
     assert found["chunk refs in these"] == ["3"]
+    assert found["read in all"][0].endswith("B")
     assert list(found)[-1] == repo.list_branches()["main"]
     after = zarr.open_array(repo.readonly_session("main").store, path="a", mode="r")[:]
     np.testing.assert_array_equal(before, after)

@@ -46,6 +46,7 @@ def test_names_are_hyphened() -> None:
         "compaction",
         "cache",
         "chunk-manifests",
+        "snapshots",
     ]
     assert options["commits"] == {"mode": "delta", "attempts": 100}
     assert options["compaction"] == {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -26,6 +27,7 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.planning.compaction import MOST_RUNS, CompactionMode
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.testing import CountingStorage
 
 SPEC = Path(__file__).parents[1] / "spec" / "reader.py"
 
@@ -123,6 +125,8 @@ class World:
     most_runs: int = 0
     most_leaves: int = 0
     partly: int = 0
+    exact: int = 0
+    bounds: int = 0
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
@@ -329,6 +333,23 @@ class World:
         assert contents(fresh) == self.state.keys
         assert reader.Reader(self.storage.get).read(head) == self.state.keys
         self.check_shape(fresh)
+        self.check_totals(fresh)
+
+    def check_totals(self, session: Session) -> None:
+        """What the snapshot says of each array, and what the specification makes of it."""
+        own, view = reader.Reader(self.storage.get), session.store.workspace.view
+        snapshot = own.snapshot(session.snapshot_id)
+        for path in self.state.shapes:
+            chunks = self.state.chunks(path)
+            real = len(chunks), sum(len(self.state.keys[key]) for key in chunks)
+            node_id, total = view.nodes[path].node_id, session.totals()[path].total
+            said, exact = own.count(snapshot, node_id), own.is_exact(snapshot, node_id)
+            assert (total.refs_exact, total.nbytes_exact) == exact
+            assert said[1] == total.nbytes
+            for number, one, is_exact in zip(real, said, exact, strict=True):
+                assert one == number if is_exact else one >= number
+            self.exact += exact == (True, True)
+            self.bounds += exact != (True, True)
 
     def check_shape(self, session: Session) -> None:
         """The bounds and invariants of the read list and the base."""
@@ -383,6 +404,7 @@ def test_any_commits_and_compactions(seed: int, monkeypatch: pytest.MonkeyPatch)
     assert world.landed > 3
     assert world.races
     assert world.most_leaves > 2
+    assert world.exact
 
 
 @pytest.mark.parametrize("seed", range(100, 104))
@@ -401,3 +423,46 @@ def test_rewriting_after_each_commit_makes_no_difference(seed: int) -> None:
     made = [(info.message, info.kind) for info in worlds[1].repository.ancestry()]
     data = [(info.message, info.kind) for info in worlds[0].repository.ancestry()]
     assert [one for one in made if one[1] != "rewrite"] == data
+
+
+# --- cost ------------------------------------------------------------------------------------
+
+
+def pending_refs(refs: int, commits: int) -> MemoryStorage:
+    """A repository whose array has so many virtual chunks, pending in so many commits."""
+    storage = MemoryStorage()
+    sets = {"default": {"max-manifest-size": 10_000}}
+    config = {"chunk-manifests": {"sets": [sets]}, "compaction": {"mode": "MANUAL"}}
+    session = Repository.create(storage, config).writable_session()
+    key, data = document("b", (refs // 100, 100), 0)
+    session.store.set_sync(key, buffer(data))
+    for rows in np.split(np.arange(refs), commits):
+        index = np.stack([rows // 100, rows % 100], axis=1)
+        files = [f"file:///{rows[0]}/{i}" for i in range(len(rows) // 1_000)]
+        where = (rows - rows[0]) // 1_000, rows % 1_013 * 7_919, rows % 509
+        session.store.set_virtual_refs("b", index, files, *where)
+        session.commit("refs")
+    return storage
+
+
+def test_memory_and_bytes_read_are_in_proportion_to_what_is_merged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beside the refs as they are decoded, no more than a step of them is worked on."""
+    refs = 400_000
+    storage = CountingStorage(pending_refs(refs, 10))
+    monkeypatch.setattr(repack, "STEP_REFS", 40_000)
+    repository = Repository.open(storage)
+    storage.reset()
+    tracemalloc.start()
+    report = repository.compact("main", "major")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert report.refs_merged == refs
+    assert report.manifests_written == 40
+    assert peak < 80 * refs  # bytes; columns that vary take 8 a ref each
+    fetched = [record for record in storage.log if record.op.startswith("get")]
+    objects = [record for record in fetched if record.key != "current"]
+    assert report.bytes_read == sum(record.nbytes for record in objects) > 20_000
+    assert len(objects) == len({record.key for record in objects})
+    assert repository.compact("main", "major").bytes_read == 0, "all of it is in the cache"

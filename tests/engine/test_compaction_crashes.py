@@ -99,7 +99,7 @@ def seed(storage: Storage) -> Made:
     for path in ("a", "b", "few", "time"):
         zarr.create_array(session.store, name=path, shape=(12,), chunks=(1,), dtype="u1",
                           dimension_names=(path,))  # fmt: skip
-        fill(session, path, range(10 if path == "a" else 5), b"old")
+        fill(session, path, range(9 if path == "a" else 3), b"old")
     commit(session)
     repository.compact(mode="full")
     session = repository.writable_session()
@@ -109,7 +109,7 @@ def seed(storage: Storage) -> Made:
     commit(session)
     repository.compact(mode="minor")
     session = repository.writable_session()
-    zarr.open_array(session.store, path="a").resize((9,))
+    zarr.open_array(session.store, path="a").resize((8,))
     put(session, "other", b"opaque")
     commit(session)
     session = repository.writable_session()

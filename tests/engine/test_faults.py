@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import random
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from zarr_manifests import Repository, Session
 from zarr_manifests.errors import (
     AlreadyExistsError,
     CommitOutcomeUnknownError,
+    InvalidArgumentError,
     ManifestsError,
     NotARepositoryError,
     NotFoundError,
@@ -48,6 +50,7 @@ RUNTIME = replace(
     jitter=lambda limit_s: 0.0,
     sleep=lambda seconds: None,
     parallel=lambda calls: [call() for call in calls],
+    later=lambda delay_s, call: lambda: None,
 )
 KINDS: tuple[FaultKind, ...] = (
     "fail_before",
@@ -124,7 +127,7 @@ class State:
     @classmethod
     def of(cls, storage: Storage) -> State | None:
         try:
-            repository = Repository.open(storage)
+            repository = Repository.open(storage, runtime=RUNTIME)
         except NotARepositoryError:
             return None
         return cls(
@@ -135,14 +138,17 @@ class State:
 
 
 def faults(
-    base: Storage, scenario: Callable[[Storage], object], wrap: Callable[[Storage], Storage]
+    base: Storage,
+    scenario: Callable[[Storage], object],
+    wrap: Callable[[Storage], Storage],
+    kinds: Sequence[FaultKind] = KINDS,
 ) -> Iterator[tuple[str, MemoryStorage, object]]:
     """Every call of the scenario, with every fault: what it was, the storage, how it ended."""
     probe = FaultyStorage(copy_of(base))
     scenario(wrap(probe))
     assert len(probe.calls) > 3
     for number, call in enumerate(probe.calls, 1):
-        for kind in KINDS:
+        for kind in kinds:
             storage = copy_of(base)
             faulty = FaultyStorage(storage)
             faulty.fail_at(number, kind)
@@ -247,6 +253,112 @@ def test_ref_operations(name: str) -> None:
         with contextlib.suppress(AlreadyExistsError, NotFoundError):  # it had been done
             operation(Repository.open(storage))
         assert State.of(storage) == new, where
+
+
+# --- maintenance -----------------------------------------------------------------------------
+
+NOW = timedelta(0)
+
+
+def with_history(storage: Storage) -> None:
+    """Commits of which some can expire and be deleted, a branch that is gone, and garbage."""
+    seed(storage)
+    repository = Repository.open(storage, runtime=RUNTIME)
+    repository.create_branch("gone")
+    repository.create_branch("side")
+    for branch in ("gone", "main", "main", "side"):
+        session = repository.writable_session(branch)
+        put(session, "a/c/1", branch.encode() + BIG)
+        session.commit(f"on {branch}")
+    repository.create_tag("tagged")
+    session = repository.writable_session()
+    put(session, "a/c/1", b"newest" + BIG)
+    session.commit("newest")
+    repository.delete_branch("gone")
+
+
+def with_expired(storage: Storage) -> None:
+    with_history(storage)
+    Repository.open(storage, runtime=RUNTIME).expire_snapshots(keep_last=1)
+
+
+def with_a_damaged_root(storage: Storage) -> None:
+    with_history(storage)
+    storage.put("current", b"damaged")
+
+
+def opened(storage: Storage) -> Repository:
+    return Repository.open(storage, runtime=RUNTIME)
+
+
+def restored(storage: Storage) -> None:
+    """As before the last commit; it is an error to restore the version that is there."""
+    logged = [one for one in opened(storage).ops_log() if one.operation == "create tag"]
+    opened(storage).restore(logged[-1].version)
+
+
+def recovered(storage: Storage) -> None:
+    with contextlib.suppress(InvalidArgumentError):  # there is nothing to recover any more
+        Repository.recover(storage, runtime=RUNTIME)
+
+
+MAINTENANCE: dict[str, tuple[Callable[[Storage], None], Callable[[Storage], object]]] = {
+    "expire": (with_history, lambda s: opened(s).expire_snapshots(keep_last=1)),
+    "collect": (with_expired, lambda s: opened(s).garbage_collect(NOW)),
+    "restore": (with_history, restored),
+    "recover": (with_a_damaged_root, recovered),
+    "save config": (with_history, lambda s: opened(s).save_config({"pack-bytes": 77})),
+    "claim": (with_history, lambda s: opened(s).writable_session(exclusive=True)),
+    "compact": (with_history, lambda s: opened(s).compact(mode="full")),
+}
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What maintenance may change and readers do not see, too."""
+
+    seen: State
+    config: Mapping[str, object]
+    claimed: bool
+
+    @classmethod
+    def of(cls, storage: Storage) -> Kept | None:
+        if storage.get("current") == b"damaged":
+            return None
+        seen, repository = State.of(storage), opened(storage)
+        assert seen is not None
+        root = repository._context.roots.read().root
+        # A compaction may be done more than once, or not at all.
+        seen = replace(seen, messages=tuple(m for m in seen.messages if "compact" not in m))
+        return cls(seen, repository.config.to_dict(), root.branches["main"].epoch > 0)
+
+
+@pytest.mark.parametrize("name", MAINTENANCE)
+def test_maintenance(name: str) -> None:
+    """Whatever happens at whatever call, all is whole, and can be done again."""
+    prepare, operation = MAINTENANCE[name]
+    base = MemoryStorage()
+    prepare(base)
+    old = Kept.of(base)
+    done = copy_of(base)
+    operation(done)
+    new = Kept.of(done)
+    assert (old == new) == (name in ("collect", "compact"))
+    ends = set()
+    left_out = {
+        "collect": ("crash_before", "crash_after"),  # tried where collections are
+        "recover": ("truncate", "flip_bits"),  # damage is what it looks for
+    }
+    kinds = [kind for kind in KINDS if kind not in left_out.get(name, ())]
+    for where, storage, outcome in faults(base, operation, lambda s: s, kinds):
+        check_outcome(where, outcome, Kept.of(storage), old, new)
+        ends.add(type(outcome))
+        if old is not None:
+            assert opened(storage).verify().problems == (), where
+        operation(storage)
+        assert Kept.of(storage) == new, where
+        assert opened(storage).verify().problems == (), where
+    assert len(ends) > 2
 
 
 # --- faults that last ------------------------------------------------------------------------

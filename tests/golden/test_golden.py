@@ -104,6 +104,18 @@ def test_the_format_is_called_a_draft() -> None:
     assert "**Status: draft.**" in text
 
 
+# --- sound -----------------------------------------------------------------------------------
+
+
+@each
+def test_the_package_finds_nothing_wrong(name: str, copied: Path) -> None:
+    problems = opened(copied).verify().problems
+    index = expected_of(name)["root"]["branches"]["main"]["index"]
+    # That of one repository is of a kind to come, and so nothing that can be read here.
+    unknown = [index["k"]] if name == "protocols" else []
+    assert [problem.key for problem in problems] == unknown
+
+
 # --- read ------------------------------------------------------------------------------------
 
 

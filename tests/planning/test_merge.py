@@ -18,6 +18,7 @@ from zarr_manifests.format.chunk_table import (
     Unset,
     VirtualRef,
 )
+from zarr_manifests.format.envelope import Fields, pack, unpack
 from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.ids import crc32c
@@ -25,6 +26,7 @@ from zarr_manifests.planning.merge import (
     Layer,
     Overlay,
     agree,
+    bare,
     difference,
     fold,
     inside,
@@ -34,39 +36,45 @@ from zarr_manifests.planning.merge import (
     select,
     split,
     unset_at,
+    within,
 )
 
 SESSIONS = [f"{i:012d}-" + "ab" * 12 for i in range(3)]
 
 FILES = [VirtualSource("a", f"{i}.nc", "e" * i or None, i or None, 5) for i in range(3)]
 
+virtual = st.builds(
+    VirtualRef,
+    st.sampled_from(FILES),
+    st.integers(0, 10**6),
+    st.integers(0, 10**6),
+    st.none() | st.integers(0, 2**32 - 1),
+)
+native = st.builds(
+    NativeRef,
+    st.sampled_from(SESSIONS),
+    st.integers(0, 99),
+    st.integers(0, 10**6),
+    st.integers(0, 10**6),
+    st.integers(0, 2**32 - 1),
+)
 refs: st.SearchStrategy[StoredRef] = st.one_of(
-    st.just(UNSET),
-    st.builds(
-        VirtualRef,
-        st.sampled_from(FILES),
-        st.integers(0, 10**6),
-        st.integers(0, 10**6),
-        st.none() | st.integers(0, 2**32 - 1),
-    ),
-    st.builds(InlineRef, st.binary(max_size=6)),
-    st.builds(
-        NativeRef,
-        st.sampled_from(SESSIONS),
-        st.integers(0, 99),
-        st.integers(0, 10**6),
-        st.integers(0, 10**6),
-        st.integers(0, 2**32 - 1),
-    ),
+    st.just(UNSET), virtual, st.builds(InlineRef, st.binary(max_size=6)), native
 )
 type Model = dict[Coords, StoredRef]
+
+
+def _is_set(ref: StoredRef) -> bool:
+    return ref is not UNSET
 
 
 @st.composite
 def tables_of(draw: st.DrawFn, ndim: int, *, unset: bool = True) -> list[Model]:
     """Tables of one layer: no coordinate twice."""
     coords = st.lists(st.integers(0, 4), min_size=ndim, max_size=ndim).map(tuple)
-    kinds = refs if unset else refs.filter(lambda ref: ref is not UNSET)
+    # Of one kind, most often: what is the same in all rows is stored, and merged, otherwise.
+    kinds = draw(st.sampled_from([refs, virtual, native, st.just(UNSET)]))
+    kinds = kinds if unset else draw(st.sampled_from([refs, virtual, native])).filter(_is_set)
     model = draw(st.dictionaries(coords, kinds, max_size=12))
     cut = draw(st.integers(0, len(model)))
     items = list(model.items())
@@ -97,7 +105,9 @@ def model_of(leaves: list[Model], layers: list[tuple[Coords | None, list[Model]]
 
 
 def built(tables: list[Model]) -> tuple[ChunkTable, ...]:
-    return tuple(ChunkTable.of(table) for table in tables)
+    """As they come from disk, where columns of one value are stored once."""
+    packed = [unpack(pack(ChunkTable.of(table).pack())) for table in tables]
+    return tuple(ChunkTable.parse(Fields(fields, "table")) for fields in packed)
 
 
 def lookup(leaves: tuple[ChunkTable, ...], overlay: Overlay, coords: Coords) -> StoredRef | None:
@@ -215,6 +225,21 @@ def test_tables_and_truncations_of_different_ndim_are_refused(cut: Coords) -> No
 
 
 # --- splitting -------------------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(stacks(), st.data())
+def test_rows_within_a_box_and_which_are_set(
+    stack: tuple[list[Model], list[tuple[Coords | None, list[Model]]]], data: st.DataObject
+) -> None:
+    leaves, layers = stack
+    for table in [*built(leaves), *(t for _, tables in layers for t in built(tables))]:
+        lo = tuple(data.draw(st.integers(0, 4)) for _ in table.box.lo)
+        box = Box(lo, tuple(x + data.draw(st.integers(0, 4)) for x in lo))
+        expected = {coords: ref for coords, ref in table.refs() if coords in box}
+        assert dict(within(table, box).refs()) == expected
+        states = {coords: ref is UNSET for coords, ref in table.refs()}
+        assert {coords: ref is UNSET for coords, ref in bare(table).refs()} == states
 
 
 @settings(max_examples=200, deadline=None)

@@ -322,9 +322,11 @@ class Reader:
 
     def read(self, snapshot_id: str) -> dict[str, bytes]:
         """All keys and values of a snapshot."""
+        return self.contents(self.snapshot(snapshot_id))
+
+    def snapshot(self, snapshot_id: str) -> dict[str, Any]:
         session, _, number = snapshot_id.rpartition("-")
-        data = self.get(f"snapshots/{session}/{number}")
-        return self.contents(timed(open_object(data, SNAPSHOT)))
+        return timed(open_object(self.get(f"snapshots/{session}/{number}"), SNAPSHOT))
 
     def contents(self, snapshot: dict[str, Any]) -> dict[str, bytes]:
         return {key: self.bytes_at(place) for key, place in self.places(snapshot).items()}
@@ -403,8 +405,24 @@ class Reader:
         known += [e["counts"] for e in snapshot["deltas"] if e["last"] > base["sequence"]]
         if any(counts is None for counts in known):
             return None
-        of_node = [count for counts in known for count in counts if count[0] == node_id]
-        return sum(n for _, n, _ in of_node), sum(nbytes for *_, nbytes in of_node)
+        chunks = nbytes = 0
+        for _, n, size, *how in [c for counts in known for c in counts if c[0] == node_id]:
+            whole = bool(how and how[0] & 4)
+            chunks, nbytes = (n, size) if whole else (chunks + n, nbytes + size)
+        return chunks, nbytes
+
+    def is_exact(self, snapshot: dict[str, Any], node_id: bytes) -> tuple[bool, bool]:
+        """Whether `count`'s numbers are exact, or not too small."""
+        base: dict[str, Any] = {"counts": [], "sequence": 0}
+        if snapshot.get("base") is not None:
+            base = self.follow(snapshot["base"], BASE)
+        known = [*base["counts"]]
+        for entry in snapshot["deltas"]:
+            known += entry["counts"] if entry["last"] > base["sequence"] else []
+        at_most = 0
+        for *_, flags in [[*c, 0][:4] for c in known if c[0] == node_id]:
+            at_most = flags if flags & 4 else at_most | flags
+        return not at_most & 1, not at_most & 2
 
     def manifest_rows(
         self, ref: dict[str, Any], node_id: bytes

@@ -246,6 +246,7 @@ def copies_in(value: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 
 def test_copies_lie_where_the_specification_says(repository: zm.Repository) -> None:
     kinds = {"current": 1, "root": 1, "snapshots": 2, "nodes": 3, "deltas": 4, "manifests": 5}
+    kinds["indexes"] = 6
     limits = {"current": 16_384, "snapshots": 8_192, "nodes": 262_144}
     found: dict[str, set[str]] = {}
     for info in repository.storage.list():

@@ -9,7 +9,19 @@ import typer
 from typer.core import TyperGroup
 
 import zarr_manifests
-from zarr_manifests.cli import compact, config, demo, diff, du, info, layout, log, refs, tree
+from zarr_manifests.cli import (
+    compact,
+    config,
+    demo,
+    diff,
+    du,
+    info,
+    layout,
+    log,
+    maintain,
+    refs,
+    tree,
+)
 from zarr_manifests.cli.console import write_error
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 
@@ -68,4 +80,10 @@ app.command(name="diff")(diff.run)
 app.command(name="compact")(compact.run)
 app.command(name="branch")(refs.run_branch)
 app.command(name="tag")(refs.run_tag)
+app.command(name="expire")(maintain.run_expire)
+app.command(name="gc")(maintain.run_gc)
+app.command(name="verify")(maintain.run_verify)
+app.command(name="ops")(maintain.run_ops)
+app.command(name="restore")(maintain.run_restore)
+app.command(name="recover")(maintain.run_recover)
 app.add_typer(config.app, name="config")

@@ -61,5 +61,6 @@ def _table(report: CompactionReport, *, dry_run: bool) -> Table:
     )
     table.add_row("chunk refs in these", "", f"{report.refs_merged:,}")
     if not dry_run:
+        table.add_row("read in all", "", bytes_text(report.bytes_read))
         table.add_row("written in all", "", bytes_text(report.bytes_written))
     return table

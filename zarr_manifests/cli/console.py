@@ -26,6 +26,7 @@ __all__ = [
     "plain_text",
     "session_at",
     "snapshot_at",
+    "sums_text",
     "time_text",
     "totals_text",
     "write_error",
@@ -116,6 +117,17 @@ def totals_text(totals: Mapping[str, int]) -> str:
     if totals.get("refs-unset"):
         parts.append(f"{count_text(totals['refs-unset'], 'chunk')} removed")
     return "; ".join(parts)
+
+
+def sums_text(sums: Mapping[str, int]) -> str:
+    """What there is in a snapshot, from the sums that it keeps; empty if there are no chunks."""
+    parts = []
+    for name, text in (("chunks", lambda n: count_text(n, "chunk")), ("chunk-bytes", bytes_text)):
+        if sums.get(name):
+            parts.append(text(sums[name]))
+        elif sums.get(f"{name}-at-most"):
+            parts.append(f"at most {text(sums[f'{name}-at-most'])}")
+    return ", ".join(parts)
 
 
 def plain_text(value: object) -> str:

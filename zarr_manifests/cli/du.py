@@ -1,6 +1,11 @@
-"""`zarr-manifests du`: chunks and bytes of every array of one snapshot, from manifests alone."""
+"""`zarr-manifests du`: chunks and bytes of every array of one snapshot; no chunk is read."""
 
 from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.text import Text
 
 from zarr_manifests.cli.console import (
     Branch,
@@ -13,13 +18,26 @@ from zarr_manifests.cli.console import (
     plain_text,
     session_at,
 )
+from zarr_manifests.history import Amount, Totals
 
 __all__ = ["run"]
 
 
-def run(url: Url, branch: Branch = None, tag: Tag = None, snapshot: SnapshotId = None) -> None:
+def run(
+    url: Url,
+    branch: Branch = None,
+    tag: Tag = None,
+    snapshot: SnapshotId = None,
+    totals: Annotated[
+        bool,
+        typer.Option("--totals", help="By what the snapshot says itself: no manifest is read."),
+    ] = False,
+) -> None:
     """Show how many chunks and bytes each array has: inline, native and virtual."""
     session = session_at(url, branch, tag, snapshot)
+    if totals:
+        _print_totals(session.totals())
+        return
     arrays = session.du()
     numbers = ("chunks", "inline", "native", "virtual", "bytes")
     table = columns("", *numbers, right=numbers, whole=("",))
@@ -37,3 +55,24 @@ def run(url: Url, branch: Branch = None, tag: Tag = None, snapshot: SnapshotId =
     out = console()
     out.print(session.snapshot_id, style="yellow")
     out.print(table)
+
+
+def _print_totals(totals: Totals) -> None:
+    numbers = ("chunks", "bytes", "more chunks", "more bytes")
+    table = columns("", *numbers, right=numbers, whole=("",))
+    for array in totals.arrays:
+        table.add_row(plain_text(array.path), *_amounts(array.total), *_amounts(array.delta))
+    table.add_row("all", *_amounts(totals.total), *_amounts(totals.delta), style="bold")
+    out = console()
+    out.print(totals.snapshot_id, style="yellow")
+    out.print(table)
+    if not totals.exact:
+        out.print(Text("<= at most: what commits overwrite or remove they do not look up", "dim"))
+
+
+def _amounts(amount: Amount) -> tuple[str, str]:
+    chunks = f"{amount.refs:,}" if amount.refs_exact else f"<= {amount.refs:,}"
+    if amount.nbytes is None:
+        return chunks, "?"
+    nbytes = f"-{bytes_text(-amount.nbytes)}" if amount.nbytes < 0 else bytes_text(amount.nbytes)
+    return chunks, nbytes if amount.nbytes_exact else f"<= {nbytes}"

@@ -15,6 +15,7 @@ from zarr_manifests.cli.console import (
     Url,
     console,
     plain_text,
+    sums_text,
     time_text,
     totals_text,
 )
@@ -61,5 +62,6 @@ def _entry(info: SnapshotInfo, refs: list[str]) -> Text:
     if refs:
         entry.append(f"  ({', '.join(refs)})", "bold green")
     entry.append(f"\n    {plain_text(info.message)}")
-    done = totals_text(info.totals)
-    return entry.append(f"  [{done}]", "dim") if done else entry
+    done, there = totals_text(info.totals), sums_text(info.sums)
+    facts = "; ".join(part for part in (done, there and f"in all {there}") if part)
+    return entry.append(f"  [{facts}]", "dim") if facts else entry

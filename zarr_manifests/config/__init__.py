@@ -15,6 +15,7 @@ from zarr_manifests.config.repository import (
     RepositoryConfig,
     config_schema,
 )
+from zarr_manifests.config.snapshots import Snapshots
 
 __all__ = [
     "Cache",
@@ -27,6 +28,7 @@ __all__ = [
     "Preload",
     "RepositoryConfig",
     "Rule",
+    "Snapshots",
     "Split",
     "config_schema",
 ]

@@ -26,6 +26,7 @@ from zarr_manifests.config.options import (
     options_of,
     spelled,
 )
+from zarr_manifests.config.snapshots import Snapshots
 from zarr_manifests.config.text import dump_yaml, load_yaml
 from zarr_manifests.errors import ConfigError
 
@@ -159,6 +160,8 @@ class RepositoryConfig(Section):
         How much metadata is kept in memory, where nothing else is said at opening.
     chunk_manifests : ChunkManifests, optional
         How manifests are planned.
+    snapshots : Snapshots, optional
+        How long snapshots stay in the history.
 
     Raises
     ------
@@ -210,6 +213,10 @@ class RepositoryConfig(Section):
             Nested(ChunkManifests), "which chunk refs are packed together, split and preloaded"
         ),
     )
+    snapshots: Snapshots = field(
+        default=Snapshots(),
+        metadata=described(Nested(Snapshots), "how long snapshots stay in the history"),
+    )
 
     def __init__(
         self,
@@ -223,6 +230,7 @@ class RepositoryConfig(Section):
         compaction: Compaction | None = None,
         cache: Cache | None = None,
         chunk_manifests: ChunkManifests | None = None,
+        snapshots: Snapshots | None = None,
     ) -> None:
         faults = Faults()
         values: dict[str, Any] = {
@@ -233,6 +241,7 @@ class RepositoryConfig(Section):
             "compaction": Compaction() if compaction is None else compaction,
             "cache": Cache() if cache is None else cache,
             "chunk_manifests": ChunkManifests() if chunk_manifests is None else chunk_manifests,
+            "snapshots": Snapshots() if snapshots is None else snapshots,
         }
         flat = {"max-delta-count": max_delta_count, "commit-attempts": commit_attempts}
         for name, value in flat.items():

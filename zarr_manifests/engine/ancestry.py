@@ -1,9 +1,12 @@
 """History: from a snapshot to its parent, and so on, and which snapshots it has.
 
 A snapshot is in history if a branch leads to it, no further down than the branch's floor, or a
-tag does. Invariant: what is in history as of a root has all its objects for as long as that root
-stands, since a collection replaces the root before it deletes anything. So who refers to objects
-of an older snapshot checks it against the very root that is to be replaced.
+tag does. A tag leads to its own snapshot and, as long as nothing has expired, to all before it:
+the first expiry gives every branch a floor, `main` among them.
+
+Invariant: what is in history as of a root has all its objects for as long as that root stands,
+since a collection replaces the root before it deletes anything. So who refers to objects of an
+older snapshot checks it against the very root that is to be replaced.
 """
 
 from __future__ import annotations
@@ -11,13 +14,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zarr_manifests.engine.context import Context
-from zarr_manifests.errors import CorruptObjectError, ObjectNotFoundError, SnapshotExpiredError
+from zarr_manifests.errors import (
+    CorruptObjectError,
+    MissingChunkError,
+    ObjectNotFoundError,
+    SnapshotExpiredError,
+)
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.root import Root
 from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.ids import snapshot_key
+from zarr_manifests.ids import snapshot_id_of, snapshot_key
 
-__all__ = ["ancestors", "find_in_history", "snapshot_ref"]
+__all__ = [
+    "ancestors",
+    "find_in_history",
+    "floor_below",
+    "is_missing",
+    "locate",
+    "snapshot_ref",
+    "tag_floor",
+]
 
 
 def ancestors(
@@ -65,12 +81,18 @@ def find_in_history(context: Context, root: Root, snapshot_id: str) -> tuple[Blo
     SnapshotExpiredError
         If neither a branch nor a tag leads to it.
     """
+    ref, snapshot, _ = locate(context, root, snapshot_id)
+    return ref, snapshot
+
+
+def locate(context: Context, root: Root, snapshot_id: str) -> tuple[BlobRef, Snapshot, str | None]:
+    """As `find_in_history`, with the floor of the history that it was found in."""
     key = snapshot_key(snapshot_id)
     seen: set[str] = set()
     for start, floor in _starts(context, root):
         for ref, snapshot in ancestors(context, start, floor):
             if ref.key == key:
-                return ref, snapshot
+                return ref, snapshot, floor
             if ref.key in seen:
                 break
             if floor is None:  # all that is older was, or will be, looked at, too
@@ -81,11 +103,39 @@ def find_in_history(context: Context, root: Root, snapshot_id: str) -> tuple[Blo
     )
 
 
+def floor_below(context: Context, root: Root, ref: BlobRef) -> str | None:
+    """Id of the oldest snapshot that the history of the one at `ref` still has; None for all."""
+    if not _has_expired(root):
+        return None
+    own = snapshot_id_of(ref.key)
+    try:
+        return locate(context, root, own)[2]
+    except SnapshotExpiredError:
+        return own
+
+
+def tag_floor(root: Root, ref: BlobRef) -> str | None:
+    """The floor of a tag's own history, whatever branches have of it."""
+    return snapshot_id_of(ref.key) if _has_expired(root) else None
+
+
+def is_missing(error: BaseException) -> bool:
+    """Whether the error says that an object is referenced and not there."""
+    return isinstance(error, MissingChunkError) or (
+        isinstance(error, CorruptObjectError) and isinstance(error.__cause__, ObjectNotFoundError)
+    )
+
+
+def _has_expired(root: Root) -> bool:
+    main = root.branches.get("main")  # never in a page
+    return main is not None and main.floor is not None
+
+
 def _starts(context: Context, root: Root) -> Iterator[tuple[BlobRef, str | None]]:
     """What all branches and tags point to; those in the root itself come first."""
     yield from ((branch.head, branch.floor) for branch in root.branches.values())
-    yield from ((ref, None) for ref in root.tags.values())
+    yield from ((ref, tag_floor(root, ref)) for ref in root.tags.values())
     if root.pages:
         whole = context.roots.whole(root)
         yield from ((branch.head, branch.floor) for branch in whole.branches.values())
-        yield from ((ref, None) for ref in whole.tags.values())
+        yield from ((ref, tag_floor(root, ref)) for ref in whole.tags.values())

@@ -31,12 +31,21 @@ class SessionKeys:
     """Hands out the keys of one writer's objects: `<kind>/<session>/<n>`.
 
     The first 48 random bits of a session id are its lineage, which copies of the session share;
-    the other 48 are each copy's own.
+    the other 48 are each copy's own. `epoch` is that with which the session has claimed its
+    branch, if it has.
     """
 
-    def __init__(self, start: int, runtime: Runtime, lineage: bytes | None = None) -> None:
+    def __init__(
+        self,
+        start: int,
+        runtime: Runtime,
+        lineage: bytes | None = None,
+        *,
+        epoch: int | None = None,
+    ) -> None:
         self._runtime = runtime
         self.start = start
+        self.epoch = epoch
         self.lineage = lineage or runtime.random_bytes(_LINEAGE_BYTES)
         self._own = self._draw()
 

@@ -26,11 +26,13 @@ from zarr_manifests.engine.changes import ChangeSet
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.digesting import with_digest
+from zarr_manifests.engine.epochs import check_writer
 from zarr_manifests.engine.logs import delta_of, deltas_between, footprint_of
 from zarr_manifests.engine.objects import Upload
 from zarr_manifests.engine.packs import Pack
 from zarr_manifests.engine.rebasing import Mine, Rebasing, rebase_delta
 from zarr_manifests.engine.roots import RootAt, Roots
+from zarr_manifests.engine.totals import counted
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import (
     Conflict,
@@ -38,6 +40,7 @@ from zarr_manifests.errors import (
     CorruptObjectError,
     FencedError,
     InvalidArgumentError,
+    ObjectNotFoundError,
 )
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
@@ -47,7 +50,7 @@ from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.root import Branch, LogEntry, Root
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
-from zarr_manifests.ids import session_start, snapshot_id_of
+from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.digests import (
     coordinate_ids,
     needs_digest,
@@ -118,7 +121,8 @@ def commit(
     ConflictError
         If the branch has moved and the changes cannot be rebased; nothing was committed.
     FencedError
-        If the session began before the repository's fence and holds no lease.
+        If the session began before the repository's fence and holds no lease, or another writer
+        has claimed the branch since.
     CommitOutcomeUnknownError
         If it cannot be found out whether the swap took effect.
     """
@@ -126,7 +130,7 @@ def commit(
     pending: list[Callable[[], object]] = [
         partial(pack.write, context.storage, durable=True) for pack in packs
     ]
-    pending += [partial(context.storage.sync, keys) for keys in _due_syncs(changes)]
+    pending += [partial(context.storage.sync, due) for due in _due_syncs(changes)]
     at, parent, head_due = context.roots.latest, view, replaces or view
     placed = prepared
     seen = context.roots.with_branch(at.root, branch).branches.get(branch)
@@ -135,24 +139,33 @@ def commit(
     attempts = rebasing.attempts or context.config.commit_attempts
     for attempt in range(attempts):
         root = context.roots.with_branch(at.root, branch)
-        tip = _checked_tip(context.roots, root, branch, keys.session_id)
+        tip = _checked_tip(context.roots, root, branch, keys)
         if source is not None:
             find_in_history(context, root, source)
         if replaces is not None:
             _check_replaced(branch, tip, replaces)
+            _check_parent_kept(branch, tip, replaces)
         elif tip.head.key != parent.ref.key:
-            parent, placed = _rebased(context, view, tip, prepared, rebasing, keys)
+            moved = rebasing.relocate(tip) if rebasing.relocate is not None else None
+            if moved is None:
+                parent, placed = _rebased(context, view, tip, prepared, rebasing, keys)
+            else:
+                parent, relocated = moved
+                pending += [partial(context.storage.sync, k) for k in _due_syncs(relocated)]
+                placed = _relocated(context, parent, relocated, prepared, keys)
         head, snapshot, uploads = _place(
             context, placed, parent, keys, (replaces or parent).snapshot
         )
         due = [u for u in (*placed.uploads, *uploads) if not keys.has_written(u.key)]
         pending += [partial(context.objects.create, u.key, u.data) for u in due]
         pending.append(partial(context.roots.archive, at))
-        context.runtime.parallel(pending)
+        _upload(context, pending, branch, keys)
         pending = []
         for upload in due:
             keys.note_written(upload.key, upload.data)
         new = _root_with(context, root, branch, head, snapshot, uploads[-1].data)
+        if replaces is not None:  # what it leaves behind is older than where a search may begin
+            new = replace(new, swept=0)
         landed = context.roots.swap(at, new, snapshot.commit_id)
         if landed is not None:
             context.objects.remember(head, snapshot)
@@ -163,6 +176,21 @@ def commit(
         f"commit to {branch!r}: other writers came first {attempts} times; the "
         "session keeps its changes, commit again later"
     )
+
+
+def _upload(
+    context: Context, calls: Sequence[Callable[[], object]], branch: str, keys: SessionKeys
+) -> None:
+    """Make the calls of an upload round; all must succeed.
+
+    A collection may have deleted chunks of a session behind the fence: then that is the error.
+    """
+    try:
+        context.runtime.parallel(calls)
+    except ObjectNotFoundError:
+        root = context.roots.with_branch(context.roots.read().root, branch)
+        _checked_tip(context.roots, root, branch, keys)
+        raise
 
 
 def _due_syncs(changes: ChangeSet) -> list[list[str]]:
@@ -200,16 +228,17 @@ def checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
     return checked
 
 
-def _checked_tip(roots: Roots, root: Root, branch: str, session: str) -> Branch:
+def _checked_tip(roots: Roots, root: Root, branch: str, keys: SessionKeys) -> Branch:
     tip = root.branches.get(branch)
     if tip is None:
         raise ConflictError(
             f"branch {branch!r} was deleted since the session began; nothing was committed. "
             "Create it again at the session's snapshot, then commit"
         )
-    if session_start(session) < root.fence and not roots.holds_lease(root, session):
+    check_writer(tip, branch, keys)
+    if keys.start < root.fence and not roots.holds_lease(root, keys.session_id):
         raise FencedError(
-            f"the session began at version {session_start(session)}, before the repository's "
+            f"the session began at version {keys.start}, before the repository's "
             f"fence {root.fence}: its objects may have been collected. Open a new session and "
             "write the changes again"
         )
@@ -224,6 +253,7 @@ def _prepare(
     message: str,
     metadata: Mapping[str, Any],
     packs: int,
+    commit_id: bytes | None = None,
 ) -> _Prepared:
     tables = {node: parts for node in changes.touched() if (parts := changes.parts(node))}
     encoded = {
@@ -245,7 +275,7 @@ def _prepare(
         uploads.append(upload)
         context.objects.remember(upload.ref, manifest)
         manifests.append(ManifestRef(upload.ref, manifest.directory()))
-    commit_id = context.runtime.random_bytes(COMMIT_ID_BYTES)
+    commit_id = commit_id or context.runtime.random_bytes(COMMIT_ID_BYTES)
     delta = Delta(
         commit_id,
         tuple(node for node in changes.nodes.values() if node is not None),
@@ -289,6 +319,7 @@ def _place(
     coordinates = coordinate_ids(nodes.values(), held)
     sequence = parent.snapshot.sequence + 1
     entry = DeltaEntry.of(prepared.log, prepared.delta, sequence, coordinates)
+    entry, sums = counted(entry, parent, prepared.delta, prepared.tables)
     snapshot = replace(
         prepared.snapshot,
         parent=parent.ref.bare(),
@@ -299,6 +330,7 @@ def _place(
         sequence=sequence,
         # Never before the tip, or `as_of` would find what was not there yet.
         written_ms=max(prepared.snapshot.written_ms, tip.written_ms),
+        sums=sums,
     ).with_delta_copies(known)
     uploads = []
     if needs_digest(snapshot):
@@ -342,6 +374,15 @@ def _check_replaced(branch: str, tip: Branch, replaces: SnapshotView) -> None:
         )
 
 
+def _check_parent_kept(branch: str, tip: Branch, replaces: SnapshotView) -> None:
+    if tip.floor == replaces.snapshot_id:
+        raise ConflictError(
+            f"the snapshot before {replaces.snapshot_id} has expired, so that one cannot be "
+            f"amended; nothing was committed. Commit the changes to {branch!r} as a new snapshot",
+            [Conflict("/", "history", "the snapshot before has expired")],
+        )
+
+
 def _rebased(
     context: Context,
     view: SnapshotView,
@@ -362,13 +403,40 @@ def _rebased(
     used = {ref.blob.key for ref in delta.manifests}
     kept = [upload for upload in prepared.uploads if upload.key in used]
     snapshot = replace(prepared.snapshot, log=log.ref)
+    written = {upload.key: Manifest.from_object(upload.data, upload.ref) for upload in uploads}
     return on, replace(
         prepared,
         delta=delta,
         uploads=(*kept, *uploads, log),
         log=log.ref,
         snapshot=snapshot,
+        tables=_tables_of(delta, {**prepared.manifests, **written}),
     )
+
+
+def _tables_of(
+    delta: Delta, manifests: Mapping[str, Manifest]
+) -> dict[bytes, tuple[ChunkTable, ...]]:
+    """The delta's chunk tables by node, from these manifests, which may not be uploaded yet."""
+    found: dict[bytes, tuple[ChunkTable, ...]] = {}
+    for manifest in (delta.embedded, *(manifests[ref.blob.key] for ref in delta.manifests)):
+        for part, data in manifest.parts:
+            found[part.node_id] = (*found.get(part.node_id, ()), manifest.decode(part, data))
+    return found
+
+
+def _relocated(
+    context: Context,
+    on: SnapshotView,
+    changes: ChangeSet,
+    prepared: _Prepared,
+    keys: SessionKeys,
+) -> _Prepared:
+    """The same commit, of the changes as they are on the tip."""
+    old = prepared.snapshot
+    placed = _prepare(context, on, changes, keys, old.message, old.metadata, 0, old.commit_id)
+    totals = {**placed.snapshot.totals, "chunk-objects": old.totals["chunk-objects"]}
+    return replace(placed, snapshot=replace(placed.snapshot, totals=totals))
 
 
 def _totals(tables: Mapping[bytes, Sequence[ChunkTable]], chunk_objects: int) -> dict[str, int]:

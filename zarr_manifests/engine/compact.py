@@ -15,7 +15,7 @@ leaves, where nothing tells what has been merged, is right without a record of i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -24,11 +24,13 @@ import numpy as np
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.digesting import with_digest
-from zarr_manifests.engine.objects import Upload
+from zarr_manifests.engine.epochs import check_compactor, claim_compaction
+from zarr_manifests.engine.index import Presence, leaf_names, with_entries
+from zarr_manifests.engine.objects import Upload, tallied_reads
+from zarr_manifests.engine.pending import Heap
 from zarr_manifests.engine.repack import (
     Facts,
     Pending,
-    chunks_outside,
     due_changes,
     due_manifests,
     pending_of,
@@ -37,14 +39,16 @@ from zarr_manifests.engine.repack import (
 )
 from zarr_manifests.engine.rollup import roll_up
 from zarr_manifests.engine.roots import RootAt
+from zarr_manifests.engine.totals import counts_of_base, ref_counts, sums_after
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.format.blobs import BlobRef, with_copies
+from zarr_manifests.format.counts import Count
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
+from zarr_manifests.format.index import IndexEntry
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.nodes import Base, NodeKind
 from zarr_manifests.format.root import LogEntry
 from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
-from zarr_manifests.grid import IndexArray
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.compaction import CompactionMode, Size, merge_groups
 from zarr_manifests.planning.digests import needs_digest
@@ -75,6 +79,8 @@ class CompactionReport:
         Chunk refs in manifests that were written.
     bytes_written : int
         Bytes of all objects that were written.
+    bytes_read : int
+        Bytes of all objects that were fetched; what is in the cache is not fetched.
     """
 
     snapshot_id: str | None = None
@@ -85,6 +91,7 @@ class CompactionReport:
     manifests_written: int = 0
     refs_merged: int = 0
     bytes_written: int = 0
+    bytes_read: int = 0
 
 
 @dataclass(slots=True)
@@ -95,6 +102,8 @@ class _Compacted:
     base: BlobRef | None
     base_data: bytes
     base_sequence: int
+    counts: tuple[Count, ...] | None
+    manifests: tuple[ManifestRef, ...]
     entries: tuple[DeltaEntry, ...]
     kept: dict[int, int]
     """Position in the old read list -> in the new one, of entries that stay as they are."""
@@ -102,6 +111,8 @@ class _Compacted:
     commit_id: bytes
     message: str
     uploads: list[Upload] = field(default_factory=list)
+    indexed: list[IndexEntry] = field(default_factory=list)
+    """What the index is to say of leaves that are new."""
 
 
 def compact_branch(
@@ -111,15 +122,35 @@ def compact_branch(
     *,
     dry_run: bool = False,
     size_ratio: float | None = None,
+    claim: bool = False,
 ) -> tuple[CompactionReport, BlobRef | None]:
     """Compact a branch's head; `size_ratio` is used instead of the configuration's.
 
+    With `claim`, compactions that are under way are shut out first.
+
     Raises
     ------
+    FencedError
+        If somebody else has claimed compactions meanwhile; nothing is changed.
     CorruptObjectError
         If something that is to be merged is damaged; nothing is changed.
     """
-    at = context.roots.latest
+    ratio = context.config.compaction.size_ratio if size_ratio is None else size_ratio
+    with tallied_reads() as read:
+        at = claim_compaction(context.roots) if claim and not dry_run else context.roots.latest
+        report, head = _compact(context, at, branch, mode, ratio, dry_run=dry_run)
+    return replace(report, bytes_read=read.nbytes), head
+
+
+def _compact(
+    context: Context,
+    at: RootAt,
+    branch: str,
+    mode: CompactionMode,
+    ratio: float,
+    *,
+    dry_run: bool,
+) -> tuple[CompactionReport, BlobRef | None]:
     tip = context.roots.with_branch(at.root, branch).branches.get(branch)
     if tip is None:
         return CompactionReport(), None
@@ -132,8 +163,7 @@ def compact_branch(
         manifests_after=len(view.manifests),
     )
     keys = SessionKeys(at.root.version, context.runtime)
-    ratio = context.config.compaction.size_ratio if size_ratio is None else size_ratio
-    work = _Work(context, view, keys, mode, ratio)
+    work = _Work(context, view, keys, mode, ratio, branch)
     if dry_run:
         return work.estimate(before), None
     done = work.do()
@@ -163,18 +193,24 @@ class _Work:
         keys: SessionKeys,
         mode: CompactionMode,
         ratio: float,
+        branch: str,
     ) -> None:
         self._ratio = ratio
         self._context, self._view, self._keys, self._mode = context, view, keys, mode
         self._base = BaseIndex(view.manifests, set_names(view.manifests))
         nodes = {node.node_id: node for node in view.nodes.values() if node.kind != NodeKind.GROUP}
-        pending = self._rows_by_node()
-        refs = {node: self._base.refs(node) + pending.get(node, 0) for node in nodes}
+        refs, bounds = ref_counts(view, self._base, self._rows_by_node())
+        rules = context.config.chunk_manifests.rules
+        if bounds and any(rule.initialized_chunks is not None for rule in rules):
+            presence = Presence(context, view, branch)
+            refs |= {node: presence.count(node) for node in bounds}
         self._facts = Facts(nodes, refs)
         self.manifests = len(view.manifests)
         self.manifests_written = self.refs_merged = self.bytes_written = 0
         self._read: set[bytes] = set()
-        self._outside: dict[bytes, IndexArray] = {}
+        self._entries: list[IndexEntry] = []
+        self._bitmaps: list[Upload] = []
+        self._heap = Heap(view, self._base, (), context.meter)
 
     def _rows_by_node(self) -> dict[bytes, int]:
         rows: dict[bytes, int] = {}
@@ -205,20 +241,24 @@ class _Work:
         """Write new manifests and runs; None if there is nothing to do."""
         view, snapshot = self._view, self._view.snapshot
         uploads: list[Upload] = []
-        manifests, sequence = view.manifests, view.base_sequence
+        manifests, sequence, counts = view.manifests, view.base_sequence, view.counts
         base, base_data = snapshot.base, b""
         if self._base_is_due():
             manifests, small = self._repack()
             sequence = snapshot.sequence
+            index = BaseIndex(manifests)
+            stored = {entry.name: entry.stored_bytes for entry in self._entries}
+            counts = counts_of_base(view, index, self._settled(index), stored)
             made = Base(
                 tuple(view.nodes[path] for path in sorted(view.nodes)),
                 with_coordinate_copies(view, manifests, small),
                 sequence,
+                counts,
             )
             upload = Upload(self._keys.next("nodes"), made.encode())
             self._context.objects.remember(upload.ref, made)
             base, base_data = upload.ref, upload.data
-            uploads.append(upload)
+            uploads += [*self._bitmaps, upload]
         dropped = self._droppable(BaseIndex(manifests), sequence)
         entries, kept, runs = self._rolled_up(dropped)
         uploads += runs
@@ -233,12 +273,15 @@ class _Work:
             base,
             base_data,
             sequence,
+            counts,
+            manifests,
             entries,
             kept,
             log.ref,
             commit_id,
             message,
             [*uploads, log],
+            self._entries,
         )
 
     def _base_is_due(self) -> bool:
@@ -252,18 +295,21 @@ class _Work:
         return bool(entries) and nbytes >= self._ratio * base.length
 
     def _repack(self) -> tuple[tuple[ManifestRef, ...], Mapping[str, bytes]]:
+        pending = self._pending()
+        outside = {node_id for node_id, mine in pending.items() if mine.outside}
+        self._heap = Heap(self._view, self._base, outside, self._context.meter)
         changes, self._read = due_changes(
             self._context,
-            self._view,
+            self._heap,
             self._base,
             self._facts,
-            self._pending(),
+            pending,
             self._ratio,
             everything=self._everything,
         )
         done = repack(
             self._context,
-            self._view,
+            self._heap,
             self._base,
             self._facts,
             changes,
@@ -274,16 +320,23 @@ class _Work:
         self.manifests = len(done.manifests)
         self.manifests_written, self.refs_merged = done.manifests_written, done.refs
         self.bytes_written = done.bytes_written
+        self._entries, self._bitmaps = done.entries, done.bitmaps
         return done.manifests, done.uploads
 
     def _droppable(self, base: BaseIndex, sequence: int) -> int:
         """How many of the oldest entries say nothing that the base does not say."""
         for position, entry in enumerate(self._view.snapshot.deltas):
-            if entry.last > sequence or not self._is_merged(base, position, entry):
+            if entry.last > sequence or any(self._unmerged(base, position, entry)):
                 return position
         return len(self._view.snapshot.deltas)
 
-    def _is_merged(self, base: BaseIndex, position: int, entry: DeltaEntry) -> bool:
+    def _settled(self, base: BaseIndex) -> set[bytes]:
+        """Nodes of which the read list says nothing that the base does not say."""
+        entries = enumerate(self._view.snapshot.deltas)
+        return self._facts.keys() - {n for at in entries for n in self._unmerged(base, *at)}
+
+    def _unmerged(self, base: BaseIndex, position: int, entry: DeltaEntry) -> Iterator[bytes]:
+        """Nodes of which the entry says something that the base does not say."""
         for part in entry.parts():
             if part.node_id not in self._facts or not part.count:
                 continue
@@ -291,27 +344,21 @@ class _Work:
             covered = 0
             for leaf, number in base.overlapping(part.node_id, lo, hi):
                 if base.manifest(number).merged_to(leaf) < entry.last:
-                    return False
+                    yield part.node_id
                 covered += part.box.shared_size(leaf.box)
-            if covered < part.box.size and self._holds_more(base, part):
-                return False
+            if covered < part.box.size and self._holds_more(part):
+                yield part.node_id
         for node_id, cut in self._view.truncations(position).items():
             for leaf, key in base.leaves(node_id) if node_id in self._facts else ():
                 beyond = any(h > c for h, c in zip(leaf.box.hi, cut, strict=True))
                 if beyond and base[key].merged_to(leaf) < entry.last:
-                    return False
-        return True
+                    yield node_id
 
-    def _holds_more(self, base: BaseIndex, part: Part) -> bool:
+    def _holds_more(self, part: Part) -> bool:
         """Whether chunks may lie in the box and outside all leaves, of which the list must tell."""
         if part.node_id not in self._read:
             return True
-        outside = self._outside.get(part.node_id)
-        if outside is None:
-            outside = chunks_outside(self._view, base, part.node_id)
-            self._outside[part.node_id] = outside
-        within = (outside >= part.box.lo) & (outside < part.box.hi) if len(outside) else outside
-        return bool(within.all(axis=1).any())
+        return len(self._heap.outside(part.node_id).within(part.box)) > 0
 
     def _rolled_up(
         self, dropped: int
@@ -352,6 +399,7 @@ def _land(
         tip = context.roots.with_branch(at.root, branch).branches.get(branch)
         if tip is None or keys.start < at.root.fence:
             return None  # behind the fence, what was uploaded may be collected
+        check_compactor(at.root, keys.start)
         current = view if tip.head.key == view.ref.key else context.open_branch(tip)
         known = current.snapshot.deltas[: len(done.old)]
         same_base = _key(current.snapshot.base) == _key(view.snapshot.base)
@@ -395,7 +443,9 @@ def _try(
         current.snapshot.streams,
         _moved_digests(current.snapshot, done),
         current.snapshot.sequence,
-        current.snapshot.sums,
+        sums_after(
+            current, (done.counts, done.manifests, done.base_sequence), (*done.entries, *newer)
+        ),
     ).with_delta_copies({u.key: u.data for u in done.uploads})
     made: list[Upload] = []
     if needs_digest(snapshot):
@@ -409,6 +459,13 @@ def _try(
         partial(context.objects.create, u.key, u.data) for u in (*uploads, *made)
     ]
     calls.append(partial(context.roots.archive, at))
+    old = context.roots.with_branch(at.root, branch)
+    tip = old.branches[branch]
+    if done.indexed:
+        # On top of what the index says by now: somebody may have built it meanwhile.
+        names = [name for ref in done.manifests for name in leaf_names(ref)]
+        tip, directory = with_entries(context, tip, keys, done.indexed, names)
+        calls.append(partial(context.objects.create, directory.key, directory.data))
     context.runtime.parallel(calls)
     head = made[-1]
     entry = LogEntry(
@@ -419,12 +476,11 @@ def _try(
         snapshot_id_of(head.key),
         done.commit_id,
     )
-    old = context.roots.with_branch(at.root, branch)
     copies = {head.key: head.data}
-    base = old.branches[branch].base
+    base = tip.base
     if done.base_data and done.base is not None:
         base, copies = done.base, copies | {done.base.key: done.base_data}
-    moved = replace(old.branches[branch], head=head.ref, base=base, ahead=snapshot.ahead)
+    moved = replace(tip, head=head.ref, base=base, ahead=snapshot.ahead)
     root = replace(old, branches={**old.branches, branch: moved}).with_log(entry)
     landed = context.roots.swap(at, root.with_copies(copies, branch), done.commit_id)
     if landed is None:

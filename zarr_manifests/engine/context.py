@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from zarr_manifests.config import CacheOptions, RepositoryConfig
 from zarr_manifests.engine.disk_cache import DiskCache
+from zarr_manifests.engine.heartbeat import Heart
 from zarr_manifests.engine.objects import Objects
 from zarr_manifests.engine.roots import Roots
 from zarr_manifests.engine.telemetry import connect
@@ -47,6 +48,8 @@ class Context:
         The places elsewhere that virtual chunks may be read from.
     cache : CacheOptions
         What may be kept of the objects.
+    heart : Heart
+        The leases that this process holds.
     """
 
     repository_id: str
@@ -57,6 +60,7 @@ class Context:
     config: RepositoryConfig
     containers: Containers = field(default_factory=Containers)
     cache: CacheOptions = field(default_factory=CacheOptions)
+    heart: Heart = field(default_factory=Heart)
 
     @classmethod
     def of(

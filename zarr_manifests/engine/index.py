@@ -7,7 +7,8 @@ Invariant: whatever of the index is missing, behind or cannot be read is as if i
 so answers never depend on it.
 
 To keep it, whoever writes new leaves calls `index_leaves` for what to upload beside them, and
-`with_entries` for the branch that names it; `build_index` does both for leaves that are there.
+`with_entries` for the branch that names it. A compaction does, in the swap that makes its leaves
+those of the branch; `build_index` does both for leaves that are there. A commit writes no leaves.
 
 Each branch of the root names a directory, or none; it names the bitmaps' objects (`blobs`) and
 what belongs to other indexes (`others`). These are reachable, and nothing else under `indexes/`
@@ -38,7 +39,7 @@ from zarr_manifests.errors import (
     UnsupportedFormatError,
 )
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.index import Bitmap, Bitmaps, IndexDirectory, IndexEntry, LeafName
 from zarr_manifests.format.manifest import ManifestRef
 from zarr_manifests.format.root import Branch, Root
@@ -54,10 +55,11 @@ __all__ = [
     "index_pointer",
     "initialized_coords",
     "initialized_counts",
+    "leaf_names",
     "with_entries",
 ]
 
-_OTHER_ENTRIES: Final = 4_096
+_OTHER_ENTRIES: Final = 512  # each directory is written whole
 _BITMAPS_BYTES: Final = 1 << 20
 _SMALL_BYTES: Final = 1 << 10
 _ATTEMPTS: Final = 100
@@ -341,15 +343,19 @@ def initialized_counts(context: Context, view: SnapshotView) -> dict[str, int]:
     }
 
 
+def leaf_names(ref: ManifestRef) -> list[LeafName]:
+    """What the leaves of a manifest of the base are known by."""
+    return [(part.node_id, part.box, ref.blob.key, ref.blob.crc32c) for part in ref.parts]
+
+
 def index_leaves(
-    keys: SessionKeys, leaves: Iterable[tuple[bytes, BlobRef, ChunkTable]]
+    keys: SessionKeys, leaves: Iterable[tuple[bytes, BlobRef, int, Bitmap]]
 ) -> tuple[list[Upload], list[IndexEntry]]:
-    """What to upload for new leaves (node id, manifest, table), and their entries."""
+    """What to upload for new leaves (node id, manifest, bytes of chunks, bitmap); their entries."""
     made = []
-    for node_id, blob, table in leaves:
-        bitmap = Bitmap.of(table)
+    for node_id, blob, stored, bitmap in leaves:
         size = len(bitmap.bits or b"") + 2 * (0 if bitmap.index is None else len(bitmap.index))
-        made.append((node_id, blob, int(table.length.sum()), bitmap, size))
+        made.append((node_id, blob, stored, bitmap, size))
     made.sort(key=lambda one: (one[4] > _SMALL_BYTES, one[0]))
     groups: list[list[tuple[bytes, BlobRef, int, Bitmap, int]]] = []
     nbytes = 0
@@ -407,7 +413,7 @@ def build_index(context: Context, branch: str) -> IndexReport:
     due = [leaf for leaf in leaves if leaf.name not in known]
     if not due:
         return IndexReport(len(leaves), 0, 0, 0)
-    uploads, entries = index_leaves(keys, _tables(view, due))
+    uploads, entries = index_leaves(keys, _bitmaps(view, due))
     context.runtime.parallel(
         [partial(context.objects.create, upload.key, upload.data) for upload in uploads]
     )
@@ -450,9 +456,9 @@ def _usable(context: Context, pointer: BlobRef | None, leaves: Sequence[_Leaf]) 
     return {entry.name for entry in found if there[entry.blob.key]}
 
 
-def _tables(
+def _bitmaps(
     view: SnapshotView, leaves: Sequence[_Leaf]
-) -> Iterable[tuple[bytes, BlobRef, ChunkTable]]:
+) -> Iterable[tuple[bytes, BlobRef, int, Bitmap]]:
     for leaf in sorted(leaves, key=lambda leaf: (leaf.node_id, leaf.box.lo)):
         (table,) = view.leaves(leaf.node_id, leaf.box.__eq__)
-        yield leaf.node_id, leaf.manifest.blob, table
+        yield leaf.node_id, leaf.manifest.blob, int(table.length.sum()), Bitmap.of(table)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.repack import Facts, set_names
+from zarr_manifests.engine.totals import ref_counts
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.format.manifest import ManifestRef
 from zarr_manifests.format.nodes import NodeKind
@@ -167,8 +168,7 @@ def _pending_rows(view: SnapshotView) -> dict[bytes, int]:
 
 def _facts(view: SnapshotView, base: BaseIndex, pending: dict[bytes, int]) -> Facts:
     nodes = {node.node_id: node for node in view.nodes.values() if node.kind != NodeKind.GROUP}
-    refs = {node_id: base.refs(node_id) + pending.get(node_id, 0) for node_id in nodes}
-    return Facts(nodes, refs)
+    return Facts(nodes, ref_counts(view, base, pending)[0])
 
 
 def _layout(

@@ -16,13 +16,20 @@ from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.ids import snapshot_key
 from zarr_manifests.planning.rebase import Footprint
 
 __all__ = ["delta_of", "deltas_between", "footprint_of", "tables_of"]
 
 
-def deltas_between(context: Context, older: BlobRef, newer: BlobRef) -> list[Delta] | None:
-    """Deltas of the commits after `older` up to `newer`, newest first; None if not an ancestor."""
+def deltas_between(
+    context: Context, older: BlobRef, newer: BlobRef, floor: str | None = None
+) -> list[Delta] | None:
+    """Deltas of the commits after `older` up to `newer`, newest first; None if not an ancestor.
+
+    What is older than the snapshot with the id `floor` is no ancestor any more.
+    """
+    last = None if floor is None else snapshot_key(floor)
     deltas = []
     ref: BlobRef | None = newer
     seen: set[str] = set()
@@ -32,7 +39,7 @@ def deltas_between(context: Context, older: BlobRef, newer: BlobRef) -> list[Del
         seen.add(ref.key)
         snapshot = context.objects.load(ref, Snapshot)
         deltas.append(delta_of(context, snapshot))
-        ref = snapshot.parent
+        ref = snapshot.parent if ref.key != last else None
     return None if ref is None else deltas
 
 

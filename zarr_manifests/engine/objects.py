@@ -9,7 +9,10 @@ to the writer's own call; the bytes are read back and compared before that is be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, cast
@@ -27,7 +30,40 @@ from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import meter_of
 
-__all__ = ["Objects", "Upload"]
+__all__ = ["AtHand", "NotAtHandError", "Objects", "ReadTally", "Upload", "tallied_reads"]
+
+
+class NotAtHandError(Exception):
+    """What was asked for would have to be fetched."""
+
+
+class ReadTally:
+    """How many bytes were fetched for something."""
+
+    __slots__ = ("_lock", "nbytes")
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._lock = threading.Lock()
+
+    def add(self, nbytes: int) -> None:
+        """Count what was fetched."""
+        with self._lock:
+            self.nbytes += nbytes
+
+
+_TALLY: ContextVar[ReadTally | None] = ContextVar("zarr_manifests_tally", default=None)
+
+
+@contextmanager
+def tallied_reads() -> Iterator[ReadTally]:
+    """Count the bytes of objects that are fetched in here, and in threads it hands calls to."""
+    tally = ReadTally()
+    token = _TALLY.set(tally)
+    try:
+        yield tally
+    finally:
+        _TALLY.reset(token)
 
 
 class _Decodable(Protocol):
@@ -154,12 +190,16 @@ class Objects:
             return ref.copy
         self._runtime.checkpoint("objects.get")
         try:
-            return self.storage.get(ref.key, 0, ref.length + 1)
+            data = self.storage.get(ref.key, 0, ref.length + 1)
         except ObjectNotFoundError as error:
             raise CorruptObjectError(
                 f"{ref.key} is referenced and not there ({self.storage.url}); restore it from a "
                 "backup, or open another snapshot"
             ) from error
+        tally = _TALLY.get()
+        if tally is not None:
+            tally.add(len(data))
+        return data
 
     def create(self, key: str, data: bytes) -> None:
         """Write one of this writer's own objects, durably.
@@ -177,6 +217,55 @@ class Objects:
             )
         if self._disk is not None:
             self._disk.put(BlobRef.to(key, data), data)
+
+
+class AtHand(Objects):
+    """Those of the objects that need not be fetched: what is cached, and what is carried along."""
+
+    def __init__(self, objects: Objects) -> None:
+        self.storage, self.meter, self.cache = objects.storage, objects.meter, objects.cache
+        self._runtime, self._disk = objects._runtime, None
+
+    def load[T: _Decodable](self, ref: BlobRef, kind: type[T]) -> T:
+        """The decoded object that `ref` points to.
+
+        Raises
+        ------
+        NotAtHandError
+            If it would have to be fetched. (Not from a flight, which others may wait for.)
+        """
+        found = self.recall(ref, kind)
+        if found is not None:
+            return found
+        if ref.copy is None:
+            raise NotAtHandError(ref.key)
+        return cast(T, kind.from_object(ref.copy, ref))
+
+    def load_all(self, wanted: Sequence[tuple[BlobRef, type[_Decodable]]]) -> dict[str, Any]:
+        """The decoded objects by key."""
+        return {ref.key: self.load(ref, kind) for ref, kind in wanted}
+
+    def tables(
+        self, ref: BlobRef, node_id: bytes, manifest: Manifest | None = None
+    ) -> Mapping[Box, ChunkTable]:
+        """A manifest's chunk tables of one node, decoded, by box; `manifest` is it, if at hand."""
+        if not self.has_tables(ref, node_id):
+            manifest = manifest or self.load(ref, Manifest)
+        return super().tables(ref, node_id, manifest)
+
+    def table(
+        self,
+        ref: BlobRef,
+        node_id: bytes,
+        number: int,
+        find: Callable[[], tuple[Part, bytes]],
+    ) -> ChunkTable:
+        """One of the chunk tables of a node in the object; `find` has it encoded."""
+        known = self.known_table(ref, node_id, number)
+        if known is not None:
+            return known
+        part = find()
+        return super().table(ref, node_id, number, lambda: part)
 
 
 def _table_name(ref: BlobRef, node_id: bytes, number: int) -> tuple[Any, ...]:

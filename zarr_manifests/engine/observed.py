@@ -74,10 +74,13 @@ def observed_compaction(
     size_ratio: float | None = None,
     *,
     dry_run: bool = False,
+    claim: bool = False,
 ) -> tuple[CompactionReport, BlobRef | None]:
     """As `engine.compact.compact_branch`."""
     start_s = context.runtime.monotonic_s()
-    found, head = compact_branch(context, branch, mode, dry_run=dry_run, size_ratio=size_ratio)
+    found, head = compact_branch(
+        context, branch, mode, dry_run=dry_run, size_ratio=size_ratio, claim=claim
+    )
     if head is not None:
         context.meter.add("compactions")
         report(
@@ -89,6 +92,7 @@ def observed_compaction(
             mode=str(mode),
             refs_merged=found.refs_merged,
             bytes_written=found.bytes_written,
+            bytes_read=found.bytes_read,
         )
     return found, head
 

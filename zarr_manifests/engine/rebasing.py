@@ -8,7 +8,7 @@ they are, a manifest is written anew only if rows of it were left to the others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from zarr_manifests.engine.changes import ChangeSet
@@ -29,7 +29,7 @@ from zarr_manifests.planning.merge import Layer, merge_layers, without
 from zarr_manifests.planning.reads import Reads
 from zarr_manifests.planning.rebase import Policy, Rebased, rebase
 
-__all__ = ["Mine", "Rebasing", "rebase_changes", "rebase_delta"]
+__all__ = ["Mine", "Rebasing", "changes_between", "rebase_changes", "rebase_delta"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,16 @@ class Rebasing:
         Whether nothing that was read may have been changed by others.
     attempts : int or None
         How often it is tried; as configured if not given.
+    relocate : callable or None
+        Puts appends behind those of others: it is given the tip, and gives back the tip, opened,
+        and all changes as they are there; None if there is nothing of the kind to do.
     """
 
     allowed: bool = True
     policy: Policy = "fail"
     serializable: bool = False
     attempts: int | None = None
+    relocate: Callable[[Branch], tuple[SnapshotView, ChangeSet] | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,13 +188,7 @@ def rebase_changes(
 def _onto(
     context: Context, view: SnapshotView, tip: Branch, mine: Mine, rebasing: Rebasing
 ) -> tuple[SnapshotView, Rebased]:
-    between = deltas_between(context, view.ref, tip.head)
-    if between is None:
-        raise ConflictError(
-            f"the snapshot the session began at ({view.snapshot_id}) is no longer in the "
-            "branch's history; was the branch reset? Nothing was committed",
-            [Conflict("/", "history", "the branch was reset")],
-        )
+    between = _between(context, view, tip)
     if not rebasing.allowed:
         raise ConflictError(
             "other commits came first, and this one was told not to be put on top of them; "
@@ -218,8 +216,33 @@ def _onto(
     return on, moved
 
 
+def changes_between(
+    context: Context, view: SnapshotView, tip: Branch, wanted: Container[bytes] = ()
+) -> Changes:
+    """What others have done since `view`; chunks only of the nodes wanted.
+
+    Raises
+    ------
+    ConflictError
+        If `view` is not in the branch's history.
+    """
+    return _theirs(context, view, _between(context, view, tip), wanted)
+
+
+def _between(context: Context, view: SnapshotView, tip: Branch) -> list[Delta]:
+    between = deltas_between(context, view.ref, tip.head, tip.floor)
+    if between is None:
+        raise ConflictError(
+            f"the snapshot the session began at ({view.snapshot_id}) is no longer in the "
+            "branch's history; was the branch reset, or has the snapshot expired? Nothing was "
+            "committed",
+            [Conflict("/", "history", "the branch was reset, or the snapshot has expired")],
+        )
+    return between
+
+
 def _theirs(
-    context: Context, view: SnapshotView, between: list[Delta], wanted: set[bytes]
+    context: Context, view: SnapshotView, between: list[Delta], wanted: Container[bytes]
 ) -> Changes:
     """What the commits between, newest first, have done; chunks only of the nodes wanted."""
     nodes = dict(view.nodes)

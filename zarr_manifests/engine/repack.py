@@ -6,39 +6,44 @@ count for the leaves in the same cells of the array's layout; where there is no 
 at once.
 
 What is due, and every other leaf of the same manifests, is folded with what is pending inside its
-box, cut into leaves and planned into manifests, in steps, so that no more than about
-`STEP_REFS` refs are in memory at a time. Between two steps the base is a whole one.
+box, cut into leaves, which are encoded side by side, and planned into manifests; in steps, so that
+beside what is pending no more than about `STEP_REFS` refs are in memory at a time. Between two
+steps the base is a whole one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.index import index_leaves
 from zarr_manifests.engine.objects import Upload
+from zarr_manifests.engine.pending import Heap
 from zarr_manifests.engine.view import SnapshotView
-from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.errors import CorruptObjectError
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.index import Bitmap, IndexEntry
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.closure import Change, Closure, Due, close
 from zarr_manifests.planning.compaction import overlap_refs
-from zarr_manifests.planning.leaves import ArrayFacts, BaseIndex
-from zarr_manifests.planning.merge import Layer, fold, in_box, merge_layers, select, take
+from zarr_manifests.planning.leaves import ArrayFacts, BaseIndex, part_order
+from zarr_manifests.planning.merge import Layer, fold, merge_layers, take
 from zarr_manifests.planning.sets import plan_manifests
-from zarr_manifests.planning.splitting import Cut, layout_of
+from zarr_manifests.planning.splitting import Cut, Layout, layout_of
 
 __all__ = [
     "Facts",
     "Pending",
     "Repacked",
-    "chunks_outside",
     "due_changes",
     "due_manifests",
     "pending_of",
@@ -47,6 +52,7 @@ __all__ = [
 ]
 
 STEP_REFS = 4_000_000
+_ENCODED_ROWS: Final = 2_000_000
 
 
 class Facts(Mapping[bytes, ArrayFacts]):
@@ -172,7 +178,7 @@ def due_manifests(base: BaseIndex, pending: Mapping[bytes, Pending], ratio: floa
 
 def due_changes(
     context: Context,
-    view: SnapshotView,
+    heap: Heap,
     base: BaseIndex,
     facts: Facts,
     pending: Mapping[bytes, Pending],
@@ -182,8 +188,8 @@ def due_changes(
 ) -> tuple[dict[bytes, Change], set[bytes]]:
     """Coordinates, by node, of what is to be merged; and the nodes whose entries that takes.
 
-    One in each leaf that is due, and of the chunks outside all leaves those that belong to these
-    or to none.
+    Of the chunks outside all leaves those that belong to leaves that are due or to none, then one
+    in each leaf that is due.
     """
     config = context.config.chunk_manifests
     keys = {ref.blob.key for ref in base} if everything else due_manifests(base, pending, ratio)
@@ -196,31 +202,33 @@ def due_changes(
             for leaf, key in base.leaves(node_id)
             if key in keys and (everything or mine.of(leaf))
         }
-        corners = [box.lo for box in due]
-        ndim = len(facts[node_id].grid_shape)
-        coords = [np.array(corners, np.int64).reshape(len(corners), ndim)]
+        corners = np.array([box.lo for box in due], np.int64)
+        coords = [corners.reshape(len(due), len(facts[node_id].grid_shape))]
         if mine.outside and (due or mine.new or everything):
             read.add(node_id)
-            outside = chunks_outside(view, base, node_id)
+            outside = heap.outside(node_id)
             layout = layout_of(config, facts[node_id])
-            for rows in layout.groups(outside):
-                one = tuple(outside[rows[0]].tolist())
-                near = base.overlapping(node_id, *layout.around(one, one))
-                if not near or any(leaf.box in due for leaf, _ in near):
-                    coords.append(outside[rows])
-        together = np.concatenate(coords)
-        if len(together):
-            changes[node_id] = Change(together)
+            rows = _rows_due(outside.coords, layout, base, node_id, due)
+            coords.insert(0, outside.choose(rows))
+        together = [some for some in coords if len(some)]
+        if together:
+            one = together[0] if len(together) == 1 else np.concatenate(together)
+            changes[node_id] = Change(one)
     return changes, read | changes.keys()
 
 
-def chunks_outside(view: SnapshotView, base: BaseIndex, node_id: bytes) -> IndexArray:
-    """Coordinates of the node's pending chunks that no leaf's box holds, in C order."""
-    table = view.overlay(node_id).table
-    if table is None:
-        return np.empty((0, 0), np.int64)
-    coords: IndexArray = table.coords()[table.kind != RefKind.UNSET]
-    return coords[base.locate(node_id, coords) < 0]
+def _rows_due(
+    coords: IndexArray, layout: Layout, base: BaseIndex, node_id: bytes, due: set[Box]
+) -> IndexArray:
+    """Which of the chunks outside all leaves belong to one that is due, or to none."""
+    if base.ndim(node_id) is None:
+        return np.arange(len(coords))
+    wanted = np.zeros(len(coords), np.bool_)
+    for rows in layout.groups(coords):
+        one = tuple(coords[rows[0]].tolist())
+        near = base.overlapping(node_id, *layout.around(one, one))
+        wanted[rows] = not near or any(leaf.box in due for leaf, _ in near)
+    return np.flatnonzero(wanted)
 
 
 @dataclass(slots=True)
@@ -233,6 +241,10 @@ class Repacked:
         The directory.
     uploads : dict of str to bytes
         Manifests of it that were written here and are small, by key.
+    entries : list of IndexEntry
+        What the index of initialised chunks may say of the leaves that were written here.
+    bitmaps : list of Upload
+        Objects that these entries name; they are not written here.
     refs : int
         Refs written.
     bytes_written, manifests_written, manifests_replaced : int
@@ -241,6 +253,8 @@ class Repacked:
 
     manifests: tuple[ManifestRef, ...]
     uploads: dict[str, bytes] = field(default_factory=dict)
+    entries: list[IndexEntry] = field(default_factory=list)
+    bitmaps: list[Upload] = field(default_factory=list)
     refs: int = 0
     bytes_written: int = 0
     manifests_written: int = 0
@@ -250,6 +264,16 @@ class Repacked:
 _KEPT_BYTES = 256 * 1024
 
 
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """A leaf to be written, and what the index is to say of it."""
+
+    part: Part
+    data: bytes
+    stored_bytes: int
+    bitmap: Bitmap
+
+
 def set_names(manifests: Sequence[ManifestRef]) -> dict[str, str]:
     """The manifest set of each manifest, by key."""
     return {ref.blob.key: ref.packed_for for ref in manifests if ref.packed_for}
@@ -257,7 +281,7 @@ def set_names(manifests: Sequence[ManifestRef]) -> dict[str, str]:
 
 def repack(
     context: Context,
-    view: SnapshotView,
+    heap: Heap,
     base: BaseIndex,
     facts: Facts,
     changes: Mapping[bytes, Change],
@@ -274,39 +298,58 @@ def repack(
     result = Repacked(tuple(base))
     for step in _steps(closure, base, whole_arrays=everything):
         index = BaseIndex(result.manifests, set_names(result.manifests))
-        tables: dict[tuple[bytes, Coords, Coords], ChunkTable] = {}
-        parts: list[Part] = []
+        encoded: dict[tuple[bytes, Coords, Coords], _Leaf] = {}
         for due in step.dues(index):
-            if due.node_id not in facts:
-                continue
-            merged = _merged(context, view, index, due, changes.get(due.node_id))
-            if merged is None:
-                continue
-            merged, cuts = _cut(view, index, due, merged)
-            for cut in cuts:
-                part = Part(due.node_id, cut.box, len(cut.rows))
-                tables[part.node_id, part.box.lo, part.box.hi] = take(merged, cut.rows, cut.box)
-                parts.append(part)
+            if due.node_id in facts:
+                for leaf in _folded(context, heap, index, due):
+                    encoded[part_order(leaf.part)] = leaf
+        parts = [leaf.part for leaf in encoded.values()]
         plan = plan_manifests(config, facts, parts, index, step.manifests)
-        written: list[ManifestRef] = []
-        uploads: list[Upload] = []
-        for planned in plan.manifests:
-            packed = Manifest.of(
-                [(p.node_id, tables[p.node_id, p.box.lo, p.box.hi]) for p in planned.leaves]
+        calls = [
+            partial(
+                _write,
+                context,
+                keys.next("manifests"),
+                [encoded[part_order(leaf)] for leaf in planned.leaves],
+                planned.set_name,
+                heap.view.snapshot.sequence,
             )
-            upload = Upload(keys.next("manifests"), packed.encode())
-            uploads.append(upload)
-            merged_to = (view.snapshot.sequence,) * len(planned.leaves)
-            written.append(ManifestRef(upload.ref, packed.directory(), merged_to, planned.set_name))
-            result.refs += planned.refs
-        context.runtime.parallel([partial(context.objects.create, u.key, u.data) for u in uploads])
-        result.uploads |= {u.key: u.data for u in uploads if len(u.data) <= _KEPT_BYTES}
-        result.bytes_written += sum(len(u.data) for u in uploads)
-        result.manifests_written += len(uploads)
-        result.manifests_replaced += len(step.manifests)
+            for planned in plan.manifests
+        ]
+        written = context.runtime.parallel(calls)
+        leaves = [
+            (part.node_id, ref.blob, leaf.stored_bytes, leaf.bitmap)
+            for ref, _ in written
+            for part in ref.parts
+            for leaf in [encoded[part_order(part)]]
+        ]
+        bitmaps, entries = index_leaves(keys, leaves)
+        result.entries += entries
+        result.bitmaps += bitmaps
         kept = [ref for ref in result.manifests if ref.blob.key not in set(step.manifests)]
-        result.manifests = (*kept, *written)
+        result.manifests = (*kept, *(ref for ref, _ in written))
+        result.uploads |= {ref.blob.key: copy for ref, copy in written if copy}
+        result.refs += sum(part.count for part in parts)
+        result.bytes_written += sum(ref.blob.length for ref, _ in written)
+        result.manifests_written += len(written)
+        result.manifests_replaced += len(step.manifests)
     return result
+
+
+def _write(
+    context: Context,
+    key: str,
+    leaves: Sequence[_Leaf],
+    packed_for: str,
+    sequence: int,
+) -> tuple[ManifestRef, bytes]:
+    """Write a manifest whose leaves have all changes up to the sequence; its bytes if small."""
+    manifest = Manifest(tuple((leaf.part, leaf.data) for leaf in leaves))
+    data = manifest.encode()
+    context.objects.create(key, data)
+    merged_to = (sequence,) * len(leaves)
+    ref = ManifestRef(BlobRef.to(key, data), manifest.directory(), merged_to, packed_for)
+    return ref, data if len(data) <= _KEPT_BYTES else b""
 
 
 def _mostly_dead(base: BaseIndex, gone: set[bytes], ratio: float) -> set[bytes]:
@@ -330,69 +373,59 @@ def _steps(closure: Closure, base: BaseIndex, *, whole_arrays: bool) -> Iterator
         yield step
 
 
-def _merged(
-    context: Context, view: SnapshotView, base: BaseIndex, due: Due, change: Change | None
-) -> ChunkTable | None:
-    """The due leaves of a node with all that is pending in their boxes, and the new chunks."""
-    context.objects.prefetch(
-        [(base[key].blob, Manifest) for key in dict.fromkeys(key for _, key in due.leaves)]
-    )
-    tables = []
-    for part, key in due.leaves:
-        loaded = context.objects.load(base[key].blob, Manifest)
-        table = next(t for t in loaded.tables(due.node_id) if t.box == part.box)
-        overlay = view.overlay(due.node_id, base[key].merged_to(part))
-        pending = overlay.table
-        if pending is not None:
-            pending = select(pending, in_box(pending, part.box))
-        folded = fold([table], type(overlay)(overlay.truncated, pending))
-        if folded is not None:
-            tables.append(folded)
-    if change is not None and len(due.rows):
-        coords = change.coords[due.rows]
-        new = coords[base.locate(due.node_id, coords) < 0]
-        pending = view.overlay(due.node_id).table
-        if len(new) and pending is not None:
-            tables.append(select(pending, _among(pending, new)))
-    if not tables:
-        return None
-    return merge_layers([Layer(None, tuple(tables))]).table
+def _folded(context: Context, heap: Heap, base: BaseIndex, due: Due) -> list[_Leaf]:
+    """The due leaves of a node with all that is pending in their boxes, as they are now, encoded.
 
-
-def _cut(
-    view: SnapshotView, base: BaseIndex, due: Due, merged: ChunkTable
-) -> tuple[ChunkTable, list[Cut]]:
-    """Cut into leaves, with every pending chunk that comes to lie in the box of one.
-
-    In there a reader takes the leaf's word for all that is older.
+    With them comes every pending chunk that then lies in the box of one: in there a reader takes
+    the leaf's word for all that is older.
     """
-    pending = view.overlay(due.node_id).table
-    outside = chunks_outside(view, base, due.node_id)
-    left = outside[~_are_in(outside, merged)]
-    while True:
+    tables = [*_leaves(context, heap, base, due)]
+    if due.layout is not None:
+        tables += heap.take(due.node_id, due.rows, due.layout)
+    while tables:
+        merged = merge_layers([Layer(None, tuple(tables))]).table
+        assert merged is not None  # none of them is empty
+        tables.clear()  # for the sake of memory
         cuts = due.cut(merged.coords(), base)
-        if pending is None or not len(left):
-            return merged, cuts
-        within = np.zeros(len(left), np.bool_)
-        for one in cuts:
-            within |= ((left >= one.box.lo) & (left < one.box.hi)).all(axis=1)
-        if not within.any():
-            return merged, cuts
-        more = select(pending, _among(pending, left[within]))
-        table = merge_layers([Layer(None, (merged, more))]).table
-        assert table is not None
-        merged, left = table, left[~within]
+        more = heap.take_within(due.node_id, [cut.box for cut in cuts])
+        if not more:
+            return _encoded(context, due.node_id, merged, cuts)
+        tables = [merged, *more]
+    return []
 
 
-def _are_in(coords: IndexArray, table: ChunkTable) -> npt.NDArray[np.bool_]:
-    """Which of the coordinates (of as many axes) the table has."""
-    if not len(coords):
-        return np.zeros(0, np.bool_)
-    box = Box.around((table.box, Box.around_coords(coords)))
-    return np.isin(box.ravel(coords), box.ravel(table.coords()))
+def _encoded(
+    context: Context, node_id: bytes, table: ChunkTable, cuts: Sequence[Cut]
+) -> list[_Leaf]:
+    """The leaves that the table is cut into, encoded; some side by side, as that takes memory."""
+
+    def encode(cut: Cut) -> _Leaf:
+        taken = take(table, cut.rows, cut.box)
+        part, data = Manifest.of([(node_id, taken)]).parts[0]
+        return _Leaf(part, data, int(taken.length.sum()), Bitmap.of(taken))
+
+    done: list[_Leaf] = []
+    calls: list[Callable[[], _Leaf]] = []
+    rows = 0
+    for cut in cuts:
+        if calls and rows + len(cut.rows) > _ENCODED_ROWS:
+            done += context.runtime.parallel(calls)
+            calls, rows = [], 0
+        calls.append(partial(encode, cut))
+        rows += len(cut.rows)
+    return done + context.runtime.parallel(calls)
 
 
-def _among(table: ChunkTable, coords: IndexArray) -> npt.NDArray[np.bool_]:
-    """Which rows of the table are at one of these coordinates, all of which it has."""
-    wanted = table.box.ravel(coords)
-    return np.isin(table.linear_index(), wanted)
+def _leaves(context: Context, heap: Heap, base: BaseIndex, due: Due) -> Iterator[ChunkTable]:
+    """The due leaves, with what is pending in their boxes."""
+    refs = {key: base[key] for _, key in due.leaves}
+    context.objects.prefetch([(ref.blob, Manifest) for ref in refs.values()])
+    for part, key in due.leaves:
+        found = context.objects.load(refs[key].blob, Manifest).parts
+        data = next((data for held, data in found if held == part), None)
+        if data is None:
+            raise CorruptObjectError(f"{key} has no chunk tables such as the snapshot says it has")
+        pending = heap.over(due.node_id, part.box, refs[key].merged_to(part))
+        folded = fold([Manifest.decode(part, data)], pending)
+        if folded is not None:
+            yield folded

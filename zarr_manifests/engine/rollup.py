@@ -15,7 +15,6 @@ from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.objects import Upload
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.counts import Count
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, Delta
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import Node
@@ -24,6 +23,7 @@ from zarr_manifests.grid import Coords
 from zarr_manifests.planning.digests import coordinate_ids
 from zarr_manifests.planning.merge import Layer, merge_layers, split
 from zarr_manifests.planning.packing import LEAF_ROWS, plan_embedding
+from zarr_manifests.planning.totals import merged_counts
 
 __all__ = ["roll_up"]
 
@@ -87,7 +87,7 @@ def roll_up(
         coordinate_ids(view.nodes.values(), held),
         first=entries[0].first,
     )
-    return replace(entry, counts=_counts(entries, alive)), uploads
+    return replace(entry, counts=merged_counts(entries, view.base_sequence, alive)), uploads
 
 
 def _layers(
@@ -105,15 +105,3 @@ def _layers(
             layer = Layer(delta.truncated.get(node_id), tuple(tables.get(node_id, ())))
             layers.setdefault(node_id, []).append(layer)
     return layers
-
-
-def _counts(entries: Sequence[DeltaEntry], alive: set[bytes]) -> tuple[Count, ...] | None:
-    """By how much all entries together change the chunks of each node, if that is known."""
-    sums: dict[bytes, tuple[int, int]] = {}
-    for entry in entries:
-        if entry.counts is None:
-            return None
-        for count in entry.counts:
-            chunks, nbytes = sums.get(count.node_id, (0, 0))
-            sums[count.node_id] = chunks + count.chunks, nbytes + count.nbytes
-    return tuple(Count(node_id, *numbers) for node_id, numbers in sums.items() if node_id in alive)

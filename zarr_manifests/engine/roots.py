@@ -36,6 +36,7 @@ from zarr_manifests.format.pages import Page
 from zarr_manifests.format.root import (
     ROOT_KEY,
     WRITE_ID_BYTES,
+    Lease,
     LogEntry,
     PageRef,
     Root,
@@ -131,7 +132,13 @@ class Roots:
         return latest is not None and latest.token == at.token and self._read_at == _Swaps.done
 
     def archive(self, at: RootAt) -> None:
-        """Make sure that the version is archived; part of the round before it is replaced."""
+        """Make sure that the version is archived; part of the round before it is replaced.
+
+        A version that no operation made (a lease was taken, renewed or given up) is not.
+        """
+        log = at.root.log
+        if log and log[-1].version != at.root.version:
+            return
         if at.root.version > self._archived:
             self._runtime.checkpoint("root.archive")
             self._storage.create(archive_key(at.root.version), at.root.bare().encode())
@@ -162,6 +169,11 @@ class Roots:
         due = lease_pages(root, session)
         pages = self._load(root, [("leases", at) for at in range(due.start, due.stop)])
         return pulled(root, pages).holds_lease(session)
+
+    def leases(self, root: Root) -> tuple[Lease, ...]:
+        """All leases, of the root and of pages."""
+        pages = self._load(root, [("leases", at) for at in range(_count(root, "leases"))])
+        return pulled(root, pages).leases
 
     def whole(self, root: Root) -> Root:
         """The root with all refs and leases of all pages."""
@@ -218,17 +230,29 @@ class Roots:
         limit_s = min(_MAX_BACKOFF_S, _BACKOFF_S * 2 ** min(attempt, 10))
         self._runtime.sleep(self._runtime.jitter(limit_s))
 
-    def create(self, root: Root) -> RootAt | None:
+    def install(self, root: Root, token: Token | None) -> RootAt | None:
+        """Write a root in place of one that is lost, or damaged and has that token.
+
+        None if somebody else has written one meanwhile.
+        """
+        new = replace(
+            self._paged(root, SessionKeys(root.version, self._runtime)),
+            write_id=self._runtime.random_bytes(WRITE_ID_BYTES),
+            written_ms=self._runtime.now_ms(),
+        )
+        return self.create(new, token)
+
+    def create(self, root: Root, token: Token | None = None) -> RootAt | None:
         """Write the first root of a repository; None if there is one already."""
         data, archived = root.encode(), root.bare().encode()
         failure: StorageError | None = None
         try:
             then_create = (archive_key(root.version), archived)
-            token = self._storage.cas(ROOT_KEY, data, None, then_create=then_create)
+            new_token = self._storage.cas(ROOT_KEY, data, token, then_create=then_create)
         except StorageError as error:
-            failure, token = error, None
-        if token is not None:
-            return self._seen(RootAt(root, token))
+            failure, new_token = error, None
+        if new_token is not None:
+            return self._seen(RootAt(root, new_token))
         try:  # the answer may have been lost
             found = self.read()
             self._storage.sync([ROOT_KEY])
@@ -238,7 +262,9 @@ class Roots:
             raise failure from error
         return found if found.root.write_id == root.write_id else None
 
-    def swap(self, at: RootAt, new: Root, operation: bytes) -> RootAt | None:
+    def swap(
+        self, at: RootAt, new: Root, operation: bytes, *, archived: bool = True
+    ) -> RootAt | None:
         """Replace the root `at` by `new`, to which version, write id and time are given.
 
         Parameters
@@ -249,6 +275,8 @@ class Roots:
             The next root.
         operation : bytes
             The random id that `new`'s last log entry carries.
+        archived : bool
+            Whether `new` is to be archived, as all are that an operation made.
 
         Returns
         -------
@@ -268,14 +296,14 @@ class Roots:
             write_id=self._runtime.random_bytes(WRITE_ID_BYTES),
             written_ms=self._runtime.now_ms(),
         )
-        data, archived = new.encode(), new.bare().encode()
+        data, then_create = new.encode(), None
+        if archived:
+            then_create = (archive_key(new.version), new.bare().encode())
         failure: StorageError | None = None
         for attempt in range(_RESENDS):
             self._runtime.checkpoint("root.swap")
             try:
-                token = self._storage.cas(
-                    ROOT_KEY, data, at.token, then_create=(archive_key(new.version), archived)
-                )
+                token = self._storage.cas(ROOT_KEY, data, at.token, then_create=then_create)
             except StorageError as error:
                 failure, token = error, None
             finally:
@@ -284,7 +312,7 @@ class Roots:
                 return self._seen(RootAt(new, token))
             found = self._find_out(new, operation, failure)
             if found.token != at.token:
-                return self._outcome(found, new, operation)
+                return self._outcome(found, new, operation, archived=archived)
             if isinstance(failure, StorageFullError):
                 break
             self.backoff(attempt)
@@ -305,13 +333,16 @@ class Roots:
         reason = f"version {new.version} was sent and the root cannot be read: {unreadable}"
         raise self._unknown(operation, reason) from failure or unreadable
 
-    def _outcome(self, found: RootAt, new: Root, operation: bytes) -> RootAt | None:
+    def _outcome(
+        self, found: RootAt, new: Root, operation: bytes, *, archived: bool
+    ) -> RootAt | None:
         """Whether the root that was found, which is not the one replaced, holds our swap."""
         ours = found.root.write_id == new.write_id or any(
             entry.commit_id == operation for entry in found.root.log
         )
         oldest = found.root.log[0].version if found.root.log else found.root.version
-        if not ours and found.root.version > new.version and oldest > new.version:
+        rolled = archived and found.root.version > new.version and oldest > new.version
+        if not ours and rolled:
             # The tail of the log has rolled past the version we tried to make.
             try:
                 data = self._storage.get(archive_key(new.version))
@@ -364,6 +395,25 @@ class Roots:
             self.backoff(attempt)
             at = self.read()
         what = f"{operation} of {ref!r}" if ref else operation
+        raise ConflictError(f"{what}: other writers came first {attempts} times; try again later")
+
+    def update_leases(self, change: Callable[[Root], Root], what: str, attempts: int) -> RootAt:
+        """As `update`, for what is no operation on refs: neither logged nor archived.
+
+        `change` may be applied although an earlier try of it has taken effect.
+        """
+        unlogged = self._runtime.random_bytes(16)
+        at = self.read()
+        for attempt in range(attempts):
+            new = change(at.root)
+            if new is at.root:
+                return at
+            self.archive(at)
+            swapped = self.swap(at, new.with_copies({}, "main"), unlogged, archived=False)
+            if swapped is not None:
+                return swapped
+            self.backoff(attempt)
+            at = self.read()
         raise ConflictError(f"{what}: other writers came first {attempts} times; try again later")
 
 

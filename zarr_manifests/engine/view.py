@@ -14,13 +14,14 @@ its objects, for as long as there is room, and is the same for all views of the 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from typing import Any, Final, cast
 
 import numpy as np
 
-from zarr_manifests.engine.objects import Objects
+from zarr_manifests.engine.objects import AtHand, Objects
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkRef, ChunkTable, Unset
@@ -68,6 +69,8 @@ class SnapshotView:
         The base's leaf directory.
     base_sequence : int
         The sequence up to which the base has all changes of nodes.
+    counts : tuple of Count or None
+        What the base says of how many chunks there were then; None if it does not.
     opening : mapping of int to Delta or Digest
         What opening needed besides the base, by position in the read list.
     """
@@ -84,6 +87,7 @@ class SnapshotView:
         self.snapshot = snapshot
         self.manifests = base.manifests
         self.base_sequence = base.sequence
+        self.counts = base.counts if snapshot.base is not None else ()
         self._objects = objects
         self.opening = opening  # by position in the read list
         nodes = {node.path: node for node in base.nodes}
@@ -147,6 +151,12 @@ class SnapshotView:
             if not tells_about(digest, snapshot.deltas[entry.first : entry.stop]):
                 raise CorruptObjectError(f"{entry.blob.key} is a digest of other deltas")
         return cls(objects, ref, snapshot, found, opening)
+
+    def at_hand(self) -> SnapshotView:
+        """The same view, but what would have to be fetched raises `NotAtHandError`."""
+        view = copy.copy(self)
+        view._objects = AtHand(self._objects)
+        return view
 
     @property
     def snapshot_id(self) -> str:
@@ -272,6 +282,17 @@ class SnapshotView:
             lambda last, of: last > after and of.overlaps(box), box.ndim
         )
         return self._fetch_some(node_id, {after}, sources)[0][after]
+
+    def layers(self, node_id: bytes) -> Sequence[tuple[int, Layer]]:
+        """What each live delta says of the node's chunks, oldest first, with its sequence."""
+        name = self._name("layers", node_id)
+        found: Sequence[tuple[int, Layer]] | None = self._objects.cache.find(name)
+        if found is None:
+            sources = self._sources(node_id).sources
+            loaded = self._load(sources, ())
+            found = self._layers(node_id, sources, loaded, keep=False)
+            self._objects.cache.keep(name, found)
+        return found
 
     def leaves(self, node_id: bytes, wanted: Callable[[Box], bool]) -> list[ChunkTable]:
         """The node's tables in the base, of the boxes that are wanted; nothing is laid over."""

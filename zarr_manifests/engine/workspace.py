@@ -18,7 +18,7 @@ Invariants:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -27,9 +27,15 @@ from typing import Final
 from zarr_manifests.engine.changes import ChangeSet, ForkState, same_bytes
 from zarr_manifests.engine.chunks import ChunkReader, SessionKeys
 from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.following import Follower, expired
 from zarr_manifests.engine.packs import Pack, Packs, StagedRef, check_created, native_ref
 from zarr_manifests.engine.view import SnapshotView, check_axes
-from zarr_manifests.errors import Conflict, InvalidArgumentError, NotFoundError
+from zarr_manifests.errors import (
+    Conflict,
+    InvalidArgumentError,
+    ManifestsError,
+    NotFoundError,
+)
 from zarr_manifests.format.chunk_table import (
     UNSET,
     ChunkRef,
@@ -88,6 +94,8 @@ class Workspace:
         Whether copies of it were made by pickling a store, and not asked for by `fork`.
     closed : str or None
         Why nothing can be written any more.
+    follower : Follower or None
+        Says when to look for a newer snapshot; only a reader has one.
     """
 
     def __init__(
@@ -106,6 +114,7 @@ class Workspace:
         self.pid = os.getpid()
         self._noticeable = False
         self.closed: str | None = None
+        self.follower: Follower | None = None
         self.start_at(view, keys)
         if origin is not None:
             self.changes = origin.after.copy()
@@ -124,6 +133,53 @@ class Workspace:
         self.view, self.changes = view, changes
         self.packs.relocate(changes)
         self.reader = ChunkReader(self.storage, view.snapshot_id, self.context.containers)
+
+    # --- going on to what is newer -----------------------------------------------------------
+
+    def look(self) -> None:
+        """Go on to the branch's head, if the reader follows it and it is time to look."""
+        if self.follower is not None and self.follower.due():
+            self.follow()
+
+    def follow(self) -> bool:
+        """Go on to the branch's head; whether there was a newer one."""
+        assert self.follower is not None
+        view = self.follower.head(self.view)
+        if view is self.view:
+            return False
+        self.start_at(view, self.keys)
+        return True
+
+    def guarded[R](self, call: Callable[[], R]) -> R:
+        """Read, and once more if the snapshot has expired and the reader follows the branch.
+
+        Raises
+        ------
+        SnapshotExpiredError
+            If it has expired and the reader does not.
+        """
+        self.look()
+        try:
+            return call()
+        except ManifestsError as error:
+            if not self.moved_on(error):
+                raise
+            return call()
+
+    def moved_on(self, error: ManifestsError) -> bool:
+        """Whether there is a newer snapshot to try, since this one has expired.
+
+        Raises
+        ------
+        SnapshotExpiredError
+            If it has expired and the reader does not follow a branch.
+        """
+        gone = expired(self.context, self.view.snapshot_id, error)
+        if gone is None:
+            return False
+        if self.follower is None or not self.follow():
+            raise gone from error
+        return True
 
     # --- what is there -----------------------------------------------------------------------
 

@@ -180,7 +180,8 @@ class ChunkTable:
 
     def __post_init__(self) -> None:
         n = len(self.kind)
-        inline = self.kind == RefKind.INLINE
+        kind = _once(self.kind)
+        inline = kind == RefKind.INLINE
         if self.index is None:
             sound = n == self.box.size
         else:
@@ -189,16 +190,17 @@ class ChunkTable:
                 or (
                     0 <= int(self.index[0])
                     and int(self.index[-1]) < self.box.size
-                    and bool((np.diff(self.index) > 0).all())
+                    and bool((self.index[1:] > self.index[:-1]).all())
                 )
             )
         sound = sound and all(map(is_session_id, self.sources))
         if sound and n:  # rows without a source say 0
             most = np.array([1, 1, len(self.sources), len(self.virtual)])
-            sound = bool((self.source < most[self.kind]).all())
-            elsewhere = self.kind == RefKind.VIRTUAL
-            sound = sound and not (elsewhere.any() and int(self.number[elsewhere].max()) > 1)
-        if not sound or int(self.length[inline].sum()) != len(self.inline):
+            sound = bool((self.source < most[kind]).all())
+            elsewhere = kind == RefKind.VIRTUAL
+            sound = sound and not (elsewhere & (self.number > 1)).any()
+        held = int(np.where(inline, self.length, 0).sum()) if inline.any() else 0
+        if not sound or held != len(self.inline):
             raise CorruptObjectError("the columns of a chunk table contradict each other")
 
     def __len__(self) -> int:
@@ -417,13 +419,21 @@ def _offsets(columns: Mapping[str, Column]) -> Column:
 
 def _by_object(columns: Mapping[str, Column]) -> tuple[Any, npt.NDArray[np.bool_]]:
     """The rows' order by object, then by row, and which of them are their object's first."""
-    kind, source, number = columns["kind"], columns["source"], columns["number"]
+    rows = len(columns["kind"])
+    kind, source, number = (_once(columns[name]) for name in ("kind", "source", "number"))
     # 2 + 25 + 30 bits at most.
     key = (kind * (int(source.max()) + 1) + source) * (int(number.max()) + 1) + number
     order: Any = slice(None)
-    if (key[1:] < key[:-1]).any():
-        order = np.argsort(key, kind="stable")
-        key = key[order]
-    first = np.ones(len(key), np.bool_)
-    np.not_equal(key[1:], key[:-1], out=first[1:])
+    first = np.zeros(rows, np.bool_)
+    first[0] = True
+    if len(key) == rows:
+        if (key[1:] < key[:-1]).any():
+            order = np.argsort(key, kind="stable")
+            key = key[order]
+        np.not_equal(key[1:], key[:-1], out=first[1:])
     return order, first
+
+
+def _once(column: Column) -> Column:
+    """One value of a column that is stored once, the whole of any other."""
+    return column[:1] if len(column) and not column.strides[0] else column

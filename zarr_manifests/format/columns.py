@@ -69,23 +69,24 @@ def decode_column(column: object, rows: int, most: int = 2**63 - 1) -> Column:
         case [1, int(first), int(width), int(packed), bytes(data)] if 0 <= first <= most and rows:
             values = np.empty(rows, np.int64)
             values[0] = first
-            steps = _unpack(data, width, packed, rows - 1)
-            # A sum that wraps around shows as a value below the one before it.
-            np.add.accumulate(np.concatenate([values[:1], steps]), out=values)
-            # Compared, not subtracted: a difference would wrap around again.
-            rising = bool((values[1:] >= values[:-1]).all())
-            valid = steps.size == 0 or (steps.min() >= 0 and rising)
+            values[1:] = _unpack(data, width, packed, rows - 1)
+            np.add.accumulate(values, out=values)
+            # A sum that wraps around shows as a value below the one before it. (They are compared,
+            # not subtracted: a difference would wrap around again.)
+            valid = bool((values[1:] >= values[:-1]).all())
+            largest = int(values[-1])
         case [2, 0, int(width), int(packed), bytes(data)]:
-            values = _unpack(data, width, packed, rows)
-            valid = values.size == 0 or int(values.min()) >= 0
+            unsigned = _unpack(data, width, packed, rows)
+            largest = int(unsigned.max(initial=0))
+            values, valid = unsigned.astype(np.int64), True
         case _:
             raise CorruptObjectError("a column of a chunk table is malformed")
-    if not valid or (values.size and int(values.max()) > most):
+    if not valid or largest > most:
         raise CorruptObjectError("a column of a chunk table holds a value out of range")
     return values
 
 
-def _unpack(data: bytes, width: int, packed: int, rows: int) -> Column:
+def _unpack(data: bytes, width: int, packed: int, rows: int) -> npt.NDArray[np.unsignedinteger]:
     nbytes = rows * width
     if type(width) is not int or width not in _WIDTHS or packed not in (0, 1) or rows > MAX_ROWS:
         raise CorruptObjectError("a column of a chunk table is malformed")
@@ -102,4 +103,4 @@ def _unpack(data: bytes, width: int, packed: int, rows: int) -> Column:
             raise CorruptObjectError("a column of a chunk table does not decompress") from error
     if len(data) != nbytes:
         raise CorruptObjectError(f"a column of {len(data)} bytes where {nbytes} are due")
-    return np.frombuffer(data, f"<u{width}").astype(np.int64)
+    return np.frombuffer(data, f"<u{width}")

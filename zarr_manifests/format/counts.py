@@ -1,7 +1,9 @@
 """How many chunks there are of each node, and how many a delta makes it more or fewer.
 
 A base counts the chunks that each node has; a delta or run in a read list says by how much it
-changes that. So the number of an array's chunks is known without a look at any manifest.
+changes that, or, where it leaves nothing of what was there, how many there are then. So the number
+of an array's chunks is known without a look at any manifest. A commit does not look up what it
+overwrites, so a number may be no more than a bound; it says so.
 Invariant: where they are not known there are none at all, never a part of them.
 """
 
@@ -9,15 +11,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntFlag
 from typing import Any, Final
 
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.envelope import Fields
 from zarr_manifests.ids import NODE_ID_BYTES
 
-__all__ = ["Count", "pack_counts", "parse_counts"]
+__all__ = ["Count", "Counted", "pack_counts", "parse_counts"]
 
 _MOST: Final = 2**62
+_FLAGS: Final = range(1, 8)
+
+
+class Counted(IntFlag):
+    """How a count is meant."""
+
+    EXACT = 0
+    CHUNKS_AT_MOST = 1
+    BYTES_AT_MOST = 2
+    WHOLE = 4
+    """It counts what there is, and not what is added: nothing older of the node counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +41,16 @@ class Count:
     node_id: bytes
     chunks: int
     nbytes: int
+    counted: Counted = Counted.EXACT
 
 
 def pack_counts(counts: Sequence[Count] | None) -> list[Any] | None:
     """As a list for msgpack."""
     if counts is None:
         return None
-    return [[count.node_id, count.chunks, count.nbytes] for count in counts]
+    return [
+        [c.node_id, c.chunks, c.nbytes, *([int(c.counted)] if c.counted else [])] for c in counts
+    ]
 
 
 def parse_counts(fields: Fields, *, least: int = -_MOST) -> tuple[Count, ...] | None:
@@ -43,13 +60,16 @@ def parse_counts(fields: Fields, *, least: int = -_MOST) -> tuple[Count, ...] | 
     counts: dict[bytes, Count] = {}
     for value in fields.items("counts"):
         match value:
-            case [bytes(node), int(chunks), int(nbytes)] if (
+            case [bytes(node), int(chunks), int(nbytes), *flags] if (
                 len(node) == NODE_ID_BYTES
                 and least <= min(chunks, nbytes)
                 and max(chunks, nbytes) <= _MOST
                 and node not in counts
+                and len(flags) <= 1
+                and all(type(flag) is int and flag in _FLAGS for flag in flags)
             ):
-                counts[node] = Count(node, chunks, nbytes)
+                counts[node] = Count(node, chunks, nbytes, Counted(sum(flags)))
             case _:
-                raise CorruptObjectError(f"{fields.where}.counts: node, chunks and bytes are due")
+                due = "node, chunks, bytes and perhaps how they are meant"
+                raise CorruptObjectError(f"{fields.where}.counts: {due} are due")
     return tuple(counts.values())

@@ -26,6 +26,7 @@ from enum import IntEnum
 from typing import Any, Final
 
 import msgpack
+import numpy as np
 import zstandard
 
 from zarr_manifests.errors import (
@@ -58,7 +59,6 @@ _MAX_EXPANSION: Final = 64
 _EXPANDS_FREELY_BYTES: Final = 1 << 20
 _FREE_CONTAINERS: Final = 50_000
 _BYTES_A_CONTAINER: Final = 4
-_LIKE_CONTAINERS: Final = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
 _HEADER = struct.Struct("<8sIBBBBQ")
 _CRC_FROM: Final = 12
 _STORED, _ZSTD = 0, 1
@@ -92,7 +92,7 @@ def unpack(data: bytes) -> Any:
     most = _FREE_CONTAINERS + len(data) // _BYTES_A_CONTAINER
     hooks: dict[str, Any] = {}
     # Counting costs time, so it is left where not even as many bytes could begin a list or map.
-    if len(data) > most and len(data) - len(data.translate(None, _LIKE_CONTAINERS)) > most:
+    if len(data) > most and _like_containers(data) > most:
         hooks = {"list_hook": (count := _Count(most)), "object_hook": count}
     try:
         _skip(data)
@@ -105,6 +105,12 @@ def unpack(data: bytes) -> Any:
         msgpack.UnpackException,
     ) as error:
         raise CorruptObjectError(f"the payload is not msgpack: {error}") from error
+
+
+def _like_containers(data: bytes) -> int:
+    """How many of the bytes could begin a list or map: 0x80 to 0x9f and 0xdc to 0xdf."""
+    values = np.frombuffer(data, np.uint8)
+    return int(np.count_nonzero(values & 0xE0 == 0x80) + np.count_nonzero(values & 0xFC == 0xDC))
 
 
 def _skip(data: bytes) -> None:

@@ -38,7 +38,7 @@ from zarr_manifests.format.envelope import (
     pack,
     unpack,
 )
-from zarr_manifests.ids import is_session_id, snapshot_key
+from zarr_manifests.ids import is_session_id, lineage_of, snapshot_key
 
 __all__ = [
     "LOG_TAIL",
@@ -350,8 +350,12 @@ class Root:
                 raise CorruptObjectError("root: pages of nothing, or out of order")
 
     def holds_lease(self, session: str) -> bool:
-        """Whether the root itself has a lease of the session: it is valid while present."""
-        return any(lease.session == session for lease in self.leases)
+        """Whether the root itself has a lease of the session: it is valid while present.
+
+        It is one for all copies of the session: one of them commits what others have written.
+        """
+        lineage = lineage_of(session)
+        return any(lineage_of(lease.session) == lineage for lease in self.leases)
 
     def with_log(self, entry: LogEntry) -> Root:
         """The same with one more operation in the log's tail, which long names make shorter.

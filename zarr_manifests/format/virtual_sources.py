@@ -11,8 +11,9 @@ no path holds a NUL.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Final
 
 import numpy as np
@@ -176,12 +177,33 @@ class VirtualSources:
         first = next((table for table in tables if len(table)), NO_SOURCES)
         if all(table is first or not len(table) for table in tables):
             return first, [np.arange(len(table)) for table in tables]
-        found: dict[VirtualSource, int] = {}
+        found: dict[tuple[str, str, int, int, str], int] = {}
         places = [
-            np.array([found.setdefault(t[i], len(found)) for i in range(len(t))], np.int64)
-            for t in tables
+            np.array([found.setdefault(key, len(found)) for key in table._keys()], np.int64)
+            for table in tables
         ]
-        return VirtualSources.of(list(found)), places
+        containers, paths, modified, nbytes, etags = zip(*found, strict=True)
+        names = {name: i for i, name in enumerate(dict.fromkeys(containers))}
+        union = VirtualSources(
+            tuple(names),
+            np.array([names[name] for name in containers], np.int64),
+            paths,
+            np.array(modified, np.int64),
+            np.array(nbytes, np.int64),
+            etags if any(etags) else (),
+        )
+        return union, places
+
+    def _keys(self) -> Iterator[tuple[str, str, int, int, str]]:
+        """All that is known of each source, but as plain values, which are faster to compare."""
+        return zip(
+            [self.names[i] for i in self.container.tolist()],
+            self.paths,
+            self.modified_ms.tolist(),
+            self.nbytes.tolist(),
+            self.etags or repeat("", len(self)),
+            strict=True,
+        )
 
     def pack(self) -> dict[str, Any]:
         """As a map for msgpack; there is at least one source."""

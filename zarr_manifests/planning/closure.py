@@ -28,7 +28,7 @@ import numpy as np
 
 from zarr_manifests.config.manifests import ChunkManifests, ManifestSet
 from zarr_manifests.format.manifest import Part
-from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.grid import Box, Coords, IndexArray, taken
 from zarr_manifests.planning.leaves import ArrayFacts, BaseIndex, part_order
 from zarr_manifests.planning.splitting import Cut, Layout, cut, layout_of, lies_together
 
@@ -191,7 +191,7 @@ class Closure:
             Due(
                 node_id,
                 tuple(sorted(leaves.get(node_id, ()), key=lambda leaf: part_order(leaf[0]))),
-                np.sort(np.concatenate(rows[node_id])) if node_id in rows else _NO_ROWS,
+                _sorted(rows[node_id]) if node_id in rows else _NO_ROWS,
                 replaced,
                 self.layouts.get(node_id),
             )
@@ -275,6 +275,11 @@ def close(
     gathering.share_sets(reopen)
     gathering.bring_together()
     return Closure(gathering.groups(), gathering.layouts())
+
+
+def _sorted(rows: list[IndexArray]) -> IndexArray:
+    """All of these rows, each array of which is ascending."""
+    return rows[0] if len(rows) == 1 else np.sort(np.concatenate(rows))
 
 
 def _group_order(group: Group) -> tuple[int, tuple[str, ...], list[tuple[bytes, list[int]]]]:
@@ -366,7 +371,7 @@ class _Gathering:
 
     def _new_chunks(self, node_id: bytes, coords: IndexArray, rows: IndexArray) -> None:
         layout = self._layout(node_id)
-        for group in layout.groups(coords[rows]):
+        for group in layout.groups(taken(coords, rows)):
             one = tuple(coords[rows[group[0]]].tolist())
             near = self._base.overlapping(node_id, *layout.around(one, one))
             numbers = sorted({number for _, number in near})
@@ -465,7 +470,7 @@ class _Gathering:
         pieces = {}
         for root in {*manifests, *rows}:
             numbers = sorted(manifests.get(root, ()))
-            own = {node: np.sort(np.concatenate(some)) for node, some in rows.get(root, {}).items()}
+            own = {node: _sorted(some) for node, some in rows.get(root, {}).items()}
             refs = sum(part.count for n in numbers for part in self._base.manifest(n).parts)
             refs += sum(map(len, own.values()))
             pieces[root] = Group(tuple(self._base.key(n) for n in numbers), own, refs)

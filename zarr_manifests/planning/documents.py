@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Coords
-from zarr_manifests.keys import V2_ATTRIBUTES, V3_DOCUMENT
+from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT
 
-__all__ = ["STRUCTURAL", "DocumentChange", "compare_documents", "merge_documents"]
+__all__ = ["STRUCTURAL", "DocumentChange", "compare_documents", "merge_documents", "with_shape"]
 
 STRUCTURAL: Final = frozenset(
     {
@@ -224,3 +224,13 @@ def _canonical(value: Any) -> str:
 
 def _encoded(value: Any) -> bytes:
     return json.dumps(value, indent=2).encode()  # as Zarr itself writes documents
+
+
+def with_shape(node: Node, shape: Coords) -> Node:
+    """The array with another shape; the same object if it has that one."""
+    if node.array is None or node.array.shape == shape:
+        return node
+    documents = dict(node.documents)
+    name = V3_DOCUMENT if V3_DOCUMENT in documents else V2_ARRAY
+    documents[name] = _encoded({**_object(documents[name]), "shape": list(shape)})
+    return replace(node, documents=documents)

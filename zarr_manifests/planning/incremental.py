@@ -26,7 +26,7 @@ from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Coords, IndexArray
-from zarr_manifests.planning.merge import Layer, Overlay, inside, merge_layers, select
+from zarr_manifests.planning.merge import Layer, Overlay, bare, inside, merge_layers, select
 
 __all__ = ["Change", "Net", "NodeTable", "Operation", "changes_of", "node_path"]
 
@@ -233,14 +233,7 @@ class Net:
 
 
 def _layer(delta: Delta, node_id: bytes, tables: Tables) -> Layer:
-    return Layer(delta.truncated.get(node_id), tuple(map(_bare, tables.get(node_id, ()))))
-
-
-def _bare(table: ChunkTable) -> ChunkTable:
-    """Which chunks are set (as if inline, and empty) and which unset: no more is needed."""
-    zeros = np.broadcast_to(np.int64(0), (len(table),))
-    kind = np.where(table.kind == RefKind.UNSET, np.int64(RefKind.UNSET), np.int64(RefKind.INLINE))
-    return ChunkTable(table.box, table.index, kind, zeros, zeros, zeros, zeros, zeros, (), b"")
+    return Layer(delta.truncated.get(node_id), tuple(map(bare, tables.get(node_id, ()))))
 
 
 def _node_changes(before: Mapping[bytes, Node], after: Mapping[bytes, Node]) -> Iterator[Change]:

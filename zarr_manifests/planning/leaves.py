@@ -271,6 +271,11 @@ class BaseIndex:
         leaves = self._of(node_id)
         return np.empty(0, np.int64) if leaves is None else leaves.merged
 
+    def around(self, node_id: bytes) -> Box | None:
+        """The smallest box around the node's leaves; None if it has none."""
+        leaves = self._of(node_id)
+        return None if leaves is None else leaves.around
+
     def ndim(self, node_id: bytes) -> int | None:
         """How many axes the node's leaves have; None if it has none."""
         entries = self._entries.get(node_id)

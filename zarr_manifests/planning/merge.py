@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,7 @@ __all__ = [
     "Leaf",
     "Overlay",
     "agree",
+    "bare",
     "difference",
     "fold",
     "fold_leaves",
@@ -39,6 +41,7 @@ __all__ = [
     "split",
     "take",
     "unset_at",
+    "within",
     "without",
 ]
 
@@ -86,6 +89,19 @@ def inside(coords: IndexArray, shape: Coords) -> npt.NDArray[np.bool_]:
     if coords.shape[1] != len(shape):
         raise CorruptObjectError(f"chunks of {coords.shape[1]} axes are cut off at {shape}")
     return np.asarray((coords < np.asarray(shape, np.int64)).all(axis=1))
+
+
+def bare(table: ChunkTable) -> ChunkTable:
+    """Which chunks are set (as if inline, and empty) and which unset, and no more."""
+    zeros = np.broadcast_to(np.int64(0), (len(table),))
+    is_set = _constant(table.kind)
+    if is_set is None:
+        kind = np.where(table.kind == RefKind.UNSET, RefKind.UNSET, RefKind.INLINE)
+    else:
+        value = np.int64(RefKind.INLINE if is_set else RefKind.UNSET)
+        kind = np.broadcast_to(value, (len(table),))
+    columns = (kind.astype(np.int64, copy=False), zeros, zeros, zeros, zeros, zeros)
+    return ChunkTable(table.box, table.index, *columns, (), b"")
 
 
 def select(table: ChunkTable, keep: npt.NDArray[np.bool_]) -> ChunkTable:
@@ -138,7 +154,62 @@ def rearranged(
 
 def take(table: ChunkTable, rows: npt.NDArray[np.int64], box: Box) -> ChunkTable:
     """Some rows of the table (positions, ascending) as a table of its own in that box."""
-    return _gather([table], box, box.ravel(table.coords()[rows]), rows)
+    index = table.box.carried(_rows_of(table.linear_index(), rows), box)
+    if len(rows) and int(rows[-1]) - int(rows[0]) + 1 == len(rows):
+        part = _sliced(table, slice(int(rows[0]), int(rows[-1]) + 1))
+        return replace(part, box=box, index=None if len(rows) == box.size else index)
+    return _gather([table], box, index, rows)
+
+
+def _rows_of(column: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return column if len(rows) == len(column) else column[rows]
+
+
+def within(table: ChunkTable, box: Box) -> ChunkTable:
+    """The table's rows in the box; where these lie one after another, they are not copied."""
+    if table.box.ndim != box.ndim:
+        raise CorruptObjectError(f"chunks of {table.box.ndim} axes over a leaf of {box.ndim}")
+    return _between(table, box.lo, box.hi)
+
+
+def _cut_off(table: ChunkTable, shape: Coords) -> ChunkTable:
+    """The table's rows below `shape` on every axis."""
+    if table.box.ndim != len(shape):
+        raise CorruptObjectError(f"chunks of {table.box.ndim} axes are cut off at {shape}")
+    return _between(table, (0,) * len(shape), shape)
+
+
+def _between(table: ChunkTable, lo: Coords, hi: Coords) -> ChunkTable:
+    mine = table.box
+    sides = enumerate(zip(lo, mine.lo, mine.hi, hi, strict=True))
+    cut = [axis for axis, (a, b, c, d) in sides if a > b or c > d]
+    if not cut:
+        return table
+    axis, step = cut[0], mine.strides()[cut[0]]
+    if len(cut) == 1 and all(n == 1 for n in mine.shape[:axis]):  # a stretch of rows
+        first, last = mine.lo[axis], mine.hi[axis]
+        bounds = [(min(max(at, first), last) - first) * step for at in (lo[axis], hi[axis])]
+        if table.index is not None:
+            bounds = table.index.searchsorted(bounds).tolist()
+        return _sliced(table, slice(bounds[0], max(bounds)))
+    coords = table.coords()
+    keep = (coords >= np.asarray(lo, np.int64)) & (coords < np.asarray(hi, np.int64))
+    return select(table, keep.all(axis=1))
+
+
+def _sliced(table: ChunkTable, rows: slice) -> ChunkTable:
+    """Rows that follow on each other, as views of the table's columns; other files are left out."""
+    if rows.stop - rows.start == len(table):
+        return table
+    index = np.arange(rows.start, rows.stop) if table.index is None else table.index[rows]
+    if table.inline:
+        return _gather([table], table.box, index, np.arange(rows.start, rows.stop))
+    kind = table.kind[rows]
+    source, virtual = _used_files(kind, table.source[rows], table.virtual)
+    columns = (table.number[rows], table.offset[rows], table.length[rows], table.crc32c[rows])
+    dense = len(index) == table.box.size
+    at = None if dense else index
+    return ChunkTable(table.box, at, kind, source, *columns, table.sources, b"", virtual)
 
 
 def split(table: ChunkTable, most_rows: int) -> list[ChunkTable]:
@@ -179,7 +250,7 @@ def merge_layers(layers: Sequence[Layer]) -> Overlay:
     for layer in layers:
         if layer.truncated is not None:
             cut = narrower(cut, layer.truncated)
-            tables = [select(t, inside(t.coords(), layer.truncated)) for t in tables]
+            tables = [_cut_off(table, layer.truncated) for table in tables]
         tables.extend(layer.tables)
     tables = [table for table in tables if len(table)]
     return Overlay(cut, _newest(tables) if tables else None)
@@ -197,7 +268,7 @@ def fold(leaves: Sequence[ChunkTable], overlay: Overlay) -> ChunkTable | None:
     if len(tables) > 1 and _distinct(tables) < sum(map(len, tables)):
         raise CorruptObjectError("two chunk tables of a base have a row for the same chunk")
     if overlay.truncated is not None:
-        tables = [select(t, inside(t.coords(), overlay.truncated)) for t in tables]
+        tables = [_cut_off(table, overlay.truncated) for table in tables]
     if overlay.table is not None:
         tables.append(overlay.table)
     tables = [table for table in tables if len(table)]
@@ -224,7 +295,7 @@ def fold_leaves(leaves: Sequence[Leaf], outside: Overlay) -> ChunkTable | None:
     for leaf in leaves:
         over = leaf.overlay.table
         if over is not None:
-            over = select(over, in_box(over, leaf.box))
+            over = within(over, leaf.box)
         tables.append(fold([leaf.table], Overlay(leaf.overlay.truncated, over)))
         if rest is not None:
             rest = select(rest, ~in_box(rest, leaf.box))
@@ -347,83 +418,138 @@ def _unset(table: ChunkTable) -> ChunkTable:
 
 
 def _newest(tables: Sequence[ChunkTable]) -> ChunkTable:
-    """Of every coordinate the row from the last table that has one."""
+    """Of every coordinate the row from the last table that has one; no table is empty."""
     if len(tables) == 1:
         return tables[0]
     box = Box.around(table.box for table in tables)
-    linear = np.concatenate(
-        [
-            table.linear_index() if table.box == box else box.ravel(table.coords())
-            for table in tables
-        ]
-    )
+    indexes = [table.box.carried(table.linear_index(), box) for table in tables]
+    along = sorted(range(len(tables)), key=lambda i: int(indexes[i][0]))
+    if all(indexes[a][-1] < indexes[b][0] for a, b in pairwise(along)):
+        return _gather([tables[i] for i in along], box, np.concatenate([indexes[i] for i in along]))
+    linear = np.concatenate(indexes)
     order = np.argsort(linear, kind="stable")
-    ordered = linear[order]
-    last = np.append(ordered[1:] != ordered[:-1], True)
-    return _gather(tables, box, ordered[last], order[last])
+    linear = linear[order]
+    last = np.ones(len(linear), np.bool_)
+    np.not_equal(linear[1:], linear[:-1], out=last[:-1])
+    if not last.all():
+        linear, order = linear[last], order[last]
+    return _gather(tables, box, linear, order)
 
 
 def _gather(
     tables: Sequence[ChunkTable],
     box: Box,
     index: npt.NDArray[np.int64],
-    rows: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int64] | None = None,
 ) -> ChunkTable:
-    """A table of the given rows, counted through all `tables`, at the given linear indexes."""
+    """A table of the given rows, counted through all `tables`, at the given linear indexes.
+
+    All rows in their order, if none are given.
+    """
     sources: dict[str, int] = {}
-    shifts, base = [], 0
-    for table in tables:
-        mapping = [sources.setdefault(source, len(sources)) for source in table.sources]
-        shifts.append((np.array(mapping, np.int64), base))
-        base += len(table.inline)
-
-    def column(name: str) -> npt.NDArray[np.int64]:
-        columns = [getattr(table, name) for table in tables]
-        values = {int(c[0]) if len(c) and not c.strides[0] else None for c in columns}
-        if len(values) == 1 and (value := values.pop()) is not None:
-            return np.broadcast_to(np.int64(value), (len(rows),))  # takes no memory
-        return np.concatenate(columns)[rows]
-
+    mappings = [
+        np.array([sources.setdefault(source, len(sources)) for source in table.sources], np.int64)
+        for table in tables
+    ]
     virtual, places = VirtualSources.union([table.virtual for table in tables])
-    kind, length, offset = column("kind"), column("length"), column("offset").copy()
-    # Unset and inline rows have no source; position 0 stands for "none" there.
-    source = np.concatenate(
-        [
-            _shifted(table, RefKind.NATIVE, mapping) + _shifted(table, RefKind.VIRTUAL, place)
-            for table, (mapping, _), place in zip(tables, shifts, places, strict=True)
-        ]
-    )[rows]
-    is_virtual = kind == RefKind.VIRTUAL
-    if not is_virtual.any():
-        virtual = NO_SOURCES
-    else:
-        used, where = np.unique(source[is_virtual], return_inverse=True)
-        if len(used) < len(virtual):
-            source[is_virtual], virtual = where, virtual.take(used)
-    is_inline = kind == RefKind.INLINE
+
+    def column(columns: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+        values = {_constant(column) for column in columns}
+        if len(values) == 1 and (value := values.pop()) is not None:
+            return np.broadcast_to(np.int64(value), (len(index),))  # takes no memory
+        whole = columns[0] if len(columns) == 1 else np.concatenate(columns)
+        return whole if rows is None else whole[rows]
+
+    def named(name: str) -> npt.NDArray[np.int64]:
+        return column([getattr(table, name) for table in tables])
+
+    kind, length, offset = named("kind"), named("length"), named("offset")
+    placed = zip(tables, mappings, places, strict=True)
+    source = column([_placed(table, *both) for table, *both in placed])
+    source, virtual = _used_files(kind, source, virtual)
     inline = b""
-    if is_inline.any():
-        bases = np.repeat([b for _, b in shifts], [len(table) for table in tables])[rows]
-        blob = b"".join(table.inline for table in tables)
-        starts = (offset + bases)[is_inline].tolist()
-        lengths = length[is_inline].tolist()
-        inline = b"".join(blob[s : s + n] for s, n in zip(starts, lengths, strict=True))
-        ends = np.cumsum(length[is_inline])
-        offset[is_inline] = ends - length[is_inline]
+    if any(table.inline for table in tables):
+        offset, inline = _joined_inline(tables, kind, offset, length, rows)
     dense = len(index) == box.size
     return ChunkTable(
         box,
         None if dense else index,
         kind,
         source,
-        column("number"),
+        named("number"),
         offset,
         length,
-        column("crc32c"),
+        named("crc32c"),
         tuple(sources),
         inline,
         virtual,
     )
+
+
+def _joined_inline(
+    tables: Sequence[ChunkTable],
+    kind: npt.NDArray[np.int64],
+    offset: npt.NDArray[np.int64],
+    length: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int64] | None,
+) -> tuple[npt.NDArray[np.int64], bytes]:
+    """The offsets and the bytes of inline rows that were gathered from several tables."""
+    is_inline = np.flatnonzero(kind == RefKind.INLINE)
+    starts = np.cumsum([0, *(len(table.inline) for table in tables[:-1])])
+    bases = np.repeat(starts, [len(table) for table in tables])
+    begin = (offset + (bases if rows is None else bases[rows]))[is_inline]
+    lengths = length[is_inline]
+    blob = b"".join(table.inline for table in tables)
+    pieces = zip(begin.tolist(), lengths.tolist(), strict=True)
+    offset = offset.copy()
+    offset[is_inline] = np.cumsum(lengths) - lengths
+    return offset, b"".join(blob[start : start + n] for start, n in pieces)
+
+
+def _constant(column: npt.NDArray[np.int64]) -> int | None:
+    """The value of a column that is stored once."""
+    return int(column[0]) if len(column) and not column.strides[0] else None
+
+
+def _placed(
+    table: ChunkTable, sessions: npt.NDArray[np.int64], files: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """The sources of the rows, each put at its new place; 0 for rows that have none."""
+    kind = _constant(table.kind)
+    if kind is None:
+        shifted = _shifted(table, RefKind.NATIVE, sessions)
+        shifted += _shifted(table, RefKind.VIRTUAL, files)
+        return shifted
+    places = {RefKind.NATIVE: sessions, RefKind.VIRTUAL: files}.get(RefKind(kind))
+    if places is None:
+        return np.broadcast_to(np.int64(0), (len(table),))
+    source = _constant(table.source)
+    if source is not None:
+        return np.broadcast_to(places[source], (len(table),))
+    if (places == np.arange(len(places))).all():
+        return table.source
+    return np.asarray(places[table.source])
+
+
+def _used_files(
+    kind: npt.NDArray[np.int64], source: npt.NDArray[np.int64], virtual: VirtualSources
+) -> tuple[npt.NDArray[np.int64], VirtualSources]:
+    """Sources and files of these rows, without files that none of them points into."""
+    if not len(virtual):
+        return source, virtual
+    is_virtual = kind == RefKind.VIRTUAL
+    everywhere = bool(is_virtual.all())
+    used = np.zeros(len(virtual), np.bool_)
+    used[source if everywhere else source[is_virtual]] = True
+    if used.all():
+        return source, virtual
+    if not used.any():
+        return source, NO_SOURCES
+    place = np.cumsum(used) - 1
+    moved = place[source] if everywhere else source.copy()
+    if not everywhere:
+        moved[is_virtual] = place[source[is_virtual]]
+    return moved, virtual.take(np.flatnonzero(used))
 
 
 def _shifted(

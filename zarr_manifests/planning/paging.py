@@ -19,6 +19,7 @@ from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.envelope import pack
 from zarr_manifests.format.pages import Page
 from zarr_manifests.format.root import PageRef, Root
+from zarr_manifests.ids import lineage_of
 
 __all__ = [
     "ROOT_BYTES",
@@ -71,10 +72,11 @@ def _own(root: Root, section: Section) -> set[str]:
 
 
 def lease_pages(root: Root, session: str) -> slice:
-    """The pages in which leases of the session can be."""
+    """The pages in which leases of the session, or of its copies, can be."""
     pages = root.pages.get("leases", ())
-    # Their names begin with the session and a slash; a 0 comes next after a slash.
-    first, last = _place(pages, f"{session}/"), _place(pages, f"{session}0")
+    # Their names begin with what the copies share; hexadecimal digits, or a slash, come next.
+    lineage = lineage_of(session)
+    first, last = _place(pages, lineage), _place(pages, f"{lineage}g")
     return slice(0, 0) if first is None or last is None else slice(first, last + 1)
 
 

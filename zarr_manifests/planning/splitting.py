@@ -23,7 +23,7 @@ import numpy as np
 from zarr_manifests.config.manifests import ChunkManifests, ManifestSet, Split
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.manifest import Part
-from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.grid import Box, Coords, IndexArray, taken
 from zarr_manifests.planning.leaves import ArrayFacts
 from zarr_manifests.planning.packing import LEAF_ROWS
 
@@ -71,15 +71,16 @@ class Layout:
         if not cut_axes or not len(coords):
             yield from [np.arange(len(coords))] if len(coords) else []
             return
-        labels = np.stack([coords[:, axis] // self.cell[axis] for axis in cut_axes], axis=1)
+        labels = np.array([coords[:, axis] // self.cell[axis] for axis in cut_axes])
         # Rows in C order have few runs of the same cell, so only the runs are sorted.
-        starts = np.append(0, np.flatnonzero((labels[1:] != labels[:-1]).any(axis=1)) + 1)
+        starts = np.append(0, np.flatnonzero((labels[:, 1:] != labels[:, :-1]).any(axis=0)) + 1)
         stops = np.append(starts[1:], len(coords))
-        order = np.lexsort(labels[starts].T[::-1])  # stable: runs of a cell stay in order
-        ordered = labels[starts[order]]
+        order = np.lexsort(labels[::-1, starts])  # stable: runs of a cell stay in order
+        ordered = labels[:, starts[order]].T
         first = np.flatnonzero((ordered[1:] != ordered[:-1]).any(axis=1)) + 1
         for runs in np.split(order, first):
-            yield np.concatenate([np.arange(starts[i], stops[i]) for i in runs])
+            stretches = [np.arange(starts[i], stops[i]) for i in runs]
+            yield stretches[0] if len(stretches) == 1 else np.concatenate(stretches)
 
     def around(self, lo: Coords, hi: Coords) -> tuple[IndexArray, IndexArray]:
         """Bounds of the cells that meet [lo, hi)."""
@@ -269,9 +270,9 @@ def _fitting(coords: IndexArray, rows: IndexArray, most: int) -> Iterator[Cut]:
     while due:
         rest = due.pop()
         if len(rest) <= most:
-            yield Cut(Box.around_coords(coords[rest]), rest)
+            yield Cut(Box.around_coords(taken(coords, rest)), rest)
             continue
-        here = coords[rest]
+        here = taken(coords, rest)
         # They ascend on the first axis on which the first and the last differ.
         axis = int(np.flatnonzero(here[0] != here[-1])[0])
         at = max(int(here[most, axis]), int(here[0, axis]) + 1)

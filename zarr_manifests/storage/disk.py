@@ -20,8 +20,9 @@ import re
 import sys
 from dataclasses import dataclass
 
-__all__ = ["PosixDisk", "Temp", "filesystem_type", "is_remote_filesystem"]
+__all__ = ["TEMP_PREFIX", "PosixDisk", "Temp", "filesystem_type", "is_remote_filesystem"]
 
+TEMP_PREFIX = ".tmp-"
 _COUNTER = itertools.count()
 _NO_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
 _REMOTE = re.compile(
@@ -120,7 +121,7 @@ class PosixDisk:
 
 
 def _temp_path(directory: str) -> str:
-    return f"{directory}/.tmp-{os.getpid()}-{next(_COUNTER)}"
+    return f"{directory}/{TEMP_PREFIX}{os.getpid()}-{next(_COUNTER)}"
 
 
 def filesystem_type(path: str, mountinfo: str) -> str:

@@ -42,7 +42,7 @@ from zarr_manifests.errors import (
     StorageFullError,
     UnsupportedStorageError,
 )
-from zarr_manifests.storage.disk import PosixDisk, Temp, is_remote_filesystem
+from zarr_manifests.storage.disk import TEMP_PREFIX, PosixDisk, Temp, is_remote_filesystem
 from zarr_manifests.storage.handles import forget, handle_of
 from zarr_manifests.storage.protocol import (
     Capabilities,
@@ -272,6 +272,32 @@ class LocalStorage:
                 ):
                     self._disk.unlink(path)
                 forget(path)
+
+    def remove_temporary(self, before_ms: int) -> int:
+        """Remove temporary files of killed writers that nobody has changed since then.
+
+        Parameters
+        ----------
+        before_ms : int
+            Milliseconds since 1970 UTC.
+
+        Returns
+        -------
+        int
+            How many were removed.
+        """
+        count = 0
+        with self._translated(self._path):
+            for folder, _, names in os.walk(self._path):
+                for name in names:
+                    path = f"{folder}/{name}"
+                    if not name.startswith(TEMP_PREFIX):
+                        continue
+                    with contextlib.suppress(FileNotFoundError):  # its writer has done it
+                        if os.stat(path).st_mtime_ns // 1_000_000 < before_ms:
+                            self._disk.unlink(path)
+                            count += 1
+        return count
 
     def sync(self, keys: Iterable[str]) -> None:
         folders: dict[str, None] = {}

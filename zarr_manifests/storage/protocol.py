@@ -25,6 +25,7 @@ from zarr_manifests.errors import InvalidArgumentError
 
 __all__ = [
     "Capabilities",
+    "KeepsTemporaryFiles",
     "ObjectInfo",
     "Storage",
     "Tagged",
@@ -236,4 +237,13 @@ class Storage(Protocol):
 
     async def create_async(self, key: str, data: bytes, *, durable: bool = True) -> bool:
         """As `create`, for an event loop."""
+        ...
+
+
+@runtime_checkable
+class KeepsTemporaryFiles(Protocol):
+    """A storage in which killed writers can leave files that are no objects."""
+
+    def remove_temporary(self, before_ms: int) -> int:
+        """Remove what nobody has changed since then; the number of files."""
         ...

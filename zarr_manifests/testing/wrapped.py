@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zarr_manifests.storage import Capabilities, ObjectInfo, Storage, Tagged, Token
+from zarr_manifests.storage.protocol import KeepsTemporaryFiles
 
 __all__ = ["Call", "WrappedStorage", "received_nbytes"]
 
@@ -127,6 +128,11 @@ class WrappedStorage:
     def sync(self, keys: Iterable[str]) -> None:
         many = tuple(keys)
         self._around(Call("sync", many, lambda: self._storage.sync(many)))
+
+    def remove_temporary(self, before_ms: int) -> int:
+        """As the storage that is wrapped, if it has temporary files."""
+        inner = self._storage
+        return inner.remove_temporary(before_ms) if isinstance(inner, KeepsTemporaryFiles) else 0
 
     async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         return await self._around_async(

@@ -1,0 +1,243 @@
+"""Verification finds every damage; recovery and restoring go back to what is whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from hashlib import sha256
+
+import numpy as np
+import pytest
+import zarr
+
+from zarr_manifests import Repository, Session
+from zarr_manifests.engine.roots import Roots
+from zarr_manifests.errors import (
+    CorruptObjectError,
+    FencedError,
+    InvalidArgumentError,
+    NotARepositoryError,
+    SnapshotExpiredError,
+)
+from zarr_manifests.runtime import SYSTEM, Runtime
+from zarr_manifests.storage import MemoryStorage
+
+NOW = timedelta(0)
+CONFIG = {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0, "max-delta-count": 10}
+
+
+def world() -> Runtime:
+    """One call after the other, no waiting, and no timers."""
+    return replace(
+        SYSTEM,
+        jitter=lambda limit_s: 0.0,
+        sleep=lambda seconds: None,
+        parallel=lambda calls: [call() for call in calls],
+        later=lambda delay_s, call: lambda: None,
+    )
+
+
+def make(storage: MemoryStorage) -> Repository:
+    repository = Repository.create(storage, CONFIG, runtime=world())
+    with repository.transaction(message="make a") as store:
+        array = zarr.create_array(store, name="a", shape=(8,), chunks=(2,), dtype="i4")
+        array[:] = 1
+    return repository
+
+
+def write(session: Session, value: int) -> None:
+    zarr.open_array(session.store, path="a")[:] = value
+
+
+def fill(repository: Repository, value: int) -> str:
+    session = repository.writable_session()
+    write(session, value)
+    return session.commit(f"fill {value}")
+
+
+def read(session: Session) -> list[int]:
+    return np.asarray(zarr.open_array(session.store, path="a", mode="r")[:]).tolist()
+
+
+def keys(storage: MemoryStorage) -> list[str]:
+    return [info.key for info in storage.list()]
+
+
+def copy_of(storage: MemoryStorage) -> MemoryStorage:
+    copy = MemoryStorage()
+    for info in storage.list():
+        copy.put(info.key, storage.get(info.key))
+    return copy
+
+
+@pytest.fixture(scope="module")
+def whole() -> MemoryStorage:
+    """A repository with all kinds of objects, where everything can be reached."""
+    storage = MemoryStorage()
+    repository = make(storage)
+    for value in range(14):
+        fill(repository, value)
+    repository.expire_snapshots(keep_last=5)
+    head = repository.readonly_session().store.workspace.view.ref.bare()
+    tags = {f"tag-{i:04d}-{hash_of(i)}": head for i in range(400)}
+    repository._context.roots.update(
+        lambda root: replace(root, tags={**root.tags, **tags}), "create tag", "main", "", 1
+    )
+    repository.build_index()
+    repository.garbage_collect(NOW)
+    repository.create_tag("last")
+    return storage
+
+
+def hash_of(i: int) -> str:
+    return sha256(bytes([i % 251, i // 251])).hexdigest()
+
+
+def problems(storage: MemoryStorage) -> str:
+    try:
+        report = Repository.open(storage, runtime=world()).verify()
+    except CorruptObjectError as error:  # of the root
+        return f"current {error}"
+    return "\n".join(map(str, report.problems))
+
+
+def test_verification_finds_every_damage_of_every_object(whole: MemoryStorage) -> None:
+    assert problems(whole) == ""
+    kinds = {key.partition("/")[0] for key in keys(whole)}
+    assert {"chunks", "deltas", "indexes", "manifests", "nodes", "pages", "snapshots"} < kinds
+    made = keys(whole)
+    version = Roots(whole, SYSTEM).read().root.version
+    for i, key in enumerate(made):
+        data = whole.get(key)
+        middle = len(data) // 2
+        flipped = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+        kind = key.partition("/")[0]
+        same = [k for k in (*made[i + 1 :], *made[:i]) if k.startswith(f"{kind}/")]
+        damages = {"truncated": data[:-1], "emptied": b"", "flipped": flipped}
+        if same:
+            damages["swapped"] = whole.get(same[0])
+        if key != "current" and key != f"root/{version:020d}":  # that one need not be there
+            damages["deleted"] = None  # type: ignore[assignment]
+        for name, damage in damages.items():
+            if damage == data:
+                continue
+            storage = copy_of(whole)
+            storage.delete_many([key])
+            if damage is not None:
+                storage.put(key, damage)
+            assert key in problems(storage), (key, name)
+
+
+def test_verification_does_not_trust_what_the_process_knows(whole: MemoryStorage) -> None:
+    storage = copy_of(whole)
+    repository = Repository.open(storage, runtime=world())
+    assert repository.verify().ok
+    ref = repository.readonly_session().store.workspace.view.ref
+    storage.delete_many([ref.key])
+    assert not repository.verify().ok
+
+
+def test_a_lost_root_is_recovered_and_says_what_may_be_lost() -> None:
+    storage = MemoryStorage()
+    repository = make(storage)
+    written = fill(repository, 2)
+    session = repository.writable_session(lease=60)
+    write(session, 9)
+    version = repository._context.roots.read().root.version
+    storage.delete_many(["current"])
+    report = Repository.recover(storage, runtime=world())
+    assert report.recovered == version - 1  # a lease leaves no archive
+    assert report.version == report.recovered + 2
+    assert report.perhaps_lost == (report.recovered + 1,)
+    root = Roots(storage, SYSTEM).read().root
+    assert root.fence == root.version == report.version
+    assert root.leases == ()
+    assert root.epochs == {"collector": root.version, "compactor": root.version}
+    again = Repository.open(storage, runtime=world())
+    assert next(info.snapshot_id for info in again.ancestry()) == written
+    with pytest.raises(FencedError):
+        session.commit("of before")
+    fill(again, 3)
+    assert again.verify().ok
+    assert next(iter(again.ops_log())).operation == "commit overwrite"
+    with pytest.raises(InvalidArgumentError, match="nothing to recover"):
+        Repository.recover(storage, runtime=world())
+
+
+def test_a_damaged_root_and_a_damaged_head_are_recovered() -> None:
+    storage = MemoryStorage()
+    repository = make(storage)
+    before = fill(repository, 2)
+    lost = fill(repository, 3)
+    version = repository._context.roots.read().root.version
+    storage.put("current", b"damaged")
+    storage.delete_many([f"snapshots/{lost.rpartition('-')[0]}/{lost.rpartition('-')[2]}"])
+    report = Repository.recover(storage, runtime=world())
+    assert report.recovered == version - 1
+    assert report.perhaps_lost == (version,)
+    assert list(report.skipped) == [version]
+    assert report.version == version + 2
+    again = Repository.open(storage, runtime=world())
+    assert next(iter(again.ancestry())).snapshot_id == before
+    assert read(again.readonly_session()) == [2] * 8
+    with pytest.raises(NotARepositoryError):
+        Repository.recover(MemoryStorage())
+
+
+def test_a_version_is_restored_refs_only() -> None:
+    storage = MemoryStorage()
+    repository = make(storage)
+    repository.create_tag("gone")
+    before = fill(repository, 2)
+    repository.create_branch("side")
+    version = repository._context.roots.read().root.version
+    refs = repository.list_branches()
+    fill(repository, 3)
+    repository.delete_branch("side")
+    repository.delete_tag("gone")
+    repository.create_tag("new")
+    repository.restore(version)
+    assert repository.list_branches() == refs
+    assert repository.list_tags() == {}  # a deleted tag stays deleted
+    assert next(iter(repository.ancestry())).snapshot_id == before
+    assert read(repository.readonly_session()) == [2] * 8
+    root = repository._context.roots.read().root
+    assert root.version > version
+    repository.garbage_collect(NOW)
+    assert repository.verify().ok
+    with pytest.raises(SnapshotExpiredError, match="older than the last collection"):
+        repository.restore(version)
+    with pytest.raises(InvalidArgumentError):
+        repository.restore(10**6)
+
+
+def test_a_restore_that_a_collection_overtakes_is_refused() -> None:
+    storage = MemoryStorage()
+    repository = make(storage)
+    version = repository._context.roots.read().root.version
+    fill(repository, 3)
+    other = Repository.open(storage, runtime=world())
+    roots, swap = repository._context.roots, repository._context.roots.swap
+    ran = []
+
+    def overtaken(*args: object, **kwargs: object) -> object:
+        if not ran:
+            ran.append(other.garbage_collect(NOW))
+        return swap(*args, **kwargs)  # type: ignore[arg-type]
+
+    roots.swap = overtaken  # type: ignore[method-assign, assignment]
+    with pytest.raises(SnapshotExpiredError):
+        repository.restore(version)
+
+
+def test_the_operations_log_goes_back_through_archives() -> None:
+    repository = make(MemoryStorage())
+    for value in range(80):
+        fill(repository, value % 5)
+    repository.create_tag("done")
+    log = list(repository.ops_log())
+    assert [one.version for one in log] == [*range(len(log), 0, -1)]
+    assert (log[0].operation, log[0].ref) == ("create tag", "done")
+    assert (log[-1].operation, log[-1].ref) == ("create", "main")
+    head = next(iter(repository.ancestry()))
+    assert head.commit_id in {one.operation_id for one in log}

@@ -1,0 +1,145 @@
+"""`zarr-manifests expire`, `gc`, `verify`, `ops`, `restore`, `recover`: small, sound, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from itertools import islice
+from typing import Annotated
+
+import typer
+
+from zarr_manifests.cli.console import (
+    Url,
+    bytes_text,
+    columns,
+    console,
+    count_text,
+    plain_text,
+    time_text,
+)
+from zarr_manifests.config.snapshots import duration_of
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.history import CollectionReport
+from zarr_manifests.repository import Repository
+
+__all__ = ["run_expire", "run_gc", "run_ops", "run_recover", "run_restore", "run_verify"]
+
+_SHOWN = 50
+
+_DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would be done.")]
+_KeepLast = Annotated[
+    int | None,
+    typer.Option("--keep-last", help="Keep so many of each branch.", show_default=False),
+]
+_MaxAge = Annotated[
+    str | None,
+    typer.Option("--max-age", help="Keep what is younger, as 30d or 12h.", show_default=False),
+]
+_Grace = Annotated[
+    str, typer.Option("--grace", help="How long writers without a lease can go on, as 24h.")
+]
+_Version = Annotated[int, typer.Argument(help="A version that `ops` lists.", show_default=False)]
+_Limit = Annotated[int, typer.Option("--limit", help="How many to show.", min=1)]
+
+
+def run_expire(
+    url: Url, keep_last: _KeepLast = None, max_age: _MaxAge = None, dry_run: _DryRun = False
+) -> None:
+    """Let old snapshots leave the history; `gc` deletes what only they needed."""
+    age = None if max_age is None else _duration(max_age)
+    report = Repository.open(url).expire_snapshots(keep_last, age, dry_run=dry_run)
+    verb = "would expire" if dry_run else "expired"
+    table = columns("branch", verb, "kept", right=(verb, "kept"), whole=("branch",))
+    for name, kept in sorted(report.kept.items()):
+        table.add_row(name, f"{len(report.expired.get(name, ())):,}", f"{kept:,}")
+    console().print(table)
+
+
+def run_gc(url: Url, grace: _Grace = "24h", dry_run: _DryRun = False) -> None:
+    """Delete the objects that nothing leads to; safe beside writers and readers."""
+    repo, wait = Repository.open(url), _duration(grace)
+    with _progress() as progress:
+        report = repo.garbage_collect(wait, dry_run=dry_run, progress=progress)
+    _show(report)
+
+
+def run_verify(url: Url) -> None:
+    """Read everything that can be reached; exit code 1 if anything is wrong."""
+    repo = Repository.open(url)
+    with _progress() as progress:
+        report = repo.verify(progress=progress)
+    out = console()
+    for problem in report.problems:
+        out.print(plain_text(problem), soft_wrap=True)
+    parts = [
+        count_text(report.objects, "metadata object"),
+        f"{count_text(report.chunks, 'chunk')} in {count_text(report.chunk_objects, 'object')}",
+        bytes_text(report.nbytes),
+    ]
+    found = "sound" if report.ok else count_text(len(report.problems), "problem")
+    out.print(f"{found}: {', '.join(parts)}")
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def run_ops(url: Url, limit: _Limit = _SHOWN) -> None:
+    """Show what was done to which branch or tag, newest first."""
+    table = columns("version", "when", "what", "ref", "snapshot", right=("version",))
+    for one in islice(Repository.open(url).ops_log(), limit):
+        what, ref = plain_text(one.operation), plain_text(one.ref)
+        table.add_row(str(one.version), time_text(one.at), what, ref, one.snapshot_id)
+    console().print(table)
+
+
+def run_restore(url: Url, version: _Version) -> None:
+    """Let branches and tags be what they were in an older version of the root."""
+    Repository.open(url).restore(version)
+
+
+def run_recover(url: Url) -> None:
+    """Make a new root from the newest whole archive, where the root is lost or damaged."""
+    report = Repository.recover(url)
+    out = console()
+    for version, why in report.skipped.items():
+        out.print(plain_text(f"version {version} was not taken: {why}"), soft_wrap=True)
+    lost = ", ".join(map(str, report.perhaps_lost))
+    out.print(
+        f"took version {report.recovered}; the root is version {report.version} now. What version "
+        f"{lost} did, if there was one, is not in it",
+        soft_wrap=True,
+    )
+
+
+def _show(report: CollectionReport) -> None:
+    verb = "would delete" if report.dry_run else "deleted"
+    table = columns(verb, "objects", "bytes", right=("objects", "bytes"))
+    for kind in sorted(report.objects):
+        table.add_row(kind, f"{report.objects[kind]:,}", bytes_text(report.nbytes[kind]))
+    table.add_row("all", f"{report.deleted:,}", bytes_text(report.deleted_nbytes), style="bold")
+    out = console()
+    out.print(table)
+    facts = [f"{count_text(report.kept, 'object')} kept", f"fence at version {report.fence}"]
+    if report.leases_removed:
+        facts.append(f"{count_text(report.leases_removed, 'lease')} over")
+    if report.temporary_files:
+        facts.append(f"{count_text(report.temporary_files, 'temporary file')} removed")
+    out.print("; ".join(facts))
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int], None]]:
+    """A line on a terminal that says what is being done."""
+    with console().status("Starting ...") as status:
+        yield lambda stage, done: status.update(f"{stage}: {done:,} objects")
+
+
+def _duration(text: str) -> timedelta:
+    try:
+        found = duration_of(text)
+    except OverflowError as error:
+        raise InvalidArgumentError(f"{text[:40]!r} is too long") from error
+    if found is None:
+        raise InvalidArgumentError(f"{text[:40]!r} is no duration; write it as 30d, 24h, 10m or 0s")
+    return found

@@ -1,0 +1,98 @@
+"""How long snapshots stay in the history, unless the one who lets them expire says otherwise."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final
+
+from zarr_manifests.config.options import Faults, Kind, Section, Whole, described, shown
+
+__all__ = ["Snapshots", "duration_of"]
+
+_DURATION: Final = r"(\d{1,9}(?:\.\d{1,9})?)([smhdw])"
+_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_MOST: Final = timedelta(days=36_525)
+
+
+def duration_of(text: str) -> timedelta | None:
+    """What a text such as `30d`, `24h`, `10m` or `0s` means; None if it is none.
+
+    Examples
+    --------
+    >>> from zarr_manifests.config.snapshots import duration_of
+    >>> duration_of("36h"), duration_of("long")
+    (datetime.timedelta(days=1, seconds=43200), None)
+    """
+    found = re.fullmatch(_DURATION, text.strip(), re.ASCII)
+    return None if found is None else timedelta(**{_UNITS[found[2]]: float(found[1])})
+
+
+@dataclass(frozen=True, slots=True)
+class _Duration(Kind[timedelta | None]):
+    """A time of whole seconds up to a hundred years, written as `30d`; null for none."""
+
+    def read(
+        self, value: object, place: str, faults: Faults, base: timedelta | None
+    ) -> timedelta | None:
+        try:
+            found = duration_of(value) if isinstance(value, str) else value
+        except OverflowError:
+            found = _MOST * 2
+        before = len(faults.problems)
+        self.check(found if found is not None else value, place, faults)
+        sound = len(faults.problems) == before and isinstance(found, timedelta | None)
+        return found if sound else base  # type: ignore[return-value]
+
+    def check(self, value: object, place: str, faults: Faults) -> None:
+        if value is None:
+            return
+        if not isinstance(value, timedelta):
+            faults.add(place, f"expected a time such as 30d, 24h or 10m, got {shown(value)}")
+        elif not timedelta(0) <= value <= _MOST or value.microseconds:
+            faults.add(place, f"{value} is not in whole seconds from 0s to {_MOST.days}d")
+
+    def write(self, value: timedelta | None) -> Any:
+        if value is None:
+            return None
+        seconds = value // timedelta(seconds=1)
+        for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
+            if seconds and seconds % size == 0:
+                return f"{seconds // size}{unit}"
+        return f"{seconds}s"
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": ["string", "null"], "pattern": f"^{_DURATION}$"}
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshots(Section):
+    """What `Repository.expire_snapshots` keeps when it is not told: what one of the two says.
+
+    Parameters
+    ----------
+    keep_last : int or None
+        That many of the newest snapshots of each branch. 1 to 1,000,000,000.
+    max_age : timedelta or None
+        What is not older; as text `30d`, `24h`, `10m` or `0s`, in whole seconds.
+
+    Examples
+    --------
+    >>> from zarr_manifests import RepositoryConfig
+    >>> config = RepositoryConfig.from_yaml("snapshots: {keep-last: 100, max-age: 30d}")
+    >>> config.snapshots.max_age.days
+    30
+    """
+
+    keep_last: int | None = field(
+        default=None,
+        metadata=described(
+            Whole(1, 1_000_000_000, null="the number says nothing"),
+            "how many of the newest snapshots of each branch an expiry keeps",
+        ),
+    )
+    max_age: timedelta | None = field(
+        default=None,
+        metadata=described(_Duration(), "up to which age an expiry keeps snapshots, as 30d"),
+    )

@@ -1,0 +1,75 @@
+"""Readers whose snapshot leaves history, and readers that go on to the branch's newest one.
+
+Invariant: what cannot be had because its snapshot has expired is told so (`SnapshotExpiredError`),
+and is not taken for damage; what is damaged in a snapshot that is in history, or leased, is told
+as that.
+"""
+
+from __future__ import annotations
+
+from zarr_manifests.engine.ancestry import find_in_history, is_missing
+from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.view import SnapshotView
+from zarr_manifests.errors import ManifestsError, NotFoundError, SnapshotExpiredError
+
+__all__ = ["Follower", "expired", "open_head"]
+
+
+def open_head(context: Context, branch: str, now: SnapshotView) -> SnapshotView:
+    """The head of the branch; `now` itself if it still is that.
+
+    Raises
+    ------
+    NotFoundError
+        If the branch is gone.
+    """
+    root = context.roots.read().root
+    tip = context.roots.with_branch(root, branch).branches.get(branch)
+    if tip is None:
+        raise NotFoundError(f"branch {branch!r}, which the session reads, was deleted")
+    return now if tip.head.key == now.ref.key else context.open_branch(tip)
+
+
+def expired(
+    context: Context, snapshot_id: str, error: ManifestsError
+) -> SnapshotExpiredError | None:
+    """What to raise instead of the error, if the snapshot has left history; else None."""
+    if not is_missing(error):
+        return None
+    try:
+        root = context.roots.read().root
+    except ManifestsError:
+        return None  # what was found first says more
+    if any(lease.snapshot == snapshot_id for lease in context.roots.leases(root)):
+        return None
+    try:
+        find_in_history(context, root, snapshot_id)
+    except SnapshotExpiredError:
+        return SnapshotExpiredError(
+            f"snapshot {snapshot_id} has expired while it was read, and objects of it are gone: "
+            f"{error}. Open a new session, `session.refresh()`, open it with follow=True, or take "
+            "a lease beforehand (`repo.lease`)"
+        )
+    return None
+
+
+class Follower:
+    """Says when a reader should look whether its branch has moved."""
+
+    def __init__(self, context: Context, branch: str, interval_s: float) -> None:
+        self._context = context
+        self._branch = branch
+        self._interval_s = interval_s
+        self._looked_s = context.runtime.monotonic_s()
+
+    def due(self) -> bool:
+        """Whether the interval is over; it begins anew then."""
+        now_s = self._context.runtime.monotonic_s()
+        if now_s - self._looked_s < self._interval_s:
+            return False
+        self._looked_s = now_s
+        return True
+
+    def head(self, now: SnapshotView) -> SnapshotView:
+        """The head of the branch."""
+        return open_head(self._context, self._branch, now)

@@ -1,0 +1,101 @@
+"""What can be reached: all that a snapshot, an index or a page leads to.
+
+Everything is followed on raw refs: the read list with what its deltas hide from one another, each
+commit's own delta, digests, the base, all manifests, and every chunk object that one of their rows
+names. Objects are loaded many at once, each once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from zarr_manifests.errors import CorruptObjectError
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.delta import Delta
+from zarr_manifests.format.digest import Digest
+from zarr_manifests.format.index import Bitmaps, IndexDirectory
+from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
+from zarr_manifests.format.nodes import Base
+from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.runtime import Runtime
+
+__all__ = ["Link", "children", "follow", "tables"]
+
+_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A pointer that was found, to an object of that kind.
+
+    `parts` is what the pointer says about a manifest's tables.
+    """
+
+    ref: BlobRef
+    kind: type[Any]
+    parts: tuple[Part, ...] | None = None
+
+    def check(self, value: Any) -> None:
+        """Refuse a manifest that has other tables than the pointer says."""
+        due = self.parts if isinstance(value, Manifest) else None
+        if due is not None and value.directory() != due:
+            raise CorruptObjectError(f"{self.ref.key} has other chunk tables than it should")
+
+
+def _manifests(refs: Iterable[ManifestRef]) -> Iterator[Link]:
+    return (Link(ref.blob, Manifest, ref.parts) for ref in refs)
+
+
+def children(value: Any) -> Iterator[Link]:
+    """The metadata objects that an object names; of a snapshot all but its parent."""
+    match value:
+        case Snapshot():
+            yield Link(value.log, Delta)
+            if value.base is not None:
+                yield Link(value.base, Base)
+            for entry in value.deltas:
+                yield Link(entry.log, Delta)
+                yield from _manifests(entry.manifests)
+            yield from (Link(entry.blob, Digest) for entry in value.digests)
+        case Base() | Delta():
+            yield from _manifests(value.manifests)
+        case IndexDirectory():
+            yield from (Link(blob, Bitmaps) for blob in value.blobs)
+
+
+def tables(value: Any) -> Iterator[ChunkTable]:
+    """The chunk tables that lie in an object itself."""
+    manifest = {Delta: "embedded", Digest: "tables"}.get(type(value))
+    held = value if isinstance(value, Manifest) else getattr(value, manifest or "", None)
+    if isinstance(held, Manifest):
+        yield from (held.decode(part, data) for part, data in held.parts)
+
+
+def follow(
+    runtime: Runtime,
+    starts: Iterable[Link],
+    load: Callable[[Link], Any],
+    seen: set[str],
+) -> Iterator[tuple[Link, Any]]:
+    """All that the links lead to, with what `load` gives for it, each object once.
+
+    What is in `seen`, by key, is not gone to; what is gone to is put there. Where `load` gives
+    None, nothing further is followed.
+    """
+    due = list(starts)
+    while due:
+        links: list[Link] = []
+        while due and len(links) < _AT_ONCE:
+            link = due.pop()
+            if link.ref.key not in seen:
+                seen.add(link.ref.key)
+                links.append(link)
+        for link, value in zip(
+            links, runtime.parallel([partial(load, link) for link in links]), strict=True
+        ):
+            yield link, value
+            due += children(value)

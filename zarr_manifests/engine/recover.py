@@ -1,0 +1,291 @@
+"""Going back: the operations log, restoring refs, and a root made anew from an archive.
+
+A *restore* is an ordinary swap: branches and tags become those of an older version, and nothing
+else does. It is refused, inside the swap, for versions older than the last collection, whose
+snapshots may have been deleted.
+
+A *recovery* is for a repository whose root is lost, damaged, or leads to what is. The newest
+archive of which all that it reaches is there becomes the root, two versions on, since the version
+after an archive may have been acknowledged and left no archive. Its fence is its own version, it
+has no leases, and its epochs are raised, so that no writer of before can go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from zarr_manifests.engine.collect import archived_versions
+from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.epochs import COLLECTOR, COMPACTOR, restored_epoch
+from zarr_manifests.engine.objects import Objects
+from zarr_manifests.engine.roots import RootAt, Roots
+from zarr_manifests.engine.verify import closure_problems
+from zarr_manifests.errors import (
+    ConflictError,
+    CorruptObjectError,
+    InvalidArgumentError,
+    ManifestsError,
+    NotARepositoryError,
+    NotFoundError,
+    ObjectNotFoundError,
+    SnapshotExpiredError,
+    StorageError,
+    UnsupportedStorageError,
+)
+from zarr_manifests.format.root import ROOT_KEY, LogEntry, Root, archive_key
+from zarr_manifests.runtime import Runtime
+from zarr_manifests.storage import Storage, Token
+
+__all__ = ["LoggedOperation", "RecoveryReport", "operations", "recover", "restore"]
+
+_ATTEMPTS = 100
+_KINDS = (COMPACTOR, COLLECTOR)
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedOperation:
+    """One operation on the root.
+
+    Parameters
+    ----------
+    version : int
+        The version of the root that it made; `Repository.restore` takes one.
+    at : datetime
+        When, in UTC, by the clock of who did it.
+    operation : str
+        What: `commit append`, `create branch`, `expire snapshots`, ...
+    ref : str
+        The branch or tag it was about; empty if about none.
+    snapshot_id : str
+        The snapshot concerned; may be empty.
+    operation_id : str
+        Its random id in hexadecimal; of a commit that is `SnapshotInfo.commit_id`.
+    """
+
+    version: int
+    at: datetime
+    operation: str
+    ref: str
+    snapshot_id: str
+    operation_id: str
+
+    @classmethod
+    def of(cls, entry: LogEntry) -> LoggedOperation:
+        """What an entry of the log says."""
+        at = datetime.fromtimestamp(entry.at_ms / 1000, UTC)
+        return cls(
+            entry.version, at, entry.operation, entry.ref, entry.snapshot, entry.commit_id.hex()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryReport:
+    """What a recovery has done.
+
+    Parameters
+    ----------
+    recovered : int
+        The version of the root whose archive was taken.
+    version : int
+        The version of the root now.
+    perhaps_lost : tuple of int
+        Versions after it that there may have been, or were, and that are not in the root now.
+    skipped : mapping of int to str
+        Newer archives that were not taken, and what was wrong with each.
+    """
+
+    recovered: int
+    version: int
+    perhaps_lost: tuple[int, ...]
+    skipped: dict[int, str]
+
+
+def operations(context: Context) -> Iterator[LoggedOperation]:
+    """All operations that the root and its archives know, newest first."""
+    root = context.roots.read().root
+    versions = archived_versions(context)
+    while True:
+        for entry in reversed(root.log):
+            yield LoggedOperation.of(entry)
+        oldest = root.log[0].version if root.log else 0
+        while versions and versions[-1] >= oldest:
+            versions.pop()
+        if not versions:
+            return
+        data = context.storage.get(archive_key(versions[-1]))
+        root = Root.from_object(data, archive_key(versions[-1]))
+
+
+def restore(context: Context, version: int) -> None:
+    """Let branches and tags be what they were in that version.
+
+    Raises
+    ------
+    SnapshotExpiredError
+        If the version is older than the last collection.
+    NotFoundError
+        If there is no archive of it.
+    """
+    if version < 1:
+        raise InvalidArgumentError(f"there is no version {version!r} of the root")
+    _check_restorable(context.roots.read().root, version)
+    key = archive_key(version)
+    try:
+        old = context.roots.whole(Root.from_object(context.storage.get(key), key))
+    except ObjectNotFoundError as error:
+        raise NotFoundError(
+            f"there is no archive of version {version}; `repo.ops_log()` lists the versions"
+        ) from error
+
+    def change(root: Root) -> Root:
+        _check_restorable(root, version)
+        whole = context.roots.whole(root)
+        return replace(
+            whole,
+            branches={
+                name: replace(
+                    branch,
+                    epoch=restored_epoch(branch, whole.branches.get(name), root.version + 1),
+                )
+                for name, branch in old.branches.items()
+            },
+            tags={n: ref for n, ref in old.tags.items() if n not in whole.deleted_tags},
+            pages={s: refs for s, refs in root.pages.items() if s not in ("branches", "tags")},
+            deleted_branches=(),
+            swept=0,
+        )
+
+    context.roots.update(change, f"restore {version}", "", "", _ATTEMPTS)
+
+
+def _check_restorable(root: Root, version: int) -> None:
+    if version < root.collected:
+        raise SnapshotExpiredError(
+            f"version {version} is older than the last collection of garbage (version "
+            f"{root.collected}), which may have deleted what it leads to"
+        )
+    if version >= root.version:
+        raise InvalidArgumentError(
+            f"version {version} is not older than the root is now ({root.version})"
+        )
+
+
+# --- recovery ----------------------------------------------------------------------------------
+
+
+def recover(storage: Storage, runtime: Runtime) -> RecoveryReport:
+    """Make a new root from the newest archive whose closure is there.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the root is there and all it reaches, so that nothing is to be recovered.
+    NotARepositoryError
+        If there is no archive.
+    CorruptObjectError
+        If there is none of which all is there.
+    ConflictError
+        If somebody else makes or changes the root meanwhile.
+    StorageError
+        If the storage fails; nothing was changed, unless the answer of the swap was lost.
+    """
+    if not storage.capabilities.cas:
+        raise UnsupportedStorageError(f"{storage.url} cannot compare-and-swap")
+    token, current = _current(storage)
+    if current is not None:
+        problems = closure_problems(_context(storage, runtime, current), current)
+        if not problems:
+            raise InvalidArgumentError(
+                f"{storage.url} has a sound root of version {current.version}: there is nothing "
+                "to recover. `repo.restore(version)` goes back to older refs"
+            )
+    versions = _versions(storage)
+    skipped: dict[int, str] = {}
+    if not versions:
+        raise NotARepositoryError(f"{storage.url} has no archive of a root to recover from")
+    newest = max(versions[0], current.version if current is not None else 0)
+    for version in versions:
+        found = _sound(storage, runtime, version)
+        if isinstance(found, Root):
+            made = _install(storage, runtime, found, newest, token)
+            lost = tuple(range(version + 1, max(newest, version + 1) + 1))
+            return RecoveryReport(version, made.root.version, lost, skipped)
+        skipped[version] = found
+    raise CorruptObjectError(
+        f"none of the {len(versions)} archives in {storage.url} leads to a whole repository; the "
+        f"newest ({versions[0]}): {skipped[versions[0]]}"
+    )
+
+
+def _context(storage: Storage, runtime: Runtime, root: Root) -> Context:
+    roots, objects = Roots(storage, runtime), Objects(storage, runtime)
+    return Context(root.repository_id, storage, runtime, objects, roots, root.config)
+
+
+def _versions(storage: Storage) -> list[int]:
+    """The archived versions, newest first."""
+    keys = (info.key.partition("/")[2] for info in storage.list("root/"))
+    return sorted((int(k) for k in keys if len(k) == 20 and k.isdecimal()), reverse=True)
+
+
+def _current(storage: Storage) -> tuple[Token | None, Root | None]:
+    """What lies where the root belongs, and the root, if it is one."""
+    try:
+        tagged = storage.get_tagged(ROOT_KEY)
+    except ObjectNotFoundError:
+        return None, None
+    try:
+        return tagged.token, Root.from_object(tagged.data)
+    except CorruptObjectError:
+        return tagged.token, None
+
+
+def _sound(storage: Storage, runtime: Runtime, version: int) -> Root | str:
+    """The archived root, or why it cannot be taken; a storage that fails is no reason for that."""
+    key = archive_key(version)
+    try:
+        root = Root.from_object(storage.get(key), key)
+        if root.version != version:
+            return f"{key} is the archive of version {root.version}"
+        problems = closure_problems(_context(storage, runtime, root), root)
+    except ManifestsError as error:
+        if isinstance(error, StorageError) and not isinstance(error, ObjectNotFoundError):
+            raise
+        return str(error)
+    return str(problems[0]) if problems else root
+
+
+def _install(
+    storage: Storage, runtime: Runtime, archived: Root, newest: int, token: Token | None
+) -> RootAt:
+    """Swap the archived root in, for what lies there."""
+    roots = Roots(storage, runtime)
+    version = newest + 2
+    now_ms, operation = runtime.now_ms(), runtime.random_bytes(16)
+    entry = LogEntry(version, now_ms, "recover", "", "", operation)
+    branches = {
+        name: replace(branch, epoch=version if branch.epoch else 0)
+        for name, branch in roots.whole(archived).branches.items()
+    }
+    pages = {s: refs for s, refs in archived.pages.items() if s not in ("branches", "leases")}
+    new = replace(
+        archived,
+        version=version,
+        branches=branches,
+        pages=pages,
+        deleted_branches=(),
+        leases=(),
+        deleted_leases=(),
+        fence=version,
+        swept=0,
+        collected=version,
+        epochs={**archived.epochs, **dict.fromkeys(_KINDS, version)},
+    ).with_log(entry)
+    found = roots.install(new, token)
+    if found is None:
+        raise ConflictError(
+            f"somebody else has changed the root of {storage.url} meanwhile; look at it first"
+        )
+    return found

@@ -1,0 +1,249 @@
+"""Keeping a repository small and sound: leases, expiry, collection, verification, going back.
+
+Invariant: nothing here changes what a snapshot in history says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+from zarr_manifests.engine.collect import CollectionReport, collect
+from zarr_manifests.engine.expire import ExpiryReport, expire
+from zarr_manifests.engine.heartbeat import Held
+from zarr_manifests.engine.leases import checked_timeout_ms, give_up, take
+from zarr_manifests.engine.recover import LoggedOperation, operations, restore
+from zarr_manifests.engine.verify import VerifyReport, verify
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.indexes import Indexes
+from zarr_manifests.planning.expiry import Retention
+
+__all__ = ["HeldLease", "Maintenance"]
+
+type Progress = Callable[[str, int], None]
+
+
+class HeldLease:
+    """A lease that is held, as `Repository.lease` gives it."""
+
+    def __init__(self, held: Held) -> None:
+        self._held = held
+
+    def __repr__(self) -> str:
+        state = "lost" if self.lost else "held"
+        return f"<HeldLease on {self.snapshot_id}, {state}>"
+
+    @property
+    def snapshot_id(self) -> str:
+        """The snapshot it is on."""
+        return self._held.snapshot
+
+    @property
+    def lost(self) -> bool:
+        """Whether it could not be renewed in time, so that nothing is kept any more."""
+        return self._held.lost is not None
+
+    def check(self) -> None:
+        """Raise if it was lost.
+
+        Raises
+        ------
+        FencedError
+            If a collection took it away.
+        SnapshotExpiredError
+            If the snapshot is in history no more.
+        """
+        if self._held.lost is not None:
+            raise self._held.lost
+
+
+class Maintenance(Indexes):
+    """Maintenance of one repository; what `Repository` is besides."""
+
+    @contextmanager
+    def lease(
+        self,
+        snapshot_id: str,
+        timeout: timedelta | float = timedelta(seconds=120),
+        *,
+        owner: str = "",
+    ) -> Iterator[HeldLease]:
+        """Keep a snapshot readable, whatever expires or is collected meanwhile.
+
+        The lease is renewed at a third of its timeout, for all of this process at once. Take one
+        a job, not one a task.
+
+        Parameters
+        ----------
+        snapshot_id : str
+            A snapshot of the history.
+        timeout : timedelta or seconds
+            When others may take the lease away if this process cannot renew it any more.
+        owner : str, optional
+            A text about who holds it.
+
+        Raises
+        ------
+        SnapshotExpiredError
+            If the snapshot is not in the history of any branch or tag.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://lease-example")
+        >>> reader = repo.readonly_session("main")
+        >>> with repo.lease(reader.snapshot_id) as lease:
+        ...     _ = repo.garbage_collect()
+        ...     lease.check()
+        """
+        timeout_ms = checked_timeout_ms(timeout)
+        held = take(self._context, snapshot_id, timeout_ms, owner)
+        try:
+            yield HeldLease(held)
+        finally:
+            give_up(self._context, held)
+
+    def expire_snapshots(
+        self,
+        keep_last: int | None = None,
+        max_age: timedelta | None = None,
+        *,
+        dry_run: bool = False,
+    ) -> ExpiryReport:
+        """Let old snapshots leave the history of every branch; nothing is deleted yet.
+
+        A snapshot stays if one of the two says so. The head of a branch stays always, a tag's
+        snapshot stays readable by the tag, and a leased snapshot stays with all after it. Once
+        anything has expired, a tag alone keeps no snapshots but its own.
+
+        If neither is given, both are those of the configuration (`snapshots.keep-last` and
+        `snapshots.max-age`).
+
+        Parameters
+        ----------
+        keep_last : int, optional
+            Keep that many of the newest snapshots of each branch.
+        max_age : timedelta, optional
+            Keep what is not older than this.
+        dry_run : bool
+            Only say what would expire.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If neither is given, here or in the configuration.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://expire-example")
+        >>> for name in ("air", "sea", "ice"):
+        ...     with repo.transaction(message=f"make {name}") as store:
+        ...         _ = zarr.create_group(store, path=name)
+        >>> report = repo.expire_snapshots(keep_last=2)
+        >>> len(report.expired["main"]), report.kept["main"]
+        (2, 2)
+        >>> [info.message for info in repo.ancestry()]
+        ['make ice', 'make sea']
+        """
+        if keep_last is None and max_age is None:
+            options = self._context.config.snapshots
+            keep_last, max_age = options.keep_last, options.max_age
+        oldest_ms = None
+        if max_age is not None:
+            oldest_ms = self._context.runtime.now_ms() - _milliseconds(max_age, "max_age")
+        return expire(self._context, Retention(keep_last, oldest_ms), dry_run=dry_run)
+
+    def garbage_collect(
+        self,
+        grace: timedelta = timedelta(hours=24),
+        *,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> CollectionReport:
+        """Delete the objects that nothing leads to.
+
+        Safe beside writers and readers with any grace: a writer that began longer ago cannot
+        commit afterwards (`FencedError`), unless it holds a lease.
+
+        Parameters
+        ----------
+        grace : timedelta
+            For how long a session without a lease can go on.
+        dry_run : bool
+            Only say what would be deleted.
+        progress : callable, optional
+            Called with what is being done, and with how many objects.
+
+        Raises
+        ------
+        CorruptObjectError
+            If something that is reached cannot be read; nothing was deleted.
+
+        Examples
+        --------
+        >>> import zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://collect-example")
+        >>> repo.garbage_collect(dry_run=True).deleted
+        0
+        """
+        grace_ms = _milliseconds(grace, "grace")
+        return collect(self._context, grace_ms, dry_run=dry_run, progress=progress or _ignore)
+
+    def verify(self, *, progress: Progress | None = None) -> VerifyReport:
+        """Read everything that can be reached, and say what is wrong with it.
+
+        Parameters
+        ----------
+        progress : callable, optional
+            Called with what is being done, and with how many objects.
+
+        Examples
+        --------
+        >>> import zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://verify-example")
+        >>> repo.verify().ok
+        True
+        """
+        return verify(self._context, progress or _ignore)
+
+    def restore(self, version: int) -> None:
+        """Let branches and tags be what they were in an older version of the root.
+
+        Only these: configuration, leases and what has been collected stay as they are, and a tag
+        that was deleted since stays so. `ops_log` lists the versions.
+
+        Raises
+        ------
+        SnapshotExpiredError
+            If the version is older than the last collection of garbage.
+        NotFoundError
+            If there is no archive of that version.
+        """
+        restore(self._context, version)
+
+    def ops_log(self) -> Iterator[LoggedOperation]:
+        """What was done to which branch or tag, and when; newest first.
+
+        It goes back as far as archives of the root are kept.
+
+        Examples
+        --------
+        >>> import zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://ops-example")
+        >>> repo.create_tag("empty")
+        >>> [(one.version, one.operation, one.ref) for one in repo.ops_log()]
+        [(2, 'create tag', 'empty'), (1, 'create', 'main')]
+        """
+        return operations(self._context)
+
+
+def _milliseconds(duration: object, name: str) -> int:
+    if isinstance(duration, timedelta) and duration >= timedelta(0):
+        return duration // timedelta(milliseconds=1)
+    raise InvalidArgumentError(f"{name} is a timedelta of 0 or more, not {duration!r}")
+
+
+def _ignore(stage: str, done: int) -> None:
+    return None

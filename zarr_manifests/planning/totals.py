@@ -1,0 +1,195 @@
+"""Arithmetic of totals: how many chunks and bytes there are, known exactly or at most; no I/O.
+
+The base counts each node's chunks; every live delta or run says by how much it changes that, or
+how many there are after it. Read in order they give the totals of a snapshot. Invariants: a number
+that is called exact is the number; any other is not less than it; bytes may not be known at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from zarr_manifests.format.counts import Count, Counted
+from zarr_manifests.format.manifest import Part
+from zarr_manifests.format.nodes import Node, NodeKind
+from zarr_manifests.format.snapshot import DeltaEntry
+
+__all__ = [
+    "NOTHING",
+    "Tally",
+    "alive_tallies",
+    "base_tallies",
+    "difference",
+    "lay_over",
+    "merged_counts",
+    "sum_of",
+    "sums_of",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Chunks, and their bytes: exactly so many, or so many at most.
+
+    Parameters
+    ----------
+    chunks : int
+        How many.
+    nbytes : int or None
+        Their bytes; None if nothing is known of them.
+    chunks_exact, nbytes_exact : bool
+        Whether there are exactly so many.
+    """
+
+    chunks: int = 0
+    nbytes: int | None = 0
+    chunks_exact: bool = True
+    nbytes_exact: bool = True
+
+    @property
+    def exact(self) -> bool:
+        """Whether both numbers are."""
+        return self.chunks_exact and self.nbytes_exact
+
+    def plus(self, other: Tally) -> Tally:
+        """Both together."""
+        unknown = self.nbytes is None or other.nbytes is None
+        return Tally(
+            self.chunks + other.chunks,
+            None if unknown else (self.nbytes or 0) + (other.nbytes or 0),
+            self.chunks_exact and other.chunks_exact,
+            self.nbytes_exact and other.nbytes_exact,
+        )
+
+    def within(self, most: int) -> Tally:
+        """The same, of which there are no more than `most` chunks."""
+        if self.chunks_exact or self.chunks <= most:
+            return self
+        return Tally(most, self.nbytes, chunks_exact=False, nbytes_exact=self.nbytes_exact)
+
+    @classmethod
+    def of(cls, count: Count) -> Tally:
+        """What a count says."""
+        return cls(
+            count.chunks,
+            count.nbytes,
+            not count.counted & Counted.CHUNKS_AT_MOST,
+            not count.counted & Counted.BYTES_AT_MOST,
+        )
+
+    def count(self, node_id: bytes, counted: Counted = Counted.EXACT) -> Count:
+        """As a count of that node; its bytes are known."""
+        assert self.nbytes is not None
+        if not self.chunks_exact:
+            counted |= Counted.CHUNKS_AT_MOST
+        if not self.nbytes_exact:
+            counted |= Counted.BYTES_AT_MOST
+        return Count(node_id, self.chunks, self.nbytes, counted)
+
+
+NOTHING: Final = Tally()
+
+
+def base_tallies(counts: Sequence[Count] | None, parts: Iterable[Part]) -> dict[bytes, Tally]:
+    """What the base says of each node; if it has no counts, what these parts allow for."""
+    if counts is None:
+        return _at_most(parts)
+    return {count.node_id: Tally.of(count) for count in counts}
+
+
+def _at_most(parts: Iterable[Part]) -> dict[bytes, Tally]:
+    found: dict[bytes, Tally] = {}
+    for part in parts:
+        more = Tally(part.count, None, chunks_exact=False, nbytes_exact=False)
+        found[part.node_id] = found.get(part.node_id, NOTHING).plus(more)
+    return found
+
+
+def lay_over(tallies: dict[bytes, Tally], entry: DeltaEntry, cut: Iterable[bytes] = ()) -> None:
+    """Make of what there was of each node what there is after the entry.
+
+    `cut` names the nodes that it truncates, which matters only if it has no counts.
+    """
+    if entry.counts is None:
+        cuts = dict.fromkeys(cut, Tally(0, None, chunks_exact=False, nbytes_exact=False))
+        for node_id, more in (cuts | _at_most(entry.parts())).items():
+            tallies[node_id] = tallies.get(node_id, NOTHING).plus(more)
+        return
+    for count in entry.counts:
+        before = NOTHING if count.counted & Counted.WHOLE else tallies.get(count.node_id, NOTHING)
+        tallies[count.node_id] = before.plus(Tally.of(count))
+
+
+def difference(before: Tally, after: Tally, count: Count) -> Tally:
+    """How many more there are after a commit that has this count of the node."""
+    if not count.counted & Counted.WHOLE:
+        return Tally.of(count)
+    # What is gone can only be taken off if it is known: else there may be as many more as now are.
+    chunks = after.chunks - (before.chunks if before.chunks_exact else 0)
+    known = before.nbytes_exact and before.nbytes is not None
+    nbytes = None if after.nbytes is None else after.nbytes - ((before.nbytes or 0) * known)
+    return Tally(
+        chunks,
+        nbytes,
+        after.chunks_exact and before.chunks_exact,
+        after.nbytes_exact and known,
+    )
+
+
+def merged_counts(
+    entries: Sequence[DeltaEntry], after: int, alive: set[bytes]
+) -> tuple[Count, ...] | None:
+    """The counts of a run of these entries, in which those up to the sequence `after` do not count.
+
+    None if those of one of them are not known.
+    """
+    found: dict[bytes, Count] = {}
+    for entry in entries:
+        if entry.last <= after:
+            continue  # the base has counted what it changes
+        if entry.counts is None:
+            return None
+        for count in entry.counts:
+            old = found.get(count.node_id)
+            if old is None or count.counted & Counted.WHOLE:
+                found[count.node_id] = count
+                continue
+            whole = old.counted & Counted.WHOLE
+            both = Tally.of(old).plus(Tally.of(count))
+            found[count.node_id] = both.count(count.node_id, whole)
+    return tuple(count for node_id, count in found.items() if node_id in alive)
+
+
+def alive_tallies(tallies: Mapping[bytes, Tally], nodes: Iterable[Node]) -> dict[str, Tally]:
+    """By path, of all arrays and opaque entries among the nodes."""
+    found: dict[str, Tally] = {}
+    for node in nodes:
+        if node.kind is NodeKind.GROUP:
+            continue
+        tally = tallies.get(node.node_id, NOTHING)
+        if not tally.chunks_exact:
+            tally = tally.within(1 if node.array is None else node.array.grid.size)
+        found[node.path] = tally
+    return found
+
+
+def sum_of(tallies: Iterable[Tally]) -> Tally:
+    """All together."""
+    total = NOTHING
+    for tally in tallies:
+        total = total.plus(tally)
+    return total
+
+
+def sums_of(tallies: Mapping[bytes, Tally], nodes: Iterable[Node]) -> dict[str, int]:
+    """What a snapshot says of all that is in it."""
+    listed = list(nodes)
+    kinds = [node.kind for node in listed]
+    total = sum_of(alive_tallies(tallies, listed).values())
+    sums = {"arrays": kinds.count(NodeKind.ARRAY), "groups": kinds.count(NodeKind.GROUP)}
+    sums["chunks" if total.chunks_exact else "chunks-at-most"] = total.chunks
+    if total.nbytes is not None:
+        sums["chunk-bytes" if total.nbytes_exact else "chunk-bytes-at-most"] = total.nbytes
+    return sums
