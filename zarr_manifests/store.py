@@ -209,10 +209,11 @@ class ManifestStore(Store):
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
         """The value at the key, or the part of it; None if there is none."""
+        view = self.workspace.view
         try:
             data = await self._read_async(key, byte_range)
         except ManifestsError as error:
-            if not await asyncio.to_thread(self.workspace.moved_on, error):
+            if not await asyncio.to_thread(self.workspace.moved_on, view, error):
                 raise
             data = await self._read_async(key, byte_range)
         if data is None:

@@ -159,27 +159,30 @@ class Workspace:
             If it has expired and the reader does not.
         """
         self.look()
+        view = self.view
         try:
             return call()
         except ManifestsError as error:
-            if not self.moved_on(error):
+            if not self.moved_on(view, error):
                 raise
             return call()
 
-    def moved_on(self, error: ManifestsError) -> bool:
-        """Whether there is a newer snapshot to try, since this one has expired.
+    def moved_on(self, view: SnapshotView, error: ManifestsError) -> bool:
+        """Whether there is a newer snapshot to try, since the one that was read has expired.
 
         Raises
         ------
         SnapshotExpiredError
             If it has expired and the reader does not follow a branch.
         """
-        gone = expired(self.context, self.view.snapshot_id, error)
+        if self.view is not view:
+            return True  # another read that failed has found the newer one
+        gone = expired(self.context, view.snapshot_id, error)
         if gone is None:
             return False
-        if self.follower is None or not self.follow():
-            raise gone from error
-        return True
+        if self.follower is not None and (self.follow() or self.view is not view):
+            return True
+        raise gone from error
 
     # --- what is there -----------------------------------------------------------------------
 
