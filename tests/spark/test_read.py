@@ -511,13 +511,14 @@ def test_the_driver_reads_no_chunk_and_a_worker_opens_once(
     spark: SparkSession, repo: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    get = ManifestStore.get_sync
+    for name in ("get", "get_sync"):
+        call = getattr(ManifestStore, name)
 
-    def told(store: ManifestStore, key: str, **options: Any) -> Any:
-        asked.append(key)
-        return get(store, key, **options)
+        def told(store: ManifestStore, key: str, *args: Any, _call: Any = call, **more: Any) -> Any:
+            asked.append(key)
+            return _call(store, key, *args, **more)
 
-    monkeypatch.setattr(ManifestStore, "get_sync", told)
+        monkeypatch.setattr(ManifestStore, name, told)
     # Under a path of its own, workers have not opened it yet.
     (tmp_path / "link").symlink_to(LocalStorage(repo.url.removeprefix("file://")).path)
     storage = Told(LocalStorage(tmp_path / "link"), tmp_path / "log")
