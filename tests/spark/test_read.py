@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import warnings
+from collections.abc import Awaitable, Callable
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -501,9 +502,16 @@ class Told(WrappedStorage):
         self.log = log
 
     def _around(self, call: Call[Any]) -> Any:
+        self._tell(call)
+        return super()._around(call)
+
+    async def _around_async(self, call: Call[Any], run: Callable[[], Awaitable[Any]]) -> Any:
+        self._tell(call)
+        return await super()._around_async(call, run)
+
+    def _tell(self, call: Call[Any]) -> None:
         with self.log.open("a") as file:
             file.write(f"{os.getpid()} {call.key}\n")
-        return super()._around(call)
 
 
 @pytest.mark.spark
