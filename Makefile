@@ -1,4 +1,4 @@
-.PHONY: help setup demo test lint simulate
+.PHONY: help setup demo test lint simulate bench
 
 MINUTES ?= 10
 FIRST ?= 100000
@@ -24,3 +24,8 @@ test: lint  ## run what CI runs: lint, then all tests
 
 simulate: setup  ## try more seeds than make test does (MINUTES=10 FIRST=100000)
 	.venv/bin/python -m zarr_manifests.testing.simulation --minutes $(MINUTES) --first $(FIRST)
+
+bench: setup  ## compare with other stores; ARGS="--quick --only small-read-fused" and so on
+	.venv/bin/python -m pip install --disable-pip-version-check --quiet \
+	    --constraint .ci/constraints.txt --group bench
+	.venv/bin/python tests/benchmarks $(ARGS)

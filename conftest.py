@@ -7,6 +7,9 @@ from hypothesis import settings
 settings.register_profile("zarr-manifests", deadline=None, print_blob=True)
 settings.load_profile("zarr-manifests")
 
+# They are run by hand, and import one another as scripts do.
+collect_ignore = ["tests/benchmarks"]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seeds", type=int, default=200, help="seeds that the simulation tries")
