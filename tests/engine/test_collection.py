@@ -7,7 +7,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any
 
@@ -788,6 +788,68 @@ def test_a_tip_that_goes_while_a_commit_is_put_on_top_of_it_is_not_told_as_damag
     assert calls >= 8
     for number in range(1, calls + 1):
         race(number)
+
+
+@pytest.mark.parametrize("how", ["branch", "as_of", "writable", "exclusive"])
+def test_a_head_that_goes_while_it_is_opened_is_not_told_as_damage(how: str) -> None:
+    """The branch is reset and its old head collected, at any moment of the opening."""
+    clock, made = Clock(), MemoryStorage()
+    repository = make(made, world(clock))
+    base = repository.readonly_session().snapshot_id
+    for value in range(2):
+        clock.advance(timedelta(days=1))
+        session = repository.writable_session()
+        root = zarr.open_group(session.store)
+        root.attrs["large"] = np.random.default_rng(value).bytes(20_000).hex()  # not kept as copy
+        session.commit("large")
+    moment = datetime.fromtimestamp(clock.ms / 1000 - 3_600, UTC)
+    before = [info.snapshot_id for info in repository.ancestry()]
+
+    def race(number: int) -> int:
+        storage = copy_of(made)
+
+        def reset() -> None:
+            again = Repository.open(storage, runtime=world(clock))
+            again.reset_branch("main", base)
+            again.expire_snapshots(keep_last=1)
+            assert again.garbage_collect(NOW).objects["snapshots"] >= 2
+
+        racing = Interrupting(storage, 0, reset)
+        repository = Repository.open(racing, runtime=world(clock))
+        repository.readonly_session(snapshot_id=base)
+        clock.advance(timedelta(hours=1))
+        opening = racing.count
+        racing.interrupt_at(opening + number)
+        match how:
+            case "branch":
+                session = repository.readonly_session()
+            case "as_of":
+                session = repository.readonly_session(as_of=moment)
+            case _:
+                session = repository.writable_session(exclusive=how == "exclusive")
+        due = before[1 if how == "as_of" else 0]
+        assert session.snapshot_id in (due, base)
+        seen.add(session.snapshot_id)
+        return racing.count - opening
+
+    seen: set[str] = set()
+    calls = race(0)
+    for number in range(1, calls + 1):
+        race(number)
+    assert len(seen) == 2
+
+
+def test_what_is_missing_of_a_head_in_history_is_damage() -> None:
+    storage = MemoryStorage()
+    repository = make(storage)
+    with repository.transaction(message="large") as store:
+        zarr.open_group(store).attrs["large"] = np.random.default_rng(1).bytes(20_000).hex()
+    view = repository.readonly_session().store.workspace.view
+    storage.delete_many([view.snapshot.log.key])
+    fresh = Repository.open(storage, runtime=world())
+    for open_it in (fresh.readonly_session, fresh.writable_session):
+        with pytest.raises(CorruptObjectError, match="not there"):
+            open_it()
 
 
 def test_what_is_missing_of_a_tip_in_history_is_damage() -> None:

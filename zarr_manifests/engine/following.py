@@ -7,11 +7,14 @@ for damage. What is damaged in a snapshot that is in history, or leased, is told
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from zarr_manifests.engine.ancestry import find_in_history, is_missing
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import (
+    CorruptObjectError,
     FencedError,
     ManifestsError,
     MissingChunkError,
@@ -19,7 +22,7 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
 )
 
-__all__ = ["Follower", "collected", "expired", "open_head"]
+__all__ = ["Follower", "collected", "expired", "open_head", "opened"]
 
 
 def open_head(context: Context, branch: str, now: SnapshotView) -> SnapshotView:
@@ -58,6 +61,22 @@ def expired(
             "a lease beforehand (`repo.lease`)"
         )
     return None
+
+
+def opened[R](attempt: Callable[[], R]) -> R:
+    """What the attempt gives, which reads the root and opens what that leads to.
+
+    What is missing may have been in history when the root was read and collected since; so it is
+    damage only if it is missing again when everything is read anew.
+    """
+    missed = ""
+    while True:
+        try:
+            return attempt()
+        except (CorruptObjectError, MissingChunkError) as error:
+            if not is_missing(error) or str(error) == missed:
+                raise
+            missed = str(error)
 
 
 def collected(context: Context, keys: SessionKeys, error: ManifestsError) -> FencedError | None:
