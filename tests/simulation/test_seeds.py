@@ -61,7 +61,7 @@ def test_the_trace_is_the_same_in_another_process_whatever_strings_hash_to() -> 
 
 def test_all_that_can_happen_does_happen() -> None:
     seen = Counter[str]()
-    for seed in range(40):
+    for seed in range(80):
         outcome = simulate(seed)
         seen.update(outcome.counts.keys())
         seen.update(f"!{word}" for line in outcome.trace for word in line.split(" !")[1:])
