@@ -87,7 +87,14 @@ os.register_at_fork(after_in_parent=_count_fork)
 
 
 def forks_made() -> int:
-    """A number that changes whenever this process makes a child by `os.fork`."""
+    """A number that changes whenever this process makes a child by `os.fork`.
+
+    Examples
+    --------
+    >>> from zarr_manifests.runtime import forks_made
+    >>> forks_made() == forks_made()
+    True
+    """
     return _Forks.count
 
 

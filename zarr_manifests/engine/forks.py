@@ -173,8 +173,8 @@ def refuse_unmerged(workspace: Workspace) -> None:
     writers.discard(workspace.keys.session_id)
     if writers:
         raise UnmergedForksError(
-            f"the store was pickled or the process forked, and {len(writers)} copies of the store "
-            "were written to, which this commit would leave out. Write through zarr_manifests.write, or give each worker "
-            "session.fork() and merge what comes back. If the copies' work is not wanted, call "
-            "commit(..., discard_unmerged=True)"
+            f"the store was pickled, or the process forked, and {len(writers)} copies of it were "
+            "written to, which this commit would leave out. Write through zarr_manifests.write, or "
+            "give each worker session.fork() and merge what comes back. If the copies' work is not "
+            "wanted, call commit(..., discard_unmerged=True)"
         )
