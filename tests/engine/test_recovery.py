@@ -83,6 +83,10 @@ def whole() -> MemoryStorage:
     repository._context.roots.update(
         lambda root: replace(root, tags={**root.tags, **tags}), "create tag", "main", "", 1
     )
+    repository._context.roots.update(  # so that older archives name other pages
+        lambda root: replace(root, tags={f"{name}-too": ref for name, ref in tags.items()}),
+        *("create tag", "main", "", 1),
+    )
     repository.build_index()
     repository.garbage_collect(NOW)
     repository.create_tag("last")
