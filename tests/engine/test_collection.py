@@ -28,7 +28,6 @@ from zarr_manifests.errors import (
     ManifestsError,
     SnapshotExpiredError,
 )
-from zarr_manifests.format.root import Root
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
 from zarr_manifests.testing import Call, Fault, FaultyStorage, SimulatedCrash, WrappedStorage

@@ -290,8 +290,9 @@ class Roots:
         StorageError
             If the storage refused it and the root is unchanged.
         """
+        signed = replace(new, version=at.root.version).signed(self._runtime.who())
         new = replace(
-            self._paged(new, SessionKeys(at.root.version, self._runtime)),
+            self._paged(signed, SessionKeys(at.root.version, self._runtime)),
             version=at.root.version + 1,
             write_id=self._runtime.random_bytes(WRITE_ID_BYTES),
             written_ms=self._runtime.now_ms(),
