@@ -450,6 +450,10 @@ def test_a_repository_is_made_small_checked_and_brought_back(url: str) -> None:
     assert call("restore", url, 10**6).exit_code == 2
     assert call("gc", url, "--grace", "soon").exit_code == 2
     assert call("recover", url).exit_code == 2
+    (Path(url) / "current").write_bytes(b"damaged")
+    refused = call("verify", url)
+    assert refused.exit_code == 1
+    assert "zarr-manifests recover" in refused.stderr
     (Path(url) / "current").unlink()
     assert f"took version {version}" in lines("recover", url)[0]
     chunk = next((Path(url) / "snapshots").rglob("*-*/*"))
