@@ -522,6 +522,24 @@ def test_leases_are_renewed_together_without_log_or_archive() -> None:
     assert [one.version for one in repository.ops_log()][:2] == [root.version + 1, before.version]
 
 
+def test_a_reader_gets_a_lease_at_whatever_moment_of_a_collection() -> None:
+    """No fence is in its way: it needs its snapshot, and has no objects of its own."""
+    storage = MemoryStorage()
+    make(storage)
+    for number in range(1, 20):
+        other = Repository.open(storage, runtime=world())
+        racing = Interrupting(storage, 0, lambda other=other: other.garbage_collect(NOW))  # type: ignore[misc]
+        repository = Repository.open(racing, runtime=world())
+        head = repository.list_branches()["main"]
+        racing.count, racing._number = 0, number
+        with repository.lease(head) as lease:
+            assert [one.snapshot for one in leases(storage)] == [head] or racing.count < number
+            lease.check()
+        if racing.count < number:
+            break
+    assert 3 < number < 19
+
+
 def test_a_lease_counts_until_a_collection_removes_it() -> None:
     clock, storage = Clock(), MemoryStorage()
     repository = make(storage, world(clock))
