@@ -23,11 +23,12 @@ from zarr_manifests.engine.commit import (
     Committed,
     checked_message,
     checked_metadata,
+    commit,
     delta_of,
     deltas_between,
 )
 from zarr_manifests.engine.forks import freeze, merge_forks
-from zarr_manifests.engine.observed import observed_commit, observed_compaction
+from zarr_manifests.engine.observed import observed, observed_compaction
 from zarr_manifests.engine.patch import combined, patch
 from zarr_manifests.engine.preload import PreloadReport
 from zarr_manifests.engine.rebasing import Rebasing, rebase_changes
@@ -426,19 +427,21 @@ class Session(Arranging):
                     changes = combined(context, view, delta, changes)
                 how = rebasing or self._rebasing(True, None)
                 how = replace(how, relocate=partial(self._put_behind, changes, how))
-                done = observed_commit(
-                    context,
-                    view,
-                    changes,
-                    workspace.keys,
-                    self._branch,
-                    message,
-                    metadata,
-                    packs,
-                    replaces=amended,
-                    source=source,
-                    rebasing=how,
-                )
+                with observed(context, "commit", self._branch) as landing:
+                    done = commit(
+                        context,
+                        view,
+                        changes,
+                        workspace.keys,
+                        self._branch,
+                        message,
+                        metadata,
+                        packs,
+                        replaces=amended,
+                        source=source,
+                        rebasing=how,
+                    )
+                    landing.head = done.head
         except BaseException as error:
             if isinstance(error, CommitOutcomeUnknownError) or not isinstance(
                 error, ManifestsError
