@@ -205,14 +205,14 @@ class Pinned:
             self._move_lease()
 
     def check_forks(self) -> None:
-        """Refuse to leave out what pickled copies of the store have written.
+        """Refuse to leave out what pickled copies of the store, or forked children, have written.
 
         Raises
         ------
         UnmergedForksError
             If there are copies that changed anything, and none was merged.
         """
-        if self._workspace.pickled and not self._merged:
+        if self._workspace.copied and not self._merged:
             refuse_unmerged(self._workspace)
 
     def _keys_from(self, start: int) -> SessionKeys:

@@ -26,6 +26,7 @@ __all__ = [
     "ForkSafeLock",
     "Runtime",
     "asked_at",
+    "forks_made",
     "handed_over",
     "next_step",
     "start_thread",
@@ -70,6 +71,31 @@ def _renew_locks() -> None:
 
 
 os.register_at_fork(after_in_child=_renew_locks)
+
+
+class _Forks:
+    """How often this process has been forked; a child goes on from its parent's number."""
+
+    count = 0
+
+
+def _count_fork() -> None:
+    _Forks.count += 1
+
+
+os.register_at_fork(after_in_parent=_count_fork)
+
+
+def forks_made() -> int:
+    """A number that changes whenever this process makes a child by `os.fork`.
+
+    Examples
+    --------
+    >>> from zarr_manifests.runtime import forks_made
+    >>> forks_made() == forks_made()
+    True
+    """
+    return _Forks.count
 
 
 _STEPS = itertools.count(1)

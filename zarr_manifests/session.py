@@ -159,7 +159,8 @@ class Session(Arranging):
         retries : int, optional
             How often to try again when others are faster; else as configured (`commit-attempts`).
         discard_unmerged : bool, default False
-            Commit although pickled copies of the store changed something that was not merged.
+            Commit although pickled copies of the store, or children of `os.fork`, changed
+            something that was not merged.
 
         Returns
         -------
