@@ -1,4 +1,7 @@
-.PHONY: help setup demo test lint bench
+.PHONY: help setup demo test lint simulate bench
+
+MINUTES ?= 10
+FIRST ?= 100000
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z]*\):.*## /  make \1 - /p' Makefile | sed 's/ - /\t/'
@@ -16,7 +19,11 @@ lint: setup  ## check style, types and layers
 	.venv/bin/lint-imports
 
 test: lint  ## run what CI runs: lint, then all tests
-	.venv/bin/pytest
+	.venv/bin/pytest -m "not simulation"
+	.venv/bin/pytest -m simulation --seeds 2000 -n auto tests/simulation
+
+simulate: setup  ## try more seeds than make test does (MINUTES=10 FIRST=100000)
+	.venv/bin/python -m zarr_manifests.testing.simulation --minutes $(MINUTES) --first $(FIRST)
 
 bench: setup  ## compare with other stores; ARGS="--quick --only small-read-fused" and so on
 	.venv/bin/python -m pip install --disable-pip-version-check --quiet \

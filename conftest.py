@@ -1,5 +1,6 @@
 """Settings for every test."""
 
+import pytest
 from hypothesis import settings
 
 # How long an example takes depends on the machine; how long it may take is no property of the code.
@@ -8,3 +9,7 @@ settings.load_profile("zarr-manifests")
 
 # They are run by hand, and import one another as scripts do.
 collect_ignore = ["tests/benchmarks"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seeds", type=int, default=200, help="seeds that the simulation tries")

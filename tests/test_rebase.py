@@ -82,6 +82,18 @@ def has(path: str, **attributes: Any) -> Action:
     return edits(path, attributes)
 
 
+def remakes(path: str) -> Action:
+    """Delete a node with all below it, and make it again with the documents that it had."""
+
+    def remake(session: Session) -> None:
+        node = session.store.workspace.node(path)
+        if node is not None:
+            clears(path)(session)
+            put(session, f"{path}/zarr.json", node.documents["zarr.json"])
+
+    return remake
+
+
 def array(session: Session, path: str, value: int) -> None:
     made = zarr.create_array(session.store, name=path, shape=(2,), chunks=(1,), dtype="u1")
     made[:] = value
@@ -133,6 +145,8 @@ ACTIONS: dict[str, Action] = {
     "delete g": clears("g"),
     "delete g/x": clears("g/x"),
     "delete g/y": clears("g/y"),
+    "remake a": remakes("a"),
+    "remake g": remakes("g"),
     "move a": lambda s: s.move("a", "moved"),
     "move a elsewhere": lambda s: s.move("a", "moved2"),
     "move g": lambda s: s.move("g", "h"),
@@ -349,6 +363,19 @@ def test_orders_agree(one: list[str], two: list[str]) -> None:
             results.append({} if str(error).startswith("nothing") else None)
     if {} not in results:
         assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("beside", ["write 00", "make m", "remake a"])
+def test_a_group_deleted_and_made_again_as_it_was_is_there_after_a_rebase(beside: str) -> None:
+    def mine(session: Session) -> None:
+        remakes("g")(session)
+        put(session, "g/new/zarr.json", GROUP)
+
+    due = {key for key in contents(base()) if not key.startswith(("g/x/", "g/y/"))}
+    due |= {"g/new/zarr.json"} | ({"m/zarr.json"} if beside == "make m" else set())
+    due = {key for key in due if beside != "remake a" or not key.startswith("a/c/")}
+    assert both(base(), mine, ACTIONS[beside]).keys() == due
+    assert both(base(), ACTIONS[beside], mine).keys() == due
 
 
 # --- policies --------------------------------------------------------------------------------

@@ -208,7 +208,15 @@ class VirtualSourceChangedError(CorruptObjectError):
 
 
 class MissingChunkError(ManifestsError, OSError):
-    """A chunk is referenced and its bytes are not there; never the same as an absent chunk."""
+    """A chunk is referenced and its bytes are not there; never the same as an absent chunk.
+
+    Attributes
+    ----------
+    key : str or None
+        The object that should hold them, if it is one of the repository's.
+    """
+
+    key: str | None = None
 
 
 class UnsupportedFormatError(ManifestsError, ValueError):

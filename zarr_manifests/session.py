@@ -21,6 +21,7 @@ from zarr_manifests.engine.background import compact_soon
 from zarr_manifests.engine.changes import ChangeSet, ForkState
 from zarr_manifests.engine.commit import (
     Committed,
+    amending,
     checked_message,
     checked_metadata,
     commit,
@@ -420,12 +421,14 @@ class Session(Arranging):
         assert self._branch is not None
         view, delta = workspace.view, None
         if amended is not None and amended.snapshot.parent is not None:
-            view = context.open_view(amended.snapshot.parent)
-            delta = delta_of(context, amended.snapshot)
+            with amending(context, self._branch, amended, workspace.keys):
+                view = context.open_view(amended.snapshot.parent)
+                delta = delta_of(context, amended.snapshot)
         try:
             with workspace.packed() as (changes, packs):
-                if delta is not None:
-                    changes = combined(context, view, delta, changes)
+                if amended is not None and delta is not None:
+                    with amending(context, self._branch, amended, workspace.keys):
+                        changes = combined(context, view, delta, changes)
                 how = rebasing or self._rebasing(True, None)
                 how = replace(how, relocate=partial(self._put_behind, changes, how))
                 with observed(context, "commit", self._branch) as landing:

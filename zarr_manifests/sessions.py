@@ -15,8 +15,10 @@ from typing import Any, Final, Literal
 from zarr_manifests.engine.ancestry import ancestors, snapshot_ref
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.epochs import claim_branch
+from zarr_manifests.engine.following import opened
 from zarr_manifests.engine.leases import checked_timeout_ms
 from zarr_manifests.engine.roots import RootAt
+from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError, UnsupportedStorageError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.root import Branch, Root
@@ -88,16 +90,11 @@ class Sessions(Maintenance):
         if snapshot_id is not None:
             view = self._context.open_view(snapshot_ref(self._context, snapshot_id))
             return Session(self._context, view, None, None)
-        root = self._fresh_root()
         if tag is not None:
-            ref = known_ref(self._context.roots.with_tag(root, tag).tags, tag, "tag")
-            return Session(self._context, self._context.open_view(ref), None, None)
+            view = opened(lambda: self._open_tag(tag))
+            return Session(self._context, view, None, None)
         name = DEFAULT_BRANCH if branch is None else branch
-        head = known_ref(self._context.roots.with_branch(root, name).branches, name, "branch")
-        if as_of is None:
-            view = self._context.open_branch(head)
-        else:
-            view = self._context.open_view(self._as_of(head, as_of))
+        view = opened(lambda: self._open_branch(name, as_of))
         follow_s = follow_interval.total_seconds() if follow else None
         return Session(self._context, view, None, None, read_from=name, follow_s=follow_s)
 
@@ -157,12 +154,15 @@ class Sessions(Maintenance):
             raise UnsupportedStorageError(
                 f"{storage.url} cannot compare-and-swap; the repository is read-only there"
             )
-        roots = self._context.roots
-        at = claim_branch(roots, branch) if exclusive else roots.read()
-        head = known_ref(roots.with_branch(at.root, branch).branches, branch, "branch")
         lease_ms = None if lease is None else checked_timeout_ms(lease)
-        view = self._context.open_branch(head)
-        start = at.root.version
+        roots = self._context.roots
+
+        def at_head() -> tuple[int, SnapshotView]:
+            at = claim_branch(roots, branch) if exclusive else roots.read()
+            head = known_ref(roots.with_branch(at.root, branch).branches, branch, "branch")
+            return at.root.version, self._context.open_branch(head)
+
+        start, view = opened(at_head)
         return Session(
             self._context,
             view,
@@ -191,6 +191,17 @@ class Sessions(Maintenance):
             session.commit(message, metadata)
         else:
             session.check_forks()
+
+    def _open_tag(self, tag: str) -> SnapshotView:
+        tags = self._context.roots.with_tag(self._fresh_root(), tag).tags
+        return self._context.open_view(known_ref(tags, tag, "tag"))
+
+    def _open_branch(self, name: str, as_of: datetime | None) -> SnapshotView:
+        branches = self._context.roots.with_branch(self._fresh_root(), name).branches
+        head = known_ref(branches, name, "branch")
+        if as_of is None:
+            return self._context.open_branch(head)
+        return self._context.open_view(self._as_of(head, as_of))
 
     def _fresh_root(self) -> Root:
         """The root as it is now.

@@ -7,7 +7,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any
 
@@ -26,6 +26,7 @@ from zarr_manifests.errors import (
     HistoryExpiredError,
     InvalidArgumentError,
     ManifestsError,
+    MissingChunkError,
     SnapshotExpiredError,
 )
 from zarr_manifests.runtime import SYSTEM
@@ -294,6 +295,38 @@ def test_a_writer_that_a_collection_outlived_is_refused() -> None:
     assert repository.verify().ok
 
 
+@pytest.mark.parametrize("forked", [False, True])
+def test_what_a_writer_wrote_and_a_collection_took_is_not_told_as_damage(forked: bool) -> None:
+    storage = MemoryStorage()
+    repository = make(storage)
+    session = repository.writable_session()
+    writer = session.fork() if forked else session
+    zarr.open_array(writer.store, path="a")[:] = 5
+    repository.create_tag("meanwhile")
+    Repository.open(storage, runtime=world()).garbage_collect(NOW)
+    with pytest.raises(FencedError, match="collection has taken chunks/"):
+        writer.store.get_sync("a/c/0")
+
+
+def test_what_is_missing_of_what_a_writer_wrote_is_damage_unless_the_fence_has_passed() -> None:
+    storage = MemoryStorage()
+    repository = make(storage)
+    chunks = {key for key in keys(storage) if key.startswith("chunks/")}
+    session = repository.writable_session()
+    write(session, 5)
+    storage.delete_many({key for key in keys(storage) if key.startswith("chunks/")} - chunks)
+    with pytest.raises(MissingChunkError):
+        session.store.get_sync("a/c/0")
+    repository.create_tag("meanwhile")
+    Repository.open(storage, runtime=world()).garbage_collect(NOW)
+    storage.delete_many(chunks)
+    fresh = Repository.open(storage, runtime=world()).writable_session()
+    with pytest.raises(MissingChunkError):  # it is not the session's own
+        fresh.store.get_sync("a/c/0")
+    with pytest.raises(FencedError):
+        session.store.get_sync("a/c/0")
+
+
 def test_a_writer_within_the_grace_goes_on() -> None:
     clock, storage = Clock(), MemoryStorage()
     repository = make(storage, world(clock))
@@ -434,6 +467,33 @@ def test_the_head_after_an_expiry_cannot_be_amended_on_what_is_gone() -> None:
         session.amend("another message")
     with pytest.raises(SnapshotExpiredError):
         repository.revert(session.snapshot_id)
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_an_amendment_of_what_has_lost_its_parent_is_not_told_as_damage(moved: bool) -> None:
+    storage = MemoryStorage()
+    repository = make(storage)
+    fill(repository, 2)
+    session = Repository.open(storage, runtime=world()).writable_session(lease=60)
+    other = Repository.open(storage, runtime=world())
+    if moved:
+        fill(other, 3)
+    other.expire_snapshots(keep_last=1)
+    assert other.garbage_collect(NOW).objects["snapshots"] >= 2
+    with pytest.raises(ConflictError, match="not the head" if moved else "has expired"):
+        session.amend("another message")
+
+
+def test_what_is_missing_before_an_amended_head_in_history_is_damage() -> None:
+    storage = MemoryStorage()
+    repository = make(storage)
+    fill(repository, 2)
+    session = Repository.open(storage, runtime=world()).writable_session()
+    parent = session.store.workspace.view.snapshot.parent
+    assert parent is not None
+    storage.delete_many([parent.key])
+    with pytest.raises(CorruptObjectError, match="not there"):
+        session.amend("another message")
 
 
 def test_a_reader_of_an_expired_snapshot_is_told_so_and_a_leased_one_reads_on() -> None:
@@ -684,6 +744,9 @@ class Interrupting(WrappedStorage):
         self.count = 0
         self._number, self._action = number, action
 
+    def interrupt_at(self, number: int) -> None:
+        self._number = number
+
     def _around[R](self, call: Call[R]) -> R:
         self.count += 1
         if self.count == self._number:
@@ -732,6 +795,122 @@ def test_commits_at_any_moment_of_a_collection_are_whole_or_refused() -> None:
             landed += len(done)
     assert landed > counting.count * 3
     assert refused > 0
+
+
+def test_a_tip_that_goes_while_a_commit_is_put_on_top_of_it_is_not_told_as_damage() -> None:
+    """The branch is reset and its old tip collected, at any moment of the commit."""
+
+    def race(number: int) -> int:
+        clock, storage = Clock(), MemoryStorage()
+        repository = make(storage, world(clock))
+        base = repository.readonly_session().snapshot_id
+        elsewhere = repository.writable_session()
+        write(elsewhere, 9, slice(6, 8))
+        repository.create_tag("t", base)
+
+        def reset() -> None:
+            again = Repository.open(storage, runtime=world(clock))
+            again.reset_branch("main", base)
+            again.expire_snapshots(keep_last=1)
+            report = again.garbage_collect(timedelta(hours=12))
+            assert report.fence == session.store.workspace.keys.start
+            assert tip not in {info.snapshot_id for info in again.ancestry()}
+
+        racing = Interrupting(storage, 0, reset)
+        session = Repository.open(racing, runtime=world(clock)).writable_session()
+        write(session, 5, slice(0, 2))
+        clock.advance(timedelta(days=1))
+        elsewhere.commit("another chunk")
+        write(elsewhere, 8, slice(6, 8))
+        tip = elsewhere.commit("again")
+        before = racing.count
+        racing.interrupt_at(before + number)
+        session.commit("on top of it")  # or of what there is instead
+        after = Repository.open(storage, runtime=world(clock))
+        assert after.verify().problems == ()
+        return racing.count - before
+
+    calls = race(0)
+    assert calls >= 8
+    for number in range(1, calls + 1):
+        race(number)
+
+
+@pytest.mark.parametrize("how", ["branch", "as_of", "writable", "exclusive"])
+def test_a_head_that_goes_while_it_is_opened_is_not_told_as_damage(how: str) -> None:
+    """The branch is reset and its old head collected, at any moment of the opening."""
+    clock, made = Clock(), MemoryStorage()
+    repository = make(made, world(clock))
+    base = repository.readonly_session().snapshot_id
+    for value in range(2):
+        clock.advance(timedelta(days=1))
+        session = repository.writable_session()
+        root = zarr.open_group(session.store)
+        root.attrs["large"] = np.random.default_rng(value).bytes(20_000).hex()  # not kept as copy
+        session.commit("large")
+    moment = datetime.fromtimestamp(clock.ms / 1000 - 3_600, UTC)
+    before = [info.snapshot_id for info in repository.ancestry()]
+
+    def race(number: int) -> int:
+        storage = copy_of(made)
+
+        def reset() -> None:
+            again = Repository.open(storage, runtime=world(clock))
+            again.reset_branch("main", base)
+            again.expire_snapshots(keep_last=1)
+            assert again.garbage_collect(NOW).objects["snapshots"] >= 2
+
+        racing = Interrupting(storage, 0, reset)
+        repository = Repository.open(racing, runtime=world(clock))
+        repository.readonly_session(snapshot_id=base)
+        clock.advance(timedelta(hours=1))
+        opening = racing.count
+        racing.interrupt_at(opening + number)
+        match how:
+            case "branch":
+                session = repository.readonly_session()
+            case "as_of":
+                session = repository.readonly_session(as_of=moment)
+            case _:
+                session = repository.writable_session(exclusive=how == "exclusive")
+        due = before[1 if how == "as_of" else 0]
+        assert session.snapshot_id in (due, base)
+        seen.add(session.snapshot_id)
+        return racing.count - opening
+
+    seen: set[str] = set()
+    calls = race(0)
+    for number in range(1, calls + 1):
+        race(number)
+    assert len(seen) == 2
+
+
+def test_what_is_missing_of_a_head_in_history_is_damage() -> None:
+    storage = MemoryStorage()
+    repository = make(storage)
+    with repository.transaction(message="large") as store:
+        zarr.open_group(store).attrs["large"] = np.random.default_rng(1).bytes(20_000).hex()
+    view = repository.readonly_session().store.workspace.view
+    storage.delete_many([view.snapshot.log.key])
+    fresh = Repository.open(storage, runtime=world())
+    for open_it in (fresh.readonly_session, fresh.writable_session):
+        with pytest.raises(CorruptObjectError, match="not there"):
+            open_it()
+
+
+def test_what_is_missing_of_a_tip_in_history_is_damage() -> None:
+    storage = MemoryStorage()
+    repository = make(storage)
+    session = Repository.open(storage, runtime=world()).writable_session()
+    write(session, 5, slice(0, 2))
+    for value in range(2):
+        with repository.transaction(message="other") as store:
+            zarr.open_array(store, path="a")[6:] = value
+    parent = repository.readonly_session().store.workspace.view.snapshot.parent
+    assert parent is not None
+    storage.delete_many([parent.key])
+    with pytest.raises(CorruptObjectError, match="not there"):
+        session.commit("on what is damaged")
 
 
 def test_what_cannot_be_read_stops_the_deletions() -> None:

@@ -151,11 +151,13 @@ class ChunkReader:
         return self._checked(ref, data, start, length)
 
     def _missing(self, ref: NativeRef) -> MissingChunkError:
-        return MissingChunkError(
+        error = MissingChunkError(
             f"chunk object {ref.key} of snapshot {self._snapshot_id} is not in "
             f"{self._storage.url}; restore it from a backup, write the chunk again, or open an "
             "older snapshot. It is not read as fill value"
         )
+        error.key = ref.key
+        return error
 
     def _checked(self, ref: NativeRef, data: bytes, start: int, length: int) -> bytes:
         if len(data) != length:

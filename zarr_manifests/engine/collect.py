@@ -344,7 +344,7 @@ def _find_dead(
                 found[info.key] = info
     if start > 0:
         keys = _pending_keys(context, root.pending, marked) - found.keys()
-        due = [key for key in keys if is_dead(key, marked, root.fence, leased)]
+        due = [key for key in sorted(keys) if is_dead(key, marked, root.fence, leased)]
         sized = context.runtime.parallel([partial(_sized, context, key) for key in due])
         found.update(zip(due, sized, strict=True))
     pages = {key for key in found if key.startswith("pages/")}

@@ -16,12 +16,13 @@ against each root that is about to be replaced, so the swap itself guarantees th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from zarr_manifests.engine.ancestry import find_in_history
+from zarr_manifests.engine.ancestry import find_in_history, is_missing
 from zarr_manifests.engine.changes import ChangeSet
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
@@ -40,6 +41,8 @@ from zarr_manifests.errors import (
     CorruptObjectError,
     FencedError,
     InvalidArgumentError,
+    ManifestsError,
+    MissingChunkError,
     ObjectNotFoundError,
 )
 from zarr_manifests.format.blobs import BlobRef
@@ -60,6 +63,7 @@ from zarr_manifests.planning.reads import Reads
 
 __all__ = [
     "Committed",
+    "amending",
     "checked_message",
     "checked_metadata",
     "commit",
@@ -142,20 +146,23 @@ def commit(
         tip = _checked_tip(context.roots, root, branch, keys)
         if source is not None:
             find_in_history(context, root, source)
-        if replaces is not None:
-            _check_replaced(branch, tip, replaces)
-            _check_parent_kept(branch, tip, replaces)
-        elif tip.head.key != parent.ref.key:
-            moved = rebasing.relocate(tip) if rebasing.relocate is not None else None
-            if moved is None:
-                parent, placed = _rebased(context, view, tip, prepared, rebasing, keys)
-            else:
-                parent, relocated = moved
-                pending += [partial(context.storage.sync, k) for k in _due_syncs(relocated)]
-                placed = _relocated(context, parent, relocated, prepared, keys)
-        head, snapshot, uploads = _place(
-            context, placed, parent, keys, (replaces or parent).snapshot
-        )
+        try:
+            if replaces is not None:
+                _check_replaced(branch, tip, replaces)
+            elif tip.head.key != parent.ref.key:
+                moved = rebasing.relocate(tip) if rebasing.relocate is not None else None
+                if moved is None:
+                    parent, placed = _rebased(context, view, tip, prepared, rebasing, keys)
+                else:
+                    parent, relocated = moved
+                    pending += [partial(context.storage.sync, k) for k in _due_syncs(relocated)]
+                    placed = _relocated(context, parent, relocated, prepared, keys)
+            head, snapshot, uploads = _place(
+                context, placed, parent, keys, (replaces or parent).snapshot
+            )
+        except (CorruptObjectError, MissingChunkError) as error:
+            at = _moved_since(context, tip, branch, error)
+            continue
         due = [u for u in (*placed.uploads, *uploads) if not keys.has_written(u.key)]
         pending += [partial(context.objects.create, u.key, u.data) for u in due]
         pending.append(partial(context.roots.archive, at))
@@ -365,6 +372,41 @@ def _root_with(
     return new.with_log(entry).with_copies({head.key: data}, branch)
 
 
+def _moved_since(context: Context, tip: Branch, branch: str, error: ManifestsError) -> RootAt:
+    """A root in which the branch has moved, so that what is missing may have been collected.
+
+    Raises the error if it is none of that kind.
+    """
+    if not is_missing(error):
+        raise error
+    at = context.roots.read()
+    now = context.roots.with_branch(at.root, branch).branches.get(branch)
+    if now is not None and (now.head.key, now.floor) == (tip.head.key, tip.floor):
+        raise error
+    return at
+
+
+@contextmanager
+def amending(
+    context: Context, branch: str, head: SnapshotView, keys: SessionKeys
+) -> Iterator[None]:
+    """Read what is needed to amend a head; what others have done to it is told as that.
+
+    Raises
+    ------
+    ConflictError
+        If something is missing, and the head is the branch's no more or what was before it has
+        expired.
+    """
+    try:
+        yield
+    except CorruptObjectError as error:
+        if is_missing(error):
+            root = context.roots.with_branch(context.roots.read().root, branch)
+            _check_replaced(branch, _checked_tip(context.roots, root, branch, keys), head)
+        raise
+
+
 def _check_replaced(branch: str, tip: Branch, replaces: SnapshotView) -> None:
     if tip.head.key != replaces.ref.key:
         raise ConflictError(
@@ -372,9 +414,6 @@ def _check_replaced(branch: str, tip: Branch, replaces: SnapshotView) -> None:
             "head can be amended; nothing was committed. Commit the changes as a new snapshot",
             [Conflict("/", "history", "the branch has moved")],
         )
-
-
-def _check_parent_kept(branch: str, tip: Branch, replaces: SnapshotView) -> None:
     if tip.floor == replaces.snapshot_id:
         raise ConflictError(
             f"the snapshot before {replaces.snapshot_id} has expired, so that one cannot be "

@@ -1,18 +1,28 @@
-"""Readers whose snapshot leaves history, and readers that go on to the branch's newest one.
+"""Sessions that time has passed, and readers that go on to the branch's newest snapshot.
 
 Invariant: what cannot be had because its snapshot has expired is told so (`SnapshotExpiredError`),
-and is not taken for damage; what is damaged in a snapshot that is in history, or leased, is told
-as that.
+as is what a session wrote itself and a collection has taken since (`FencedError`); neither is taken
+for damage. What is damaged in a snapshot that is in history, or leased, is told as that.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from zarr_manifests.engine.ancestry import find_in_history, is_missing
+from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.view import SnapshotView
-from zarr_manifests.errors import ManifestsError, NotFoundError, SnapshotExpiredError
+from zarr_manifests.errors import (
+    CorruptObjectError,
+    FencedError,
+    ManifestsError,
+    MissingChunkError,
+    NotFoundError,
+    SnapshotExpiredError,
+)
 
-__all__ = ["Follower", "expired", "open_head"]
+__all__ = ["Follower", "collected", "expired", "open_head", "opened"]
 
 
 def open_head(context: Context, branch: str, now: SnapshotView) -> SnapshotView:
@@ -51,6 +61,44 @@ def expired(
             "a lease beforehand (`repo.lease`)"
         )
     return None
+
+
+def opened[R](attempt: Callable[[], R]) -> R:
+    """What the attempt gives, which reads the root and opens what that leads to.
+
+    What is missing may have been in history when the root was read and collected since; so it is
+    damage only if it is missing again when everything is read anew.
+    """
+    missed = ""
+    while True:
+        try:
+            return attempt()
+        except (CorruptObjectError, MissingChunkError) as error:
+            if not is_missing(error) or str(error) == missed:
+                raise
+            missed = str(error)
+
+
+def collected(context: Context, keys: SessionKeys, error: ManifestsError) -> FencedError | None:
+    """What to raise instead of the error, if a collection took what the session wrote; else None.
+
+    A session that holds no lease and began before the fence has lost the right to its objects.
+    """
+    key = error.key if isinstance(error, MissingChunkError) else None
+    if key is None or not key.startswith(keys.lineage_prefix):
+        return None
+    try:
+        root = context.roots.read().root
+        if keys.start >= root.fence or context.roots.holds_lease(root, keys.session_id):
+            return None
+    except ManifestsError:
+        return None  # what was found first says more
+    return FencedError(
+        f"the session began at version {keys.start}, before the repository's fence {root.fence}, "
+        f"and a collection has taken {key}, which it wrote and did not commit in time. Open a new "
+        "session and write the changes again; a session that holds a lease keeps what it writes "
+        "(`writable_session(lease=...)`)"
+    )
 
 
 class Follower:

@@ -20,7 +20,7 @@ from typing import Final
 from zarr_manifests.engine.changes import ChangeSet
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
-from zarr_manifests.engine.following import Follower, expired
+from zarr_manifests.engine.following import Follower, collected, expired
 from zarr_manifests.engine.view import SnapshotView, check_axes
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError, NotFoundError
 from zarr_manifests.format.chunk_table import (
@@ -104,6 +104,8 @@ class Overlay:
         ------
         SnapshotExpiredError
             If it has expired and the reader does not.
+        FencedError
+            If what is missing the session wrote itself, and a collection took it.
         """
         self.look()
         view = self.view
@@ -121,11 +123,16 @@ class Overlay:
         ------
         SnapshotExpiredError
             If it has expired and the reader does not follow a branch.
+        FencedError
+            If what is missing the session wrote itself, and a collection took it.
         """
         if self.view is not view:
             return True  # another read that failed has found the newer one
         gone = expired(self.context, view.snapshot_id, error)
         if gone is None:
+            fenced = None if self.keys is None else collected(self.context, self.keys, error)
+            if fenced is not None:
+                raise fenced from error
             return False
         if self.follower is not None and (self.follow() or self.view is not view):
             return True

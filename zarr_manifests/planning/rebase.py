@@ -215,7 +215,8 @@ def _nodes(
         if after is None:
             continue
         if change.before is None:
-            same = tip.get(after.path)
+            # What I delete there myself is no reason not to make it again.
+            same = None if after.path in changes else tip.get(after.path)
             if same is None or not _same_group(same, after):
                 changes[after.path] = after
         elif there is not None:

@@ -1,0 +1,474 @@
+"""Faults put into the package on purpose, each of which the simulation must find.
+
+A mutant replaces functions of the package by ones that leave a mechanism out. `SEEDS` has a seed
+that finds each; `python tests/simulation/mutants.py` looks for one for those that have none any
+more, and prints the table that `docs/guide/simulation.md` shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from zarr_manifests import sessions, versions
+from zarr_manifests.engine import (
+    ancestry,
+    collect,
+    commit,
+    compact,
+    expire,
+    forks,
+    leases,
+    reach,
+    rebasing,
+    recover,
+    relocating,
+    rollup,
+)
+from zarr_manifests.engine.changes import Merge
+from zarr_manifests.engine.chunks import SessionKeys
+from zarr_manifests.engine.roots import Roots
+from zarr_manifests.errors import CommitOutcomeUnknownError, StorageError
+from zarr_manifests.format.chunk_table import RefKind
+from zarr_manifests.format.delta import Delta
+from zarr_manifests.format.root import ROOT_KEY
+from zarr_manifests.ids import new_session_id
+from zarr_manifests.planning import rebase as rules
+from zarr_manifests.planning.merge import select
+from zarr_manifests.testing.simulation import Outcome, simulate
+
+BUDGET = 2000
+"""How many seeds may be tried for a mutant: as many as `make test` tries."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A fault: what is left out, and how."""
+
+    name: str
+    says: str
+    put_in: Callable[[pytest.MonkeyPatch], None]
+
+
+MUTANTS: list[Mutant] = []
+
+
+def mutant(says: str) -> Callable[[Callable[[pytest.MonkeyPatch], None]], None]:
+    def enter(put_in: Callable[[pytest.MonkeyPatch], None]) -> None:
+        MUTANTS.append(Mutant(put_in.__name__.replace("_", "-"), says, put_in))
+
+    return enter
+
+
+# --- the swap ----------------------------------------------------------------------------------
+
+
+@mutant("The root is overwritten whatever version it has by then.")
+def swap_without_compare(patch: pytest.MonkeyPatch) -> None:
+    swap = Roots.swap
+
+    def always(self: Any, at: Any, new: Any, *args: Any, **more: Any) -> Any:
+        token = self._storage.get_tagged(ROOT_KEY).token
+        return swap(self, replace(at, token=token), new, *args, **more)
+
+    patch.setattr(Roots, "swap", always)
+
+
+@mutant("Whether a lost answer was a success is looked up in the newest root only, not in its log.")
+def log_walk_left_out(patch: pytest.MonkeyPatch) -> None:
+    def newest_only(self: Any, found: Any, new: Any, *args: Any, **more: Any) -> Any:
+        return found if found.root.write_id == new.write_id else None
+
+    patch.setattr(Roots, "_outcome", newest_only)
+
+
+@mutant("A swap whose outcome is not known is taken for one that somebody else has won.")
+def unknown_taken_for_lost(patch: pytest.MonkeyPatch) -> None:
+    swap = Roots.swap
+
+    def guess(self: Any, *args: Any, **more: Any) -> Any:
+        try:
+            return swap(self, *args, **more)
+        except CommitOutcomeUnknownError:
+            return None
+
+    patch.setattr(Roots, "swap", guess)
+
+
+@mutant("The swap is made although an upload before it has failed.")
+def failed_uploads_ignored(patch: pytest.MonkeyPatch) -> None:
+    upload = commit._upload
+
+    def careless(context: Any, calls: Any, *args: Any) -> None:
+        def attempt(call: Callable[[], object]) -> None:
+            with contextlib.suppress(StorageError):
+                call()
+
+        upload(context, [lambda call=call: attempt(call) for call in calls], *args)
+
+    patch.setattr(commit, "_upload", careless)
+
+
+@mutant("The first session after opening begins at any root that was seen before.")
+def old_root_reused(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sessions, "_FRESH_S", 1e9)
+    patch.setattr(Roots, "undisturbed", lambda self, at: True)
+
+
+# --- conflicts and branches --------------------------------------------------------------------
+
+
+@mutant("A commit is put on top of whatever came first.")
+def conflicts_ignored(patch: pytest.MonkeyPatch) -> None:
+    rebase = rebasing.rebase
+    patch.setattr(rebasing, "rebase", lambda *a, **k: replace(rebase(*a, **k), conflicts=()))
+
+
+@mutant("What a commit has read is not looked at when it is put on top of others.")
+def dependent_reads_left_out(patch: pytest.MonkeyPatch) -> None:
+    rebase = rebasing.rebase
+    patch.setattr(rebasing, "rebase", lambda *a, **k: rebase(*a, **{**k, "reads": None}))
+
+
+@mutant("What a serializable session has read is not looked at when it commits.")
+def serializable_reads_left_out(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(rules, "_read_conflicts", lambda *args: iter(()))
+
+
+@mutant("Chunks that a policy leaves to others are written over theirs.")
+def left_to_others_and_written(patch: pytest.MonkeyPatch) -> None:
+    rebase = rebasing.rebase
+    patch.setattr(
+        rebasing, "rebase", lambda *args, **options: replace(rebase(*args, **options), dropped={})
+    )
+
+
+@mutant("An append that is put behind another's keeps its chunks where they were.")
+def appended_in_place(patch: pytest.MonkeyPatch) -> None:
+    def put(result: Any, move: Any, table: Any) -> None:
+        result.put_table(move.node_id, table)
+
+    patch.setattr(relocating, "_put_shifted", put)
+
+
+@mutant("A commit is put on a branch that was reset to where its base is not.")
+def any_base_will_do(patch: pytest.MonkeyPatch) -> None:
+    between = rebasing.deltas_between
+    patch.setattr(rebasing, "deltas_between", lambda *args: between(*args) or [])
+
+
+@mutant("A head is amended although the branch has moved.")
+def amended_unseen(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(commit, "_check_replaced", lambda *args: None)
+
+
+@mutant("A branch or tag can be put at a snapshot that is there and in no history.")
+def refs_to_anywhere(patch: pytest.MonkeyPatch) -> None:
+    def anywhere(context: Any, root: Any, snapshot_id: str) -> Any:
+        ref = ancestry.snapshot_ref(context, snapshot_id)
+        return ref, context.objects.load(ref, commit.Snapshot), None
+
+    patch.setattr(versions, "locate", anywhere)
+
+
+@mutant("Going back to older refs is allowed beyond the last collection.")
+def restore_without_guard(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(recover, "_check_restorable", lambda root, version: None)
+
+
+# --- forks -------------------------------------------------------------------------------------
+
+
+@mutant("What one fork wrote is overwritten by another's.")
+def merge_overwrites(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Merge, "_chunk_conflicts", lambda *args: [])
+
+
+@mutant("A copy that comes back twice conflicts with itself.")
+def merge_without_dedupe(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Merge, "_owner", lambda self, *args: ("", None))
+    patch.setattr("zarr_manifests.engine.changes.same_bytes", lambda a, b: False)
+
+
+@mutant("A fork of another session is merged.")
+def strangers_merged(patch: pytest.MonkeyPatch) -> None:
+    merge = forks.merge_forks
+
+    def anyone(workspace: Any, owners: Any, states: Any) -> None:
+        here = (workspace.view.ref, workspace.keys.lineage)
+        states = [replace(state, head=here[0], lineage=here[1]) for state in states]
+        merge(workspace, owners, states)
+
+    patch.setattr("zarr_manifests.session.merge_forks", anyone)
+
+
+@mutant("A copy writes under the names of the session that it is a copy of.")
+def copies_share_names(patch: pytest.MonkeyPatch) -> None:
+    draw = SessionKeys._draw
+
+    def same(self: Any) -> Any:
+        own = draw(self)
+        own.session_id = new_session_id(self.start, self.lineage + bytes(6))
+        return own
+
+    patch.setattr(SessionKeys, "_draw", same)
+
+
+# --- compaction --------------------------------------------------------------------------------
+
+
+@mutant("A compaction takes newer deltas' place instead of going below them.")
+def compaction_over_newer(patch: pytest.MonkeyPatch) -> None:
+    attempt = compact._try
+
+    def over(context: Any, at: Any, branch: str, current: Any, done: Any, *more: Any) -> Any:
+        count = len(done.old)
+        was = current.snapshot
+        current.snapshot = replace(was, deltas=was.deltas[:count], digests=())
+        try:
+            return attempt(context, at, branch, current, done, *more)
+        finally:
+            current.snapshot = was
+
+    patch.setattr(compact, "_try", over)
+
+
+@mutant("A commit takes the read list of the snapshot it began at: a compaction between is undone.")
+def compaction_merged_into_the_commit(patch: pytest.MonkeyPatch) -> None:
+    place = commit._place
+    began: dict[bytes, Any] = {}
+    first = commit._prepare
+
+    def prepare(context: Any, view: Any, *more: Any) -> Any:
+        prepared = first(context, view, *more)
+        began[prepared.snapshot.commit_id] = view
+        return prepared
+
+    def stale(context: Any, prepared: Any, parent: Any, *more: Any) -> Any:
+        view = began[prepared.snapshot.commit_id]
+        was = parent.snapshot
+        base, deltas = view.snapshot.base, view.snapshot.deltas
+        parent.snapshot = replace(was, base=base, deltas=deltas, digests=view.snapshot.digests)
+        try:
+            return place(context, prepared, parent, *more)
+        finally:
+            parent.snapshot = was
+
+    patch.setattr(commit, "_prepare", prepare)
+    patch.setattr(commit, "_place", stale)
+
+
+@mutant("Deltas that are no neighbours become a run: one goes on top of those that were newer.")
+def run_of_no_neighbours(patch: pytest.MonkeyPatch) -> None:
+    layers_of = rollup._layers
+
+    def apart(*args: Any) -> Any:
+        return {node: [*found[1:], found[0]] for node, found in layers_of(*args).items()}
+
+    patch.setattr(rollup, "_layers", apart)
+
+
+@mutant("A run leaves out what its deltas have deleted, although the base has it still.")
+def deletions_left_out_of_runs(patch: pytest.MonkeyPatch) -> None:
+    layers_of = rollup._layers
+
+    def without(*args: Any) -> Any:
+        found = layers_of(*args)
+        for layers in found.values():
+            for i, layer in enumerate(layers):
+                kept = [select(table, table.kind != RefKind.UNSET) for table in layer.tables]
+                layers[i] = replace(layer, tables=tuple(table for table in kept if len(table)))
+        return {node: layers for node, layers in found.items() if any(x.tables for x in layers)}
+
+    patch.setattr(rollup, "_layers", without)
+
+
+@mutant("Deltas are dropped from the read list as soon as there is a base, merged or not.")
+def dropped_before_merged(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(compact._Work, "_unmerged", lambda *args: iter(()))
+
+
+# --- the fence, leases, expiry, collection -----------------------------------------------------
+
+
+@mutant("A session from before the fence can commit.")
+def no_fence_check(patch: pytest.MonkeyPatch) -> None:
+    # What is asked next is whether the session holds a lease.
+    patch.setattr(Roots, "holds_lease", lambda self, root, session: True)
+
+
+@mutant("A writer goes on although another has claimed the branch.")
+def claim_not_checked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(commit, "check_writer", lambda *args: None)
+
+
+@mutant("A compactor goes on although another has taken over.")
+def zombie_compactor(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(compact, "check_compactor", lambda *args: None)
+
+
+@mutant("A lease counts by the clock of who looks at it, not by its being there.")
+def lease_checked_by_clock(patch: pytest.MonkeyPatch) -> None:
+    def by_clock(self: Any, root: Any, session: str) -> bool:
+        now_ms = self._runtime.now_ms()
+        return any(x.session == session and x.expires_ms > now_ms for x in root.leases)
+
+    patch.setattr(Roots, "holds_lease", by_clock)
+
+
+@mutant("A collection deletes what sessions that hold a lease have written.")
+def leases_not_honoured(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(collect, "leased_lineages", lambda leases: frozenset())
+
+
+@mutant("An expiry does not look for leases.")
+def leased_snapshots_expire(patch: pytest.MonkeyPatch) -> None:
+    count = expire.kept_count
+    patch.setattr(expire, "kept_count", lambda line, kept, leased: count(line, kept, frozenset()))
+
+
+@mutant("A lease is taken and renewed on a snapshot that has expired.")
+def lease_on_the_expired(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(leases, "find_in_history", lambda *args: None)
+
+
+@mutant("A session from before the fence takes a lease.")
+def lease_behind_the_fence(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(leases, "_check_start", lambda root, session: None)
+
+
+@mutant("A collection deletes what it has not marked, of sessions beyond the fence too.")
+def collected_beyond_the_fence(patch: pytest.MonkeyPatch) -> None:
+    dead = collect.is_dead
+    patch.setattr(collect, "_began", lambda key: 0)
+    patch.setattr(collect, "is_dead", lambda key, marked, fence, x: dead(key, marked, 1 << 40, x))
+
+
+@mutant("A collection does not mark the deltas of commits that were compacted since.")
+def logs_not_marked(patch: pytest.MonkeyPatch) -> None:
+    children = reach.children
+
+    def others(value: Any) -> Iterator[Any]:
+        log = getattr(value, "log", None)
+        listed = {entry.log.key for entry in getattr(value, "deltas", ())}
+        for link in children(value):
+            if log is None or link.kind is not Delta or link.ref.key in listed:
+                yield link
+
+    patch.setattr(reach, "children", others)
+
+
+@mutant("A collection does not mark what tags alone lead to.")
+def tags_not_marked(patch: pytest.MonkeyPatch) -> None:
+    live = collect.live_snapshots
+    patch.setattr(
+        collect, "live_snapshots", lambda context, whole: live(context, replace(whole, tags={}))
+    )
+
+
+@mutant("A collection marks the root as it was before its first swap.")
+def marked_too_early(patch: pytest.MonkeyPatch) -> None:
+    begin = collect._begin
+
+    def early(context: Any, before: Any, *args: Any, **more: Any) -> Any:
+        begun = begin(context, before, *args, **more)
+        return replace(begun, branches=before.root.branches, tags=before.root.tags)
+
+    patch.setattr(collect, "_begin", early)
+
+
+@mutant("The root that a collection starts from is not archived before it deletes.")
+def archive_before_the_deletions_left_out(patch: pytest.MonkeyPatch) -> None:
+    begin = collect._begin
+
+    class Unarchived:
+        def __init__(self, roots: Any) -> None:
+            self.roots = roots
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.roots, name)
+
+        def archive(self, at: Any) -> None:
+            pass
+
+    def unarchived(context: Any, *args: Any, **more: Any) -> Any:
+        return begin(replace(context, roots=Unarchived(context.roots)), *args, **more)
+
+    patch.setattr(collect, "_begin", unarchived)
+
+
+# --- seeds -------------------------------------------------------------------------------------
+
+SEEDS: dict[str, int] = {
+    "swap-without-compare": 0,
+    "log-walk-left-out": 12,
+    "unknown-taken-for-lost": 90,
+    "failed-uploads-ignored": 3,
+    "old-root-reused": 10,
+    "conflicts-ignored": 1,
+    "dependent-reads-left-out": 1,
+    "serializable-reads-left-out": 1,
+    "left-to-others-and-written": 3,
+    "appended-in-place": 11,
+    "any-base-will-do": 12,
+    "amended-unseen": 1,
+    "refs-to-anywhere": 8,
+    "restore-without-guard": 33,
+    "merge-overwrites": 12,
+    "merge-without-dedupe": 4,
+    "strangers-merged": 110,
+    "copies-share-names": 4,
+    "compaction-over-newer": 2,
+    "compaction-merged-into-the-commit": 1,
+    "run-of-no-neighbours": 0,
+    "deletions-left-out-of-runs": 25,
+    "dropped-before-merged": 11,
+    "no-fence-check": 3,
+    "claim-not-checked": 2,
+    "zombie-compactor": 5,
+    "lease-checked-by-clock": 120,
+    "leases-not-honoured": 166,
+    "leased-snapshots-expire": 0,
+    "lease-on-the-expired": 18,
+    "lease-behind-the-fence": 21,
+    "collected-beyond-the-fence": 2,
+    "logs-not-marked": 2,
+    "tags-not-marked": 54,
+    "marked-too-early": 26,
+    "archive-before-the-deletions-left-out": 19,
+}
+
+
+def run(mutant: Mutant, seed: int) -> Outcome:
+    """The seed with the fault put in."""
+    with pytest.MonkeyPatch.context() as patch:
+        mutant.put_in(patch)
+        return simulate(seed)
+
+
+def first_seed(mutant: Mutant) -> int | None:
+    """The first seed that finds the fault."""
+    found = (seed for seed in range(BUDGET) if run(mutant, seed).failure is not None)
+    return next(found, None)
+
+
+def table() -> str:
+    """All mutants and their seeds, as the documentation shows them."""
+    rows = [f"| `{one.name}` | {one.says} | {SEEDS.get(one.name, '')} |" for one in MUTANTS]
+    return "\n".join(["| fault | what is left out | seed |", "|---|---|---|", *rows])
+
+
+def main() -> None:
+    for one in MUTANTS:
+        known = SEEDS.get(one.name)
+        if known is None or run(one, known).failure is None:
+            print(f'"{one.name}": {first_seed(one)},', flush=True)
+    print(table())
+
+
+if __name__ == "__main__":
+    main()

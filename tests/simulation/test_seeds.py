@@ -1,0 +1,104 @@
+"""Every seed keeps every promise; `--seeds N` says how many are tried."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from zarr_manifests.testing.simulation import CALLS, simulate
+
+BATCH = 20
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "batch" in metafunc.fixturenames:
+        seeds = metafunc.config.getoption("--seeds")
+        metafunc.parametrize("batch", range(0, max(seeds, BATCH), BATCH))
+
+
+@pytest.mark.simulation
+def test_seeds_keep_all_promises(batch: int) -> None:
+    failed = []
+    for seed in range(batch, batch + BATCH):
+        outcome = simulate(seed)
+        if outcome.failure is not None:
+            again = f"again: python -m zarr_manifests.testing.simulation --seed {seed}"
+            failed.append(f"seed {seed}: {outcome.failure}\n{again}")
+        else:
+            assert outcome.calls >= 200
+    if failed:
+        pytest.fail("\n".join(failed))
+
+
+def test_the_same_seed_gives_the_same_trace() -> None:
+    assert [simulate(seed).digest for seed in range(5)] == [
+        simulate(seed).digest for seed in range(5)
+    ]
+    assert len({simulate(seed).digest for seed in range(5)}) == 5
+
+
+def test_the_trace_is_the_same_in_another_process_whatever_strings_hash_to() -> None:
+    command = [sys.executable, "-m", "zarr_manifests.testing.simulation", "--seed", "3"]
+    shown = [
+        subprocess.run(
+            command,
+            env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in (1, 2)
+    ]
+    assert shown[0] == shown[1]
+    outcome = simulate(3)
+    assert f"seed 3: {outcome.calls} calls, trace {outcome.digest}" in shown[0]
+    assert outcome.trace[-1] in shown[0]
+
+
+def test_all_that_can_happen_does_happen() -> None:
+    seen = Counter[str]()
+    for seed in range(80):
+        outcome = simulate(seed)
+        seen.update(outcome.counts.keys())
+        seen.update(f"!{word}" for line in outcome.trace for word in line.split(" !")[1:])
+        assert outcome.calls >= CALLS - 20
+    assert {
+        "acknowledged",
+        "failed",
+        "crashes",
+        "commit append",
+        "commit overwrite",
+        "commit delete",
+        "commit metadata",
+        "commit rewrite",
+        "create branch",
+        "reset branch",
+        "delete branch",
+        "create tag",
+        "save config",
+        "claim branch",
+        "exclusive commits",
+        "collect garbage",
+        "deleted",
+        "end collection",
+        "expire snapshots",
+        "leases held to the end",
+        "commits under a lease",
+        "forks merged",
+        "forks that clash",
+        "overwritten on purpose",
+        "appends put behind others",
+        "tidied up",
+        "recovered",
+        "refused",
+        "!fail",
+        "!fail_after",
+        "!lose_answer",
+        "!late",
+        "!twice",
+        "!crash",
+    } <= seen.keys()

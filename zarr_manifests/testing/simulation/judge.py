@@ -1,0 +1,581 @@
+"""The judge: sees every swap of the root and every deletion, and checks what was promised.
+
+It reads the shelf past all wires, with the package's own decoders, and keeps a model of its own
+of what each snapshot must hold:
+
+- Who swaps has said so before (`Attempt`, `RefChange`); a swap changes what it says it does and
+  nothing else. A version is one more than the last.
+- A commit is a child of the head it replaces, and holds its parent's content with its own changes
+  made to it; it overwrites nothing that others wrote since the snapshot it was made on. A rewrite
+  holds what its parent holds.
+- A commit lands at most once. What is acknowledged has landed, what has failed has not and never
+  does.
+- Everything a snapshot in history reaches is there, from the swap that makes it visible on.
+- What all accounts hold together is the same in every snapshot.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Final
+
+from zarr_manifests.config import CacheOptions
+from zarr_manifests.engine.chunks import SessionKeys
+from zarr_manifests.engine.epochs import COMPACTOR
+from zarr_manifests.engine.objects import Objects
+from zarr_manifests.engine.view import SnapshotView
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.chunk_table import InlineRef, NativeRef, native_keys
+from zarr_manifests.format.delta import Delta
+from zarr_manifests.format.index import IndexDirectory
+from zarr_manifests.format.manifest import Manifest
+from zarr_manifests.format.nodes import Base, NodeKind
+from zarr_manifests.format.root import ROOT_KEY, Branch, Lease, Root
+from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.ids import crc32c, session_of, session_start, snapshot_id_of, snapshot_key
+from zarr_manifests.runtime import Runtime
+from zarr_manifests.session import Session
+from zarr_manifests.testing.simulation.attempts import Attempt, RefChange
+from zarr_manifests.testing.simulation.model import (
+    Change,
+    Node,
+    SetChunk,
+    State,
+    apply_all,
+    effects,
+    without_detours,
+)
+from zarr_manifests.testing.simulation.storage import Shelf
+from zarr_manifests.testing.simulation.world import BrokenPromiseError, World
+
+__all__ = ["ACCOUNTS", "Judge", "Known"]
+
+ACCOUNTS: Final = "bank"
+_REF_OPERATIONS: Final = frozenset(
+    {"create branch", "reset branch", "delete branch", "create tag", "delete tag"}
+)
+_MOST_SNAPSHOTS: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A snapshot: what it must hold, and the keys of all it reaches."""
+
+    snapshot_id: str
+    parent: str | None
+    message: str
+    rewrite: bool
+    state: State
+    reach: frozenset[str]
+
+
+@dataclass(slots=True, eq=False)
+class Judge:
+    """Checks one world.
+
+    Attributes
+    ----------
+    known : dict of str to Known
+        Every snapshot that ever was visible, by id.
+    root : Root or None
+        The root as it is.
+    heads : list of dict
+        For each version so far, the head of each branch.
+    """
+
+    world: World
+    shelf: Shelf
+    runtime: Runtime
+    total: int
+    known: dict[str, Known] = field(default_factory=dict)
+    attempts: dict[str, Attempt] = field(default_factory=dict)
+    refs: list[RefChange] = field(default_factory=list)
+    root: Root | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+    heads: list[dict[str, str]] = field(default_factory=list)
+    objects: Objects = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.objects = Objects(self.shelf, self.runtime, CacheOptions())
+        self.shelf.swapped = self._swapped
+        self.shelf.deleted = self._deleted
+
+    # --- what actors say ---------------------------------------------------------------------
+
+    def begin(self, attempt: Attempt) -> Attempt:
+        """A commit is about to be tried."""
+        self.attempts[attempt.message] = attempt
+        return attempt
+
+    def begin_ref(self, change: RefChange) -> RefChange:
+        """An operation on a ref is about to be tried."""
+        self.refs.append(change)
+        return change
+
+    def acknowledged(self, attempt: Attempt, snapshot_id: str) -> None:
+        """The commit has returned."""
+        self._demand(attempt.landed is not None, f"{attempt.message} is acknowledged and lost")
+        landed = self.known[attempt.landed or ""]
+        here = self.known.get(snapshot_id)
+        # A compaction that goes with a commit may be on top of it already.
+        while here is not None and here.rewrite and here.snapshot_id != landed.snapshot_id:
+            here = self.known.get(here.parent or "")
+        self._demand(here is landed, f"{attempt.message}: {snapshot_id} is not what has landed")
+        attempt.outcome = "acknowledged"
+        self.count("acknowledged")
+
+    def failed(self, attempt: Attempt | RefChange) -> None:
+        """It has failed for certain: it has had and will have no effect."""
+        if isinstance(attempt, RefChange) and attempt.landed is not None:
+            self._exchange(attempt, landed=False)
+        self._demand(attempt.landed is None, f"{attempt} is said to have failed, and has landed")
+        attempt.outcome = "failed"
+        self.count("failed")
+
+    def unknown(self, attempt: Attempt | RefChange) -> None:
+        """Its maker was told that nobody knows."""
+        attempt.outcome = "unknown"
+        self.count("unknown")
+
+    def ref_done(self, change: RefChange) -> None:
+        """The operation has returned."""
+        if change.landed is None:
+            self._exchange(change, landed=True)
+        self._demand(change.landed is not None, f"{change} is acknowledged and lost")
+        change.outcome = "acknowledged"
+
+    def _exchange(self, change: RefChange, *, landed: bool) -> None:
+        """Of two tries of the same, of which one's maker is dead, nobody can tell which landed."""
+        for other in self.refs:
+            same = (other.operation, other.name, other.snapshot) == (
+                change.operation,
+                change.name,
+                change.snapshot,
+            )
+            undecided = other is not change and other.outcome in ("open", "unknown")
+            if same and undecided and (other.landed is not None) == landed:
+                change.landed, other.landed = other.landed, change.landed
+                return
+
+    def count(self, what: str) -> None:
+        """Count something that happened, for the statistics of a run."""
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    def state(self, snapshot_id: str) -> State:
+        """What the snapshot must hold."""
+        self._demand(snapshot_id in self.known, f"snapshot {snapshot_id} was never visible")
+        return self.known[snapshot_id].state
+
+    def history(self, branch: Branch) -> Iterator[Known]:
+        """The branch's snapshots, newest first."""
+        snapshot_id: str | None = snapshot_id_of(branch.head.key)
+        for _ in range(_MOST_SNAPSHOTS):
+            if snapshot_id is None:
+                return
+            found = self.known[snapshot_id]
+            yield found
+            snapshot_id = None if snapshot_id == branch.floor else found.parent
+
+    def in_history(self) -> dict[str, Known]:
+        """All snapshots that branches and tags lead to."""
+        root = self._root()
+        starts = [*root.branches.values()]
+        # Once anything has expired, a tag keeps its own snapshot only.
+        expired = root.branches["main"].floor is not None
+        starts += [
+            Branch(ref, None, floor=snapshot_id_of(ref.key) if expired else None)
+            for ref in root.tags.values()
+        ]
+        return {k.snapshot_id: k for start in starts for k in self.history(start)}
+
+    def leases(self) -> tuple[Lease, ...]:
+        """All leases that are held."""
+        return self._root().leases
+
+    def kept(self) -> dict[str, Known]:
+        """All snapshots that must be readable: those in history, and the leased."""
+        leased = {lease.snapshot for lease in self.leases()}
+        return self.in_history() | {name: self.known[name] for name in leased}
+
+    def is_fenced(self, session: Session) -> bool:
+        """Whether the session must not commit any more."""
+        keys = session.store.workspace.keys
+        if keys is None:
+            return False
+        tip = self._root().branches.get(session.branch or "")
+        if tip is not None and _is_shut_out(tip, keys.start, keys.epoch):
+            return True
+        return self.is_behind(keys)
+
+    def is_behind(self, keys: SessionKeys) -> bool:
+        """Whether the fence has passed a session, so that its objects may go."""
+        root = self._root()
+        return keys.start < root.fence and not root.holds_lease(keys.session_id)
+
+    def places(self) -> list[str]:
+        """Ids of all snapshots in history but the very first, which is empty."""
+        return sorted(k.snapshot_id for k in self.in_history().values() if k.parent is not None)
+
+    # --- swaps -------------------------------------------------------------------------------
+
+    def _root(self) -> Root:
+        if self.root is None:
+            raise BrokenPromiseError("there is no root")
+        return self.root
+
+    def _demand(self, kept: bool, otherwise: str) -> None:
+        if not kept:
+            raise BrokenPromiseError(
+                f"{otherwise} (after version {self.root and self.root.version})"
+            )
+
+    def _swapped(self, key: str, old_data: bytes | None, data: bytes) -> None:
+        self._demand(key == ROOT_KEY, f"{key} was overwritten")
+        old, new = self.root, Root.from_object(data)
+        if old is not None and old_data is None:
+            return  # it is recovered; who does that says so
+        self.heads.append({name: snapshot_id_of(b.head.key) for name, b in new.branches.items()})
+        if old is None:
+            self.root = new
+            for branch in new.branches.values():
+                self._learn(branch, State())
+            return
+        entry = new.log[-1] if new.log and new.log[-1].version == new.version else None
+        operation = entry.operation if entry is not None else "leases"
+        self.count(operation)
+        self.world.note(f"swap to version {new.version}: {operation} {entry and entry.ref}")
+        self._demand(new.version == old.version + 1, "a version was skipped or made twice")
+        for name in ("fence", "collected"):
+            self._demand(getattr(new, name) >= getattr(old, name), f"{name} went back")
+        self._demand(operation == "save config" or new.config == old.config, "config was lost")
+        changed = self._changed_refs(old, new)
+        if operation.startswith("commit"):
+            self._commit(old, new, entry.ref if entry else "", changed)
+        elif (
+            operation != "claim branch" and operation.endswith((" branch", " tag"))
+        ) or operation.startswith("restore "):
+            self._ref_change(new, operation, entry.ref if entry else "", changed)
+        else:
+            self._demand(not changed, f"{operation} has changed the refs {changed}")
+        self._check_leases(old, new)
+        before = self.in_history() if operation == "expire snapshots" else {}
+        self.root = new
+        if before:
+            leased = before.keys() & {lease.snapshot for lease in new.leases}
+            gone = sorted(leased - self.in_history().keys())
+            self._demand(not gone, f"leased snapshots have expired: {gone}")
+        if changed:
+            self._check_there()
+
+    def _check_leases(self, old: Root, new: Root) -> None:
+        """A lease is taken and renewed only for what has neither expired nor been fenced."""
+        before = {lease.name: lease for lease in old.leases}
+        history = self.in_history()
+        lost = before.keys() - {lease.name for lease in new.leases}
+        if lost:
+            self.count("leases gone")
+        for lease in new.leases:
+            if lease.name not in before:
+                fenced = int(lease.session.partition("-")[0]) < new.fence
+                self._demand(not fenced, f"a lease for {lease.session}, which is behind the fence")
+            if lease.snapshot not in history:
+                self._demand(lease in old.leases, f"a lease on {lease.snapshot}, which has expired")
+
+    def _check_there(self) -> None:
+        """All that snapshots in history need is there."""
+        for known in self.in_history().values():
+            missing = [
+                key
+                for key in (snapshot_key(known.snapshot_id), *known.reach)
+                if key not in self.shelf.objects
+            ]
+            self._demand(not missing, f"{known.message!r} lacks {sorted(missing)}")
+
+    @staticmethod
+    def _changed_refs(old: Root, new: Root) -> dict[str, tuple[str | None, str | None]]:
+        """Old and new snapshot of each branch, or tag as `tag:name`, that is not as it was."""
+        before, after = _places(old), _places(new)
+        names = before.keys() | after.keys()
+        return {
+            name: (before.get(name), after.get(name))
+            for name in sorted(names)
+            if before.get(name) != after.get(name)
+        }
+
+    def _commit(
+        self, old: Root, new: Root, name: str, changed: dict[str, tuple[str | None, str | None]]
+    ) -> None:
+        self._demand(list(changed) == [name], f"a commit to {name} has moved {list(changed)}")
+        was, head = old.branches[name], new.branches[name]
+        self._demand(was.floor == head.floor and was.epoch <= head.epoch, f"{name} went back")
+        tip = self.known[snapshot_id_of(was.head.key)]
+        snapshot = self.objects.load(head.head, Snapshot)
+        session = session_of(head.head.key)
+        fenced = session_start(session) < old.fence and not old.holds_lease(session)
+        self._demand(not fenced, f"{snapshot.message!r} was made behind the fence")
+        if snapshot.kind == "rewrite":
+            self._demand(snapshot.parent_id == tip.snapshot_id, "a rewrite of another snapshot")
+            late = session_start(session) < old.epochs.get(COMPACTOR, 0)
+            self._demand(not late, f"{snapshot.message!r}: another compactor has taken over")
+            self._learn(head, tip.state)
+            return
+        attempt = self.attempts.get(snapshot.message)
+        if attempt is None:
+            raise BrokenPromiseError(f"nobody has tried to commit {snapshot.message!r}")
+        self._demand(attempt.branch == name, f"{attempt.message} has landed on {name}")
+        self._demand(attempt.landed is None, f"{attempt.message} has landed twice")
+        self._demand(
+            attempt.outcome in ("open", "unknown"), f"{attempt.message} has failed, and lands"
+        )
+        shut_out = _is_shut_out(was, attempt.start, attempt.epoch)
+        self._demand(not shut_out, f"{attempt.message}: another writer has claimed {name}")
+        due = tip.parent if attempt.amends else tip.snapshot_id
+        self._demand(snapshot.parent_id == due, f"{attempt.message} is no child of the head")
+        changes = without_detours(attempt.changes, self.known[attempt.base].state)
+        if attempt.amends:
+            self._demand(attempt.base == tip.snapshot_id, f"{attempt.message} amends another head")
+            changes = (*self.attempts[tip.message].changes, *changes)
+            attempt.changes = changes
+        else:
+            changes = self._as_placed(attempt, changes, tip)
+            self._check_overwritten(attempt, changes, tip)
+            self._check_seen(attempt, tip)
+            attempt.changes = changes
+        parent = self.known[due or ""]
+        self._learn(head, apply_all(parent.state, changes))
+        attempt.landed = snapshot_id_of(head.head.key)
+        self.count("landed")
+
+    def _between(self, attempt: Attempt, tip: Known) -> Iterator[tuple[Known, Attempt]]:
+        """What has landed since the attempt's base, newest first, but for compactions."""
+        here: Known | None = tip
+        while here is not None and here.snapshot_id != attempt.base:
+            others = None if here.rewrite else self.attempts.get(here.message)
+            if others is not None:
+                yield here, others
+            here = self.known.get(here.parent or "")
+        self._demand(here is not None, f"{attempt.message} was made on what is in no history")
+
+    def _effects(self, here: Known, others: Attempt) -> dict[tuple[object, ...], object]:
+        return effects(others.changes, self.known[here.parent or ""].state, here.state)
+
+    def _as_placed(
+        self, attempt: Attempt, changes: tuple[Change, ...], tip: Known
+    ) -> tuple[Change, ...]:
+        """The changes as the attempt's terms have them on top of the tip."""
+        taken = [self._effects(*landed) for landed in self._between(attempt, tip)]
+        places = set[tuple[object, ...]]().union(*taken)
+        placed = attempt.terms.place(changes, places, self.known[attempt.base].state, tip.state)
+        if attempt.terms.relocates and placed != changes:
+            self.count("appends put behind others")
+        return placed
+
+    def _check_overwritten(self, attempt: Attempt, changes: tuple[Change, ...], tip: Known) -> None:
+        """Nothing that others wrote since is overwritten, but where its terms say so."""
+        base = self.known[attempt.base].state
+        mine = effects(changes, base, apply_all(base, changes))
+        told = {c.place for c in changes if isinstance(c, SetChunk) and c.told}
+        for here, others in self._between(attempt, tip):
+            theirs = self._effects(here, others)
+            for place in sorted(mine.keys() & theirs.keys(), key=str):
+                if mine[place] == theirs[place] and place not in told:
+                    continue
+                if attempt.terms.policy == "ours":
+                    self.count("overwritten on purpose")
+                    continue
+                raise BrokenPromiseError(
+                    f"{attempt.message} overwrites {place}, which {others.message} wrote"
+                )
+
+    def _check_seen(self, attempt: Attempt, tip: Known) -> None:
+        """Nothing that had to hold still was changed by others."""
+        for here, others in self._between(attempt, tip):
+            before = self.known[here.parent or ""].state.chunks
+            for place in sorted(attempt.terms.seen):
+                same = before.get(place) == here.state.chunks.get(place)
+                self._demand(same, f"{attempt.message} saw {place}, which {others.message} changed")
+
+    def _ref_change(
+        self,
+        new: Root,
+        operation: str,
+        name: str,
+        changed: dict[str, tuple[str | None, str | None]],
+    ) -> None:
+        for change in self.refs:
+            if (
+                change.landed is None
+                and change.outcome in ("open", "unknown")
+                and (change.operation, change.name) == (operation, name)
+            ):
+                if operation.startswith("restore "):
+                    due = self.heads[int(operation.partition(" ")[2]) - 1]
+                    self._demand(self.heads[-1] == due, f"{operation} has made {self.heads[-1]}")
+                    change.landed = new.version
+                    return
+                shown = f"tag:{name}" if operation.endswith("tag") else name
+                to = _places(new).get(shown)
+                if set(changed) <= {shown} and to == change.snapshot:
+                    kept = to is None or to in self.in_history()
+                    self._demand(kept, f"{operation} {name}: {to} was in no history any more")
+                    change.landed = new.version
+                    self.count("refs changed")
+                    return
+        raise BrokenPromiseError(f"nobody has asked for this: {operation} {name}, {changed}")
+
+    # --- contents ----------------------------------------------------------------------------
+
+    def _learn(self, branch: Branch, state: State) -> None:
+        """A snapshot has become visible; it must hold that state."""
+        view = SnapshotView.open(self.objects, self.runtime, branch.head)
+        snapshot = view.snapshot
+        found, reach = self._contents(view)
+        self._reach(snapshot, reach)
+        missing = [key for key in sorted(reach) if key not in self.shelf.objects]
+        self._demand(not missing, f"{view.snapshot_id} reaches what is not there: {missing}")
+        if found != state:
+            wrong = sorted(set(found.lines()) ^ set(state.lines()))
+            raise BrokenPromiseError(f"{snapshot.message!r} holds other than it should: {wrong}")
+        if ACCOUNTS in found.nodes and found.nodes[ACCOUNTS].attributes:
+            held = [int(data) for (path, _), data in found.chunks.items() if path == ACCOUNTS]
+            self._demand(sum(held) == self.total, f"{snapshot.message!r}: accounts hold {held}")
+        rewrite = snapshot.kind == "rewrite"
+        self.known[view.snapshot_id] = Known(
+            view.snapshot_id,
+            snapshot.parent_id,
+            snapshot.message,
+            rewrite,
+            state,
+            frozenset(reach),
+        )
+
+    def _contents(self, view: SnapshotView) -> tuple[State, set[str]]:
+        nodes, chunks, reach = {}, {}, set()
+        for path, node in view.nodes.items():
+            self._demand(node.kind is not NodeKind.OPAQUE, f"a stray key {path}")
+            nodes[path] = _node_of(node.documents["zarr.json"])
+            table = view.chunks(node.node_id) if node.kind is NodeKind.ARRAY else None
+            for coords, ref in table.refs() if table is not None else ():
+                if isinstance(ref, NativeRef):
+                    reach.add(ref.key)
+                chunks[path, coords[0]] = self._bytes(ref)
+        return State(nodes, chunks), reach
+
+    def _bytes(self, ref: Any) -> bytes:
+        if isinstance(ref, InlineRef):
+            return ref.data
+        stored = self.shelf.objects.get(ref.key)
+        if stored is None:
+            raise BrokenPromiseError(f"a chunk lies in {ref.key}, which is not there")
+        data = stored[0][ref.offset : ref.offset + ref.length]
+        self._demand(crc32c(data) == ref.crc32c, f"a chunk in {ref.key} is damaged")
+        return data
+
+    def _reach(self, snapshot: Any, reach: set[str]) -> None:
+        """Add the keys of all metadata that the snapshot needs."""
+        reach.add(snapshot.log.key)
+        log = self.objects.load(snapshot.log, Delta)
+        reach.update(ref.blob.key for ref in log.manifests)
+        for entry in snapshot.deltas:
+            reach.add(entry.log.key)
+            reach.update(ref.blob.key for ref in entry.manifests)
+        for digest in snapshot.digests:
+            reach.add(digest.blob.key)
+        if snapshot.base is not None:
+            reach.add(snapshot.base.key)
+            base = self.objects.load(snapshot.base, Base)
+            reach.update(ref.blob.key for ref in base.manifests)
+
+    def _deleted(self, keys: Sequence[str]) -> None:
+        gone = set(keys)
+        self.world.note(f"deleted {len(gone)} objects")
+        self.counts["deleted"] = self.counts.get("deleted", 0) + len(gone)
+        for known in self.kept().values():
+            lost = known.reach & gone or {snapshot_key(known.snapshot_id)} & gone
+            self._demand(not lost, f"{known.message!r} needs what was deleted: {sorted(lost)}")
+        lost = self._indexes() & gone
+        self._demand(not lost, f"a branch names indexes that were deleted: {sorted(lost)}")
+
+    def recovered(self, root: Root, version: int) -> None:
+        """The root was lost, and made again from the archive of a version."""
+        due = self.heads[version - 1]
+        found = {name: snapshot_id_of(b.head.key) for name, b in root.branches.items()}
+        self._demand(found == due, f"{found} was recovered from version {version}, {due}")
+        self.root = root
+        self._check_there()
+        self.count("recovered")
+
+    # --- at the end --------------------------------------------------------------------------
+
+    def finish(self, check_all: Callable[[Known], None] | None = None) -> None:
+        """Check everything once more, now that nobody is at work."""
+        root = self._root()
+        for name, branch in root.branches.items():
+            messages = [k.message for k in self.history(branch) if not k.rewrite]
+            self._demand(len(messages) == len(set(messages)), f"{name} has a commit twice")
+        self._check_there()
+        for known in self.in_history().values():
+            if check_all is not None:
+                check_all(known)
+
+    def _shadowed(self, needed: Iterable[str]) -> set[str]:
+        """Chunk objects that needed tables name, though newer ones may lie over them."""
+        found: set[str] = set()
+        for key in needed:
+            data = self.shelf.objects[key][0]
+            held: Manifest | None = None
+            if key.startswith("deltas/"):
+                held = Delta.from_object(data, BlobRef.to(key, data)).embedded
+            elif key.startswith("manifests/"):
+                held = Manifest.from_object(data, BlobRef.to(key, data))
+            for part, table in held.parts if held is not None else ():
+                found |= native_keys(Manifest.decode(part, table))
+        return found
+
+    def _indexes(self) -> set[str]:
+        """The indexes of initialised chunks that branches name, and what those name."""
+        found: set[str] = set()
+        for branch in self._root().branches.values():
+            if branch.index is not None:
+                directory = self.objects.load(branch.index, IndexDirectory)
+                found |= {branch.index.key, *(blob.key for blob in directory.blobs)}
+        return found
+
+    def garbage(self) -> list[str]:
+        """Keys of what no snapshot in history or under a lease needs."""
+        root = self._root()
+        needed = {ROOT_KEY}
+        for known in self.kept().values():
+            needed |= {snapshot_key(known.snapshot_id), *known.reach}
+        needed |= self._shadowed(needed)
+        needed |= {page.blob.key for pages in root.pages.values() for page in pages}
+        needed |= self._indexes()
+        leased = {lease.session.partition("-")[0] for lease in root.leases}
+        return [
+            key
+            for key in sorted(self.shelf.objects)
+            if key not in needed
+            and not key.startswith("root/")
+            and key.split("/")[1].partition("-")[0] not in leased
+        ]
+
+
+def _places(root: Root) -> dict[str, str]:
+    """The snapshot of each branch, and of each tag as `tag:name`."""
+    found = {name: snapshot_id_of(b.head.key) for name, b in root.branches.items()}
+    return found | {f"tag:{name}": snapshot_id_of(ref.key) for name, ref in root.tags.items()}
+
+
+def _is_shut_out(tip: Branch, start: int, epoch: int | None) -> bool:
+    """Whether a session that began then, or has that claim, must not commit to the branch."""
+    return tip.epoch != epoch and (epoch is not None or start < tip.epoch)
+
+
+@lru_cache(maxsize=256)
+def _node_of(document: bytes) -> Node:
+    parsed = json.loads(document)
+    attributes = tuple(sorted(parsed.get("attributes", {}).items()))
+    return Node(parsed["shape"][0] if parsed["node_type"] == "array" else None, attributes)

@@ -1,0 +1,187 @@
+"""Who keeps a repository small, and who must not suffer from it.
+
+`Expirer`, `Collector` and `Restorer` do the maintenance. `LeaseReader` and `LeaseWriter` hold
+leases and are slow, so that they would lose what they read and write if these kept nothing.
+`ExclusiveWriter` shuts others out of a branch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from zarr_manifests.errors import (
+    ConflictError,
+    FencedError,
+    InvalidArgumentError,
+    ManifestsError,
+    NotFoundError,
+    SnapshotExpiredError,
+)
+from zarr_manifests.testing.simulation.actors import (
+    branch_for,
+    gone,
+    read_chunk,
+    scribble,
+)
+from zarr_manifests.testing.simulation.attempts import RefChange
+from zarr_manifests.testing.simulation.process import Process
+from zarr_manifests.testing.simulation.world import BrokenPromiseError
+
+__all__ = ["Collector", "ExclusiveWriter", "Expirer", "LeaseReader", "LeaseWriter", "Restorer"]
+
+_GRACES_S: Final = (0.0, 0.0, 1.0, 3600.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Expirer:
+    """Lets old snapshots go."""
+
+    name: str
+
+    def act(self, process: Process) -> None:
+        process.wait(process.rng.random() * 2)
+        keep = process.rng.randrange(1, 6)
+        max_age = timedelta(seconds=1) if process.rng.random() < 0.2 else None
+        disturbed = process.wire.disturbed
+        try:
+            process.repository().expire_snapshots(keep_last=keep, max_age=max_age)
+        except ManifestsError as error:
+            process.expect(error, disturbed, (ConflictError,))
+
+
+@dataclass(frozen=True, slots=True)
+class Collector:
+    """Collects garbage, with any grace."""
+
+    name: str
+
+    def act(self, process: Process) -> None:
+        process.wait(process.rng.random() * 2)
+        grace = timedelta(seconds=process.rng.choice(_GRACES_S))
+        disturbed = process.wire.disturbed
+        others = process.judge.counts.get("collect garbage", 0)
+        try:
+            process.repository().garbage_collect(grace)
+        except ManifestsError as error:
+            beside = process.judge.counts.get("collect garbage", 0) > others + 1
+            # Another collection may delete what this one is about to mark; it then gives up.
+            process.expect(error, disturbed, (ManifestsError,) if beside else (ConflictError,))
+
+
+@dataclass(frozen=True, slots=True)
+class Restorer:
+    """Goes back to the refs of an older version."""
+
+    name: str
+
+    def act(self, process: Process) -> None:
+        process.wait(process.rng.random() * 3)
+        root = process.judge.root
+        if root is None or root.version < 4:
+            return
+        version = process.rng.randrange(max(3, root.collected - 2), root.version + 1)
+        disturbed = process.wire.disturbed
+        try:
+            repository = process.repository()
+        except ManifestsError as error:
+            process.expect(error, disturbed, ())
+            return
+        process.change_ref(
+            RefChange(f"restore {version}", "", None),
+            lambda: repository.restore(version),
+            (SnapshotExpiredError, NotFoundError, InvalidArgumentError, ConflictError),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseReader:
+    """Reads an old snapshot slowly, under a lease."""
+
+    name: str
+
+    def act(self, process: Process) -> None:
+        rng, judge = process.rng, process.judge
+        snapshot_id = rng.choice(judge.places())
+        state = judge.state(snapshot_id)
+        disturbed = process.wire.disturbed
+        names: set[str] = set()
+        try:
+            with process.repository().lease(snapshot_id, rng.choice((0.3, 2.0, 600.0))) as lease:
+                names = {one.name for one in judge.leases() if one.snapshot == snapshot_id}
+                session = process.repository().readonly_session(snapshot_id=snapshot_id)
+                for _ in range(rng.randrange(2, 8)):
+                    process.wait(rng.random() * 0.5)
+                    path = rng.choice([p for p, n in state.nodes.items() if n.length])
+                    read_chunk(
+                        session.store, state, path, rng.randrange(state.nodes[path].length or 1)
+                    )
+                    lease.check()
+                judge.count("leases held to the end")
+        except (SnapshotExpiredError, FencedError) as error:
+            still = {one.name for one in judge.leases() if one.snapshot == snapshot_id}
+            if names and names == still and process.wire.disturbed == disturbed:
+                raise BrokenPromiseError(f"{snapshot_id} is leased and expired") from error
+        except ManifestsError as error:
+            process.expect(error, disturbed, (ConflictError,))
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseWriter:
+    """Writes slowly, under a lease, and commits after all."""
+
+    name: str
+
+    def act(self, process: Process) -> None:
+        branch, rng = branch_for(process), process.rng
+        disturbed = process.wire.disturbed
+        try:
+            session = process.repository().writable_session(branch, lease=rng.choice((0.3, 600.0)))
+        except ManifestsError as error:
+            fenced = (ConflictError, FencedError, SnapshotExpiredError)
+            process.expect(error, disturbed, (*gone(branch), *fenced))
+            return
+        for _ in range(rng.randrange(1, 3)):
+            try:
+                state = process.judge.state(session.snapshot_id)
+                changes = scribble(process, session.store, state, 0.2)
+                process.wait(rng.random() * 3)
+            except ManifestsError as error:
+                process.expect(error, disturbed, (), session)
+                break
+            if not session.has_changes or not process.commit(
+                session, branch, changes, allowed=(ConflictError,)
+            ):
+                break
+            process.judge.count("commits under a lease")
+        session.close()
+
+
+@dataclass(frozen=True, slots=True)
+class ExclusiveWriter:
+    """Claims a branch for itself, and writes until somebody else claims it."""
+
+    name: str
+
+    def act(self, process: Process) -> None:
+        branch = branch_for(process)
+        disturbed = process.wire.disturbed
+        try:
+            session = process.repository().writable_session(branch, exclusive=True)
+        except ManifestsError as error:
+            process.expect(error, disturbed, (*gone(branch), ConflictError, SnapshotExpiredError))
+            return
+        for _ in range(process.rng.randrange(1, 4)):
+            try:
+                state = process.judge.state(session.snapshot_id)
+                changes = scribble(process, session.store, state, 0.2)
+            except ManifestsError as error:
+                process.expect(error, disturbed, (), session)
+                return
+            process.wait(process.rng.random())
+            if not session.has_changes or not process.commit(
+                session, branch, changes, allowed=(ConflictError,)
+            ):
+                return
+            process.judge.count("exclusive commits")
