@@ -1,4 +1,9 @@
-"""`Repository`: a versioned store of Zarr hierarchies, its branches, tags and history."""
+"""`Repository`: a versioned store of Zarr hierarchies, its branches, tags and history.
+
+Invariants: of all that make a repository at one place at once, one does; the saved configuration
+is changed by `save_config` alone; what virtual containers and caches an object was opened with
+goes with its pickles and is never saved.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,6 @@ from zarr_manifests.engine.compact import CompactionReport
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.create import create_repository
 from zarr_manifests.engine.disk_cache import DiskCache
-from zarr_manifests.engine.imports import import_references
 from zarr_manifests.engine.objects import Objects
 from zarr_manifests.engine.observed import observed_compaction
 from zarr_manifests.engine.preload import RefsPreload
@@ -36,7 +40,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.root import Root
 from zarr_manifests.history import Diff, SnapshotInfo, Usage
-from zarr_manifests.layouts import Layouts
+from zarr_manifests.imports import Imports
 from zarr_manifests.metrics import Meter, Metrics
 from zarr_manifests.planning.compaction import CompactionMode
 from zarr_manifests.runtime import SYSTEM, Runtime
@@ -44,15 +48,13 @@ from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.storage.metered import MeteredStorage, metered, unmetered
 from zarr_manifests.versions import DEFAULT_BRANCH, REF_ATTEMPTS
 from zarr_manifests.virtual.containers import Containers
-from zarr_manifests.virtual.kerchunk import read_kerchunk
-from zarr_manifests.virtual.references import References, list_zarr, location_of
 
 __all__ = ["Diff", "Repository", "SnapshotInfo", "Usage"]
 
 _SHOWN_REFS: Final = 20
 
 
-class Repository(Layouts):
+class Repository(Imports):
     """A transactional, versioned store of Zarr hierarchies.
 
     Made by `create`, `open` or `open_or_create`. Thread-safe.
@@ -90,15 +92,8 @@ class Repository(Layouts):
             A path, a URL (`file://`, `memory://name`) or a storage.
         config : RepositoryConfig or mapping, optional
             Saved with the repository.
-        virtual_containers : mapping of str to str or path, optional
-            Places elsewhere that virtual chunks may be read from: a name, and the URL or path of
-            a folder. It counts for this object, what comes from it and their pickles only.
-        cache : CacheOptions or mapping, optional
-            How much metadata is kept in memory, and in which folder of the local disk; for this
-            object, what comes from it and their pickles only. What a mapping leaves out is as the
-            configuration's section `cache` says.
-        runtime : Runtime
-            Clock, randomness and threads; for tests.
+        virtual_containers, cache, runtime
+            As for `open`.
 
         Raises
         ------
@@ -356,143 +351,6 @@ class Repository(Layouts):
         at = self._context.roots.update(change, "save config", "", "", REF_ATTEMPTS)
         self._context = replace(self._context, config=used)
         return at.root.config
-
-    # --- taking what is elsewhere ------------------------------------------------------------
-
-    def import_zarr(
-        self,
-        url: str | os.PathLike[str],
-        path: str = "/",
-        copy: bool = False,
-        *,
-        message: str | None = None,
-        branch: str = DEFAULT_BRANCH,
-    ) -> str:
-        """Take a plain Zarr store in, in one commit: its metadata, and refs to its chunks.
-
-        The store's files must stay as they are: each is noted with its size and time of
-        modification, and reading one that has changed is an error.
-
-        Parameters
-        ----------
-        url : str or path
-            Path or URL (`file://`, `memory://`) of the store.
-        path : str
-            Where to; nothing may be there. Groups above it are made.
-        copy : bool
-            Copy the chunks instead, so that the store is not needed any more.
-        message : str, optional
-            Of the commit.
-        branch : str
-            What to commit to.
-
-        Returns
-        -------
-        str
-            The new snapshot's id.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no Zarr store at the URL.
-        AlreadyExistsError
-            If there is something at the path.
-        InvalidArgumentError
-            If consolidated metadata knows of documents that are not there, or a folder in the
-            store is a symbolic link.
-        UnsupportedFormatError
-            If the store has metadata that is not understood, or is a file, such as a ZIP.
-
-        Examples
-        --------
-        >>> import zarr, zarr_manifests as zm
-        >>> from zarr_manifests.storage import MemoryStorage
-        >>> plain = MemoryStorage("plain-zarr")
-        >>> plain.put("zarr.json", b'{"zarr_format": 3, "node_type": "group"}')
-        >>> repo = zm.Repository.create("memory://import-example")
-        >>> snapshot_id = repo.import_zarr("memory://plain-zarr", message="take it in")
-        >>> list(zarr.open_group(repo.readonly_session().store, mode="r"))
-        []
-        """
-        references, location = list_zarr(url), location_of(url)
-        return self._import(
-            references,
-            path,
-            Containers.of({"source": location}),
-            message or f"import {location}",
-            branch,
-            copy=copy,
-        )
-
-    def import_kerchunk(
-        self,
-        references: str | os.PathLike[str] | Mapping[str, Any],
-        path: str = "/",
-        *,
-        message: str | None = None,
-        branch: str = DEFAULT_BRANCH,
-    ) -> str:
-        """Take kerchunk references in, in one commit: metadata, and refs to chunks.
-
-        Parameters
-        ----------
-        references : str, path or mapping
-            A JSON file, or what is in one, or a folder of parquet files (this needs pyarrow). Of
-            files that lie below a container, size and time of modification are noted, and reading
-            one that has changed is an error.
-        path : str
-            Where to; nothing may be there. Groups above it are made.
-        message : str, optional
-            Of the commit.
-        branch : str
-            What to commit to.
-
-        Returns
-        -------
-        str
-            The new snapshot's id.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no such file.
-        AlreadyExistsError
-            If there is something at the path.
-        InvalidArgumentError
-            If a reference is malformed, a location is a relative path or has a user or a password
-            in it, or more than 4 million references are generated.
-        UnsupportedFormatError
-            If there is a template or metadata that is not understood.
-        UnsupportedStorageError
-            If the scheme of a location is not supported.
-        VirtualContainerError
-            If a chunk is a whole file that lies below no container, so that its size is not known.
-        ImportError
-            If pyarrow is due and not installed.
-        """
-        found = read_kerchunk(references, self._context.containers)
-        return self._import(
-            found,
-            path,
-            self._context.containers,
-            message or "import kerchunk references",
-            branch,
-            copy=False,
-        )
-
-    def _import(
-        self,
-        references: References,
-        path: str,
-        trusted: Containers,
-        message: str,
-        branch: str,
-        *,
-        copy: bool,
-    ) -> str:
-        session = self.writable_session(branch)
-        import_references(session.store.workspace, path, references, trusted, copy=copy)
-        return session.commit(message)
 
     # --- history -----------------------------------------------------------------------------
 

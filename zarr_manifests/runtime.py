@@ -8,9 +8,12 @@ fixed order with `checkpoint` as the place where a scheduler may switch to anoth
 
 from __future__ import annotations
 
+import functools
+import getpass
 import itertools
 import os
 import random
+import socket
 import threading
 import time
 import weakref
@@ -194,6 +197,21 @@ def _no_checkpoint(name: str) -> None:
     return None
 
 
+@functools.cache
+def _user_and_host() -> str:
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a user without a name, as in some containers
+        user = str(os.getuid()) if hasattr(os, "getuid") else "?"
+    return f"{user}@{socket.gethostname()}"
+
+
+def _who() -> str:
+    """What the variable `ZARR_MANIFESTS_WHO` says, else the user and the host."""
+    said = os.environ.get("ZARR_MANIFESTS_WHO")
+    return _user_and_host() if said is None else said
+
+
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """Clock, randomness, jitter, threads and yield points, passed in.
@@ -220,6 +238,8 @@ class Runtime:
     later : callable
         `later(delay_s, call)` runs one argument-free call after so many seconds, in a thread of
         its own, and gives a callable that calls this off.
+    who : callable
+        Says in whose name operations are logged.
 
     Examples
     --------
@@ -237,6 +257,7 @@ class Runtime:
     background: Callable[[Callable[[], None]], None]
     checkpoint: Callable[[str], None] = _no_checkpoint
     later: Callable[[float, Callable[[], None]], Callable[[], None]] = _call_later
+    who: Callable[[], str] = _who
 
 
 SYSTEM = Runtime(

@@ -9,55 +9,42 @@ their changes back.
 from __future__ import annotations
 
 import logging
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from zarr_manifests.appends import put_behind
+from zarr_manifests.arranging import Arranging
 from zarr_manifests.config import Compaction
-from zarr_manifests.display import html_page
-from zarr_manifests.engine.arrange import move_node, node_path, reindex_chunks, shift_chunks
 from zarr_manifests.engine.background import compact_soon
-from zarr_manifests.engine.changes import ChangeSet, ForkState, Owners
-from zarr_manifests.engine.chunks import SessionKeys
+from zarr_manifests.engine.changes import ChangeSet, ForkState
 from zarr_manifests.engine.commit import (
     Committed,
     amending,
     checked_message,
     checked_metadata,
+    commit,
     delta_of,
     deltas_between,
 )
-from zarr_manifests.engine.context import Context
-from zarr_manifests.engine.following import Follower, open_head
-from zarr_manifests.engine.forks import freeze, merge_forks, refuse_unmerged
-from zarr_manifests.engine.heartbeat import Held
-from zarr_manifests.engine.index import initialized_coords
-from zarr_manifests.engine.leases import give_up, move, take
-from zarr_manifests.engine.observed import observed_commit, observed_compaction
+from zarr_manifests.engine.forks import freeze, merge_forks
+from zarr_manifests.engine.observed import observed, observed_compaction
 from zarr_manifests.engine.patch import combined, patch
-from zarr_manifests.engine.preload import Preload, PreloadReport
+from zarr_manifests.engine.preload import PreloadReport
 from zarr_manifests.engine.rebasing import Rebasing, rebase_changes
 from zarr_manifests.engine.view import SnapshotView
-from zarr_manifests.engine.workspace import Workspace
 from zarr_manifests.errors import (
     CommitOutcomeUnknownError,
     ConflictError,
     InvalidArgumentError,
     ManifestsError,
-    ReadOnlyError,
-    SessionClosedError,
 )
 from zarr_manifests.format.delta import CommitKind
-from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.format.root import Branch
 from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.grid import IndexArray
-from zarr_manifests.history import ArrayUsage, Status, Totals
+from zarr_manifests.history import Status
 from zarr_manifests.ids import snapshot_id_of
-from zarr_manifests.planning.arrange import Places, moved_paths
 from zarr_manifests.planning.compaction import CompactionMode, is_due
 from zarr_manifests.planning.rebase import Policy, check_policy
 from zarr_manifests.runtime import SYSTEM, Runtime
@@ -89,7 +76,7 @@ class Fork:
         return Fork, (self._store.freeze(explicit=True),)
 
 
-class Session:
+class Session(Arranging):
     """A view of one snapshot, and of the changes made on top of it.
 
     Made by `Repository.readonly_session`, `Repository.writable_session` or
@@ -109,88 +96,7 @@ class Session:
     Status(created=(), updated=(), deleted=(), chunks={}, moved={})
     """
 
-    def __init__(
-        self,
-        context: Context,
-        view: SnapshotView,
-        branch: str | None,
-        start: int | None,
-        *,
-        read_from: str | None = None,
-        follow_s: float | None = None,
-        lease_ms: int | None = None,
-        epoch: int | None = None,
-        serializable: bool = False,
-    ) -> None:
-        self._context = context
-        self._serializable = serializable
-        self._branch = branch
-        self._held: Held | None = None
-        self._epoch = epoch
-        self._indexed = branch if read_from is None else read_from
-        keys = None if start is None else self._keys_from(start)
-        self._workspace = Workspace(context, view, keys)
-        if follow_s is not None and read_from is not None:
-            self._workspace.follower = Follower(context, read_from, follow_s)
-        if lease_ms is not None and keys is not None:
-            owner = f"writer of {branch}"
-            self._held = take(context, view.snapshot_id, lease_ms, owner, keys.session_id)
-            # A session that is forgotten must not keep its lease alive for ever.
-            weakref.finalize(self, context.heart.drop, self._held)
-        options = context.config.chunk_manifests.preload
-        self._preload = Preload(context.objects, context.runtime, options, view)
-        # The store may live longer than the session, so it is the workspace that counts.
-        weakref.finalize(self._workspace, self._preload.cancel).atexit = False
-        self._preload.start()
-        self._owners = Owners()
-        self._merged = False
-        self._append_dim: str | None = None
-
-    def __repr__(self) -> str:
-        mode = "read-only" if self.read_only else f"writable on {self._branch!r}"
-        return f"<Session {self._context.storage.url} at {self.snapshot_id}, {mode}>"
-
-    def _repr_html_(self) -> str:
-        view = self._workspace.view
-        facts = [
-            ("at", self._context.storage.url),
-            ("snapshot", view.snapshot_id),
-            ("message", view.snapshot.message),
-            ("mode", "read-only" if self.read_only else f"writable on branch {self._branch!r}"),
-        ]
-        if not self.read_only:
-            facts.append(("changes", str(self.status())))
-        return html_page("Session", facts, self._workspace.nodes())
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError(
-            "a session cannot be pickled: pickle session.fork(), or session.store for reading"
-        )
-
-    @property
-    def read_only(self) -> bool:
-        """Whether the session can only read."""
-        return self._workspace.keys is None
-
-    @property
-    def branch(self) -> str | None:
-        """The branch a writable session commits to."""
-        return self._branch
-
-    @property
-    def snapshot_id(self) -> str:
-        """Id of the snapshot the session reads, or that its changes are made on."""
-        return self._workspace.view.snapshot_id
-
-    @property
-    def store(self) -> ManifestStore:
-        """The session's contents as a Zarr store."""
-        return ManifestStore(self._workspace, read_only=self.read_only)
-
-    @property
-    def has_changes(self) -> bool:
-        """Whether there is anything to commit."""
-        return bool(self._workspace.changes)
+    _append_dim: str | None = None
 
     def __enter__(self) -> Session:
         return self
@@ -198,298 +104,35 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Fetch nothing more in the background, take no more changes, and give up the lease.
+    def fork(self) -> Fork:
+        """A copy of the session for another process.
 
-        What was not committed cannot be committed any more. What was opened from the session's
-        store can still be read. A session closes at the end of its `with` block, too; one that is
-        forgotten need not be closed.
-
-        Examples
-        --------
-        >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://close-example")
-        >>> with repo.writable_session() as session:
-        ...     _ = zarr.create_group(session.store, path="air")
-        ...     _ = session.commit("make a group")
-        >>> with repo.readonly_session() as session:
-        ...     list(zarr.open_group(session.store, mode="r"))
-        ['air']
+        Raises
+        ------
+        ReadOnlyError
+            If the session is read-only: pickle its store instead.
         """
-        self._preload.cancel()
-        if self._workspace.closed is None:
-            self._workspace.closed = "close() was called; open another one to make changes"
-        try:
-            self.release_lease()
-        except ManifestsError:
-            # Nobody renews it any more, so that a collection removes it once its time is up.
-            _LOG.warning("the lease of a session was not given up", exc_info=True)
+        self._check_open()
+        return Fork(freeze(self._workspace, explicit=True), self._context.runtime)
 
-    def preload_report(self, wait_s: float = 0.0) -> PreloadReport:
-        """What was fetched in the background since the session opened, and what was not, and why.
+    def merge(self, *forks: Fork | ManifestStore) -> None:
+        """Bring the changes of forks, or of their stores, into this session.
 
-        Parameters
-        ----------
-        wait_s : float, default 0
-            Wait so many seconds at most for it to end.
-
-        Examples
-        --------
-        >>> import numpy as np, xarray as xr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://preload-example")
-        >>> with repo.transaction(message="a coordinate") as store:
-        ...     _ = xr.Dataset(coords={"x": np.arange(3)}).to_zarr(store, consolidated=False)
-        >>> report = repo.readonly_session().preload_report(wait_s=1)
-        >>> [(one.state.value, one.refs, one.why) for one in report.manifests]
-        [('skipped', 1, 'it is here already')]
-        """
-        if wait_s > 0:
-            self._preload.wait(wait_s)
-        return self._preload.report()
-
-    def status(self) -> Status:
-        """What has been changed and not committed."""
-        workspace = self._workspace
-        with workspace.lock:
-            before, changes = workspace.view.nodes, workspace.changes.copy()
-        nodes = workspace.nodes()
-        paths = {node.node_id: node.path for node in nodes.values()}
-        opaque = {n.node_id for n in nodes.values() if n.kind is NodeKind.OPAQUE}
-        moved = moved_paths(before, nodes)
-        old_paths = {new: old for old, new in moved.items()}
-        made = [n for n in changes.nodes.values() if n is not None]
-        created = [n.path for n in made if n.path not in before and n.path not in old_paths]
-        updated = [
-            n.path
-            for n in made
-            if (n.path in before and n.path not in old_paths)
-            or (n.path in old_paths and before[old_paths[n.path]].documents != n.documents)
-        ]
-        gone = [p for p, node in changes.nodes.items() if node is None and p not in moved]
-        return Status(
-            tuple(sorted(map(_absolute, created))),
-            tuple(sorted(map(_absolute, updated))),
-            tuple(sorted(map(_absolute, gone))),
-            {
-                _absolute(paths[node]): count
-                for node in changes.touched()
-                if node in paths and node not in opaque and (count := changes.count(node))
-            },
-            {_absolute(old): _absolute(new) for old, new in moved.items()},
-        )
-
-    def refresh(self) -> bool:
-        """Go on to the newest snapshot of the branch that the session reads.
-
-        Returns
-        -------
-        bool
-            Whether there was a newer one.
+        Merging the same copy twice counts once. Forks that wrote the same bytes to the same
+        chunk (as retried tasks do) agree.
 
         Raises
         ------
         InvalidArgumentError
-            If the session reads a tag or a snapshot by its id, or has changes.
-        NotFoundError
-            If the branch was deleted.
-
-        Examples
-        --------
-        >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://refresh-example")
-        >>> reader = repo.readonly_session("main")
-        >>> with repo.transaction(message="make air") as store:
-        ...     _ = zarr.create_group(store, path="air")
-        >>> reader.refresh(), list(zarr.open_group(reader.store, mode="r"))
-        (True, ['air'])
-        """
-        if self._indexed is None:
-            raise InvalidArgumentError(
-                "the session reads a tag or one certain snapshot, of which there is no newer one; "
-                "only a session of a branch can be refreshed"
-            )
-        workspace = self._workspace
-        with workspace.lock:
-            if workspace.changes:
-                raise InvalidArgumentError(
-                    "the session has changes; commit or discard them, then refresh"
-                )
-            if not self.read_only:
-                self._check_open()
-                self.check_forks()
-            # Read first: the session's start must not be younger than the snapshot it reads.
-            start = self._context.roots.read().root.version
-            view = open_head(self._context, self._indexed, workspace.view)
-            if view is workspace.view:
-                return False
-            if self.read_only:
-                workspace.start_at(view, None)
-            else:
-                self._start_at(view, self._keys_from(start))
-                self._move_lease()
-            return True
-
-    def release_lease(self) -> None:
-        """Give up the lease that the session was opened with, if any; the fence counts for it."""
-        held, self._held = self._held, None
-        if held is not None:
-            give_up(self._context, held)
-
-    def _move_lease(self) -> None:
-        """Let the lease go on with what the session is now."""
-        keys = self._workspace.keys
-        if self._held is None or keys is None:
-            return
-        try:
-            move(self._context, self._held, keys.session_id, self.snapshot_id)
-        except ManifestsError:
-            # The next commit is refused, should the fence have passed the session by then.
-            _LOG.warning("the lease of a session could not go on with it", exc_info=True)
-
-    # --- moving what is there ----------------------------------------------------------------
-
-    def move(self, old: str, new: str) -> None:
-        """Move a group or array, with everything below it, to another path.
-
-        Only metadata changes: no chunk is read or written, and every node keeps its history.
-        What documents say (dimension names, attributes) stays as it is.
-
-        Parameters
-        ----------
-        old, new : str
-            Paths, with or without a leading slash. The group that `new` lies in must exist.
-
-        Raises
-        ------
-        NotFoundError
-            If there is nothing at `old`, or no group for `new`.
-        AlreadyExistsError
-            If there is something at or below `new`.
-        InvalidArgumentError
-            If `old` is the root, or `new` lies below `old` or below an array.
-
-        Examples
-        --------
-        >>> import zarr, zarr_manifests as zm
-        >>> session = zm.Repository.create("memory://move-example").writable_session()
-        >>> _ = zarr.create_group(session.store, path="air")
-        >>> session.move("air", "water")
-        >>> list(zarr.open_group(session.store, mode="r"))
-        ['water']
+            If a fork belongs to another repository, session or base.
+        ConflictError
+            If two writers changed the same chunk or document differently. Nothing was merged.
         """
         self._check_open()
-        move_node(self._workspace, old, new)
-
-    def rename(self, path: str, name: str) -> None:
-        """Give a group or array another name in the same group; as `move` otherwise."""
-        if not name or "/" in name:
-            raise InvalidArgumentError(f"{name!r} is no name; session.move takes a path")
-        above = node_path(path).rpartition("/")[0]
-        self.move(path, f"{above}/{name}")
-
-    def shift_array(self, path: str, offset_in_chunks: Sequence[int]) -> None:
-        """Move all chunks of an array by whole chunks; none is read or written.
-
-        What would come to lie outside the array is dropped, and what becomes vacant reads as fill
-        value. The array keeps its shape; resize it first to make room. A chunk at the array's
-        edge moves with all it holds, including what lies beyond the edge.
-
-        Parameters
-        ----------
-        path : str
-            The array.
-        offset_in_chunks : sequence of int
-            How far, one number an axis, in chunks; negative towards the beginning.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no such array.
-        InvalidArgumentError
-            If there is not one whole number for each axis.
-
-        Examples
-        --------
-        >>> import zarr, zarr_manifests as zm
-        >>> session = zm.Repository.create("memory://shift-example").writable_session()
-        >>> a = zarr.create_array(session.store, name="a", shape=(6,), chunks=(2,), dtype="i4")
-        >>> a[:] = [1, 2, 3, 4, 5, 6]
-        >>> session.shift_array("a", (-1,))
-        >>> a[:]
-        array([3, 4, 5, 6, 0, 0], dtype=int32)
-        """
-        self._check_open()
-        shift_chunks(self._workspace, path, offset_in_chunks)
-
-    def reindex_array(self, path: str, places: Places) -> None:
-        """Move the chunks of an array to other places in it; none is read or written.
-
-        Parameters
-        ----------
-        path : str
-            The array.
-        places : mapping, callable or int[n, 2 * ndim]
-            From a chunk's coordinate to its new one, or to None to drop the chunk. A callable is
-            asked once for each chunk that is there, which takes seconds for a million. An array
-            has a row a chunk, the old coordinate and then the new one, where -1 on every axis
-            drops the chunk. Chunks that are not named stay; what is named and not there does not
-            matter.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no such array.
-        InvalidArgumentError
-            If a chunk would lie outside the array, or two at one place, or a coordinate has not
-            one whole number for each axis; nothing is changed.
-
-        Examples
-        --------
-        >>> import zarr, zarr_manifests as zm
-        >>> session = zm.Repository.create("memory://reindex-example").writable_session()
-        >>> a = zarr.create_array(session.store, name="a", shape=(6,), chunks=(2,), dtype="i4")
-        >>> a[:] = [1, 2, 3, 4, 5, 6]
-        >>> session.reindex_array("a", lambda chunk: (2 - chunk[0],))
-        >>> a[:]
-        array([5, 6, 3, 4, 1, 2], dtype=int32)
-        """
-        self._check_open()
-        reindex_chunks(self._workspace, path, places)
-
-    # --- committing --------------------------------------------------------------------------
-
-    def discard_changes(self) -> None:
-        """Forget everything that was not committed."""
-        self._check_open()
-        workspace = self._workspace
-        with workspace.lock:
-            assert workspace.keys is not None
-            # A new name, so that what copies of the old session wrote is not missed at a commit.
-            start = workspace.keys.start
-            if self._held is not None:  # a lease can go on only with a session before no fence
-                start = self._context.roots.read().root.version
-            self._start_at(workspace.view, self._keys_from(start))
-            self._move_lease()
-
-    def _keys_from(self, start: int) -> SessionKeys:
-        return SessionKeys(start, self._context.runtime, epoch=self._epoch)
-
-    def _start_at(self, view: SnapshotView, keys: SessionKeys) -> None:
-        self._preload.cancel()
-        self._workspace.start_at(view, keys)
-        self._owners = Owners()
-        self._merged = False
-
-    def check_forks(self) -> None:
-        """Refuse to leave out what pickled copies of the store, or forked children, have written.
-
-        Raises
-        ------
-        UnmergedForksError
-            If there are copies that changed anything, and none was merged.
-        """
-        if self._workspace.copied and not self._merged:
-            refuse_unmerged(self._workspace)
+        stores = [fork.store if isinstance(fork, Fork) else fork for fork in forks]
+        states = [store.freeze(explicit=True) for store in stores]
+        merge_forks(self._workspace, self._owners, states)
+        self._merged = True
 
     def commit(
         self,
@@ -662,22 +305,6 @@ class Session:
         name = _dimension(dim)
         self._append_dim = name if relocate else None
 
-    def _put_behind(
-        self, changes: ChangeSet, rebasing: Rebasing, tip: Branch
-    ) -> tuple[SnapshotView, ChangeSet] | None:
-        """The changes behind what others have appended, if that is asked for and due."""
-        if self._append_dim is None or not rebasing.allowed:
-            return None
-        return put_behind(self._context, self._workspace, changes, self._append_dim, rebasing, tip)
-
-    def _rebasing(self, rebase: bool | Policy, retries: int | None) -> Rebasing:
-        policy: Policy = "fail" if isinstance(rebase, bool) else rebase
-        check_policy(policy)
-        if retries is not None and (type(retries) is not int or retries < 0):
-            raise InvalidArgumentError(f"retries is a number of times, and not {retries!r}")
-        attempts = None if retries is None else retries + 1
-        return Rebasing(rebase is not False, policy, self._serializable, attempts)
-
     def amend(
         self,
         message: str | None = None,
@@ -741,6 +368,22 @@ class Session:
             metadata = checked_metadata(old.metadata if metadata is None else metadata)
             return self._land(message, metadata, amended=head)
 
+    def _put_behind(
+        self, changes: ChangeSet, rebasing: Rebasing, tip: Branch
+    ) -> tuple[SnapshotView, ChangeSet] | None:
+        """The changes behind what others have appended, if that is asked for and due."""
+        if self._append_dim is None or not rebasing.allowed:
+            return None
+        return put_behind(self._context, self._workspace, changes, self._append_dim, rebasing, tip)
+
+    def _rebasing(self, rebase: bool | Policy, retries: int | None) -> Rebasing:
+        policy: Policy = "fail" if isinstance(rebase, bool) else rebase
+        check_policy(policy)
+        if retries is not None and (type(retries) is not int or retries < 0):
+            raise InvalidArgumentError(f"retries is a number of times, and not {retries!r}")
+        attempts = None if retries is None else retries + 1
+        return Rebasing(rebase is not False, policy, self._serializable, attempts)
+
     def _commit_patch(
         self, done: SnapshotView, message: str, metadata: Mapping[str, Any], *, undo: bool
     ) -> str:
@@ -788,19 +431,21 @@ class Session:
                         changes = combined(context, view, delta, changes)
                 how = rebasing or self._rebasing(True, None)
                 how = replace(how, relocate=partial(self._put_behind, changes, how))
-                done = observed_commit(
-                    context,
-                    view,
-                    changes,
-                    workspace.keys,
-                    self._branch,
-                    message,
-                    metadata,
-                    packs,
-                    replaces=amended,
-                    source=source,
-                    rebasing=how,
-                )
+                with observed(context, "commit", self._branch) as landing:
+                    done = commit(
+                        context,
+                        view,
+                        changes,
+                        workspace.keys,
+                        self._branch,
+                        message,
+                        metadata,
+                        packs,
+                        replaces=amended,
+                        source=source,
+                        rebasing=how,
+                    )
+                    landing.head = done.head
         except BaseException as error:
             if isinstance(error, CommitOutcomeUnknownError) or not isinstance(
                 error, ManifestsError
@@ -842,111 +487,6 @@ class Session:
         except ManifestsError:
             # The next commit makes it due again.
             _LOG.warning("compacting %r failed", self._branch, exc_info=True)
-
-    def du(self) -> tuple[ArrayUsage, ...]:
-        """Chunks and bytes of every array, and of every key that is no part of one.
-
-        Counted from manifests, changes of the session included; no chunk is read.
-        """
-        nodes = [n for n in self._workspace.nodes().values() if n.kind is not NodeKind.GROUP]
-        calls = [partial(self._workspace.chunks, node) for node in nodes]
-        tables = self._context.runtime.parallel(calls)
-        found = map(ArrayUsage.of, (_absolute(node.path) for node in nodes), tables)
-        return tuple(sorted(found, key=lambda usage: usage.path))
-
-    def totals(self) -> Totals:
-        """How many chunks and bytes there are in the session's snapshot, as it says itself.
-
-        What the session has changed is not in it. Nothing is read for it; see `Repository.totals`.
-
-        Examples
-        --------
-        >>> import zarr, zarr_manifests as zm
-        >>> session = zm.Repository.create("memory://session-totals-example").writable_session()
-        >>> array = zarr.create_array(session.store, name="a", shape=(8,), chunks=(2,), dtype="i2")
-        >>> array[4:] = 7
-        >>> _ = session.commit("fill half")
-        >>> session.totals()["a"].total.refs
-        2
-        """
-        return Totals.of(self._workspace.view)
-
-    def initialized_chunks(self, path: str, region: Sequence[slice] | None = None) -> IndexArray:
-        """Coordinates (int64[n, ndim]) of the chunks of an array that are there, in C order.
-
-        Changes of the session included. Nothing is listed and no chunk is read; where the index of
-        initialised chunks is up to date (`Repository.build_index`), no manifest of the base either.
-
-        Parameters
-        ----------
-        path : str
-            The array.
-        region : sequence of slice, optional
-            One slice of chunk coordinates an axis; all if none is given.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no such array.
-        InvalidArgumentError
-            If the region has other axes than the array, or a step.
-
-        Examples
-        --------
-        >>> import zarr, zarr_manifests as zm
-        >>> session = zm.Repository.create("memory://present-example").writable_session()
-        >>> array = zarr.create_array(session.store, name="a", shape=(8,), chunks=(2,), dtype="i2")
-        >>> array[4:] = 7
-        >>> session.initialized_chunks("a").tolist()
-        [[2], [3]]
-        >>> session.initialized_chunks("a", [slice(0, 3)]).tolist()
-        [[2]]
-        """
-        return initialized_coords(
-            self._context, self._workspace, path, region, branch=self._indexed
-        )
-
-    def fork(self) -> Fork:
-        """A copy of the session for another process.
-
-        Raises
-        ------
-        ReadOnlyError
-            If the session is read-only: pickle its store instead.
-        """
-        self._check_open()
-        return Fork(freeze(self._workspace, explicit=True), self._context.runtime)
-
-    def merge(self, *forks: Fork | ManifestStore) -> None:
-        """Bring the changes of forks, or of their stores, into this session.
-
-        Merging the same copy twice counts once. Forks that wrote the same bytes to the same
-        chunk (as retried tasks do) agree.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If a fork belongs to another repository, session or base.
-        ConflictError
-            If two writers changed the same chunk or document differently. Nothing was merged.
-        """
-        self._check_open()
-        stores = [fork.store if isinstance(fork, Fork) else fork for fork in forks]
-        states = [store.freeze(explicit=True) for store in stores]
-        merge_forks(self._workspace, self._owners, states)
-        self._merged = True
-
-    def _check_open(self) -> None:
-        if self.read_only:
-            raise ReadOnlyError(
-                "the session is read-only; open one with repo.writable_session(branch)"
-            )
-        if self._workspace.closed is not None:
-            raise SessionClosedError(f"the session is closed: {self._workspace.closed}")
-
-
-def _absolute(path: str) -> str:
-    return path if path.startswith("/") else f"/{path}"
 
 
 def _dimension(name: object) -> str:

@@ -7,64 +7,50 @@ attributes of the record too. Nothing here can make an operation fail that has l
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
-from zarr_manifests.engine.changes import ChangeSet
-from zarr_manifests.engine.chunks import SessionKeys
-from zarr_manifests.engine.commit import Committed, commit
 from zarr_manifests.engine.compact import CompactionReport, compact_branch
 from zarr_manifests.engine.context import Context
-from zarr_manifests.engine.packs import Pack
-from zarr_manifests.engine.rebasing import Rebasing
-from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import ConflictError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.compaction import CompactionMode
 
-__all__ = ["observed_commit", "observed_compaction", "report"]
+__all__ = ["Landing", "observed", "observed_compaction"]
 
 _LOG = logging.getLogger("zarr_manifests.operations")
 
 
-def observed_commit(
-    context: Context,
-    view: SnapshotView,
-    changes: ChangeSet,
-    keys: SessionKeys,
-    branch: str,
-    message: str,
-    metadata: Mapping[str, Any],
-    packs: Sequence[Pack] = (),
-    *,
-    replaces: SnapshotView | None = None,
-    source: str | None = None,
-    rebasing: Rebasing,
-) -> Committed:
-    """As `engine.commit.commit`."""
-    start_s = context.runtime.monotonic_s()
+@dataclass(slots=True)
+class Landing:
+    """What an operation made: `head` is the new snapshot, None as long as there is none.
+
+    `facts` are further attributes of the log's record; units in their names.
+    """
+
+    head: BlobRef | None = None
+    facts: dict[str, object] = field(default_factory=dict)
+
+
+@contextmanager
+def observed(context: Context, operation: str, branch: str) -> Iterator[Landing]:
+    """Count the operation of the block and tell the log of it, if it says that it has landed.
+
+    A commit that is in conflict is counted, too.
+    """
+    landing, start_s = Landing(), context.runtime.monotonic_s()
     try:
-        done = commit(
-            context,
-            view,
-            changes,
-            keys,
-            branch,
-            message,
-            metadata,
-            packs,
-            replaces=replaces,
-            source=source,
-            rebasing=rebasing,
-        )
+        yield landing
     except ConflictError:
-        context.meter.add("conflicts")
+        if operation == "commit":
+            context.meter.add("conflicts")
         raise
-    context.meter.add("commits")
-    report(context, "commit", branch, done.head, start_s)
-    return done
+    if landing.head is not None:
+        context.meter.add(f"{operation}s")
+        _report(context, operation, branch, landing.head, start_s, landing.facts)
 
 
 def observed_compaction(
@@ -77,33 +63,28 @@ def observed_compaction(
     claim: bool = False,
 ) -> tuple[CompactionReport, BlobRef | None]:
     """As `engine.compact.compact_branch`."""
-    start_s = context.runtime.monotonic_s()
-    found, head = compact_branch(
-        context, branch, mode, dry_run=dry_run, size_ratio=size_ratio, claim=claim
-    )
-    if head is not None:
-        context.meter.add("compactions")
-        report(
-            context,
-            "compaction",
-            branch,
-            head,
-            start_s,
-            mode=str(mode),
-            refs_merged=found.refs_merged,
-            bytes_written=found.bytes_written,
-            bytes_read=found.bytes_read,
+    with observed(context, "compaction", branch) as landing:
+        found, landing.head = compact_branch(
+            context, branch, mode, dry_run=dry_run, size_ratio=size_ratio, claim=claim
         )
-    return found, head
+        landing.facts = {
+            "mode": str(mode),
+            "refs_merged": found.refs_merged,
+            "bytes_written": found.bytes_written,
+            "bytes_read": found.bytes_read,
+        }
+    return found, landing.head
 
 
-def report(
-    context: Context, operation: str, branch: str, head: BlobRef, start_s: float, **more: object
+def _report(
+    context: Context,
+    operation: str,
+    branch: str,
+    head: BlobRef,
+    start_s: float,
+    more: Mapping[str, object],
 ) -> None:
-    """Log an operation that began at `start_s` of the runtime and made the snapshot `head`.
-
-    `more` are further attributes of the record; units in their names.
-    """
+    """Log an operation that began at `start_s` of the runtime and made the snapshot `head`."""
     if not _LOG.isEnabledFor(logging.INFO):
         return
     duration_ms = round((context.runtime.monotonic_s() - start_s) * 1000, 3)
@@ -125,5 +106,5 @@ def report(
         facts["snapshot_id"],
         branch,
         duration_ms,
-        extra=facts | more,
+        extra={**facts, **more},
     )

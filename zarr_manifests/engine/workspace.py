@@ -1,10 +1,6 @@
-"""Zarr keys over a snapshot and the changes on top of it.
+"""Changing what is at Zarr keys, over a snapshot.
 
-Every key of a Zarr store is one of: a metadata document (a node), a chunk of an array (a ref of
-that node), or an opaque entry (a node of its own with one chunk, whose path is the key behind a
-slash, so that it can never be taken for a node's path).
-
-Invariants:
+A key is a document, a chunk or an opaque entry, as `engine.overlay` tells them apart. Invariants:
 
 - A key reads what was last written to it, whatever it is classified as. When a document arrives,
   goes, or changes how chunks are keyed, entries below it change their class and keep their value.
@@ -18,33 +14,19 @@ Invariants:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Final
 
 from zarr_manifests.engine.changes import ChangeSet, ForkState, same_bytes
 from zarr_manifests.engine.chunks import ChunkReader, SessionKeys
 from zarr_manifests.engine.context import Context
-from zarr_manifests.engine.following import Follower, collected, expired
+from zarr_manifests.engine.overlay import OPAQUE, Overlay, check_key
 from zarr_manifests.engine.packs import Pack, Packs, StagedRef, check_created, native_ref
-from zarr_manifests.engine.view import SnapshotView, check_axes
-from zarr_manifests.errors import (
-    Conflict,
-    InvalidArgumentError,
-    ManifestsError,
-    NotFoundError,
-)
-from zarr_manifests.format.chunk_table import (
-    UNSET,
-    ChunkRef,
-    ChunkTable,
-    InlineRef,
-    NativeRef,
-    Unset,
-    VirtualRef,
-)
+from zarr_manifests.engine.view import SnapshotView
+from zarr_manifests.errors import Conflict, InvalidArgumentError
+from zarr_manifests.format.chunk_table import UNSET, ChunkRef, ChunkTable, InlineRef, NativeRef
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.ids import NODE_ID_BYTES, crc32c
@@ -58,23 +40,13 @@ from zarr_manifests.keys import (
     parse_documents,
     split,
 )
-from zarr_manifests.planning.merge import (
-    Layer,
-    fold,
-    merge_layers,
-    narrower,
-)
-from zarr_manifests.runtime import ForkSafeLock, forks_made
+from zarr_manifests.planning.merge import narrower
+from zarr_manifests.runtime import forks_made
 
-__all__ = ["Entry", "Workspace"]
-
-type Entry = InlineRef | NativeRef | VirtualRef
-"""What is at a key: a document is given as inline bytes."""
-
-_OPAQUE: Final = "/"
+__all__ = ["Workspace"]
 
 
-class Workspace:
+class Workspace(Overlay):
     """A snapshot, a change set, and the rules of Zarr's keys. Thread-safe.
 
     Parameters
@@ -96,8 +68,6 @@ class Workspace:
         Whether copies of it were made by pickling a store, and not asked for by `fork`.
     closed : str or None
         Why nothing can be written any more.
-    follower : Follower or None
-        Says when to look for a newer snapshot; only a reader has one.
     """
 
     def __init__(
@@ -107,26 +77,22 @@ class Workspace:
         keys: SessionKeys | None = None,
         origin: ForkState | None = None,
     ) -> None:
-        self.context = context
+        super().__init__(context)
         self.storage = context.storage
         self.runtime = context.runtime
         self.inline_chunk_bytes = context.config.inline_chunk_bytes
-        self.lock = ForkSafeLock()
         self.origin = origin
         self.closed: str | None = None
-        self.follower: Follower | None = None
         self.start_at(view, keys)
         if origin is not None:
             self.changes = origin.after.copy()
 
     def start_at(self, view: SnapshotView, keys: SessionKeys | None) -> None:
         """Go on from this snapshot, without changes."""
-        self.view = view
-        self.keys = keys
+        super().start_at(view, keys)
         self.pid = os.getpid()
         self._forks_before = forks_made()
         self._noticeable_in: int | None = None
-        self.changes = ChangeSet()
         self.packs = Packs(self.context.config.pack_bytes, self._new_chunk_key)
         self.pickled = False
         self.reader = ChunkReader(self.storage, view.snapshot_id, self.context.containers)
@@ -141,184 +107,6 @@ class Workspace:
         self.view, self.changes = view, changes
         self.packs.relocate(changes)
         self.reader = ChunkReader(self.storage, view.snapshot_id, self.context.containers)
-
-    # --- going on to what is newer -----------------------------------------------------------
-
-    def look(self) -> None:
-        """Go on to the branch's head, if the reader follows it and it is time to look."""
-        if self.follower is not None and self.follower.due():
-            self.follow()
-
-    def follow(self) -> bool:
-        """Go on to the branch's head; whether there was a newer one."""
-        assert self.follower is not None
-        view = self.follower.head(self.view)
-        if view is self.view:
-            return False
-        self.start_at(view, self.keys)
-        return True
-
-    def guarded[R](self, call: Callable[[], R]) -> R:
-        """Read, and once more if the snapshot has expired and the reader follows the branch.
-
-        Raises
-        ------
-        SnapshotExpiredError
-            If it has expired and the reader does not.
-        FencedError
-            If what is missing the session wrote itself, and a collection took it.
-        """
-        self.look()
-        view = self.view
-        try:
-            return call()
-        except ManifestsError as error:
-            if not self.moved_on(view, error):
-                raise
-            return call()
-
-    def moved_on(self, view: SnapshotView, error: ManifestsError) -> bool:
-        """Whether there is a newer snapshot to try, since the one that was read has expired.
-
-        Raises
-        ------
-        SnapshotExpiredError
-            If it has expired and the reader does not follow a branch.
-        FencedError
-            If what is missing the session wrote itself, and a collection took it.
-        """
-        if self.view is not view:
-            return True  # another read that failed has found the newer one
-        gone = expired(self.context, view.snapshot_id, error)
-        if gone is None:
-            fenced = None if self.keys is None else collected(self.context, self.keys, error)
-            if fenced is not None:
-                raise fenced from error
-            return False
-        if self.follower is not None and (self.follow() or self.view is not view):
-            return True
-        raise gone from error
-
-    # --- what is there -----------------------------------------------------------------------
-
-    def node(self, path: str) -> Node | None:
-        """The node at that path."""
-        if path in self.changes.nodes:
-            return self.changes.nodes[path]
-        return self.view.nodes.get(path)
-
-    def nodes(self) -> dict[str, Node]:
-        """All nodes by path."""
-        merged: dict[str, Node | None] = {**self.view.nodes, **self.changes.nodes}
-        return {path: node for path, node in merged.items() if node is not None}
-
-    def find(self, key: str) -> Entry | None:
-        """What is at the key; None if nothing is."""
-        _check(key)
-        path = document_path(key)
-        if path is not None:
-            node, name = self.node(path), split(key)[1]
-            if self.keys is not None and path not in self.changes.nodes:
-                self.changes.reads.documents.add(path)
-            if node is not None and name in node.documents:
-                return InlineRef(node.documents[name])
-        chunk = self._chunk(key)
-        if chunk is None:
-            opaque = self.node(_OPAQUE + key)
-            if opaque is None:
-                return None
-            chunk = opaque, ()
-        if self.keys is not None:
-            self._note_read(*chunk)
-        return self.ref(*chunk)
-
-    def _note_read(self, node: Node, coords: Coords) -> None:
-        """Note that a chunk is read, unless it is the writer's own: a commit may depend on it."""
-        if self.changes.get(node.node_id, coords) is None:
-            self.changes.reads.note(node.node_id, coords)
-
-    def ref(self, node: Node, coords: Coords) -> ChunkRef | None:
-        """Where a chunk of the node is; None if it is absent."""
-        changes = self.changes
-        if changes.chunks or changes.tables or changes.truncated:
-            ref = changes.get(node.node_id, coords)
-            if ref is not None:
-                return None if isinstance(ref, Unset) else ref
-            cut = changes.truncated.get(node.node_id)
-            if cut is not None and any(c >= n for c, n in zip(coords, cut, strict=True)):
-                return None
-        return self.view.lookup(node.node_id, coords)
-
-    def chunks(self, node: Node) -> ChunkTable | None:
-        """All chunks of the node that are there; None if there is none."""
-        stored = self.view.chunks(node.node_id)
-        if stored is not None:
-            check_axes(stored.box, len(node.array.shape) if node.array else 0)
-        with self.lock:
-            cut = self.changes.truncated.get(node.node_id)
-            changed = dict(self.changes.chunks.get(node.node_id, ()))
-            tables = self.changes.tables.get(node.node_id, ())
-        if changed:
-            tables = (*tables, ChunkTable.of(changed))
-        if cut is None and not tables:
-            return stored
-        return fold([stored] if stored is not None else [], merge_layers([Layer(cut, tables)]))
-
-    def _chunk(self, key: str) -> tuple[Node, Coords] | None:
-        """The array and coordinate the key means; the longest path is asked first."""
-        changed, stored = self.changes.nodes, self.view.nodes
-        end = len(key)
-        while end > 0:
-            end = max(key.rfind("/", 0, end), 0)
-            path = key[:end]
-            node = changed[path] if path in changed else stored.get(path)
-            if node is not None and (meta := node.array) is not None:
-                rest = key[end + 1 :] if end else key
-                coords = meta.chunk_keys.decode(rest, len(meta.shape))
-                if coords is not None and coords in meta.grid:
-                    return node, coords
-        return None
-
-    def chunk_at(self, key: str) -> tuple[Node, Coords] | None:
-        """The array and coordinate of which the key is a chunk, whether it is there or not."""
-        return self._chunk(key)
-
-    def keys_below(self, prefix: str) -> Iterator[str]:
-        """All keys that start with `prefix`, in no particular order."""
-        for path, node in self.nodes().items():
-            if node.kind is NodeKind.OPAQUE:
-                if path[1:].startswith(prefix):
-                    yield path[1:]
-                continue
-            yield from (key for key in node.document_keys if key.startswith(prefix))
-            below = path + "/" if path else ""
-            if node.array and (below.startswith(prefix) or prefix.startswith(below)):
-                for key in self._chunk_keys(node, node.array):
-                    if key.startswith(prefix):
-                        yield key
-
-    def _chunk_keys(self, node: Node, meta: ArrayMeta) -> Iterator[str]:
-        table = self.chunks(node)
-        for coords in table.coords().tolist() if table is not None else ():
-            yield join(node.path, meta.chunk_keys.encode(tuple(coords)))
-
-    def children(self, prefix: str) -> set[str]:
-        """The next segments of all keys below the directory `prefix` (ends with / or is empty)."""
-        found = set()
-        skip = len(prefix)
-        for path, node in self.nodes().items():
-            names = (path[1:],) if node.kind is NodeKind.OPAQUE else node.document_keys
-            for name in names:
-                if name.startswith(prefix):
-                    found.add(name[skip:].partition("/")[0])
-            below = path + "/" if path else ""
-            if node.array is not None and prefix.startswith(below):
-                for key in self._chunk_keys(node, node.array):
-                    if key.startswith(prefix):
-                        found.add(key[skip:].partition("/")[0])
-        return found
-
-    # --- changing it -------------------------------------------------------------------------
 
     def set(self, key: str, data: bytes) -> None:
         """Write `data` at the key."""
@@ -343,7 +131,7 @@ class Workspace:
         Its first change leaves an empty object under its name, by which the session finds out at
         its commit.
         """
-        _check(key)
+        check_key(key)
         process = os.getpid()
         unasked = self.pid != process if self.origin is None else not self.origin.explicit
         if unasked and self._noticeable_in != process:
@@ -446,9 +234,9 @@ class Workspace:
             self.packs.stage(ref, node.node_id, coords)
 
     def _put(self, key: str, ref: ChunkRef) -> None:
-        chunk = self._chunk(key)
+        chunk = self.chunk_at(key)
         if chunk is None:
-            opaque = self.node(_OPAQUE + key) or self._new_node(_OPAQUE + key, NodeKind.OPAQUE)
+            opaque = self.node(OPAQUE + key) or self._new_node(OPAQUE + key, NodeKind.OPAQUE)
             chunk = opaque, ()
         node, coords = chunk
         if (
@@ -471,11 +259,11 @@ class Workspace:
                 del documents[name]
                 self._settle_node(path, documents, name)
                 return
-            chunk = self._chunk(key)
+            chunk = self.chunk_at(key)
             if chunk is not None:
                 self._unset(*chunk)
-            elif self.node(_OPAQUE + key) is not None:
-                self._drop(_OPAQUE + key)
+            elif self.node(OPAQUE + key) is not None:
+                self._drop(OPAQUE + key)
 
     def delete_below(self, prefix: str) -> None:
         """Remove every key below the directory `prefix` (ends with / or is empty)."""
@@ -520,21 +308,6 @@ class Workspace:
                 )
             self._settle_staged(node)
             self.changes.put_table(node.node_id, table)
-
-    def array_at(self, path: str) -> Node:
-        """The array at that path, with or without a leading slash.
-
-        Raises
-        ------
-        NotFoundError
-            If there is none.
-        """
-        node = self.node(path.strip("/"))
-        if node is None or node.array is None:
-            known = sorted(f"/{n.path}" for n in self.nodes().values() if n.array is not None)
-            listed = ", ".join(known[:10]) or "none"
-            raise NotFoundError(f"there is no array {path!r}; there are: {listed}")
-        return node
 
     def _drop(self, path: str) -> None:
         """Delete a node and all its chunks."""
@@ -601,7 +374,7 @@ class Workspace:
         node = self.node(path)
         found = {} if node is None else dict(node.documents)
         for name in DOCUMENTS:
-            opaque = self.node(_OPAQUE + join(path, name))
+            opaque = self.node(OPAQUE + join(path, name))
             ref = None if opaque is None else self.ref(opaque, ())
             if ref is not None:
                 found[name] = self.reader.read(ref, 0, ref.length)
@@ -615,7 +388,7 @@ class Workspace:
         node, due = self.node(path), node_documents(documents)
         before = {} if node is None else node.documents
         for name in due.keys() - before.keys():
-            self._drop(_OPAQUE + join(path, name))
+            self._drop(OPAQUE + join(path, name))
         if before == due:
             return
         if node is None or not due:
@@ -685,10 +458,10 @@ class Workspace:
 
     def _adopt(self, path: str) -> None:
         """Opaque entries below a new or grown array that are its chunks become its chunks."""
-        below = _OPAQUE + (path + "/" if path else "")
+        below = OPAQUE + (path + "/" if path else "")
         for slot, node in self.nodes().items():
             if node.kind is NodeKind.OPAQUE and slot.startswith(below):
-                chunk = self._chunk(slot[1:])
+                chunk = self.chunk_at(slot[1:])
                 ref = self.ref(node, ()) if chunk is not None else None
                 if chunk is not None and ref is not None:
                     self._drop(slot)
@@ -710,7 +483,7 @@ class Workspace:
         for slot, node in list(self.changes.nodes.items()):
             if node is None or node.kind is not NodeKind.OPAQUE:
                 continue
-            chunk, ref = self._chunk(slot[1:]), self.ref(node, ())
+            chunk, ref = self.chunk_at(slot[1:]), self.ref(node, ())
             if chunk is None or ref is None:
                 continue
             array, coords = chunk
@@ -726,14 +499,8 @@ class Workspace:
         table = self.chunks(above)
         for coords in map(tuple, table.coords().tolist() if table is not None else ()):
             key = join(above.path, meta.chunk_keys.encode(coords))
-            chunk = self._chunk(key) if key.startswith(below) else None
+            chunk = self.chunk_at(key) if key.startswith(below) else None
             ref = self.ref(above, coords)
             if chunk is not None and ref is not None and chunk[0].node_id != above.node_id:
                 self._unset(above, coords)
                 self._hold(*chunk, ref)
-
-
-def _check(key: str) -> None:
-    """Refuse a key that would climb: no Zarr hierarchy has one, so it is a caller's mistake."""
-    if (".." in key or "./" in key) and not {".", ".."}.isdisjoint(key.split("/")):
-        raise InvalidArgumentError(f"key {key[:80]!r} is refused: it has a '.' or '..' segment")

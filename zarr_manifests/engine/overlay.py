@@ -1,0 +1,275 @@
+"""What is at Zarr keys, of a snapshot with changes laid over it.
+
+Every key of a Zarr store is one of: a metadata document (a node), a chunk of an array (a ref of
+that node), or an opaque entry (a node of its own with one chunk, whose path is the key behind a
+slash, so that it can never be taken for a node's path).
+
+Invariants:
+
+- What was changed is seen, and nothing else of what it changed; nothing here changes anything.
+- A key is a chunk of the array with the longest path that has a place for it.
+- What a writer reads and has not written itself is noted, since its commit may depend on it.
+- Where a reader follows a branch, an expired snapshot is one read that is made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from zarr_manifests.engine.changes import ChangeSet
+from zarr_manifests.engine.chunks import SessionKeys
+from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.following import Follower, collected, expired
+from zarr_manifests.engine.view import SnapshotView, check_axes
+from zarr_manifests.errors import InvalidArgumentError, ManifestsError, NotFoundError
+from zarr_manifests.format.chunk_table import (
+    ChunkRef,
+    ChunkTable,
+    InlineRef,
+    NativeRef,
+    Unset,
+    VirtualRef,
+)
+from zarr_manifests.format.nodes import Node, NodeKind
+from zarr_manifests.grid import Coords
+from zarr_manifests.keys import ArrayMeta, document_path, join, split
+from zarr_manifests.planning.merge import Layer, fold, merge_layers
+from zarr_manifests.runtime import ForkSafeLock
+
+__all__ = ["OPAQUE", "Entry", "Overlay", "check_key"]
+
+type Entry = InlineRef | NativeRef | VirtualRef
+"""What is at a key: a document is given as inline bytes."""
+
+OPAQUE: Final = "/"
+"""The path of an opaque entry is its key behind this."""
+
+
+class Overlay:
+    """A snapshot and a change set, to read. Thread-safe.
+
+    Parameters
+    ----------
+    context : Context
+        The repository.
+
+    Attributes
+    ----------
+    view : SnapshotView
+        The snapshot.
+    keys : SessionKeys or None
+        Names for new objects; without them nothing can be changed.
+    changes : ChangeSet
+        What was changed on the snapshot.
+    follower : Follower or None
+        Says when to look for a newer snapshot; only a reader has one.
+    """
+
+    view: SnapshotView
+    keys: SessionKeys | None
+    changes: ChangeSet
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.lock = ForkSafeLock()
+        self.follower: Follower | None = None
+
+    def start_at(self, view: SnapshotView, keys: SessionKeys | None) -> None:
+        """Go on from this snapshot, without changes."""
+        self.view = view
+        self.keys = keys
+        self.changes = ChangeSet()
+
+    # --- going on to what is newer -----------------------------------------------------------
+
+    def look(self) -> None:
+        """Go on to the branch's head, if the reader follows it and it is time to look."""
+        if self.follower is not None and self.follower.due():
+            self.follow()
+
+    def follow(self) -> bool:
+        """Go on to the branch's head; whether there was a newer one."""
+        assert self.follower is not None
+        view = self.follower.head(self.view)
+        if view is self.view:
+            return False
+        self.start_at(view, self.keys)
+        return True
+
+    def guarded[R](self, call: Callable[[], R]) -> R:
+        """Read, and once more if the snapshot has expired and the reader follows the branch.
+
+        Raises
+        ------
+        SnapshotExpiredError
+            If it has expired and the reader does not.
+        FencedError
+            If what is missing the session wrote itself, and a collection took it.
+        """
+        self.look()
+        view = self.view
+        try:
+            return call()
+        except ManifestsError as error:
+            if not self.moved_on(view, error):
+                raise
+            return call()
+
+    def moved_on(self, view: SnapshotView, error: ManifestsError) -> bool:
+        """Whether there is a newer snapshot to try, since the one that was read has expired.
+
+        Raises
+        ------
+        SnapshotExpiredError
+            If it has expired and the reader does not follow a branch.
+        FencedError
+            If what is missing the session wrote itself, and a collection took it.
+        """
+        if self.view is not view:
+            return True  # another read that failed has found the newer one
+        gone = expired(self.context, view.snapshot_id, error)
+        if gone is None:
+            fenced = None if self.keys is None else collected(self.context, self.keys, error)
+            if fenced is not None:
+                raise fenced from error
+            return False
+        if self.follower is not None and (self.follow() or self.view is not view):
+            return True
+        raise gone from error
+
+    # --- what is there -----------------------------------------------------------------------
+
+    def node(self, path: str) -> Node | None:
+        """The node at that path."""
+        if path in self.changes.nodes:
+            return self.changes.nodes[path]
+        return self.view.nodes.get(path)
+
+    def nodes(self) -> dict[str, Node]:
+        """All nodes by path."""
+        merged: dict[str, Node | None] = {**self.view.nodes, **self.changes.nodes}
+        return {path: node for path, node in merged.items() if node is not None}
+
+    def array_at(self, path: str) -> Node:
+        """The array at that path, with or without a leading slash.
+
+        Raises
+        ------
+        NotFoundError
+            If there is none.
+        """
+        node = self.node(path.strip("/"))
+        if node is None or node.array is None:
+            known = sorted(f"/{n.path}" for n in self.nodes().values() if n.array is not None)
+            listed = ", ".join(known[:10]) or "none"
+            raise NotFoundError(f"there is no array {path!r}; there are: {listed}")
+        return node
+
+    def find(self, key: str) -> Entry | None:
+        """What is at the key; None if nothing is."""
+        check_key(key)
+        path = document_path(key)
+        if path is not None:
+            node, name = self.node(path), split(key)[1]
+            if self.keys is not None and path not in self.changes.nodes:
+                self.changes.reads.documents.add(path)
+            if node is not None and name in node.documents:
+                return InlineRef(node.documents[name])
+        chunk = self.chunk_at(key)
+        if chunk is None:
+            opaque = self.node(OPAQUE + key)
+            if opaque is None:
+                return None
+            chunk = opaque, ()
+        if self.keys is not None:
+            self._note_read(*chunk)
+        return self.ref(*chunk)
+
+    def _note_read(self, node: Node, coords: Coords) -> None:
+        """Note that a chunk is read, unless it is the writer's own: a commit may depend on it."""
+        if self.changes.get(node.node_id, coords) is None:
+            self.changes.reads.note(node.node_id, coords)
+
+    def ref(self, node: Node, coords: Coords) -> ChunkRef | None:
+        """Where a chunk of the node is; None if it is absent."""
+        changes = self.changes
+        if changes.chunks or changes.tables or changes.truncated:
+            ref = changes.get(node.node_id, coords)
+            if ref is not None:
+                return None if isinstance(ref, Unset) else ref
+            cut = changes.truncated.get(node.node_id)
+            if cut is not None and any(c >= n for c, n in zip(coords, cut, strict=True)):
+                return None
+        return self.view.lookup(node.node_id, coords)
+
+    def chunks(self, node: Node) -> ChunkTable | None:
+        """All chunks of the node that are there; None if there is none."""
+        stored = self.view.chunks(node.node_id)
+        if stored is not None:
+            check_axes(stored.box, len(node.array.shape) if node.array else 0)
+        with self.lock:
+            cut = self.changes.truncated.get(node.node_id)
+            changed = dict(self.changes.chunks.get(node.node_id, ()))
+            tables = self.changes.tables.get(node.node_id, ())
+        if changed:
+            tables = (*tables, ChunkTable.of(changed))
+        if cut is None and not tables:
+            return stored
+        return fold([stored] if stored is not None else [], merge_layers([Layer(cut, tables)]))
+
+    def chunk_at(self, key: str) -> tuple[Node, Coords] | None:
+        """The array and coordinate of which the key is a chunk, whether it is there or not."""
+        changed, stored = self.changes.nodes, self.view.nodes
+        end = len(key)
+        while end > 0:
+            end = max(key.rfind("/", 0, end), 0)
+            path = key[:end]
+            node = changed[path] if path in changed else stored.get(path)
+            if node is not None and (meta := node.array) is not None:
+                rest = key[end + 1 :] if end else key
+                coords = meta.chunk_keys.decode(rest, len(meta.shape))
+                if coords is not None and coords in meta.grid:
+                    return node, coords
+        return None
+
+    def keys_below(self, prefix: str) -> Iterator[str]:
+        """All keys that start with `prefix`, in no particular order."""
+        for path, node in self.nodes().items():
+            if node.kind is NodeKind.OPAQUE:
+                if path[1:].startswith(prefix):
+                    yield path[1:]
+                continue
+            yield from (key for key in node.document_keys if key.startswith(prefix))
+            below = path + "/" if path else ""
+            if node.array and (below.startswith(prefix) or prefix.startswith(below)):
+                for key in self._chunk_keys(node, node.array):
+                    if key.startswith(prefix):
+                        yield key
+
+    def _chunk_keys(self, node: Node, meta: ArrayMeta) -> Iterator[str]:
+        table = self.chunks(node)
+        for coords in table.coords().tolist() if table is not None else ():
+            yield join(node.path, meta.chunk_keys.encode(tuple(coords)))
+
+    def children(self, prefix: str) -> set[str]:
+        """The next segments of all keys below the directory `prefix` (ends with / or is empty)."""
+        found = set()
+        skip = len(prefix)
+        for path, node in self.nodes().items():
+            names = (path[1:],) if node.kind is NodeKind.OPAQUE else node.document_keys
+            for name in names:
+                if name.startswith(prefix):
+                    found.add(name[skip:].partition("/")[0])
+            below = path + "/" if path else ""
+            if node.array is not None and prefix.startswith(below):
+                for key in self._chunk_keys(node, node.array):
+                    if key.startswith(prefix):
+                        found.add(key[skip:].partition("/")[0])
+        return found
+
+
+def check_key(key: str) -> None:
+    """Refuse a key that would climb: no Zarr hierarchy has one, so it is a caller's mistake."""
+    if (".." in key or "./" in key) and not {".", ".."}.isdisjoint(key.split("/")):
+        raise InvalidArgumentError(f"key {key[:80]!r} is refused: it has a '.' or '..' segment")

@@ -1,0 +1,244 @@
+"""The snapshot that a session is pinned to, and how it goes on to another.
+
+Invariants: the session's start is no younger than the snapshot it reads; names of objects that it
+has written before it went on are not taken for those of after; a lease goes on with it, and is
+dropped when the session is forgotten; a session that is closed can be read, and takes no changes.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from typing import Any
+
+from zarr_manifests.engine.changes import Owners
+from zarr_manifests.engine.chunks import SessionKeys
+from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.following import Follower, open_head
+from zarr_manifests.engine.forks import refuse_unmerged
+from zarr_manifests.engine.heartbeat import Held
+from zarr_manifests.engine.leases import give_up, move, take
+from zarr_manifests.engine.preload import Preload
+from zarr_manifests.engine.view import SnapshotView
+from zarr_manifests.engine.workspace import Workspace
+from zarr_manifests.errors import (
+    InvalidArgumentError,
+    ManifestsError,
+    ReadOnlyError,
+    SessionClosedError,
+)
+from zarr_manifests.store import ManifestStore
+
+__all__ = ["Pinned"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class Pinned:
+    """A snapshot, the changes on it, and what is held for them; what `Session` is besides."""
+
+    def __init__(
+        self,
+        context: Context,
+        view: SnapshotView,
+        branch: str | None,
+        start: int | None,
+        *,
+        read_from: str | None = None,
+        follow_s: float | None = None,
+        lease_ms: int | None = None,
+        epoch: int | None = None,
+        serializable: bool = False,
+    ) -> None:
+        self._context = context
+        self._serializable = serializable
+        self._branch = branch
+        self._held: Held | None = None
+        self._epoch = epoch
+        self._indexed = branch if read_from is None else read_from
+        keys = None if start is None else self._keys_from(start)
+        self._workspace = Workspace(context, view, keys)
+        if follow_s is not None and read_from is not None:
+            self._workspace.follower = Follower(context, read_from, follow_s)
+        if lease_ms is not None and keys is not None:
+            owner = f"writer of {branch}"
+            self._held = take(context, view.snapshot_id, lease_ms, owner, keys.session_id)
+            # A session that is forgotten must not keep its lease alive for ever.
+            weakref.finalize(self, context.heart.drop, self._held)
+        options = context.config.chunk_manifests.preload
+        self._preload = Preload(context.objects, context.runtime, options, view)
+        # The store may live longer than the session, so it is the workspace that counts.
+        weakref.finalize(self._workspace, self._preload.cancel).atexit = False
+        self._preload.start()
+        self._owners = Owners()
+        self._merged = False
+
+    def __repr__(self) -> str:
+        mode = "read-only" if self.read_only else f"writable on {self._branch!r}"
+        return f"<Session {self._context.storage.url} at {self.snapshot_id}, {mode}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError(
+            "a session cannot be pickled: pickle session.fork(), or session.store for reading"
+        )
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the session can only read."""
+        return self._workspace.keys is None
+
+    @property
+    def branch(self) -> str | None:
+        """The branch a writable session commits to."""
+        return self._branch
+
+    @property
+    def snapshot_id(self) -> str:
+        """Id of the snapshot the session reads, or that its changes are made on."""
+        return self._workspace.view.snapshot_id
+
+    @property
+    def store(self) -> ManifestStore:
+        """The session's contents as a Zarr store."""
+        return ManifestStore(self._workspace, read_only=self.read_only)
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether there is anything to commit."""
+        return bool(self._workspace.changes)
+
+    def close(self) -> None:
+        """Fetch nothing more in the background, take no more changes, and give up the lease.
+
+        What was not committed cannot be committed any more. What was opened from the session's
+        store can still be read. A session closes at the end of its `with` block, too; one that is
+        forgotten need not be closed.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://close-example")
+        >>> with repo.writable_session() as session:
+        ...     _ = zarr.create_group(session.store, path="air")
+        ...     _ = session.commit("make a group")
+        >>> with repo.readonly_session() as session:
+        ...     list(zarr.open_group(session.store, mode="r"))
+        ['air']
+        """
+        self._preload.cancel()
+        if self._workspace.closed is None:
+            self._workspace.closed = "close() was called; open another one to make changes"
+        try:
+            self.release_lease()
+        except ManifestsError:
+            # Nobody renews it any more, so that a collection removes it once its time is up.
+            _LOG.warning("the lease of a session was not given up", exc_info=True)
+
+    def refresh(self) -> bool:
+        """Go on to the newest snapshot of the branch that the session reads.
+
+        Returns
+        -------
+        bool
+            Whether there was a newer one.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the session reads a tag or a snapshot by its id, or has changes.
+        NotFoundError
+            If the branch was deleted.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://refresh-example")
+        >>> reader = repo.readonly_session("main")
+        >>> with repo.transaction(message="make air") as store:
+        ...     _ = zarr.create_group(store, path="air")
+        >>> reader.refresh(), list(zarr.open_group(reader.store, mode="r"))
+        (True, ['air'])
+        """
+        if self._indexed is None:
+            raise InvalidArgumentError(
+                "the session reads a tag or one certain snapshot, of which there is no newer one; "
+                "only a session of a branch can be refreshed"
+            )
+        workspace = self._workspace
+        with workspace.lock:
+            if workspace.changes:
+                raise InvalidArgumentError(
+                    "the session has changes; commit or discard them, then refresh"
+                )
+            if not self.read_only:
+                self._check_open()
+                self.check_forks()
+            # Read first: the session's start must not be younger than the snapshot it reads.
+            start = self._context.roots.read().root.version
+            view = open_head(self._context, self._indexed, workspace.view)
+            if view is workspace.view:
+                return False
+            if self.read_only:
+                workspace.start_at(view, None)
+            else:
+                self._start_at(view, self._keys_from(start))
+                self._move_lease()
+            return True
+
+    def release_lease(self) -> None:
+        """Give up the lease that the session was opened with, if any; the fence counts for it."""
+        held, self._held = self._held, None
+        if held is not None:
+            give_up(self._context, held)
+
+    def discard_changes(self) -> None:
+        """Forget everything that was not committed."""
+        self._check_open()
+        workspace = self._workspace
+        with workspace.lock:
+            assert workspace.keys is not None
+            # A new name, so that what copies of the old session wrote is not missed at a commit.
+            start = workspace.keys.start
+            if self._held is not None:  # a lease can go on only with a session before no fence
+                start = self._context.roots.read().root.version
+            self._start_at(workspace.view, self._keys_from(start))
+            self._move_lease()
+
+    def check_forks(self) -> None:
+        """Refuse to leave out what pickled copies of the store, or forked children, have written.
+
+        Raises
+        ------
+        UnmergedForksError
+            If there are copies that changed anything, and none was merged.
+        """
+        if self._workspace.copied and not self._merged:
+            refuse_unmerged(self._workspace)
+
+    def _keys_from(self, start: int) -> SessionKeys:
+        return SessionKeys(start, self._context.runtime, epoch=self._epoch)
+
+    def _start_at(self, view: SnapshotView, keys: SessionKeys) -> None:
+        self._preload.cancel()
+        self._workspace.start_at(view, keys)
+        self._owners = Owners()
+        self._merged = False
+
+    def _move_lease(self) -> None:
+        """Let the lease go on with what the session is now."""
+        keys = self._workspace.keys
+        if self._held is None or keys is None:
+            return
+        try:
+            move(self._context, self._held, keys.session_id, self.snapshot_id)
+        except ManifestsError:
+            # The next commit is refused, should the fence have passed the session by then.
+            _LOG.warning("the lease of a session could not go on with it", exc_info=True)
+
+    def _check_open(self) -> None:
+        if self.read_only:
+            raise ReadOnlyError(
+                "the session is read-only; open one with repo.writable_session(branch)"
+            )
+        if self._workspace.closed is not None:
+            raise SessionClosedError(f"the session is closed: {self._workspace.closed}")
