@@ -29,6 +29,7 @@ from zarr_manifests.engine.chunks import ChunkReader, SessionKeys
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.following import Follower, expired
 from zarr_manifests.engine.packs import Pack, Packs, StagedRef, check_created, native_ref
+from zarr_manifests.engine.spill import Spill
 from zarr_manifests.engine.view import SnapshotView, check_axes
 from zarr_manifests.errors import (
     Conflict,
@@ -115,15 +116,17 @@ class Workspace:
         self._noticeable = False
         self.closed: str | None = None
         self.follower: Follower | None = None
+        self.changes = ChangeSet()
         self.start_at(view, keys)
         if origin is not None:
-            self.changes = origin.after.copy()
+            self.changes = replace(origin.after.copy(), spill=self.changes.spill)
 
     def start_at(self, view: SnapshotView, keys: SessionKeys | None) -> None:
         """Go on from this snapshot, without changes."""
         self.view = view
         self.keys = keys
-        self.changes = ChangeSet()
+        spill = Spill(self.context.objects, keys, self.context.config.spill_refs)
+        self.changes = ChangeSet(spill=spill)
         self.packs = Packs(self.context.config.pack_bytes, self._new_chunk_key)
         self.pickled = False
         self.reader = ChunkReader(self.storage, view.snapshot_id, self.context.containers)
@@ -236,12 +239,10 @@ class Workspace:
             check_axes(stored.box, len(node.array.shape) if node.array else 0)
         with self.lock:
             cut = self.changes.truncated.get(node.node_id)
-            changed = dict(self.changes.chunks.get(node.node_id, ()))
-            tables = self.changes.tables.get(node.node_id, ())
-        if changed:
-            tables = (*tables, ChunkTable.of(changed))
-        if cut is None and not tables:
+            changes, layers = self.changes, self.changes.layers(node.node_id)
+        if cut is None and not layers:
             return stored
+        tables = tuple(map(changes.rows, layers))
         return fold([stored] if stored is not None else [], merge_layers([Layer(cut, tables)]))
 
     def _chunk(self, key: str) -> tuple[Node, Coords] | None:
