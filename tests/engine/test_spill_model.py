@@ -102,7 +102,8 @@ class Side:
         target.store.set_virtual_refs(path, index, files, sizes % 2, np.arange(n) * step, sizes)
 
     def one(self, target: Session | Fork, path: str, at: int, value: bytes) -> None:
-        set_key(target, f"{path}/c/{at}/1", value)
+        if target.store.workspace.node(path) is not None:
+            set_key(target, f"{path}/c/{at}/1", value)
 
     def unset(self, target: Session | Fork, path: str, at: int) -> None:
         target.store.delete_sync(f"{path}/c/{at}/0")
