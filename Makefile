@@ -1,4 +1,4 @@
-.PHONY: help setup demo test lint
+.PHONY: help setup demo test lint bench
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z]*\):.*## /  make \1 - /p' Makefile | sed 's/ - /\t/'
@@ -17,3 +17,8 @@ lint: setup  ## check style, types and layers
 
 test: lint  ## run what CI runs: lint, then all tests
 	.venv/bin/pytest
+
+bench: setup  ## compare with other stores; ARGS="--quick --only small-read-fused" and so on
+	.venv/bin/python -m pip install --disable-pip-version-check --quiet \
+	    --constraint .ci/constraints.txt --group bench
+	.venv/bin/python tests/benchmarks $(ARGS)

@@ -5,3 +5,6 @@ from hypothesis import settings
 # How long an example takes depends on the machine; how long it may take is no property of the code.
 settings.register_profile("zarr-manifests", deadline=None, print_blob=True)
 settings.load_profile("zarr-manifests")
+
+# They are run by hand, and import one another as scripts do.
+collect_ignore = ["tests/benchmarks"]

@@ -35,6 +35,7 @@ from zarr_manifests.maintenance import HeldLease
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork, Session, Status
 from zarr_manifests.store import ManifestStore
+from zarr_manifests.tuning import tune_zarr
 
 if TYPE_CHECKING:
     from zarr_manifests.xarray import write
@@ -69,6 +70,7 @@ __all__ = [
     "Usage",
     "VerifyReport",
     "errors",
+    "tune_zarr",
     "write",
 ]
 

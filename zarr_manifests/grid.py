@@ -87,9 +87,13 @@ class Box:
         return math.prod(self.shape)
 
     def __contains__(self, coords: Coords) -> bool:
-        return len(coords) == len(self.lo) and all(
-            a <= c < b for a, c, b in zip(self.lo, coords, self.hi, strict=True)
-        )
+        if len(coords) != len(self.lo):
+            return False
+        # Every chunk that is read or written comes by, and a generator takes twice as long.
+        for lo, at, hi in zip(self.lo, coords, self.hi, strict=True):  # noqa: SIM110
+            if not lo <= at < hi:
+                return False
+        return True
 
     def overlaps(self, other: Box) -> bool:
         """Whether the two boxes share a coordinate."""

@@ -55,7 +55,7 @@ _MAX_NDIM: Final = 64
 _MALFORMED: Final = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _PLAIN_DIGITS: Final = 18
 """As many are a number below 2**63, whichever they are."""
-_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII).fullmatch
 
 
 def join(path: str, name: str) -> str:
@@ -78,6 +78,8 @@ def document_path(key: str) -> str | None:
     >>> document_path("air/t/zarr.json"), document_path(".zgroup"), document_path("air/c/0")
     ('air/t', '', None)
     """
+    if not key.endswith(DOCUMENTS):  # as nearly all are chunks
+        return None
     path, name = split(key)
     return path if name in DOCUMENTS and not key.startswith("/") else None
 
@@ -114,8 +116,11 @@ class ChunkKeys:
         elif not ndim:
             return () if rest == "0" else None
         numbers = rest.split(self.separator)
-        if len(numbers) != ndim or not all(map(_NUMBER.fullmatch, numbers)):
+        if len(numbers) != ndim:
             return None
+        for number in numbers:
+            if _NUMBER(number) is None:
+                return None
         return tuple(map(int, numbers))
 
     def decode_many(

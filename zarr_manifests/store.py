@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zarr.abc.store import (
@@ -188,15 +189,18 @@ class ManifestStore(Store):
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
         """The value at the key, or the part of it; None if there is none."""
-        prototype = prototype or default_buffer_prototype()
-        data = self.workspace.guarded(lambda: self._read(key, byte_range))
-        return None if data is None else prototype.buffer.from_bytes(data)
+        data = self.workspace.guarded(partial(self._read, key, byte_range))
+        if data is None:
+            return None
+        return (prototype or default_buffer_prototype()).buffer.from_bytes(data)
 
     def _read(self, key: str, byte_range: ByteRequest | None) -> bytes | None:
-        entry = self.workspace.find(key)
+        workspace = self.workspace
+        entry = workspace.find(key)
         if entry is None:
             return None
-        return self.workspace.reader.read(entry, *_span(entry, byte_range))
+        start, length = (0, entry.length) if byte_range is None else _span(entry, byte_range)
+        return workspace.reader.read(entry, start, length)
 
     async def get(
         self,
@@ -205,22 +209,27 @@ class ManifestStore(Store):
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
         """The value at the key, or the part of it; None if there is none."""
-        if self._supports_sync_io:
-            return self.get_sync(key, prototype=prototype, byte_range=byte_range)
-        prototype = prototype or default_buffer_prototype()
+        view = self.workspace.view
         try:
             data = await self._read_async(key, byte_range)
         except ManifestsError as error:
-            if not await asyncio.to_thread(self.workspace.moved_on, error):
+            if not await asyncio.to_thread(self.workspace.moved_on, view, error):
                 raise
             data = await self._read_async(key, byte_range)
-        return None if data is None else prototype.buffer.from_bytes(data)
+        if data is None:
+            return None
+        return (prototype or default_buffer_prototype()).buffer.from_bytes(data)
 
     async def _read_async(self, key: str, byte_range: ByteRequest | None) -> bytes | None:
-        entry = await asyncio.to_thread(self._find, key)
+        workspace = self.workspace
+        if workspace.storage.capabilities.inline:
+            entry = self._find(key)
+        else:
+            entry = await asyncio.to_thread(self._find, key)
         if entry is None:
             return None
-        return await self.workspace.reader.read_async(entry, *_span(entry, byte_range))
+        start, length = (0, entry.length) if byte_range is None else _span(entry, byte_range)
+        return await workspace.reader.read_async(entry, start, length)
 
     def _find(self, key: str) -> Entry | None:
         self.workspace.look()

@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import warnings
+from collections.abc import Awaitable, Callable
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -501,9 +502,16 @@ class Told(WrappedStorage):
         self.log = log
 
     def _around(self, call: Call[Any]) -> Any:
+        self._tell(call)
+        return super()._around(call)
+
+    async def _around_async(self, call: Call[Any], run: Callable[[], Awaitable[Any]]) -> Any:
+        self._tell(call)
+        return await super()._around_async(call, run)
+
+    def _tell(self, call: Call[Any]) -> None:
         with self.log.open("a") as file:
             file.write(f"{os.getpid()} {call.key}\n")
-        return super()._around(call)
 
 
 @pytest.mark.spark
@@ -511,13 +519,14 @@ def test_the_driver_reads_no_chunk_and_a_worker_opens_once(
     spark: SparkSession, repo: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    get = ManifestStore.get_sync
+    for name in ("get", "get_sync"):
+        call = getattr(ManifestStore, name)
 
-    def told(store: ManifestStore, key: str, **options: Any) -> Any:
-        asked.append(key)
-        return get(store, key, **options)
+        def told(store: ManifestStore, key: str, *args: Any, _call: Any = call, **more: Any) -> Any:
+            asked.append(key)
+            return _call(store, key, *args, **more)
 
-    monkeypatch.setattr(ManifestStore, "get_sync", told)
+        monkeypatch.setattr(ManifestStore, name, told)
     # Under a path of its own, workers have not opened it yet.
     (tmp_path / "link").symlink_to(LocalStorage(repo.url.removeprefix("file://")).path)
     storage = Told(LocalStorage(tmp_path / "link"), tmp_path / "log")

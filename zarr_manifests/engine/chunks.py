@@ -128,10 +128,10 @@ class ChunkReader:
         VirtualSourceChangedError
             If that file is not what it was when it was referenced.
         """
-        if isinstance(ref, InlineRef):
+        if not isinstance(ref, NativeRef):
+            if isinstance(ref, VirtualRef):
+                return self._virtual.read(ref, start, length)
             return ref.data[start : start + length]
-        if isinstance(ref, VirtualRef):
-            return self._virtual.read(ref, start, length)
         try:
             data = self._storage.get(ref.key, ref.offset + start, length)
         except ObjectNotFoundError as error:

@@ -72,6 +72,8 @@ __all__ = [
 
 
 _DEFAULT: Final = Rebasing()
+_SYNCED_ABREAST: Final = 8
+"""A disk takes many at once; beyond this it gets no faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,7 @@ def commit(
     pending: list[Callable[[], object]] = [
         partial(pack.write, context.storage, durable=True) for pack in packs
     ]
-    pending.append(partial(context.storage.sync, _due_sync(changes)))
+    pending += [partial(context.storage.sync, due) for due in _due_syncs(changes)]
     at, parent, head_due = context.roots.latest, view, replaces or view
     placed = prepared
     seen = context.roots.with_branch(at.root, branch).branches.get(branch)
@@ -151,7 +153,7 @@ def commit(
                 parent, placed = _rebased(context, view, tip, prepared, rebasing, keys)
             else:
                 parent, relocated = moved
-                pending.append(partial(context.storage.sync, _due_sync(relocated)))
+                pending += [partial(context.storage.sync, k) for k in _due_syncs(relocated)]
                 placed = _relocated(context, parent, relocated, prepared, keys)
         head, snapshot, uploads = _place(
             context, placed, parent, keys, (replaces or parent).snapshot
@@ -193,10 +195,14 @@ def _upload(
         raise
 
 
-def _due_sync(changes: ChangeSet) -> tuple[str, ...]:
-    """The chunk objects that must be durable: what was overwritten since need not be, or cannot."""
+def _due_syncs(changes: ChangeSet) -> list[list[str]]:
+    """The chunk objects that must be durable, in a few parts that are synced side by side.
+
+    What was overwritten since need not be durable, or cannot.
+    """
     used = changes.chunk_objects()
-    return tuple(key for key in changes.unsynced if key in used)
+    due = [key for key in changes.unsynced if key in used]
+    return [due[i::_SYNCED_ABREAST] for i in range(min(len(due), _SYNCED_ABREAST))]
 
 
 def checked_message(message: object) -> str:

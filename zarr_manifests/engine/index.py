@@ -59,7 +59,6 @@ __all__ = [
     "with_entries",
 ]
 
-_OTHER_ENTRIES: Final = 512  # each directory is written whole
 _BITMAPS_BYTES: Final = 1 << 20
 _SMALL_BYTES: Final = 1 << 10
 _ATTEMPTS: Final = 100
@@ -383,19 +382,17 @@ def with_entries(
     branch: Branch,
     keys: SessionKeys,
     entries: Sequence[IndexEntry],
-    view_leaves: Iterable[LeafName] = (),
+    live_leaves: Iterable[LeafName],
 ) -> tuple[Branch, Upload]:
     """The branch with these entries in its index, and the directory to upload before the swap.
 
-    Of older entries, those of `view_leaves` are kept, and the newest of the others.
+    Of older entries, those of `live_leaves`, the branch's base, are kept: others would keep bitmaps
+    of leaves from being collected that only old snapshots have, or nothing has any more.
     """
     known = _directory(context, branch.index)
-    older = dict(known.entries)
+    kept = {name: known.entries[name] for name in live_leaves if name in known.entries}
     new = {entry.name: entry for entry in entries}
-    live = [older.pop(name) for name in view_leaves if name in older]
-    others = [entry for entry in older.values() if entry.name not in new][-_OTHER_ENTRIES:]
-    kept = {entry.name: entry for entry in (*others, *live)}
-    directory = IndexDirectory({**kept, **new}, known.others)
+    directory = IndexDirectory(kept | new, known.others)
     upload = Upload(keys.next("indexes"), directory.encode())
     return replace(branch, index=upload.ref.bare()), upload
 

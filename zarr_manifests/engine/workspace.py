@@ -162,27 +162,30 @@ class Workspace:
             If it has expired and the reader does not.
         """
         self.look()
+        view = self.view
         try:
             return call()
         except ManifestsError as error:
-            if not self.moved_on(error):
+            if not self.moved_on(view, error):
                 raise
             return call()
 
-    def moved_on(self, error: ManifestsError) -> bool:
-        """Whether there is a newer snapshot to try, since this one has expired.
+    def moved_on(self, view: SnapshotView, error: ManifestsError) -> bool:
+        """Whether there is a newer snapshot to try, since the one that was read has expired.
 
         Raises
         ------
         SnapshotExpiredError
             If it has expired and the reader does not follow a branch.
         """
-        gone = expired(self.context, self.view.snapshot_id, error)
+        if self.view is not view:
+            return True  # another read that failed has found the newer one
+        gone = expired(self.context, view.snapshot_id, error)
         if gone is None:
             return False
-        if self.follower is None or not self.follow():
-            raise gone from error
-        return True
+        if self.follower is not None and (self.follow() or self.view is not view):
+            return True
+        raise gone from error
 
     # --- what is there -----------------------------------------------------------------------
 
@@ -224,12 +227,14 @@ class Workspace:
 
     def ref(self, node: Node, coords: Coords) -> ChunkRef | None:
         """Where a chunk of the node is; None if it is absent."""
-        ref = self.changes.get(node.node_id, coords)
-        if ref is not None:
-            return None if isinstance(ref, Unset) else ref
-        cut = self.changes.truncated.get(node.node_id)
-        if cut is not None and any(c >= n for c, n in zip(coords, cut, strict=True)):
-            return None
+        changes = self.changes
+        if changes.chunks or changes.tables or changes.truncated:
+            ref = changes.get(node.node_id, coords)
+            if ref is not None:
+                return None if isinstance(ref, Unset) else ref
+            cut = changes.truncated.get(node.node_id)
+            if cut is not None and any(c >= n for c, n in zip(coords, cut, strict=True)):
+                return None
         return self.view.lookup(node.node_id, coords)
 
     def chunks(self, node: Node) -> ChunkTable | None:
@@ -247,15 +252,16 @@ class Workspace:
 
     def _chunk(self, key: str) -> tuple[Node, Coords] | None:
         """The array and coordinate the key means; the longest path is asked first."""
+        changed, stored = self.changes.nodes, self.view.nodes
         end = len(key)
         while end > 0:
             end = max(key.rfind("/", 0, end), 0)
-            node = self.node(key[:end])
-            if node is not None and node.kind is NodeKind.ARRAY:
-                meta = node.array
+            path = key[:end]
+            node = changed[path] if path in changed else stored.get(path)
+            if node is not None and (meta := node.array) is not None:
                 rest = key[end + 1 :] if end else key
-                coords = meta.chunk_keys.decode(rest, len(meta.shape)) if meta else None
-                if meta and coords is not None and coords in meta.grid:
+                coords = meta.chunk_keys.decode(rest, len(meta.shape))
+                if coords is not None and coords in meta.grid:
                     return node, coords
         return None
 

@@ -10,7 +10,7 @@ coordinates are open after one object.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
@@ -69,13 +69,19 @@ class Node:
     node_id: bytes
     kind: NodeKind
     documents: Mapping[str, bytes]
+    meta: ArrayMeta | GroupMeta | None = field(init=False, repr=False, compare=False)
+    """What the documents say; None for an opaque entry."""
+    array: ArrayMeta | None = field(init=False, repr=False, compare=False)
+    """What the documents of an array say; None for other nodes."""
 
     def __post_init__(self) -> None:
         try:
             self.path.encode()
         except UnicodeEncodeError as error:
             raise InvalidArgumentError(f"a key is no valid Unicode text: {error}") from error
-        meta = self.meta
+        meta = parse_documents(self.documents)
+        object.__setattr__(self, "meta", meta)
+        object.__setattr__(self, "array", meta if isinstance(meta, ArrayMeta) else None)
         sound = len(self.node_id) == NODE_ID_BYTES and (
             node_documents(self.documents).keys() == self.documents.keys()
         )
@@ -88,16 +94,8 @@ class Node:
         if not sound:
             raise CorruptObjectError(f"/{self.path}: not a node of kind {self.kind.name}")
 
-    @property
-    def meta(self) -> ArrayMeta | GroupMeta | None:
-        """What the documents say; None for an opaque entry."""
-        return parse_documents(self.documents)
-
-    @property
-    def array(self) -> ArrayMeta | None:
-        """What the documents of an array say; None for other nodes."""
-        meta = self.meta
-        return meta if isinstance(meta, ArrayMeta) else None
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Node, (self.path, self.node_id, self.kind, self.documents)
 
     @property
     def document_keys(self) -> list[str]:

@@ -1,0 +1,178 @@
+"""The rows of the comparison, and what each should reach."""
+
+from __future__ import annotations
+
+from runner import Row
+from workloads import (
+    appending,
+    contending,
+    opening,
+    picking,
+    reading,
+    referring,
+    scanning,
+    sizing,
+    writing,
+)
+
+_TWO = ("zarr_manifests", "icechunk")
+_ALL = (*_TWO, "LocalStore", "MemoryStore", "ObjectStore", "FsspecStore")
+_SMALL = {"chunks": (10_000, 2000, 40), "chunk_bytes": (4096, 4096, 4096)}
+_LARGE = {"chunks": (128, 48, 4), "chunk_bytes": (2**20, 2**20, 2**20)}
+_APPEND_TITLES = {
+    "10k": (10_000, 10_000, 100),
+    "100k": (100_000, 100_000, 200),
+    "1m": (1_000_000, 300_000, 300),
+}
+
+ROWS = [
+    Row(
+        "small-write-fused",
+        "4 KB chunks, write and commit",
+        writing,
+        _ALL,
+        _SMALL,
+        "s/chunk",
+        "fused",
+        due={"icechunk": 4.0, "LocalStore": 3.0},
+    ),
+    Row(
+        "small-write-default",
+        "4 KB chunks, write and commit",
+        writing,
+        _ALL,
+        _SMALL,
+        "s/chunk",
+        "default",
+    ),
+    Row(
+        "small-read-fused",
+        "4 KB chunks, read",
+        reading,
+        _ALL,
+        _SMALL,
+        "s/chunk",
+        "fused",
+        due={"icechunk": 3.5, "LocalStore": 1.0},
+    ),
+    Row(
+        "small-read-default",
+        "4 KB chunks, read",
+        reading,
+        _ALL,
+        _SMALL,
+        "s/chunk",
+        "default",
+        due={"icechunk": 1.8, "MemoryStore": 1 / 1.3},
+    ),
+    Row(
+        "large-write",
+        "1 MB chunks, write and commit",
+        writing,
+        _ALL,
+        _LARGE,
+        "s/chunk",
+        "fused",
+        due={"icechunk": 1.0},
+    ),
+    Row(
+        "large-read",
+        "1 MB chunks, read",
+        reading,
+        _ALL,
+        _LARGE,
+        "s/chunk",
+        "fused",
+        due={"icechunk": 1.0},
+    ),
+    Row(
+        "random-read",
+        "one 4 KB chunk anywhere",
+        picking,
+        _ALL,
+        {**_SMALL, "reads": (2000, 500, 20)},
+        "s/chunk",
+        "fused",
+    ),
+    *(
+        Row(
+            f"append-{name}",
+            f"append 10 chunks to {name} refs, commit",
+            appending,
+            _TWO,
+            {"refs": refs},
+            "s",
+            "fused",
+            due={"icechunk": 50.0} if name == "1m" else {},
+        )
+        for name, refs in _APPEND_TITLES.items()
+    ),
+    Row(
+        "append-10m",
+        "append 10 chunks to 10m refs, commit",
+        appending,
+        ("zarr_manifests",),
+        {"refs": (10_000_000, 1_000_000, 400)},
+        "s",
+        "fused",
+    ),
+    Row(
+        "virtual-1m",
+        "1 M virtual refs, set and commit",
+        referring,
+        _TWO,
+        {"refs": (1_000_000, 100_000, 100)},
+        "s",
+        due={"icechunk": 10.0},
+        peak_due_bytes=250_000_000,
+        most_rounds=3,
+    ),
+    Row(
+        "size-native-ref",
+        "bytes a native ref takes",
+        sizing,
+        _TWO,
+        {"chunks": (50_000, 10_000, 50)},
+        "B/ref",
+        "fused",
+        due={"icechunk": 2.5},
+        most_rounds=1,
+    ),
+    *(
+        Row(
+            f"open-{delay_ms}ms-{arrays}",
+            f"cold open and coordinates, {arrays} arrays, {delay_ms} ms away",
+            opening,
+            _TWO,
+            {"arrays": (arrays, arrays, 3), "delay_ms": (delay_ms, delay_ms, min(delay_ms, 1))},
+            "s",
+            durability="-",
+            cache="nothing known",
+            due={"icechunk": 2.0} if delay_ms else {},
+        )
+        for delay_ms in (0, 20)
+        for arrays in (10, 200)
+    ),
+    Row(
+        "spark-scan",
+        "Spark reads a row for each cell",
+        scanning,
+        ("zarr_manifests", "generated"),
+        {"times": (200, 50, 10)},
+        "s/row",
+        durability="-",
+        due={"generated": 0.6},
+    ),
+    Row(
+        "contending",
+        "eight processes commit disjoint chunks",
+        contending,
+        _TWO,
+        {"processes": (8, 8, 2), "commits": (25, 10, 2)},
+        "s/commit",
+        "fused",
+        durability="in memory, where an fsync costs nothing",
+        due={"icechunk": 5.0},
+        in_memory=True,
+    ),
+]

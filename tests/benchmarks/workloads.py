@@ -1,0 +1,376 @@
+"""What is measured: each workload prepares its data and then gives a figure a round.
+
+All contestants of a row get the same values, chunks and codecs. What a workload checks, it checks
+outside of the time it takes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from contestants import (
+    CONTESTANTS,
+    Contestant,
+    Icechunk,
+    Ours,
+    new_array,
+    use_pipeline,
+    values,
+)
+from distant import served
+from runner import Case, Figure, Watch
+
+_SEED = 7
+
+
+def _fresh(case: Case, number: int) -> Contestant:
+    """The contestant in a new folder, the one of the round before removed."""
+    shutil.rmtree(case.folder / str(number - 1), ignore_errors=True)
+    folder = case.folder / str(number)
+    folder.mkdir()
+    return CONTESTANTS[case.contestant](folder)
+
+
+def writing(case: Case) -> Iterator[Figure]:
+    """Write all chunks of an array, and commit."""
+    use_pipeline(case.pipeline)
+    chunks = case.sizes["chunks"]
+    data = values(chunks, case.sizes["chunk_bytes"])
+    for number in range(1_000_000):
+        contestant = _fresh(case, number)
+        contestant.create()
+        store, commit = contestant.writer()
+        array = new_array(store, data)
+        with Watch() as watch:
+            array[:] = data
+            commit()
+        last = zarr.open_array(contestant.reader(), path="a", mode="r")[chunks - 1]
+        assert np.array_equal(last, data[-1])
+        yield watch.figure(chunks)
+
+
+def _written(case: Case, data: np.ndarray) -> Contestant:
+    contestant = CONTESTANTS[case.contestant](case.folder)
+    contestant.create()
+    store, commit = contestant.writer()
+    new_array(store, data)[:] = data
+    commit()
+    return contestant
+
+
+def reading(case: Case) -> Iterator[Figure]:
+    """Read all chunks of an array, opened anew."""
+    use_pipeline(case.pipeline)
+    chunks = case.sizes["chunks"]
+    data = values(chunks, case.sizes["chunk_bytes"])
+    contestant = _written(case, data)
+    while True:
+        array = zarr.open_array(contestant.reader(), path="a", mode="r")
+        with Watch() as watch:
+            found = array[:]
+        assert np.array_equal(found, data)
+        yield watch.figure(chunks)
+
+
+def picking(case: Case) -> Iterator[Figure]:
+    """Read single chunks, anywhere, one after another."""
+    use_pipeline(case.pipeline)
+    chunks, reads = case.sizes["chunks"], case.sizes["reads"]
+    data = values(chunks, case.sizes["chunk_bytes"])
+    contestant = _written(case, data)
+    rng = np.random.default_rng(_SEED)
+    while True:
+        array = zarr.open_array(contestant.reader(), path="a", mode="r")
+        array[0]  # the manifest is in memory
+        wanted = rng.integers(0, chunks, reads).tolist()
+        with Watch() as watch:
+            found = [array[i] for i in wanted]
+        assert np.array_equal(found[-1], data[wanted[-1]])
+        yield watch.figure(reads)
+
+
+# --- references ------------------------------------------------------------------------------
+
+_FILE_CHUNKS = 1000  # chunks a file, as in a year of hourly maps
+_VIRTUAL_BYTES = 4096
+
+
+def _create_for_references(contestant: Contestant, elsewhere: Path) -> None:
+    elsewhere.mkdir(exist_ok=True)
+    if isinstance(contestant, Ours):
+        contestant.create(virtual_containers={"raw": elsewhere})
+    elif isinstance(contestant, Icechunk):
+        import icechunk
+
+        prefix = f"file://{elsewhere}/"
+        store = icechunk.local_filesystem_store(str(elsewhere))
+        container = icechunk.VirtualChunkContainer(prefix, store)
+        contestant.create(
+            containers=[container],
+            authorize_virtual_chunk_access=icechunk.containers_credentials({prefix: None}),
+        )
+
+
+def _refer(session: Any, elsewhere: Path, count: int) -> Callable[[], None]:
+    """A call that makes the first chunks of `a` ranges of files elsewhere, all at once."""
+    rows = np.arange(count)
+    files = [f"file://{elsewhere}/{i}.bin" for i in range(-(-count // _FILE_CHUNKS))]
+    offset = rows % _FILE_CHUNKS * _VIRTUAL_BYTES
+    length = np.full(count, _VIRTUAL_BYTES)
+    if hasattr(session.store, "set_virtual_refs_arr"):
+        locations = [files[i] for i in (rows // _FILE_CHUNKS).tolist()]
+
+        def theirs() -> None:
+            session.store.set_virtual_refs_arr(
+                "a",
+                (count, 1),
+                locations,
+                offset.astype(np.uint64),
+                length.astype(np.uint64),
+                validate_containers=False,
+            )
+
+        return theirs
+    index = np.stack([rows, np.zeros_like(rows)], axis=1)
+
+    def ours() -> None:
+        session.store.set_virtual_refs("a", index, files, rows // _FILE_CHUNKS, offset, length)
+
+    return ours
+
+
+def _like(chunk_bytes: int = _VIRTUAL_BYTES) -> np.ndarray:
+    return np.zeros((1, chunk_bytes // 4), np.int32)
+
+
+def referring(case: Case) -> Iterator[Figure]:
+    """Set many virtual refs, and commit."""
+    count, elsewhere = case.sizes["refs"], case.folder / "files"
+    for number in range(1_000_000):
+        contestant = _fresh(case, number)
+        _create_for_references(contestant, elsewhere)
+        assert isinstance(contestant, Ours | Icechunk)
+        session = contestant.open().writable_session("main")
+        new_array(session.store, _like(), chunks=count)
+        session.commit("array")
+        session = contestant.open().writable_session("main")
+        refer = _refer(session, elsewhere, count)
+        with Watch() as watch:
+            refer()
+            session.commit("references")
+        yield watch.figure()
+
+
+def appending(case: Case) -> Iterator[Figure]:
+    """Append ten chunks to an array that has many, and commit; the base is compact."""
+    use_pipeline(case.pipeline)
+    count, elsewhere, appended = case.sizes["refs"], case.folder / "files", 10
+    contestant = CONTESTANTS[case.contestant](case.folder)
+    _create_for_references(contestant, elsewhere)
+    assert isinstance(contestant, Ours | Icechunk)
+    session = contestant.open().writable_session("main")
+    new_array(session.store, _like(), chunks=count)
+    _refer(session, elsewhere, count)()
+    session.commit("references")
+    if isinstance(contestant, Ours):
+        contestant.open().compact("main", "full")
+    session = contestant.open().writable_session("main")
+    data = values(appended, _VIRTUAL_BYTES)
+    array = zarr.open_array(session.store, path="a", mode="r+")
+    while True:
+        with Watch() as watch:
+            if session.read_only:  # theirs takes one commit
+                session = contestant.open().writable_session("main")
+                array = zarr.open_array(session.store, path="a", mode="r+")
+            array.resize((count + appended, array.shape[1]))
+            array[count:] = data
+            session.commit("append")
+        count += appended
+        yield watch.figure()
+
+
+def sizing(case: Case) -> Iterator[Figure]:
+    """Bytes on the disk for each native ref, chunks not counted."""
+    use_pipeline(case.pipeline)
+    chunks = case.sizes["chunks"]
+    data = values(chunks, 64)
+    for number in range(1_000_000):
+        contestant = _fresh(case, number)
+        contestant.create(inline_bytes=0)
+        store, commit = contestant.writer()
+        new_array(store, data)[:] = data
+        commit()
+        if isinstance(contestant, Ours):
+            contestant.open().compact("main", "full")
+            kinds = {"manifests"}  # of a base; what it is made of stays until it is collected
+            head = contestant.open().readonly_session("main")
+            refs = head.store.workspace.view.manifests
+            total = sum(ref.blob.length for ref in refs)
+        else:
+            kinds = {"manifests"}
+            total = sum(
+                path.stat().st_size
+                for kind in kinds
+                for path in (contestant.folder / "r" / kind).rglob("*")
+                if path.is_file()
+            )
+        assert total > 0
+        yield Figure(total / chunks)
+
+
+# --- from far away ---------------------------------------------------------------------------
+
+
+def _dataset(arrays: int) -> Any:
+    """As many variables of some chunks over three coordinates, each with attributes."""
+    import xarray as xr
+
+    rng = np.random.default_rng(_SEED)
+    sizes = {"time": 64, "lat": 30, "lon": 40}
+    coords = {name: (name, np.arange(n) * 0.5, {"units": "m"}) for name, n in sizes.items()}
+    attributes = {"long_name": "a variable", "cell_methods": "time: mean", "valid_min": -1e3}
+    variables = {
+        f"v{i}": (tuple(sizes), rng.random(tuple(sizes.values()), np.float32), attributes)
+        for i in range(arrays)
+    }
+    return xr.Dataset(variables, coords)
+
+
+def opening(case: Case) -> Iterator[Figure]:
+    """Open a dataset that nothing is known of, with xarray, and load its coordinates."""
+    import xarray as xr
+
+    use_pipeline(case.pipeline)
+    dataset = _dataset(case.sizes["arrays"])
+    contestant = CONTESTANTS[case.contestant](case.folder)
+    contestant.create()
+    store, commit = contestant.writer()
+    chunks = {name: {"chunks": (16, 30, 40)} for name in dataset.data_vars}
+    dataset.to_zarr(store, encoding=chunks, consolidated=False)
+    commit()
+    with served(case.folder / "r", case.sizes["delay_ms"]) as port:
+        while True:
+            with Watch() as watch:
+                reader = contestant.distant_reader(port)
+                opened = xr.open_zarr(reader, consolidated=False, chunks=None)
+                found = opened.coords["time"].values
+            assert np.array_equal(found, dataset.time.values)
+            assert len(opened.data_vars) == case.sizes["arrays"]
+            yield watch.figure()
+
+
+# --- Spark ------------------------------------------------------------------------------------
+
+
+def scanning(case: Case) -> Iterator[Figure]:
+    """Read all cells of a variable as rows; or as many rows that are made on the spot.
+
+    Both give Spark batches of the same columns and rows from Python, and Spark throws them away.
+    """
+    import xarray as xr
+
+    from zarr_manifests.spark import read, session
+
+    shape = (case.sizes["times"], 250, 400)
+    cells = int(np.prod(shape))
+    spark = session(master="local[2]")
+    try:
+        contestant = Ours(case.folder)
+        contestant.create()
+        store, commit = contestant.writer()
+        names = ("time", "lat", "lon")
+        coords = {name: np.arange(n, dtype=float) for name, n in zip(names, shape, strict=True)}
+        rng = np.random.default_rng(_SEED)
+        dataset = xr.Dataset({"t": (names, rng.random(shape, np.float32))}, coords)
+        dataset.to_zarr(store, encoding={"t": {"chunks": (10, 250, 400)}}, consolidated=False)
+        commit()
+        rows = read(spark, str(case.folder / "r"), "t")
+        if case.contestant == "generated":
+            tasks = rows.rdd.getNumPartitions()
+            rows = spark.range(0, tasks, 1, tasks).mapInPandas(_made(cells // tasks), rows.schema)
+        while True:
+            with Watch() as watch:
+                rows.write.format("noop").mode("overwrite").save()
+            yield Figure(watch.seconds / cells)
+    finally:
+        spark.stop()
+
+
+def _made(each: int, batch_rows: int = 1024**2) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """A source of so many rows a task."""
+
+    def rows(tasks: Iterator[Any]) -> Iterator[Any]:
+        import numpy as np
+        import pandas as pd
+        import pyarrow as pa
+
+        for _ in tasks:
+            left = each
+            while left > 0:
+                count = min(left, batch_rows)
+                columns = {name: pa.array(np.zeros(count)) for name in ("time", "lat", "lon")}
+                columns["t"] = pa.array(np.zeros(count, np.float32))
+                yield pa.table(columns).to_pandas(types_mapper=pd.ArrowDtype)
+                left -= count
+
+    return rows
+
+
+# --- many processes --------------------------------------------------------------------------
+
+
+def _commit_often(contestant: Contestant, number: int, commits: int, started: Any) -> None:
+    """Overwrite chunks that nobody else writes, a commit for each."""
+    use_pipeline("fused")
+    data = values(1, 4096)[0]
+    assert isinstance(contestant, Ours | Icechunk)
+    repository = contestant.open()
+    started.wait()
+    for i in range(commits):
+        session = repository.writable_session("main")
+        zarr.open_array(session.store, path="a", mode="r+")[number * commits + i] = data
+        if isinstance(contestant, Ours):
+            session.commit(f"{number} {i}")
+        else:
+            import icechunk
+
+            session.commit(
+                f"{number} {i}", rebase_with=icechunk.ConflictDetector(), rebase_tries=10_000
+            )
+
+
+def contending(case: Case) -> Iterator[Figure]:
+    """Eight processes, each with commits of one chunk of its own: seconds for each commit.
+
+    Commits that were lost are not counted.
+    """
+    commits, processes = case.sizes["commits"], case.sizes["processes"]
+    context = multiprocessing.get_context("spawn")
+    for number in range(1_000_000):
+        contestant = _fresh(case, number)
+        contestant.create()
+        store, commit = contestant.writer()
+        new_array(store, _like(), chunks=processes * commits)
+        commit()
+        started = context.Barrier(processes + 1)
+        running = [
+            context.Process(target=_commit_often, args=(contestant, i, commits, started))
+            for i in range(processes)
+        ]
+        for process in running:
+            process.start()
+        started.wait()
+        with Watch() as watch:
+            for process in running:
+                process.join()
+        assert isinstance(contestant, Ours | Icechunk)
+        found = zarr.open_array(contestant.reader(), path="a", mode="r")[:, 0]
+        landed = int((found != 0).sum())
+        assert landed == processes * commits or (landed and case.contestant != "zarr_manifests")
+        yield Figure(watch.seconds / landed)

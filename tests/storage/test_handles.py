@@ -1,0 +1,192 @@
+"""Files kept open for a moment: what they save, and what they must never hide."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from zarr_manifests.errors import ObjectNotFoundError
+from zarr_manifests.storage import LocalStorage, handles, local
+
+type Clock = list[float]
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    """What time it is, in seconds; nothing is open yet."""
+    now = [1000.0]
+    handles._open.clear()
+    monkeypatch.setattr(handles, "_now_s", lambda: now[0])
+    yield now
+    handles._open.clear()
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Paths of the files that were opened for ranges."""
+    found: list[str] = []
+    true = handles.Handle.__init__
+
+    def counted(self: handles.Handle, path: str) -> None:
+        found.append(path)
+        true(self, path)
+
+    monkeypatch.setattr(handles.Handle, "__init__", counted)
+    return found
+
+
+def open_numbers() -> set[int]:
+    return {int(path.name) for path in Path("/dev/fd").iterdir()}
+
+
+def test_ranges_of_a_file_are_read_with_one_open(tmp_path: Path, opened: list[str]) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.create("a", b"0123456789")
+    assert [storage.get("a", i, 2) for i in range(0, 10, 2)] == [b"01", b"23", b"45", b"67", b"89"]
+    assert opened == [str(tmp_path / "a")]
+    assert LocalStorage(tmp_path).get("a", 8, 5) == b"89"
+    assert len(opened) == 1
+
+
+def test_what_is_read_whole_is_opened_anew(tmp_path: Path, opened: list[str]) -> None:
+    """As the root state is, which other processes replace."""
+    storage = LocalStorage(tmp_path)
+    storage.create("current", b"old")
+    assert storage.get_tagged("current").data == b"old"
+    (tmp_path / "new").write_bytes(b"new")
+    (tmp_path / "new").rename(tmp_path / "current")
+    assert storage.get_tagged("current").data == b"new"
+    assert opened == []
+
+
+def test_what_this_process_deletes_is_missing_at_once(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.create("a", b"0123")
+    assert storage.get("a", 0, 4) == b"0123"
+    LocalStorage(tmp_path).delete_many(["a"])
+    with pytest.raises(ObjectNotFoundError):
+        storage.get("a", 0, 4)
+
+
+def test_what_this_process_replaces_is_read_anew(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.put("a", b"0123")
+    assert storage.get("a", 0, 4) == b"0123"
+    storage.put("a", b"4567")
+    assert storage.get("a", 0, 4) == b"4567"
+    token = storage.get_tagged("a").token
+    assert storage.cas("a", b"89ab", token) is not None
+    assert storage.get("a", 0, 4) == b"89ab"
+
+
+def test_what_another_process_deletes_is_missing_a_moment_later(
+    tmp_path: Path, clock: Clock
+) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.create("a", b"0123")
+    assert storage.get("a", 0, 4) == b"0123"
+    (tmp_path / "a").unlink()
+    assert storage.get("a", 0, 4) == b"0123"  # its own bytes
+    clock[0] += handles.KEPT_S
+    with pytest.raises(ObjectNotFoundError):
+        storage.get("a", 0, 4)
+
+
+def test_no_more_than_so_many_files_are_open(tmp_path: Path, opened: list[str]) -> None:
+    storage = LocalStorage(tmp_path)
+    before = open_numbers()
+    for i in range(handles.MOST + 30):
+        storage.create(f"o{i}", b"0", durable=False)
+        assert storage.get(f"o{i}", 0, 1) == b"0"
+    assert len(open_numbers() - before) <= handles.MOST
+    assert len(handles._open) == handles.MOST
+
+
+def test_a_deleted_file_is_closed_when_another_is_opened_later(
+    tmp_path: Path, clock: Clock
+) -> None:
+    storage = LocalStorage(tmp_path)
+    before = open_numbers()
+    for key in ("a", "b", "c"):
+        storage.create(key, b"0")
+    storage.get("a", 0, 1)
+    storage.get("b", 0, 1)
+    clock[0] += handles.KEPT_S
+    storage.get("c", 0, 1)
+    assert len(open_numbers() - before) == 1
+
+
+def test_a_file_is_not_closed_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its number could become another file's before the read begins."""
+    storage = LocalStorage(tmp_path)
+    storage.create("a", b"mine")
+    storage.create("other", b"else")
+    began, go_on = threading.Event(), threading.Event()
+    true = local._read
+
+    def slow(fd: int, start: int, length: int | None) -> bytes:
+        if length == 4:
+            began.set()
+            assert go_on.wait(10)
+        return true(fd, start, length)
+
+    monkeypatch.setattr(local, "_read", slow)
+    found: list[bytes] = []
+    reader = threading.Thread(target=lambda: found.append(storage.get("a", 0, 4)))
+    reader.start()
+    assert began.wait(10)
+    handles.forget(str(tmp_path / "a"))
+    fd = os.open(tmp_path / "other", os.O_RDONLY)  # would take its number
+    go_on.set()
+    reader.join()
+    os.close(fd)
+    assert found == [b"mine"]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_opens_its_own(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.create("a", b"0123")
+    assert storage.get("a", 0, 4) == b"0123"
+    number = handles.handle_of(str(tmp_path / "a")).fd
+    child = os.fork()
+    if not child:
+        try:
+            os.fstat(number)
+        except OSError:
+            os._exit(0 if storage.get("a", 1, 2) == b"12" else 2)
+        os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert storage.get("a", 0, 4) == b"0123"
+
+
+def test_a_read_that_would_block_leaves_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.create("a", b"0123")
+    threads: list[int] = []
+    true = local._read
+
+    def noted(fd: int, start: int, length: int | None) -> bytes:
+        threads.append(threading.get_ident())
+        return true(fd, start, length)
+
+    def blocks(*_: object) -> int:
+        raise BlockingIOError
+
+    monkeypatch.setattr(local, "_read", noted)
+    monkeypatch.setattr(local, "_NOWAIT", 8)  # also where the system has none
+    assert asyncio.run(storage.get_async("a", 0, 4)) == b"0123"
+    assert threads.pop() == threading.get_ident()
+    monkeypatch.setattr(os, "preadv", blocks, raising=False)
+    assert asyncio.run(storage.get_async("a", 0, 4)) == b"0123"
+    assert threads.pop() != threading.get_ident()

@@ -1,0 +1,95 @@
+"""The comparison with other stores runs: each row once, with tiny sizes. No time is looked at."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HOME = Path(__file__).parent / "benchmarks"
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of that name; the folder's modules import each other."""
+    monkeypatch.syspath_prepend(str(HOME))
+    yield importlib.import_module("runner")
+    for name in ("runner", "rows", "workloads", "contestants", "report"):
+        sys.modules.pop(name, None)
+
+
+def run(*arguments: str, to: Path) -> tuple[subprocess.CompletedProcess[str], list[Any]]:
+    done = subprocess.run(
+        [sys.executable, str(HOME), "--against", "MemoryStore", "--to", str(to), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = to / "benchmarks.json"
+    rows = json.loads(found.read_text(encoding="utf-8"))["rows"] if found.exists() else []
+    return done, rows
+
+
+def test_all_rows_run(tmp_path: Path) -> None:
+    done, rows = run("--rehearse", "--only", "[!s]*", "s[!p]*", to=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(rows) > 12
+    for row in rows:
+        figures = row["figures"]["zarr_manifests"]
+        assert [figure["value"] > 0 for figure in figures] == [True], row["name"]
+        assert row["pipeline"], row["name"]
+        assert row["durability"], row["name"]
+        assert row["cache"], row["name"]
+    assert (tmp_path / "benchmarks.png").read_bytes().startswith(b"\x89PNG")
+
+
+def outcome(runner: Any, ours: list[float], theirs: list[float], **more: Any) -> Any:
+    figures = {
+        "zarr_manifests": [runner.Figure(value, peak_bytes=10) for value in ours],
+        "peer": [runner.Figure(value) for value in theirs],
+    }
+    row = runner.Row(
+        "row", "a row", iter, ("zarr_manifests", "peer"), {}, "s", due={"peer": 4.0}, **more
+    )
+    return runner.Outcome(row, {}, figures, full=True)
+
+
+def test_a_ratio_is_the_middle_one_of_the_rounds(runner: Any) -> None:
+    """A round in which the machine was busy has both figures higher, and its ratio still fits."""
+    found = outcome(runner, [1.0, 10.0, 2.0], [4.0, 50.0, 2.0])
+    assert found.ratios("peer") == [1.0, 4.0, 5.0]
+    assert found.ratio("peer") == 4.0
+
+
+def test_a_row_is_missed_below_half_of_what_is_due(runner: Any) -> None:
+    assert outcome(runner, [1.0], [4.0]).faults() == []
+    slow = outcome(runner, [1.0], [2.5])
+    assert len(slow.faults()) == 1
+    assert slow.faults(runner.MISSED) == []
+    assert len(outcome(runner, [1.0], [1.9]).faults(runner.MISSED)) == 1
+
+
+def test_a_row_is_missed_beyond_twice_the_memory(runner: Any) -> None:
+    assert outcome(runner, [1.0], [4.0], peak_due_bytes=10).faults() == []
+    large = outcome(runner, [1.0], [4.0], peak_due_bytes=6)
+    assert len(large.faults()) == 1
+    assert large.faults(runner.MISSED) == []
+    assert len(outcome(runner, [1.0], [4.0], peak_due_bytes=4).faults(runner.MISSED)) == 1
+
+
+def test_an_error_of_a_workload_ends_the_run(runner: Any, tmp_path: Path) -> None:
+    row = runner.Row("bad", "bad", iter, ("zarr_manifests",), {}, "s")
+    with pytest.raises(RuntimeError, match="bad, zarr_manifests"):
+        runner.run(row, row.contestants, scale=2, rounds=1, place=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_row_that_is_not_there_is_said(tmp_path: Path) -> None:
+    done, _ = run("--only", "nothing", to=tmp_path)
+    assert done.returncode != 0
+    assert "small-read-fused" in done.stderr

@@ -1,0 +1,54 @@
+"""Options of Zarr that suit this store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import zarr
+from zarr.core.codec_pipeline import BatchedCodecPipeline, FusedCodecPipeline
+
+import zarr_manifests as zm
+from zarr_manifests.errors import InvalidArgumentError
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    yield
+    zarr.config.reset()
+
+
+def pipeline_of_a_new_array() -> object:
+    store = zm.Repository.create(f"memory://tuning-{np.random.default_rng().integers(2**60)}")
+    session = store.writable_session("main")
+    array = zarr.create_array(session.store, name="a", shape=(8,), chunks=(2,), dtype="i4")
+    array[:] = range(8)
+    assert array[:].tolist() == list(range(8))
+    return type(array.async_array.codec_pipeline)
+
+
+def test_arrays_use_the_fused_pipeline_until_the_end_of_the_block() -> None:
+    with zm.tune_zarr():
+        assert pipeline_of_a_new_array() is FusedCodecPipeline
+        assert zarr.config.get("async.concurrency") == 64
+    assert pipeline_of_a_new_array() is BatchedCodecPipeline
+    assert zarr.config.get("async.concurrency") == 10
+
+
+def test_what_was_set_before_comes_back() -> None:
+    with zarr.config.set({"async.concurrency": 7}):
+        with zm.tune_zarr(concurrency=3):
+            assert zarr.config.get("async.concurrency") == 3
+        assert zarr.config.get("async.concurrency") == 7
+
+
+def test_without_a_block_it_stays() -> None:
+    zm.tune_zarr(concurrency=5)
+    assert zarr.config.get("async.concurrency") == 5
+
+
+def test_no_chunk_at_once_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="0 chunks at once"):
+        zm.tune_zarr(concurrency=0)
+    assert zarr.config.get("async.concurrency") == 10

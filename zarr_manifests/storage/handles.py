@@ -1,0 +1,78 @@
+"""Files that ranges are read of, kept open for a moment: most reads then are one system call.
+
+Invariants:
+
+- Only for ranges, which are asked of objects that are never replaced. What is replaced, the root
+  state, is read whole, and by a file opened for that one read.
+- *An object that was deleted is missing*: at once if this process has deleted it, else at the
+  latest `KEPT_S` after that. Until then its own bytes are read, never another object's.
+- *Bounded*: at most `MOST` files. The room that a deleted object took on the disk is free when
+  the next file is opened after `KEPT_S`, or when the process ends.
+- A file is closed when nobody reads it any more, not when it is forgotten: a number that is being
+  read from never becomes another file's.
+- A forked child closes its copies. Reads say where they begin, so a parent and a child that read
+  the same open file do not move each other.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from zarr_manifests.runtime import SYSTEM, ForkSafeLock
+
+__all__ = ["KEPT_S", "MOST", "Handle", "forget", "handle_of"]
+
+KEPT_S: Final = 1.0
+MOST: Final = 64
+
+_READ: Final = os.O_RDONLY | os.O_CLOEXEC
+_now_s: Final = SYSTEM.monotonic_s
+
+
+class Handle:
+    """An open file; it is closed with the last reference to this object."""
+
+    __slots__ = ("fd", "until_s")
+
+    def __init__(self, path: str) -> None:
+        self.fd = os.open(path, _READ)
+        self.until_s = _now_s() + KEPT_S
+
+    def __del__(self, close: object = os.close) -> None:  # a default outlives the module
+        if hasattr(self, "fd"):
+            close(self.fd)  # type: ignore[operator]
+
+
+_open: dict[str, Handle] = {}  # by path, from the one opened first to the one opened last
+_lock = ForkSafeLock()
+os.register_at_fork(after_in_child=_open.clear)
+
+
+def handle_of(path: str) -> Handle:
+    """The file at the path, opened now or a moment ago; keep the object while reading.
+
+    Raises
+    ------
+    OSError
+        If it cannot be opened.
+    """
+    found = _open.get(path)
+    if found is not None and _now_s() < found.until_s:
+        return found
+    opened = Handle(path)
+    with _lock:
+        _open.pop(path, None)
+        _open[path] = opened
+        now_s = _now_s()
+        while (first := next(iter(_open))) != path and (
+            len(_open) > MOST or _open[first].until_s <= now_s
+        ):
+            del _open[first]
+    return opened
+
+
+def forget(path: str) -> None:
+    """Open the file at the path anew next time: it was deleted or replaced."""
+    with _lock:
+        _open.pop(path, None)
