@@ -183,6 +183,7 @@ def show(case: str, refs: int) -> None:
         f"{n / used / 1e6:5.2f} M refs/CPU s ({used:5.1f} s, {used / plain:4.1f} x numpy)  "
         f"peak {found['peak'] / 1024:,.0f} MiB ({found['before'] / 1024:,.0f} at start), "
         f"{found['manifests']} manifests"
+        + (f" of {found['nbytes'] / n:.1f} bytes a ref" if "nbytes" in found else "")
     )
 
 

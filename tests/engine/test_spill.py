@@ -129,6 +129,26 @@ def test_a_small_commit_spills_nothing_and_takes_two_rounds(
     assert storage.rounds() == 2
 
 
+def test_refs_that_are_set_one_by_one_are_spilled_too(
+    storage: CountingStorage, repository: Repository
+) -> None:
+    session = repository.writable_session()
+    workspace = session.store.workspace
+    node = workspace.node("a")
+    assert node is not None
+    for at in range(3_000):
+        session.store.set_sync(f"a/c/{at}", cpu.Buffer.from_bytes(b"%d" % at))
+        assert len(workspace.changes.chunks.get(node.node_id, ())) < BUDGET // 4
+        assert in_memory(session) <= BUDGET
+    assert spilled(session)
+    unsynced = [r.key for r in storage.log if r.op == "create" and r.key.startswith("chunks/")]
+    session.commit("chunks")
+    assert len(unsynced) == 3_000
+    reader = repository.readonly_session().store
+    assert [reader.get_sync(f"a/c/{at}").to_bytes() for at in (0, 2_999)] == [b"0", b"2999"]  # type: ignore[union-attr]
+    assert repository.verify().ok
+
+
 @pytest.mark.parametrize("cached", [True, False])
 def test_what_is_spilled_is_read_through_the_cache(
     storage: CountingStorage, repository: Repository, cached: bool

@@ -153,8 +153,8 @@ class RepositoryConfig(Section):
     pack_bytes : int
         Size of a pack at which it is written before the commit. 1 to 1,073,741,824.
     spill_refs : int
-        How many chunk refs that were set in bulk a session keeps in memory; more are written to
-        manifests before the commit. 1 to 1,000,000,000.
+        How many chunk refs a session keeps in memory, about; more are written to manifests before
+        the commit. 1 to 1,000,000,000.
     commits : Commits, optional
         How commits are made.
     compaction : Compaction, optional
@@ -201,7 +201,7 @@ class RepositoryConfig(Section):
         default=4_000_000,
         metadata=described(
             Whole(1, 1_000_000_000),
-            "chunk refs set in bulk that a session keeps in memory; more are written to manifests",
+            "chunk refs that a session keeps in memory, about; more are written to manifests",
         ),
     )
     commits: Commits = field(

@@ -1,6 +1,6 @@
 """Chunk refs that a writer has set and keeps in manifests of its own, not in memory.
 
-What is beyond the budget is written as manifests of one table each, under the writer's own name; in
+What is beyond the budget is written to manifests of one table each, under the writer's own name; in
 memory stay where they are, their boxes and counts (`Spilled`). A commit refers to these manifests
 as they are. Only where later changes lie over rows of one, or two of them share chunks, are the
 rows brought together and written anew, slab by slab, so that no more than a slab is in memory.

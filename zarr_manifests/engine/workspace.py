@@ -73,6 +73,8 @@ type Entry = InlineRef | NativeRef | VirtualRef
 """What is at a key: a document is given as inline bytes."""
 
 _OPAQUE: Final = "/"
+_MOST_SINGLE: Final = 100_000
+"""Refs of one node that are kept one by one."""
 
 
 class Workspace:
@@ -116,6 +118,7 @@ class Workspace:
         self._noticeable = False
         self.closed: str | None = None
         self.follower: Follower | None = None
+        self._most_single = max(2, min(_MOST_SINGLE, context.config.spill_refs // 4))
         self.changes = ChangeSet()
         self.start_at(view, keys)
         if origin is not None:
@@ -424,9 +427,23 @@ class Workspace:
 
     def _hold(self, node: Node, coords: Coords, ref: ChunkRef) -> None:
         """Put the ref into the change set; all refs that get there do so by this way."""
-        self.changes.chunks.setdefault(node.node_id, {})[coords] = ref
+        refs = self.changes.chunks.setdefault(node.node_id, {})
+        refs[coords] = ref
         if isinstance(ref, StagedRef):
             self.packs.stage(ref, node.node_id, coords)
+        if len(refs) % self._most_single == 0:
+            self._gather(node.node_id)
+
+    def _gather(self, node_id: bytes) -> None:
+        """Make a table of single refs, which take much more memory; staged ones stay single."""
+        refs = self.changes.chunks[node_id]
+        staged = {at: ref for at, ref in refs.items() if isinstance(ref, StagedRef)}
+        if len(staged) < len(refs):
+            del self.changes.chunks[node_id]
+            rest = {at: ref for at, ref in refs.items() if at not in staged}
+            self.changes.put_table(node_id, ChunkTable.of(rest))
+            if staged:
+                self.changes.chunks[node_id] = {**staged}
 
     def _put(self, key: str, ref: ChunkRef) -> None:
         chunk = self._chunk(key)
