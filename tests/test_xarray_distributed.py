@@ -1,16 +1,18 @@
 """Writing and reading from the processes of a distributed cluster."""
 
 import os
+from datetime import timedelta
 from pathlib import Path
 
 import dask.array as da
 import numpy as np
 import pytest
 import xarray as xr
+import zarr
 from distributed import Client, LocalCluster
 
 import zarr_manifests as zm
-from zarr_manifests.errors import InvalidArgumentError, UnmergedForksError
+from zarr_manifests.errors import ConflictError, InvalidArgumentError, UnmergedForksError
 
 ENGINE = "zarr_manifests"
 
@@ -126,3 +128,106 @@ def test_memory_of_this_process_cannot_be_written_from_others(client):
     with pytest.raises(InvalidArgumentError, match="memory://"):
         zm.write(ds, "memory://not-shared", message="create")
     assert messages("memory://not-shared") == []
+
+
+# --- forks in tasks that run more than once ------------------------------------------------------
+
+
+def make_ones(path: Path, chunks: int = 8) -> zm.Repository:
+    """An array of so many chunks of ones, each an object of its own."""
+    repo = zm.Repository.create(path, {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0})
+    with repo.transaction(message="ones") as store:
+        zarr.create_array(store, name="a", shape=(chunks * 100,), chunks=(100,), dtype="i4")[:] = 1
+    return repo
+
+
+def write_chunk(fork: zm.Fork, at: int, value: int, attempt: int = 0) -> zm.Fork:
+    zarr.open_array(fork.store, path="a", mode="r+")[at * 100 : at * 100 + 100] = value
+    return fork
+
+
+def write_and_die_once(fork: zm.Fork, at: int, value: int, died: Path) -> zm.Fork:
+    """Its objects are in the storage when it dies, and it is tried again elsewhere."""
+    write_chunk(fork, at, value)
+    if not died.exists():
+        died.touch()
+        os._exit(1)
+    return fork
+
+
+def written(repo: zm.Repository) -> set[str]:
+    return {info.key for info in repo.storage.list("chunks/")}
+
+
+def check_all(repo: zm.Repository, expected: list[int], orphans: int) -> None:
+    """The head has these values; what nobody merged is garbage, and goes as such."""
+    repo.expire_snapshots(keep_last=1)
+    repo.compact(mode="full")
+    repo.expire_snapshots(keep_last=1)
+    before = written(repo)
+    repo.garbage_collect(timedelta(0))
+    after = written(repo)
+    assert len(after) == len(expected)
+    assert len(before - after) >= orphans
+    again = zm.Repository.open(repo.storage)
+    assert again.verify().ok
+    found = zarr.open_array(again.readonly_session().store, path="a", mode="r")[:]
+    assert found.tolist() == np.repeat(expected, 100).tolist()
+
+
+@pytest.mark.parametrize("merged", ["first", "second", "both"])
+def test_of_two_attempts_of_a_task_one_counts(client, tmp_path, merged):
+    """As when a scheduler runs a task twice, for it was slow or its result was lost."""
+    repo = make_ones(tmp_path / "repo")
+    session = repo.writable_session()
+    forks = [session.fork() for _ in range(8)]
+    attempts = [
+        client.map(write_chunk, forks, range(8), [2] * 8, attempt=attempt, pure=False)
+        for attempt in range(2)
+    ]
+    first, second = client.gather(attempts)
+    assert len(written(repo)) == 8 + 16
+    back = {"first": first, "second": second, "both": first + second}[merged]
+    session.merge(*back)
+    assert session.status().chunks == {"/a": 8}
+    session.commit("each chunk once")
+    check_all(repo, [2] * 8, orphans=8 + 8)
+
+
+def test_attempts_that_differ_are_refused_and_named(client, tmp_path):
+    repo = make_ones(tmp_path / "repo")
+    session = repo.writable_session()
+    fork = session.fork()
+    one, two = client.gather(client.map(write_chunk, [fork, fork], [3, 3], [2, 3], pure=False))
+    session.merge(one)
+    with pytest.raises(ConflictError, match=r"/a: chunks \[\(3,\)\]"):
+        session.merge(two)
+    session.commit("the first")
+    check_all(repo, [1, 1, 1, 2, 1, 1, 1, 1], orphans=2)
+
+
+def test_what_an_attempt_wrote_before_its_worker_died_is_garbage(client, tmp_path):
+    repo = make_ones(tmp_path / "repo")
+    session = repo.writable_session()
+    died = tmp_path / "died"
+    task = client.submit(write_and_die_once, session.fork(), 5, 2, died, retries=3)
+    session.merge(task.result())
+    assert died.exists()
+    assert len(written(repo)) == 8 + 2
+    session.commit("of the second attempt")
+    check_all(repo, [1, 1, 1, 1, 1, 2, 1, 1], orphans=2)
+
+
+def test_an_attempt_that_comes_after_the_commit_changes_nothing(client, tmp_path):
+    """A late duplicate: its objects are garbage, and it can be merged nowhere."""
+    repo = make_ones(tmp_path / "repo")
+    session = repo.writable_session()
+    fork = session.fork()
+    session.merge(client.submit(write_chunk, fork, 0, 2, pure=False).result())
+    session.commit("in time")
+    late = client.submit(write_chunk, fork, 0, 3, pure=False).result()
+    with pytest.raises(InvalidArgumentError, match="another base"):
+        session.merge(late)
+    with pytest.raises(InvalidArgumentError, match="another base"):
+        repo.writable_session().merge(late)
+    check_all(repo, [2] + [1] * 7, orphans=2)

@@ -224,7 +224,7 @@ class Maintenance(Indexes):
         restore(self._context, version)
 
     def ops_log(self) -> Iterator[LoggedOperation]:
-        """What was done to which branch or tag, and when; newest first.
+        """Who did what to which branch or tag, and when; newest first.
 
         It goes back as far as archives of the root are kept.
 

@@ -8,9 +8,12 @@ fixed order with `checkpoint` as the place where a scheduler may switch to anoth
 
 from __future__ import annotations
 
+import functools
+import getpass
 import itertools
 import os
 import random
+import socket
 import threading
 import time
 import weakref
@@ -26,6 +29,7 @@ __all__ = [
     "ForkSafeLock",
     "Runtime",
     "asked_at",
+    "forks_made",
     "handed_over",
     "next_step",
     "start_thread",
@@ -70,6 +74,31 @@ def _renew_locks() -> None:
 
 
 os.register_at_fork(after_in_child=_renew_locks)
+
+
+class _Forks:
+    """How often this process has been forked; a child goes on from its parent's number."""
+
+    count = 0
+
+
+def _count_fork() -> None:
+    _Forks.count += 1
+
+
+os.register_at_fork(after_in_parent=_count_fork)
+
+
+def forks_made() -> int:
+    """A number that changes whenever this process makes a child by `os.fork`.
+
+    Examples
+    --------
+    >>> from zarr_manifests.runtime import forks_made
+    >>> forks_made() == forks_made()
+    True
+    """
+    return _Forks.count
 
 
 _STEPS = itertools.count(1)
@@ -168,6 +197,21 @@ def _no_checkpoint(name: str) -> None:
     return None
 
 
+@functools.cache
+def _user_and_host() -> str:
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a user without a name, as in some containers
+        user = str(os.getuid()) if hasattr(os, "getuid") else "?"
+    return f"{user}@{socket.gethostname()}"
+
+
+def _who() -> str:
+    """What the variable `ZARR_MANIFESTS_WHO` says, else the user and the host."""
+    said = os.environ.get("ZARR_MANIFESTS_WHO")
+    return _user_and_host() if said is None else said
+
+
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """Clock, randomness, jitter, threads and yield points, passed in.
@@ -194,6 +238,8 @@ class Runtime:
     later : callable
         `later(delay_s, call)` runs one argument-free call after so many seconds, in a thread of
         its own, and gives a callable that calls this off.
+    who : callable
+        Says in whose name operations are logged.
 
     Examples
     --------
@@ -211,6 +257,7 @@ class Runtime:
     background: Callable[[Callable[[], None]], None]
     checkpoint: Callable[[str], None] = _no_checkpoint
     later: Callable[[float, Callable[[], None]], Callable[[], None]] = _call_later
+    who: Callable[[], str] = _who
 
 
 SYSTEM = Runtime(

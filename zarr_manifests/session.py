@@ -480,14 +480,14 @@ class Session:
         self._merged = False
 
     def check_forks(self) -> None:
-        """Refuse to leave out what pickled copies of the store have written.
+        """Refuse to leave out what pickled copies of the store, or forked children, have written.
 
         Raises
         ------
         UnmergedForksError
             If there are copies that changed anything, and none was merged.
         """
-        if self._workspace.pickled and not self._merged:
+        if self._workspace.copied and not self._merged:
             refuse_unmerged(self._workspace)
 
     def commit(
@@ -516,7 +516,8 @@ class Session:
         retries : int, optional
             How often to try again when others are faster; else as configured (`commit-attempts`).
         discard_unmerged : bool, default False
-            Commit although pickled copies of the store changed something that was not merged.
+            Commit although pickled copies of the store, or children of `os.fork`, changed
+            something that was not merged.
 
         Returns
         -------

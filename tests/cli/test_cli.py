@@ -442,10 +442,18 @@ def test_a_repository_is_made_small_checked_and_brought_back(url: str) -> None:
     assert lines("gc", url, "--grace", "0s", "--dry-run")[0].split()[:2] == ["would", "delete"]
     assert "kept" in lines("gc", url, "--grace", "0s")[-1]
     assert lines("verify", url)[-1].startswith("sound: ")
-    version, *_ = lines("ops", url, "--limit", "1")[1].split()
+    header, newest = lines("ops", url, "--limit", "1")
+    assert header.split() == ["version", "when", "who", "what", "ref", "snapshot"]
+    version, *_ = newest.split()
+    assert "@" in newest
     assert call("restore", url, 1).exit_code == 1
+    assert call("restore", url, 10**6).exit_code == 2
     assert call("gc", url, "--grace", "soon").exit_code == 2
     assert call("recover", url).exit_code == 2
+    (Path(url) / "current").write_bytes(b"damaged")
+    refused = call("verify", url)
+    assert refused.exit_code == 1
+    assert "zarr-manifests recover" in refused.stderr
     (Path(url) / "current").unlink()
     assert f"took version {version}" in lines("recover", url)[0]
     chunk = next((Path(url) / "snapshots").rglob("*-*/*"))

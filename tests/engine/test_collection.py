@@ -28,7 +28,6 @@ from zarr_manifests.errors import (
     ManifestsError,
     SnapshotExpiredError,
 )
-from zarr_manifests.format.root import Root
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
 from zarr_manifests.testing import Call, Fault, FaultyStorage, SimulatedCrash, WrappedStorage
@@ -523,6 +522,24 @@ def test_leases_are_renewed_together_without_log_or_archive() -> None:
     assert [one.version for one in repository.ops_log()][:2] == [root.version + 1, before.version]
 
 
+def test_a_reader_gets_a_lease_at_whatever_moment_of_a_collection() -> None:
+    """No fence is in its way: it needs its snapshot, and has no objects of its own."""
+    storage = MemoryStorage()
+    make(storage)
+    for number in range(1, 20):
+        other = Repository.open(storage, runtime=world())
+        racing = Interrupting(storage, 0, lambda other=other: other.garbage_collect(NOW))  # type: ignore[misc]
+        repository = Repository.open(racing, runtime=world())
+        head = repository.list_branches()["main"]
+        racing.count, racing._number = 0, number
+        with repository.lease(head) as lease:
+            assert [one.snapshot for one in leases(storage)] == [head] or racing.count < number
+            lease.check()
+        if racing.count < number:
+            break
+    assert 3 < number < 19
+
+
 def test_a_lease_counts_until_a_collection_removes_it() -> None:
     clock, storage = Clock(), MemoryStorage()
     repository = make(storage, world(clock))
@@ -535,6 +552,35 @@ def test_a_lease_counts_until_a_collection_removes_it() -> None:
     assert repository.garbage_collect(NOW).leases_removed == 1
     with pytest.raises(FencedError):
         session.commit("now it is gone")
+
+
+def test_a_lease_lets_its_writer_through_the_fence_after_its_time() -> None:
+    """Its time only says when a collection may remove it, and none has since."""
+    clock, storage = Clock(), MemoryStorage()
+    repository = make(storage, world(clock))
+    session = repository.writable_session(lease=60)
+    write(session, 5)
+    report = Repository.open(storage, runtime=world(clock)).garbage_collect(NOW)
+    assert session.store.workspace.keys.start < report.fence
+    clock.advance(timedelta(days=3))
+    session.commit("behind the fence, and leased")
+    assert read(repository.readonly_session()) == [5] * 8
+    assert repository.verify().ok
+
+
+def test_a_leased_snapshot_stays_when_nothing_else_leads_to_it() -> None:
+    clock, storage = Clock(), MemoryStorage()
+    repository = make(storage, world(clock))
+    repository.create_branch("side")
+    snapshot_id = fill(repository, 7, "side")
+    with repository.lease(snapshot_id):
+        reader = repository.readonly_session("side")
+        repository.delete_branch("side")
+        assert Repository.open(storage, runtime=world(clock)).garbage_collect(NOW).deleted == 0
+        again = Repository.open(storage, runtime=world(clock))
+        assert again.verify().problems == ()
+        assert read(reader) == [7] * 8
+    assert repository.garbage_collect(NOW).objects["chunks"] == 4
 
 
 def test_a_lost_lease_is_not_renewed() -> None:
@@ -740,19 +786,32 @@ def test_pages_that_archives_name_are_kept() -> None:
     root = Roots(storage, SYSTEM).read().root
     head = root.branches["main"].bare().head
 
-    def many(root: Root) -> Root:
-        return replace(
-            root, tags={sha256(bytes([i % 251, i // 251])).hexdigest(): head for i in range(900)}
+    def more(letter: str) -> None:
+        names = [letter + sha256(bytes([i % 251, i // 251])).hexdigest() for i in range(900)]
+        repository._context.roots.update(
+            lambda root: replace(root, tags={**root.tags, **dict.fromkeys(names, head)}),
+            *("create tag", "main", "", 1),
         )
 
-    repository._context.roots.update(many, "create tag", "main", "", 1)
-    assert any(key.startswith("pages/") for key in keys(storage))
-    repository.delete_tag(next(iter(repository.list_tags())))
-    for value in range(3):
-        fill(repository, value)
+    def pages() -> set[str]:
+        return {ref.blob.key for ref in Roots(storage, SYSTEM).read().root.pages["tags"]}
+
+    more("a")
+    before = pages()
+    version = Roots(storage, SYSTEM).read().root.version
+    more("b")
+    gone = before - pages()
+    assert gone
+    repository.garbage_collect(NOW)
+    assert gone <= set(keys(storage))  # the archive of that version names them
+    assert repository.verify().problems == ()
+    assert len(repository.list_tags()) == 1800
+    for value in range(110):
+        fill(repository, value % 9)
+    repository.garbage_collect(NOW)
+    assert f"root/{version:020d}" not in keys(storage)
     repository.garbage_collect(NOW)
     assert repository.verify().problems == ()
-    assert len(repository.list_tags()) == 899
 
 
 def test_stale_temporary_files_of_a_disk_go_by_their_age(tmp_path: Any) -> None:

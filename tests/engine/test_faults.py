@@ -21,6 +21,8 @@ import zarr
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
+from zarr_manifests.engine.heartbeat import Held
+from zarr_manifests.engine.leases import give_up, renew_all, take
 from zarr_manifests.errors import (
     AlreadyExistsError,
     CommitOutcomeUnknownError,
@@ -32,6 +34,7 @@ from zarr_manifests.errors import (
     StorageError,
     StorageFullError,
 )
+from zarr_manifests.format.root import Root
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import Capabilities, LocalStorage, MemoryStorage, Storage
 from zarr_manifests.testing import (
@@ -224,6 +227,14 @@ def _first_id(repository: Repository) -> str:
     return [info.snapshot_id for info in repository.ancestry()][-1]
 
 
+def with_refs(storage: Storage) -> None:
+    """A history with a branch and a tag beside `main`."""
+    seed(storage)
+    repository = Repository.open(storage, runtime=RUNTIME)
+    repository.create_branch("side", _first_id(repository))
+    repository.create_tag("tagged")
+
+
 REF_OPERATIONS: dict[str, Callable[[Repository], object]] = {
     "create branch": lambda r: r.create_branch("new"),
     "reset branch": lambda r: r.reset_branch("main", _first_id(r)),
@@ -237,10 +248,7 @@ REF_OPERATIONS: dict[str, Callable[[Repository], object]] = {
 def test_ref_operations(name: str) -> None:
     operation = REF_OPERATIONS[name]
     base = MemoryStorage()
-    seed(base)
-    repository = Repository.open(base)
-    repository.create_branch("side", _first_id(repository))
-    repository.create_tag("tagged")
+    with_refs(base)
     old = State.of(base)
     done = copy_of(base)
     operation(Repository.open(done))
@@ -277,6 +285,19 @@ def with_history(storage: Storage) -> None:
     repository.delete_branch("gone")
 
 
+def without_index(storage: Storage) -> None:
+    """A base whose index of initialised chunks, which compactions write, is gone."""
+    with_history(storage)
+    repository = opened(storage)
+    repository.compact(mode="full")
+
+    def change(root: Root) -> Root:
+        bare = replace(root.branches["main"], index=None)
+        return replace(root, branches={**root.branches, "main": bare})
+
+    repository._context.roots.update(change, "build index", "main", "", 1)
+
+
 def with_expired(storage: Storage) -> None:
     with_history(storage)
     Repository.open(storage, runtime=RUNTIME).expire_snapshots(keep_last=1)
@@ -302,6 +323,42 @@ def recovered(storage: Storage) -> None:
         Repository.recover(storage, runtime=RUNTIME)
 
 
+SHORT_MS, LONG_MS = 60_000, 30 * 86_400_000
+
+
+def with_lease(storage: Storage) -> None:
+    """As `with_history`, with a lease that ends soon if nobody renews it."""
+    with_history(storage)
+    taken(storage, SHORT_MS)
+
+
+def taken(storage: Storage, timeout_ms: int) -> Held:
+    repository = opened(storage)
+    return take(repository._context, repository.list_branches()["main"], timeout_ms, "")
+
+
+def held(storage: Storage) -> list[Held]:
+    """The leases that there are, as their holder knows them, to be renewed for long."""
+    return [
+        Held(one.lease_id, one.session, one.snapshot, LONG_MS, one.owner)
+        for one in opened(storage)._context.roots.read().root.leases
+    ]
+
+
+def renewed(storage: Storage) -> None:
+    context = opened(storage)._context
+    for one in held(storage):
+        context.heart.add(one, RUNTIME, lambda: None)
+    renew_all(context)
+    assert [one.lost for one in context.heart.held()] == [None]
+
+
+def given_up(storage: Storage) -> None:
+    context = opened(storage)._context
+    for one in held(storage):
+        give_up(context, one)
+
+
 MAINTENANCE: dict[str, tuple[Callable[[Storage], None], Callable[[Storage], object]]] = {
     "expire": (with_history, lambda s: opened(s).expire_snapshots(keep_last=1)),
     "collect": (with_expired, lambda s: opened(s).garbage_collect(NOW)),
@@ -310,7 +367,12 @@ MAINTENANCE: dict[str, tuple[Callable[[Storage], None], Callable[[Storage], obje
     "save config": (with_history, lambda s: opened(s).save_config({"pack-bytes": 77})),
     "claim": (with_history, lambda s: opened(s).writable_session(exclusive=True)),
     "compact": (with_history, lambda s: opened(s).compact(mode="full")),
+    "take a lease": (with_history, lambda s: taken(s, SHORT_MS)),
+    "renew a lease": (with_lease, renewed),
+    "give up a lease": (with_lease, given_up),
+    "build an index": (without_index, lambda s: opened(s).build_index()),
 }
+UNSEEN = ("collect", "compact", "build an index")
 
 
 @dataclass(frozen=True)
@@ -320,6 +382,7 @@ class Kept:
     seen: State
     config: Mapping[str, object]
     claimed: bool
+    leased_for_long: frozenset[bool]
 
     @classmethod
     def of(cls, storage: Storage) -> Kept | None:
@@ -330,7 +393,9 @@ class Kept:
         root = repository._context.roots.read().root
         # A compaction may be done more than once, or not at all.
         seen = replace(seen, messages=tuple(m for m in seen.messages if "compact" not in m))
-        return cls(seen, repository.config.to_dict(), root.branches["main"].epoch > 0)
+        now_ms = RUNTIME.now_ms()
+        long = frozenset(lease.expires_ms > now_ms + LONG_MS // 2 for lease in root.leases)
+        return cls(seen, repository.config.to_dict(), root.branches["main"].epoch > 0, long)
 
 
 @pytest.mark.parametrize("name", MAINTENANCE)
@@ -343,7 +408,7 @@ def test_maintenance(name: str) -> None:
     done = copy_of(base)
     operation(done)
     new = Kept.of(done)
-    assert (old == new) == (name in ("collect", "compact"))
+    assert (old == new) == (name in UNSEEN)
     ends = set()
     left_out = {
         "collect": ("crash_before", "crash_after"),  # tried where collections are
@@ -359,6 +424,32 @@ def test_maintenance(name: str) -> None:
         assert Kept.of(storage) == new, where
         assert opened(storage).verify().problems == (), where
     assert len(ends) > 2
+
+
+def with_leased_session(storage: Storage) -> str:
+    """A commit of a session that holds a lease, which goes on with it."""
+    with opened(storage).writable_session(lease=60) as session:
+        put(session, "a/c/2", b"leased" + BIG)
+        return session.commit("leased")
+
+
+def test_a_commit_of_a_leased_session() -> None:
+    """Whatever becomes of the lease, which a collection removes in the end."""
+    base = MemoryStorage()
+    with_history(base)
+    old = State.of(base)
+    done = copy_of(base)
+    with_leased_session(done)
+    new = State.of(done)
+    assert old != new
+    for where, storage, outcome in faults(base, with_leased_session, lambda s: s):
+        check_outcome(where, outcome, State.of(storage), old, new)
+        later = replace(RUNTIME, now_ms=lambda: SYSTEM.now_ms() + LONG_MS)
+        Repository.open(storage, runtime=later).garbage_collect(NOW)
+        assert opened(storage)._context.roots.read().root.leases == ()
+        assert State.of(storage) in (old, new), where
+        with_leased_session(storage)
+        assert opened(storage).verify().problems == (), where
 
 
 # --- faults that last ------------------------------------------------------------------------
@@ -604,3 +695,77 @@ def test_crash_at_every_call_to_the_disk(template: Path, tmp_path: Path) -> None
             assert again is not None
             assert again.heads == new.heads
     assert seen == {False, True}
+
+
+DISK_OPERATIONS: dict[str, tuple[Callable[[Storage], None], Callable[[Storage], object]]] = {
+    **MAINTENANCE,
+    **{
+        name: (with_refs, lambda s, operation=operation: operation(opened(s)))
+        for name, operation in REF_OPERATIONS.items()
+    },
+}
+del DISK_OPERATIONS["compact"]  # tried where compactions are
+
+
+def _again(operation: Callable[[Storage], object], storage: Storage) -> None:
+    with contextlib.suppress(AlreadyExistsError, NotFoundError):  # it had been done
+        operation(storage)
+
+
+@pytest.mark.parametrize("name", DISK_OPERATIONS)
+def test_an_operation_and_a_crash_at_every_call_to_the_disk(name: str, tmp_path: Path) -> None:
+    """All that was not synced is lost, or some of it; what was acknowledged is there."""
+    prepare, operation = DISK_OPERATIONS[name]
+    first = tmp_path / "template"
+    storage = CrashableLocalStorage(first)
+    prepare(storage)
+    old = Kept.of(storage)
+    whole = CrashableLocalStorage(shutil.copytree(first, tmp_path / "whole"))
+    operation(whole)
+    new = Kept.of(whole)
+    calls = list(whole.disk.calls)
+    assert len(calls) > 5
+    found_states = []
+    for number in range(1, len(calls) + 2):  # and after the last
+        if number > 1 and calls[number - 2] in ("open_temp", "write"):
+            continue  # what has no name yet is nothing, whatever is in it
+        folder = tmp_path / str(number)
+        storage = CrashableLocalStorage(shutil.copytree(first, folder))
+        storage.disk.crash_at = number
+        try:
+            outcome: object = operation(storage)
+        except SimulatedCrash as error:
+            outcome = error
+        assert isinstance(outcome, SimulatedCrash) == (number <= len(calls))
+        storage.crash(random.Random(number) if number % 2 else None)
+        found = Kept.of(storage)
+        check_outcome(f"{number} {calls[number - 2]}", outcome, found, old, new)
+        found_states.append(found)
+        if found is not None:
+            assert opened(storage).verify().problems == (), number
+        _again(operation, storage)
+        assert Kept.of(storage) == new, number
+        assert opened(storage).verify().problems == (), number
+        shutil.rmtree(folder)
+    assert found_states[0] == old
+    assert found_states[-1] == new
+
+
+def test_create_and_a_crash_at_every_call_to_the_disk(tmp_path: Path) -> None:
+    whole = CrashableLocalStorage(tmp_path / "whole")
+    Repository.create(whole, runtime=RUNTIME)
+    new = State.of(whole)
+    calls = len(whole.disk.calls)
+    found_states = []
+    for number in range(1, calls + 2):
+        storage = CrashableLocalStorage(tmp_path / str(number))
+        storage.disk.crash_at = number
+        with contextlib.suppress(SimulatedCrash):
+            Repository.create(storage, runtime=RUNTIME)
+        storage.crash(random.Random(number) if number % 2 else None)
+        found_states.append(State.of(storage))
+        Repository.open_or_create(storage, runtime=RUNTIME)
+        assert State.of(storage) == new
+        assert opened(storage).verify().problems == ()
+    assert found_states[0] is None
+    assert found_states[-1] == new

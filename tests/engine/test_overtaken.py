@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
 from zarr_manifests.errors import ConflictError
+from zarr_manifests.ids import session_of
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import CountingStorage
@@ -287,11 +288,15 @@ def test_what_does_not_meet_always_lands(seed: int) -> None:
 # --- nothing is uploaded twice ---------------------------------------------------------------
 
 
-def manifests_of(counting: CountingStorage) -> Counter[bytes]:
-    """What was uploaded as manifests, and how often."""
+def manifests_of(
+    counting: CountingStorage, sessions: Container[str] | None = None
+) -> Counter[bytes]:
+    """What was uploaded as manifests, by these sessions or by all, and how often."""
     keys = [r.key for r in counting.log if r.op == "create" and r.key.startswith("manifests/")]
     assert len(keys) == len(set(keys))
-    return Counter(counting.get(key) for key in keys)
+    return Counter(
+        counting.get(key) for key in keys if sessions is None or session_of(key) in sessions
+    )
 
 
 def fill(session: Session, start: int, stop: int) -> None:
@@ -341,9 +346,17 @@ def test_rows_are_left_to_others_once() -> None:
     assert chunks(storage)[0] == b"theirs"
 
 
-def test_eight_writers_of_disjoint_chunks_finish_forty_commits() -> None:
-    """Each commit has one manifest, which is uploaded once however often it is overtaken."""
-    storage = made(MANUAL | {"commits": {"attempts": 100}}, size=8 * 5 * 60)
+SOON: dict[str, Any] = {"min-delta-count": 2, "max-delta-count": 8, "fan-in": 4}
+
+
+@pytest.mark.parametrize("mode", ["MANUAL", "AUTO"])
+def test_eight_writers_of_disjoint_chunks_finish_forty_commits(mode: str) -> None:
+    """Each commit has one manifest, which is uploaded once however often it is overtaken.
+
+    By commits, and by the compactions that they make due.
+    """
+    config = {"compaction": SOON | {"mode": mode}, "commits": {"attempts": 100}}
+    storage = made(config, size=8 * 5 * 60)
     counting = CountingStorage(storage)
     failed: list[BaseException] = []
     begin = threading.Barrier(8)
@@ -366,7 +379,11 @@ def test_eight_writers_of_disjoint_chunks_finish_forty_commits() -> None:
     for thread in threads:
         thread.join()
     assert failed == []
-    uploads = manifests_of(counting)
+    history = [*Repository.open(storage).ancestry()]
+    commits = [info for info in history if info.kind != "rewrite"]
+    assert (len(history) > len(commits)) == (mode == "AUTO")
+    # A compaction that was overtaken is dropped, with what it has uploaded.
+    uploads = manifests_of(counting, {info.snapshot_id.rpartition("-")[0] for info in commits})
     assert len(uploads) == 40
     assert set(uploads.values()) == {1}
     assert len(chunks(storage)) == 8 * 5 * 60

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable
 from multiprocessing.queues import Queue
 from pathlib import Path
@@ -17,12 +19,13 @@ from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository
 from zarr_manifests.engine.objects import Objects
+from zarr_manifests.errors import UnmergedForksError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.ids import session_of
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
-from zarr_manifests.testing import Call, WrappedStorage
+from zarr_manifests.testing import Call, CountingStorage, WrappedStorage
 
 _WORKERS, _COMMITS = 4, 25
 
@@ -134,11 +137,108 @@ def test_forked_children_that_share_everything_use_names_of_their_own(tmp_path: 
         assert child.exitcode == 0
     session.store.set_sync("a/c/98", cpu.Buffer.from_bytes(b"q" * 2000))
     chunks = [info.key for info in LocalStorage(tmp_path / "r").list("chunks/")]
-    assert len(chunks) == 8
+    assert len(chunks) == 8 + 3  # and each child's sign that it has written
     assert len({session_of(key) for key in chunks}) == 7
-    session.commit("the parent's own")
+    session.commit("the parent's own", discard_unmerged=True)
     read = Repository.open(tmp_path / "r").readonly_session("main").store
     assert sorted(read.workspace.keys_below("a/c/")) == [f"a/c/{i}" for i in (50, 51, 52, 98, 99)]
+
+
+def _in_child(work: Callable[[], object]) -> int:
+    """The exit code of a child of plain `os.fork` that does the work."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("value", [b"inline", b"s" * 2000, b"of its own" * 40_000])
+def test_what_a_forked_child_wrote_is_not_left_out_silently(tmp_path: Path, value: bytes) -> None:
+    session = _make(tmp_path / "r", 100).writable_session("main")
+    store = session.store
+
+    def write(at: int) -> int:
+        return _in_child(lambda: store.set_sync(f"a/c/{at}", cpu.Buffer.from_bytes(value)))
+
+    store.set_sync("a/c/0", cpu.Buffer.from_bytes(value))
+    assert (write(1), write(2)) == (0, 0)
+    for _ in range(2):
+        with pytest.raises(UnmergedForksError, match="2 copies"):
+            session.commit("without the children's work")
+    session.commit("on purpose", discard_unmerged=True)
+    assert write(3) == 0
+    store.set_sync("a/c/4", cpu.Buffer.from_bytes(value))
+    with pytest.raises(UnmergedForksError, match="1 copies"):
+        session.commit("a child of the session as it went on")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("remove", [False, True])
+def test_a_childs_deletions_are_noticed_too(tmp_path: Path, remove: bool) -> None:
+    repository = _make(tmp_path / "r", 100)
+    _put(repository, "a/c/1", b"there")
+    session = repository.writable_session("main")
+    session.store.set_sync("a/c/0", cpu.Buffer.from_bytes(b"x"))
+    if remove:
+        assert _in_child(lambda: session.store.delete_sync("a/c/1")) == 0
+        with pytest.raises(UnmergedForksError, match="1 copies"):
+            session.commit("without the deletion")
+    else:
+        assert _in_child(lambda: session.store.get_sync("a/c/1")) == 0
+        session.commit("a child that reads hinders nothing")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_what_a_forked_child_sends_back_is_merged(tmp_path: Path) -> None:
+    session = _make(tmp_path / "r", 100).writable_session("main")
+    session.store.set_sync("a/c/0", cpu.Buffer.from_bytes(b"p" * 2000))
+
+    def work() -> None:
+        session.store.set_sync("a/c/1", cpu.Buffer.from_bytes(b"c" * 2000))
+        (tmp_path / "back").write_bytes(pickle.dumps(session.store))
+
+    assert _in_child(work) == 0
+    session.merge(pickle.loads((tmp_path / "back").read_bytes()))
+    session.commit("the parent's and the child's")
+    read = Repository.open(tmp_path / "r").readonly_session("main").store
+    assert sorted(read.workspace.keys_below("a/c/")) == ["a/c/0", "a/c/1"]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_forks_that_were_asked_for_may_be_left_out_though_the_process_was_forked(
+    tmp_path: Path,
+) -> None:
+    session = _make(tmp_path / "r", 100).writable_session("main")
+    session.store.set_sync("a/c/0", cpu.Buffer.from_bytes(b"mine"))
+    fork = session.fork()
+    value = cpu.Buffer.from_bytes(b"o" * 1_000_000)
+    assert _in_child(lambda: fork.store.set_sync("a/c/1", value)) == 0
+    session.commit("without the fork")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_commit_looks_for_children_only_after_a_fork(tmp_path: Path) -> None:
+    _make(tmp_path / "r", 100)
+    counting = CountingStorage(LocalStorage(tmp_path / "r"))
+    session = Repository.open(counting).writable_session("main")
+
+    def requests_of_a_commit(at: int) -> Counter[str]:
+        session.store.set_sync(f"a/c/{at}", cpu.Buffer.from_bytes(b"x"))
+        counting.reset()
+        session.commit(f"chunk {at}")
+        return Counter(record.op for record in counting.log)
+
+    without = requests_of_a_commit(0)
+    assert without["list"] == 0
+    assert _in_child(lambda: None) == 0
+    assert requests_of_a_commit(1) == without | Counter({"list": 1})
+    assert requests_of_a_commit(2) == without
 
 
 class _Gate(WrappedStorage):

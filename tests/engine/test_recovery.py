@@ -83,6 +83,10 @@ def whole() -> MemoryStorage:
     repository._context.roots.update(
         lambda root: replace(root, tags={**root.tags, **tags}), "create tag", "main", "", 1
     )
+    repository._context.roots.update(  # so that older archives name other pages
+        lambda root: replace(root, tags={f"{name}-too": ref for name, ref in tags.items()}),
+        *("create tag", "main", "", 1),
+    )
     repository.build_index()
     repository.garbage_collect(NOW)
     repository.create_tag("last")
@@ -241,3 +245,47 @@ def test_the_operations_log_goes_back_through_archives() -> None:
     assert (log[-1].operation, log[-1].ref) == ("create", "main")
     head = next(iter(repository.ancestry()))
     assert head.commit_id in {one.operation_id for one in log}
+
+
+def test_the_operations_log_says_who_did_what_to_which_ref_and_when() -> None:
+    """Of every operation, whoever makes the next version and archives the one before."""
+    storage, at_ms = MemoryStorage(), 1_700_000_000_000
+
+    def of(name: str, seconds: int) -> Runtime:
+        return replace(world(), who=lambda: name, now_ms=lambda: at_ms + 1000 * seconds)
+
+    ann = Repository.create(storage, CONFIG, runtime=of("ann@desk", 0))
+    bob = Repository.open(storage, runtime=of("bob@\udc80" + "x" * 200, 1))
+    with bob.transaction(message="make g") as store:
+        zarr.create_group(store, path="g")
+    with ann.lease(ann.list_branches()["main"]):  # no operation, and in nobody's name
+        bob.create_tag("done")
+    Repository.open(storage, runtime=of("", 2)).create_branch("side")
+    ann.expire_snapshots(keep_last=1)
+    ann.garbage_collect(NOW)
+    storage.delete_many(["current"])
+    Repository.recover(storage, runtime=of("carl@desk", 3))
+    log = list(Repository.open(storage, runtime=world()).ops_log())
+    assert [(one.by[:9], one.operation, one.ref) for one in log][::-1] == [
+        ("ann@desk", "create", "main"),
+        ("bob@?xxxx", "commit metadata", "main"),
+        ("bob@?xxxx", "create tag", "done"),
+        ("", "create branch", "side"),
+        ("ann@desk", "expire snapshots", ""),
+        ("ann@desk", "collect garbage", ""),
+        ("ann@desk", "end collection", ""),
+        ("carl@desk", "recover", ""),
+    ]
+    assert max(len(one.by) for one in log) == 100
+    assert [int(one.at.timestamp() * 1000) - at_ms for one in log][::-1] == [
+        *(0, 1000, 1000, 2000, 0, 0, 0, 3000),
+    ]
+
+
+def test_who_it_was_can_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ZARR_MANIFESTS_WHO", raising=False)
+    assert "@" in SYSTEM.who()
+    monkeypatch.setenv("ZARR_MANIFESTS_WHO", "the nightly job")
+    assert SYSTEM.who() == "the nightly job"
+    monkeypatch.setenv("ZARR_MANIFESTS_WHO", "")
+    assert SYSTEM.who() == ""

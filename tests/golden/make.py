@@ -63,6 +63,7 @@ def fixed_runtime(seed: int) -> Runtime:
         sleep=lambda _: None,
         parallel=one_by_one,
         background=lambda call: call(),
+        who=lambda: "",
     )
 
 

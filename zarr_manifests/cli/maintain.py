@@ -85,17 +85,20 @@ def run_verify(url: Url) -> None:
 
 
 def run_ops(url: Url, limit: _Limit = _SHOWN) -> None:
-    """Show what was done to which branch or tag, newest first."""
-    table = columns("version", "when", "what", "ref", "snapshot", right=("version",))
+    """Show who did what to which branch or tag, newest first."""
+    table = columns("version", "when", "who", "what", "ref", "snapshot", right=("version",))
     for one in islice(Repository.open(url).ops_log(), limit):
-        what, ref = plain_text(one.operation), plain_text(one.ref)
-        table.add_row(str(one.version), time_text(one.at), what, ref, one.snapshot_id)
+        who, what, ref = map(plain_text, (one.by, one.operation, one.ref))
+        table.add_row(str(one.version), time_text(one.at), who, what, ref, one.snapshot_id)
     console().print(table)
 
 
 def run_restore(url: Url, version: _Version) -> None:
     """Let branches and tags be what they were in an older version of the root."""
     Repository.open(url).restore(version)
+    console().print(
+        f"branches and tags are those of version {version} again; `ops` lists this, too"
+    )
 
 
 def run_recover(url: Url) -> None:

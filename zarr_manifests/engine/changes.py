@@ -386,12 +386,13 @@ class Owners:
     """What has been merged: the copy that each chunk and node came from, and what it was then.
 
     `tables` are older than `chunks`, which say the same of single chunks, and in the order of
-    their merging.
+    their merging. `objects` are the keys of the chunk objects that copies have brought.
     """
 
     chunks: dict[tuple[bytes, Coords], tuple[str, StoredRef]] = field(default_factory=dict)
     nodes: dict[str, tuple[str, Node | None]] = field(default_factory=dict)
     tables: dict[bytes, tuple[tuple[str, Rows], ...]] = field(default_factory=dict)
+    objects: set[str] = field(default_factory=set)
 
     def of(
         self, node_id: bytes, coords: Coords, fetch: Callable[[Rows], ChunkTable]
@@ -407,11 +408,12 @@ class Owners:
 
     def copy(self) -> Owners:
         """A copy that shares nothing mutable."""
-        return Owners(dict(self.chunks), dict(self.nodes), dict(self.tables))
+        return Owners(dict(self.chunks), dict(self.nodes), dict(self.tables), set(self.objects))
 
     def take(self, other: Owners) -> None:
         """Become equal to `other`."""
         self.chunks, self.nodes, self.tables = other.chunks, other.nodes, other.tables
+        self.objects = other.objects
 
 
 class Merge:
@@ -553,7 +555,9 @@ class Merge:
         for node_id, shape in theirs.truncated.items():
             cut = narrower(self.mine.truncated.get(node_id), shape)
             self.mine.truncated[node_id] = cut or shape
-        self.mine.unsynced += theirs.unsynced
+        known = self.owners.objects
+        self.mine.unsynced += [key for key in theirs.unsynced if key not in known]
+        known.update(theirs.unsynced)
         self.mine.reads.add(theirs.reads)
 
     def _chunk_conflicts(

@@ -135,7 +135,7 @@ def collect(
     root = _begin(context, before, grace_ms, dry_run=dry_run)
     removed = len(context.roots.leases(before.root)) - len(context.roots.leases(root))
     progress("marking", 0)
-    marked = _mark(context, root, progress)
+    marked, alone = _mark(context, root, progress)
     found = _find_dead(context, root, marked, progress)
     dead = sorted(found.values(), key=lambda info: info.key)
     archives = _old_archives(context, root)
@@ -144,7 +144,7 @@ def collect(
         keys = [info.key for info in (*dead, *archives)]
         _delete(context, keys, root.epochs[COLLECTOR], progress)
         temporary = _remove_temporary(context)
-        _end(context, root)
+        _end(context, root, alone=alone)
     by_kind: Counter[str] = Counter()
     nbytes: Counter[str] = Counter()
     for info in (*dead, *archives):
@@ -194,15 +194,18 @@ def _begin(context: Context, before: RootAt, grace_ms: int, *, dry_run: bool) ->
     return at.root
 
 
-def _end(context: Context, begun: Root) -> None:
-    """Note what has been done; refused if another collection has begun meanwhile."""
+def _end(context: Context, begun: Root, *, alone: bool) -> None:
+    """Note what has been done; refused if another collection has begun meanwhile.
+
+    `alone` says that there is something that leases alone keep: of any age, and listed nowhere.
+    """
     leases = context.roots.leases(begun)
     done = set(begun.pending)
 
     def change(root: Root) -> Root:
         check_collector(root, begun.epochs[COLLECTOR])
         swept = root.swept
-        if nothing_left_since(root, begun.version):
+        if not alone and nothing_left_since(root, begun.version):
             swept = max(swept, swept_after(begun.fence, leases))
         counters = dict(root.counters)
         counters["collections"] = counters.get("collections", 0) + 1
@@ -272,19 +275,26 @@ def _leased(context: Context, lease: Lease) -> tuple[BlobRef, Snapshot]:
     return ref, Snapshot.from_object(data, ref)
 
 
-def _mark(context: Context, root: Root, progress: Progress) -> set[str]:
-    """Keys of all that the root reaches; of indexes that cannot be read, all there are."""
+def _mark(context: Context, root: Root, progress: Progress) -> tuple[set[str], bool]:
+    """Keys of all that the root reaches, and whether leases alone lead to some of it.
+
+    Of indexes that cannot be read, all there are count as reached.
+    """
     whole = context.roots.whole(root)
     marked: set[str] = set()
     starts = {}
-    for ref, _ in live_snapshots(context, whole):
+    for ref, _ in live_snapshots(context, replace(whole, leases=())):
+        starts[ref.key] = Link(ref, Snapshot)
+    alone = [lease for lease in whole.leases if snapshot_key(lease.snapshot) not in starts]
+    for lease in alone:
+        ref, _ = _leased(context, lease)
         starts[ref.key] = Link(ref, Snapshot)
     _follow(context, starts.values(), marked, progress)
     marked |= {page.blob.key for pages in root.pages.values() for page in pages}
     indexes = {b.index.key: b.index for b in whole.branches.values() if b.index is not None}
     for pointer in indexes.values():
         marked |= _index_keys(context, pointer)
-    return marked
+    return marked, bool(alone)
 
 
 def _follow(context: Context, starts: Iterable[Link], marked: set[str], progress: Progress) -> None:

@@ -160,7 +160,9 @@ def merge_forks(
 
 
 def refuse_unmerged(workspace: Workspace) -> None:
-    """Raise if copies of the session's store, made by pickling, have been written to.
+    """Raise if copies of the session's store, made by pickling or `os.fork`, were written to.
+
+    Only such a copy leaves an empty object; what was asked for by `fork` may be left out.
 
     Raises
     ------
@@ -169,12 +171,13 @@ def refuse_unmerged(workspace: Workspace) -> None:
     """
     assert workspace.keys is not None
     prefix = workspace.keys.lineage_prefix
-    writers = {session_of(info.key) for info in workspace.storage.list(prefix)}
+    written = workspace.storage.list(prefix)
+    writers = {session_of(info.key) for info in written if info.nbytes == 0}
     writers.discard(workspace.keys.session_id)
     if writers:
         raise UnmergedForksError(
-            f"the store was pickled, and {len(writers)} copies of it were written to, which this "
-            "commit would leave out. Write through zarr_manifests.write, or give each worker "
-            "session.fork() and merge what comes back. If the copies' work is not wanted, call "
-            "commit(..., discard_unmerged=True)"
+            f"the store was pickled, or the process forked, and {len(writers)} copies of it were "
+            "written to, which this commit would leave out. Write through zarr_manifests.write, or "
+            "give each worker session.fork() and merge what comes back. If the copies' work is not "
+            "wanted, call commit(..., discard_unmerged=True)"
         )

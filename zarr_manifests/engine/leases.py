@@ -65,11 +65,14 @@ def take(
         If the session began before the fence.
     """
     runtime = context.runtime
-    if session is None:
-        session = new_session_id(context.roots.read().root.version, runtime.random_bytes(12))
-    held = Held(runtime.random_bytes(16), session, snapshot_id, timeout_ms, owner[:_OWNER_CHARS])
+    random = runtime.random_bytes(12)
+    held = Held(
+        runtime.random_bytes(16), session or "", snapshot_id, timeout_ms, owner[:_OWNER_CHARS]
+    )
 
     def change(root: Root) -> Root:
+        if session is None:  # a reader's: no fence is ever before the root it is taken in
+            held.session = new_session_id(root.version, random)
         find_in_history(context, root, held.snapshot)
         _check_start(root, held.session)
         kept = tuple(lease for lease in root.leases if lease.lease_id != held.lease_id)

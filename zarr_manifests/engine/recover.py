@@ -62,6 +62,9 @@ class LoggedOperation:
         The snapshot concerned; may be empty.
     operation_id : str
         Its random id in hexadecimal; of a commit that is `SnapshotInfo.commit_id`.
+    by : str
+        Who, as they said: the user and the host, or what the environment variable
+        `ZARR_MANIFESTS_WHO` was set to; may be empty.
     """
 
     version: int
@@ -70,13 +73,20 @@ class LoggedOperation:
     ref: str
     snapshot_id: str
     operation_id: str
+    by: str = ""
 
     @classmethod
     def of(cls, entry: LogEntry) -> LoggedOperation:
         """What an entry of the log says."""
         at = datetime.fromtimestamp(entry.at_ms / 1000, UTC)
         return cls(
-            entry.version, at, entry.operation, entry.ref, entry.snapshot, entry.commit_id.hex()
+            entry.version,
+            at,
+            entry.operation,
+            entry.ref,
+            entry.snapshot,
+            entry.commit_id.hex(),
+            entry.by,
         )
 
 
@@ -264,7 +274,7 @@ def _install(
     roots = Roots(storage, runtime)
     version = newest + 2
     now_ms, operation = runtime.now_ms(), runtime.random_bytes(16)
-    entry = LogEntry(version, now_ms, "recover", "", "", operation)
+    entry = LogEntry(version, now_ms, "recover", "", "", operation, runtime.who())
     branches = {
         name: replace(branch, epoch=version if branch.epoch else 0)
         for name, branch in roots.whole(archived).branches.items()

@@ -26,6 +26,7 @@ from zarr_manifests.engine.objects import Objects, Upload
 from zarr_manifests.errors import (
     CommitOutcomeUnknownError,
     ConflictError,
+    CorruptObjectError,
     ManifestsError,
     NotARepositoryError,
     ObjectNotFoundError,
@@ -108,6 +109,8 @@ class Roots:
         ------
         NotARepositoryError
             If there is none.
+        CorruptObjectError
+            If it is damaged.
         """
         self._runtime.checkpoint("root.read")
         self._read_at = _Swaps.done
@@ -118,7 +121,14 @@ class Roots:
                 f"no repository at {self._storage.url}: it has no object {ROOT_KEY!r}; "
                 "make one with Repository.create, or check the path"
             ) from error
-        return self._seen(RootAt(Root.from_object(tagged.data), tagged.token))
+        try:
+            root = Root.from_object(tagged.data)
+        except CorruptObjectError as error:
+            raise CorruptObjectError(
+                f"the root of {self._storage.url} is damaged ({error}). Without a backup of it, "
+                "`Repository.recover` and `zarr-manifests recover` make a new one from an archive"
+            ) from error
+        return self._seen(RootAt(root, tagged.token))
 
     def _seen(self, at: RootAt) -> RootAt:
         # Between threads an older one may win; who relies on it finds out at the swap.
@@ -290,8 +300,9 @@ class Roots:
         StorageError
             If the storage refused it and the root is unchanged.
         """
+        signed = replace(new, version=at.root.version).signed(self._runtime.who())
         new = replace(
-            self._paged(new, SessionKeys(at.root.version, self._runtime)),
+            self._paged(signed, SessionKeys(at.root.version, self._runtime)),
             version=at.root.version + 1,
             write_id=self._runtime.random_bytes(WRITE_ID_BYTES),
             written_ms=self._runtime.now_ms(),

@@ -65,7 +65,7 @@ from zarr_manifests.planning.merge import (
     merge_layers,
     narrower,
 )
-from zarr_manifests.runtime import ForkSafeLock
+from zarr_manifests.runtime import ForkSafeLock, forks_made
 
 __all__ = ["Entry", "Workspace"]
 
@@ -93,6 +93,8 @@ class Workspace:
 
     Attributes
     ----------
+    pid : int
+        The process whose session it is; in a child of `os.fork` it is a copy.
     pickled : bool
         Whether copies of it were made by pickling a store, and not asked for by `fork`.
     closed : str or None
@@ -114,8 +116,6 @@ class Workspace:
         self.inline_chunk_bytes = context.config.inline_chunk_bytes
         self.lock = ForkSafeLock()
         self.origin = origin
-        self.pid = os.getpid()
-        self._noticeable = False
         self.closed: str | None = None
         self.follower: Follower | None = None
         self._most_single = max(2, min(_MOST_SINGLE, context.config.spill_refs // 4))
@@ -128,11 +128,19 @@ class Workspace:
         """Go on from this snapshot, without changes."""
         self.view = view
         self.keys = keys
+        self.pid = os.getpid()
+        self._forks_before = forks_made()
+        self._noticeable_in: int | None = None
         spill = Spill(self.context.objects, keys, self.context.config.spill_refs)
         self.changes = ChangeSet(spill=spill)
         self.packs = Packs(self.context.config.pack_bytes, self._new_chunk_key)
         self.pickled = False
         self.reader = ChunkReader(self.storage, view.snapshot_id, self.context.containers)
+
+    @property
+    def copied(self) -> bool:
+        """Whether other processes may have copies that nobody asked for by `fork`."""
+        return self.pickled or self._forks_before != forks_made()
 
     def rebase(self, view: SnapshotView, changes: ChangeSet) -> None:
         """Have these changes on this snapshot instead; names of new objects stay the session's."""
@@ -328,12 +336,15 @@ class Workspace:
     def _before_change(self, key: str) -> None:
         """Refuse a key that cannot be; let a copy that nobody asked for be noticed.
 
-        What a pickled store's copy changes is lost unless it is merged. Its first change leaves
-        an empty object under its name, by which the session finds out at its commit.
+        What a pickled store's copy, or a child of `os.fork`, changes is lost unless it is merged.
+        Its first change leaves an empty object under its name, by which the session finds out at
+        its commit.
         """
         _check(key)
-        if self.origin is not None and not self.origin.explicit and not self._noticeable:
-            self._noticeable = True
+        process = os.getpid()
+        unasked = self.pid != process if self.origin is None else not self.origin.explicit
+        if unasked and self._noticeable_in != process:
+            self._noticeable_in = process
             assert self.keys is not None
             self.storage.create(self.keys.next("chunks"), b"")
 

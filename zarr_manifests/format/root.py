@@ -57,6 +57,7 @@ ROOT_KEY: Final = "current"
 LOG_TAIL: Final = 32
 WRITE_ID_BYTES: Final = 16
 _LOG_NAMES_BYTES: Final = 2_560
+_WHO_CHARS: Final = 100
 _OTHER_COPY_BYTES: Final = 4 * 1024
 _SECTIONS: Final = ("branches", "tags", "leases", "pending")
 _REF_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,254}", re.ASCII)
@@ -242,7 +243,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One operation on the root: what was done to which ref, when, and by which commit."""
+    """One operation on the root: what was done to which ref, when, by which commit, by whom."""
 
     version: int
     at_ms: int
@@ -250,10 +251,11 @@ class LogEntry:
     ref: str
     snapshot: str
     commit_id: bytes = b""
+    by: str = ""
 
     def pack(self) -> list[Any]:
         """As a list for msgpack."""
-        return [
+        packed = [
             self.version,
             self.at_ms,
             self.operation,
@@ -261,6 +263,7 @@ class LogEntry:
             self.snapshot,
             self.commit_id,
         ]
+        return [*packed, self.by] if self.by else packed
 
     @classmethod
     def parse(cls, value: Any) -> LogEntry:
@@ -273,9 +276,16 @@ class LogEntry:
                 str(ref),
                 str(snapshot),
                 bytes(commit),
+                *by,
             ] if 0 <= at <= MAX_MS and version >= 0:
-                return cls(version, at, operation, ref, snapshot, commit)
-        raise CorruptObjectError("root.log: version, time, operation, ref, snapshot, id are due")
+                match by:
+                    case []:
+                        return cls(version, at, operation, ref, snapshot, commit)
+                    case [str(name)]:
+                        return cls(version, at, operation, ref, snapshot, commit, name)
+        raise CorruptObjectError(
+            "root.log: version, time, operation, ref, snapshot, id, and perhaps a name are due"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,6 +376,14 @@ class Root:
         while len(log) > 1 and sum(len(one.ref) for one in log) > _LOG_NAMES_BYTES:
             log = log[1:]
         return replace(self, log=log)
+
+    def signed(self, by: str) -> Root:
+        """The same, where the operation that makes the next version is logged in that name."""
+        if not self.log or self.log[-1].version != self.version + 1:
+            return self  # it logs none
+        text = by[:_WHO_CHARS].encode("utf-8", "replace").decode()
+        entry = replace(self.log[-1], by=text)
+        return replace(self, log=(*self.log[:-1], entry))
 
     def with_copies(self, known: Mapping[str, bytes], first: str) -> Root:
         """The same, carrying copies of heads and bases while they fit.

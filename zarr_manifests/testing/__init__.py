@@ -1,6 +1,6 @@
-"""For tests: storages that count, delay, fail and crash.
+"""For tests: storages that count, delay, fail and crash, and a check of recorded transactions.
 
-Each wraps any storage, and they wrap one another:
+Each storage wraps any storage, and they wrap one another:
 `CountingStorage(LatencyStorage(MemoryStorage()))` counts sequential rounds as they would be on
 an object store.
 """
@@ -8,6 +8,12 @@ an object store.
 from zarr_manifests.testing.counting import CountingStorage, Record
 from zarr_manifests.testing.crash import CrashableLocalStorage, CrashDisk
 from zarr_manifests.testing.faulty import Fault, FaultKind, FaultyStorage, SimulatedCrash
+from zarr_manifests.testing.isolation import (
+    Operation,
+    Transaction,
+    Violation,
+    check_isolation,
+)
 from zarr_manifests.testing.latency import LatencyStorage
 from zarr_manifests.testing.wrapped import Call, WrappedStorage
 
@@ -20,7 +26,11 @@ __all__ = [
     "FaultKind",
     "FaultyStorage",
     "LatencyStorage",
+    "Operation",
     "Record",
     "SimulatedCrash",
+    "Transaction",
+    "Violation",
     "WrappedStorage",
+    "check_isolation",
 ]
