@@ -221,6 +221,7 @@ class World:
             assert writer.fenced
             self.begin(writer)
             return
+        assert not writer.fenced
         event("commit" if writer.seen == self.commits else "commit on top of another")
         self.head = writer.merged(self.head)
         self.made[snapshot_id] = self.head
