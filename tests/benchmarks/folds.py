@@ -12,7 +12,8 @@ than seconds do where a machine is busy. Cases (all, if none is named):
 - `random`: as `new`, but each commit's chunks lie anywhere in the array;
 - `update`: an array that is in the base; then four tenths of it anew, in chunks that lie anywhere.
 
-`session` is no compaction: all refs are set in one session, in ten calls, and committed.
+`session` is no compaction: all refs are set in one session, a million at once, and committed. It
+prints how many bytes of manifests there are then, too.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository
 
-REFS, STEPS, TILES, IN_FILE = 10_000_000, 10, 100, 1_000
+REFS, STEPS, TILES, IN_FILE, AT_ONCE = 10_000_000, 10, 100, 1_000, 1_000_000
 CASES = ("new", "many", "random", "update", "session")
 _MODE = {"compaction": {"mode": "MANUAL"}}
 
@@ -119,10 +120,12 @@ def set_in_one_session(url: str, refs: int) -> dict[str, Any]:
     """All refs set in one session, and committed."""
     session = Repository.create(url, _MODE).writable_session("main")
     _put_document(session, "v", refs)
-    for step, rows in enumerate(parts_of(refs, "new")):
+    for step, first in enumerate(range(0, refs, AT_ONCE)):
+        rows = np.arange(first, min(first + AT_ONCE, refs))
         session.store.set_virtual_refs("v", **refs_of(rows, step))
     session.commit("refs")
-    return {"refs": refs, "manifests": 0}
+    written = [path.stat().st_size for path in Path(url, "manifests").rglob("*") if path.is_file()]
+    return {"refs": refs, "manifests": len(written), "nbytes": sum(written)}
 
 
 def plainly(refs: int, case: str) -> dict[str, Any]:
@@ -180,6 +183,7 @@ def show(case: str, refs: int) -> None:
         f"{n / used / 1e6:5.2f} M refs/CPU s ({used:5.1f} s, {used / plain:4.1f} x numpy)  "
         f"peak {found['peak'] / 1024:,.0f} MiB ({found['before'] / 1024:,.0f} at start), "
         f"{found['manifests']} manifests"
+        + (f" of {found['nbytes'] / n:.1f} bytes a ref" if "nbytes" in found else "")
     )
 
 

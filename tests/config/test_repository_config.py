@@ -42,6 +42,7 @@ def test_names_are_hyphened() -> None:
         "inline-chunk-bytes",
         "pack-chunk-bytes",
         "pack-bytes",
+        "spill-refs",
         "commits",
         "compaction",
         "cache",

@@ -96,6 +96,7 @@ def repository_configs() -> st.SearchStrategy[RepositoryConfig]:
         st.integers(0, 65_536),
         pack_chunk_bytes=st.integers(0, 1 << 26),
         pack_bytes=st.integers(1, 1 << 30),
+        spill_refs=st.integers(1, 1_000_000_000),
         commits=st.builds(Commits, st.sampled_from(["delta", "rewrite"]), st.integers(1, 10_000)),
         compaction=st.builds(
             Compaction,

@@ -1,25 +1,30 @@
-"""Two sessions, and compactions, in any order: every snapshot ever made equals the model.
+"""Two sessions, compactions, expiries and collections, in any order: history equals the model.
 
 Two writers of one branch, each with its own handle, do whatever comes: set and unset chunks, grow
 and shrink arrays, delete them and make them anew, commit, start again; in between the branch is
-compacted in every mode. What a session reads is its snapshot with its changes. What a commit that
-is not refused leaves is the head before, with these changes on top; so a commit that should have
-been refused shows as well.
+compacted in every mode, old snapshots expire, and what is dead is collected without any grace.
+What a session reads is its snapshot with its changes. What a commit that is not refused leaves is
+the head before, with these changes on top; so a commit that should have been refused shows as
+well. A session that began before a collection may be refused, and reads right or not at all. Every
+snapshot in history reads as it was committed; one that has expired does so too until it is
+collected, and then cannot be opened.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
-from zarr_manifests.errors import ConflictError
+from zarr_manifests.errors import ConflictError, FencedError, SnapshotExpiredError
 from zarr_manifests.storage import MemoryStorage
 
 PATHS = ("a", "g/b", "time")
@@ -85,9 +90,12 @@ class Writer:
     now: Contents = field(default_factory=dict)
     seen: int = 0
     """Commits of both before it began."""
+    fenced: bool = False
+    """Whether there was a collection since."""
 
     def begin(self) -> None:
         self.session = self.repository.writable_session()
+        self.fenced = False
         self.base = read(self.session)
         self.now = dict(self.base)
 
@@ -132,6 +140,9 @@ class World:
         first = session.commit("seed")
         self.made: dict[str, Contents] = {first: read(repository.readonly_session())}
         self.head = self.made[first]
+        self.expired: set[str] = set()
+        self.collected: set[str] = set()
+        self.parents: dict[str, str | None] = {}
         self.writers: list[Writer] = []
         self.commits = 0
         for _ in range(2):
@@ -143,6 +154,16 @@ class World:
 
     def change(self, who: int, path: str, what: str, at: int, n: int) -> None:
         writer = self.writers[who]
+        try:
+            self._change(writer, path, what, at, n)
+            assert read(writer.session) == writer.now
+        except SnapshotExpiredError:
+            event("a session whose snapshot is gone")
+            assert writer.fenced
+            assert writer.session.snapshot_id in self.expired
+            self.begin(writer)
+
+    def _change(self, writer: Writer, path: str, what: str, at: int, n: int) -> None:
         match what:
             case "set":
                 for i in range(at, min(at + n, length_of(writer.now, path) or 0)):
@@ -163,7 +184,6 @@ class World:
                     del writer.now[key]
                 if what == "re-create":
                     self._describe(writer, path, LONGEST)
-        assert read(writer.session) == writer.now
 
     def _describe(self, writer: Writer, path: str, length: int) -> None:
         value = document(path, length)
@@ -186,20 +206,28 @@ class World:
         writer = self.writers[who]
         if not writer.session.has_changes:
             return
+        began_at = writer.session.snapshot_id
         try:
             snapshot_id = writer.session.commit("changes")
         except ConflictError:
             event("conflict")
             # An array that was made anew may read as before.
-            assert writer.seen != self.commits, "nobody else has committed anything"
+            others = writer.seen != self.commits
+            assert others or began_at in self.expired, "nobody else has committed anything"
             self.begin(writer)
             return
+        except FencedError:
+            event("fenced")
+            assert writer.fenced
+            self.begin(writer)
+            return
+        assert not writer.fenced
         event("commit" if writer.seen == self.commits else "commit on top of another")
         self.head = writer.merged(self.head)
         self.made[snapshot_id] = self.head
         self.check_head()
         assert read(writer.session) == self.head
-        writer.base, writer.now = dict(self.head), dict(self.head)
+        writer.base, writer.now, writer.fenced = dict(self.head), dict(self.head), False
         self.commits += 1
         writer.seen = self.commits
 
@@ -208,6 +236,25 @@ class World:
         if report.snapshot_id is not None:
             event(f"{mode} compaction")
             self.made[report.snapshot_id] = self.head
+        self.check_head()
+
+    def expire(self, keep_last: int) -> None:
+        repository = Repository.open(self.storage, CONFIGS["delta"])
+        self.parents |= {info.snapshot_id: info.parent_id for info in repository.ancestry()}
+        report = repository.expire_snapshots(keep_last=keep_last)
+        if report.snapshots:
+            event("expiry")
+        self.expired.update(report.snapshots)
+        assert sum(1 for _ in Repository.open(self.storage).ancestry()) <= keep_last
+        self.check_head()
+
+    def collect(self) -> None:
+        report = Repository.open(self.storage, CONFIGS["delta"]).garbage_collect(timedelta(0))
+        if report.objects:
+            event("collection")
+        self.collected = set(self.expired)
+        for writer in self.writers:
+            writer.fenced = True
         self.check_head()
 
     def race(self, mine: Change, yours: Change, mode: str | None) -> None:
@@ -232,11 +279,22 @@ class World:
             if info.snapshot_id in self.made:
                 assert found == self.made[info.snapshot_id]
             elif info.kind == "rewrite":  # it followed a commit, and so did others maybe
+                parents = self.parents | {i.snapshot_id: i.parent_id for i in history}
                 parent = info.parent_id
                 while parent not in self.made:
-                    parent = next(i.parent_id for i in history if i.snapshot_id == parent)
+                    assert parent is not None
+                    parent = parents[parent]
                 assert found == self.made[parent]
-        assert self.made.keys() <= {info.snapshot_id for info in history}
+        there = {info.snapshot_id for info in history}
+        assert self.made.keys() <= there | self.expired
+        assert there.isdisjoint(self.expired)
+        for snapshot_id in self.collected:
+            with pytest.raises(SnapshotExpiredError):
+                fresh.readonly_session(snapshot_id=snapshot_id)
+        for snapshot_id in self.made.keys() & (self.expired - self.collected):
+            found = read(fresh.readonly_session(snapshot_id=snapshot_id))
+            assert found == self.made[snapshot_id]
+        assert fresh.verify().problems == ()
 
 
 WHO = st.integers(0, 1)
@@ -254,6 +312,8 @@ TURNS = st.one_of(
     st.tuples(st.just("race"), CHANGES, CHANGES, st.none() | MODES),
     st.tuples(st.just("commit"), WHO),
     st.tuples(st.just("compact"), MODES),
+    st.tuples(st.just("expire"), st.integers(1, 4)),
+    st.tuples(st.just("collect")),
     st.tuples(st.just("use"), WHO, st.sampled_from(["delta", *sorted(CONFIGS)])),
 )
 
@@ -266,6 +326,8 @@ def test_every_snapshot_equals_the_model(seed: int, turns: list[tuple[Any, ...]]
         getattr(world, name)(*arguments)
     for who in (0, 1):
         world.commit(who)
+    world.check_all()
+    world.collect()
     world.check_all()
 
 

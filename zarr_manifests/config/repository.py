@@ -152,6 +152,9 @@ class RepositoryConfig(Section):
         0 to 67,108,864.
     pack_bytes : int
         Size of a pack at which it is written before the commit. 1 to 1,073,741,824.
+    spill_refs : int
+        How many chunk refs a session keeps in memory, about; more are written to manifests before
+        the commit. 1 to 1,000,000,000.
     commits : Commits, optional
         How commits are made.
     compaction : Compaction, optional
@@ -194,6 +197,13 @@ class RepositoryConfig(Section):
             Whole(1, 1_073_741_824), "bytes of shared chunks that are written as one object"
         ),
     )
+    spill_refs: int = field(
+        default=4_000_000,
+        metadata=described(
+            Whole(1, 1_000_000_000),
+            "chunk refs that a session keeps in memory, about; more are written to manifests",
+        ),
+    )
     commits: Commits = field(
         default=Commits(), metadata=described(Nested(Commits), "how commits are made")
     )
@@ -226,6 +236,7 @@ class RepositoryConfig(Section):
         pack_chunk_bytes: int = 262_144,
         pack_bytes: int = 8_388_608,
         *,
+        spill_refs: int = 4_000_000,
         commits: Commits | None = None,
         compaction: Compaction | None = None,
         cache: Cache | None = None,
@@ -237,6 +248,7 @@ class RepositoryConfig(Section):
             "inline_chunk_bytes": inline_chunk_bytes,
             "pack_chunk_bytes": pack_chunk_bytes,
             "pack_bytes": pack_bytes,
+            "spill_refs": spill_refs,
             "commits": Commits() if commits is None else commits,
             "compaction": Compaction() if compaction is None else compaction,
             "cache": Cache() if cache is None else cache,

@@ -5,17 +5,23 @@ coordinate, whole tables of refs under these, truncations. The rules about *what
 in `workspace`; here is only how change sets are compared, how they travel in a fork (`ForkState`),
 and how they are brought together when forks are merged.
 
+Of very many refs most are not in memory (`spill`).
+
 Invariant: a node that was made and deleted within the change set leaves no trace in it; refs are
 only recorded for nodes that exist.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import le, lt
 from typing import Final
 
+import numpy as np
+
 from zarr_manifests.config import CacheOptions, RepositoryConfig
+from zarr_manifests.engine.spill import Rows, Spill, Spilled, held, resident
 from zarr_manifests.errors import Conflict
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import (
@@ -30,7 +36,7 @@ from zarr_manifests.format.chunk_table import (
     native_keys,
 )
 from zarr_manifests.format.nodes import Node
-from zarr_manifests.grid import Coords
+from zarr_manifests.grid import Box, Coords
 from zarr_manifests.ids import crc32c
 from zarr_manifests.planning.merge import (
     Layer,
@@ -78,20 +84,23 @@ class ChangeSet:
         By node id.
     truncated : dict of bytes to tuple of int
         Node id to grid shape: chunks of the snapshot at or beyond it are gone.
-    tables : dict of bytes to tuple of ChunkTable
+    tables : dict of bytes to tuple of ChunkTable or Spilled
         By node id: refs set in bulk, oldest first; what is in `chunks` is newer.
     unsynced : list of str
         Keys of chunk objects written and not yet durable.
     reads : Reads
         What was read of the snapshot meanwhile; no change, but a commit may depend on it.
+    spill : Spill or None
+        Where refs go and come from that are not in memory; without it all of them are.
     """
 
     nodes: dict[str, Node | None] = field(default_factory=dict)
     chunks: dict[bytes, dict[Coords, StoredRef]] = field(default_factory=dict)
     truncated: dict[bytes, Coords] = field(default_factory=dict)
     unsynced: list[str] = field(default_factory=list)
-    tables: dict[bytes, tuple[ChunkTable, ...]] = field(default_factory=dict)
+    tables: dict[bytes, tuple[Rows, ...]] = field(default_factory=dict)
     reads: Reads = field(default_factory=Reads, compare=False)
+    spill: Spill | None = field(default=None, compare=False, repr=False)
 
     def __bool__(self) -> bool:
         return bool(self.nodes or self.truncated or self.tables or any(self.chunks.values()))
@@ -106,15 +115,23 @@ class ChangeSet:
             list(self.unsynced),
             dict(self.tables),
             self.reads.copy(),
+            self.spill,
         )
+
+    def rows(self, rows: Rows) -> ChunkTable:
+        """The rows, fetched if they are not in memory."""
+        if isinstance(rows, ChunkTable):
+            return rows
+        assert self.spill is not None  # whoever has taken it over has given it one
+        return self.spill.rows(rows)
 
     def get(self, node_id: bytes, coords: Coords) -> StoredRef | None:
         """The changed ref of a chunk; None if it is not changed."""
         refs = self.chunks.get(node_id)
         ref = refs.get(coords) if refs is not None else None
         if ref is None and self.tables:
-            for table in reversed(self.tables.get(node_id, ())):
-                ref = table.get(coords)
+            for rows in reversed(self.tables.get(node_id, ())):
+                ref = self.rows(rows).get(coords) if coords in rows.box else None
                 if ref is not None:
                     break
         return ref
@@ -123,37 +140,55 @@ class ChangeSet:
         """Ids of the nodes that chunks are changed of."""
         return list(dict.fromkeys((*(n for n, refs in self.chunks.items() if refs), *self.tables)))
 
-    def table(self, node_id: bytes) -> ChunkTable | None:
-        """All changed chunks of a node; None if there is none."""
+    def layers(self, node_id: bytes) -> tuple[Rows, ...]:
+        """All that is changed of a node's chunks, oldest first."""
         tables, refs = self.tables.get(node_id, ()), self.chunks.get(node_id)
-        if refs:
-            tables = (*tables, ChunkTable.of(refs))
-        return merge_layers([Layer(None, tables)]).table
+        return (*tables, ChunkTable.of(refs)) if refs else tables
 
-    def parts(self, node_id: bytes) -> tuple[ChunkTable, ...]:
+    def table(self, node_id: bytes) -> ChunkTable | None:
+        """All changed chunks of a node, in memory; None if there is none."""
+        return self._together(self.layers(node_id))
+
+    def _together(self, layers: Sequence[Rows]) -> ChunkTable | None:
+        return merge_layers([Layer(None, tuple(map(self.rows, layers)))]).table
+
+    def parts(self, node_id: bytes) -> tuple[Rows, ...]:
         """All changed chunks of a node, in tables that share no chunk, of a leaf at most each."""
-        tables, refs = self.tables.get(node_id, ()), self.chunks.get(node_id)
-        if refs:
-            tables = (*tables, ChunkTable.of(refs))
-        groups: list[list[int]] = []  # of tables that may share chunks, by position: oldest first
-        for i, table in enumerate(tables):
-            near = [g for g in groups if any(table.box.overlaps(tables[j].box) for j in g)]
-            groups = [g for g in groups if g not in near]
-            groups.append(sorted([i, *(j for g in near for j in g)]))
-        parts: list[ChunkTable] = []
-        for group in groups:
-            merged = merge_layers([Layer(None, tuple(tables[i] for i in group))]).table
-            parts += [] if merged is None else split(merged, LEAF_ROWS)
-        return tuple(parts)
+        groups, tables = self._apart(node_id)
+        parts: list[Rows] = []
+        for together in groups:
+            if len(together) == 1:
+                parts += together
+            else:
+                assert self.spill is not None
+                for merged in self.spill.merged(together):
+                    parts += self.spill.save(node_id, merged, self.unsynced)
+        return (*parts, *_disjoint(tables))
+
+    def _apart(self, node_id: bytes) -> tuple[list[list[Rows]], list[ChunkTable]]:
+        """Spilled layers, with what lies over or under each; and what does not."""
+        layers = self.layers(node_id)
+        tables = [layer for layer in layers if isinstance(layer, ChunkTable)]
+        if len(tables) == len(layers):
+            return [], tables
+        assert self.spill is not None
+        return self.spill.apart(layers)
 
     def count(self, node_id: bytes) -> int:
         """Number of changed chunks of a node."""
         if node_id not in self.tables:
             return len(self.chunks.get(node_id, ()))
-        table = self.table(node_id)
-        return 0 if table is None else len(table)
+        groups, tables = self._apart(node_id)
+        table = self._together(tables)
+        count = 0 if table is None else len(table)
+        for together in groups:
+            if len(together) > 1 and self.spill is not None:
+                count += sum(map(len, self.spill.merged(together)))
+            else:
+                count += len(together[0])
+        return count
 
-    def put_table(self, node_id: bytes, table: ChunkTable) -> None:
+    def put_table(self, node_id: bytes, table: Rows) -> None:
         """Lay a table of refs over all that is changed of the node."""
         tables = list(self.tables.get(node_id, ()))
         refs = self.chunks.pop(node_id, None)
@@ -162,21 +197,60 @@ class ChangeSet:
             # merged few times; but none is merged into more than a leaf, which takes memory.
             while (
                 tables
+                and resident(newer)
+                and resident(tables[-1])
                 and len(tables[-1]) <= 2 * len(newer)
                 and len(tables[-1]) + len(newer) <= LEAF_ROWS
             ):
-                merged = merge_layers([Layer(None, (tables.pop(), newer))]).table
+                merged = self._together((tables.pop(), newer))
                 assert merged is not None  # neither is empty
                 newer = merged
             tables.append(newer)
         self.tables[node_id] = tuple(tables)
+        self.keep_within_budget()
+
+    def keep_within_budget(self) -> None:
+        """Write what is too much for the memory to manifests, the largest tables first."""
+        spill = self.spill
+        if spill is None or not spill.writable:
+            return
+        room = spill.budget - sum(held(rows) for rows in self._all_rows())
+        if room >= 0:
+            return
+        due = [
+            (held(rows), node_id, rows)
+            for node_id, tables in self.tables.items()
+            for rows in tables
+            if isinstance(rows, ChunkTable)
+        ]
+        for size, node_id, table in sorted(due, key=lambda each: each[0], reverse=True):
+            if room >= spill.budget // 2:  # room for so much that few manifests are small
+                break
+            spilled = spill.save(node_id, table, self.unsynced)
+            self.tables[node_id] = tuple(
+                each
+                for rows in self.tables[node_id]
+                for each in (spilled if rows is table else (rows,))
+            )
+            room += size
+
+    def _all_rows(self) -> Iterator[Rows]:
+        for tables in self.tables.values():
+            yield from tables
 
     def cut_tables(self, node_id: bytes, shape: Coords) -> None:
         """Drop the rows at or beyond `shape` from the node's tables."""
-        cut = [select(t, inside(t.coords(), shape)) for t in self.tables.pop(node_id, ())]
-        left = tuple(table for table in cut if len(table))
+        left: list[Rows] = []
+        for rows in self.tables.pop(node_id, ()):
+            if isinstance(rows, Spilled) and _lies_below(rows.box, shape):
+                left.append(rows)
+            elif all(map(lt, rows.box.lo, shape)):
+                table = self.rows(rows)
+                table = select(table, inside(table.coords(), shape))
+                left += [table] if len(table) else []
         if left:
-            self.tables[node_id] = left
+            self.tables[node_id] = tuple(left)
+            self.keep_within_budget()
 
     def forget(self, node_id: bytes) -> None:
         """Drop all that is changed of a node's chunks."""
@@ -191,10 +265,12 @@ class ChangeSet:
                 yield node_id, coords, ref
 
     def chunk_objects(self) -> set[str]:
-        """Keys of all chunk objects that changed refs lie in."""
+        """Keys of all chunk objects that changed refs lie in; not those of what is spilled.
+
+        These are durable.
+        """
         found = {ref.key for _, _, ref in self.refs() if isinstance(ref, NativeRef)}
-        for tables in self.tables.values():
-            found.update(*map(native_keys, tables))
+        found.update(*map(native_keys, filter(resident, self._all_rows())))
         return found
 
     def since(self, before: ChangeSet) -> ChangeSet:
@@ -211,11 +287,8 @@ class ChangeSet:
             for node_id in self.tables.keys() | before.tables.keys()
             if self.tables.get(node_id) != before.tables.get(node_id)
         }
-        tables: dict[bytes, tuple[ChunkTable, ...]] = {}
-        for node_id in bulk:
-            changed = difference(self.table(node_id), before.table(node_id))
-            if changed is not None:
-                tables[node_id] = (changed,)
+        beyond = {node_id: self.beyond(node_id, before) for node_id in bulk}
+        tables = {node_id: rows for node_id, rows in beyond.items() if rows}
         chunks: dict[bytes, dict[Coords, StoredRef]] = {}
         for node_id, coords, ref in self.refs():
             if node_id not in bulk and before.chunks.get(node_id, {}).get(coords) != ref:
@@ -230,7 +303,37 @@ class ChangeSet:
         }
         known = set(before.unsynced)
         unsynced = [key for key in self.unsynced if key not in known]
-        return ChangeSet(nodes, chunks, truncated, unsynced, tables, self.reads)
+        return ChangeSet(nodes, chunks, truncated, unsynced, tables, self.reads, self.spill)
+
+    def beyond(self, node_id: bytes, before: ChangeSet) -> tuple[Rows, ...]:
+        """What to lay over all that `before` has of a node's chunks to get what this one has."""
+        tables, known = self.tables.get(node_id, ()), before.tables.get(node_id, ())
+        if (
+            not all(map(resident, tables))
+            and tables[: len(known)] == known
+            and not before.chunks.get(node_id)
+        ):
+            return self.layers(node_id)[len(known) :]  # it has grown: nothing has to be fetched
+        changed = difference(self.table(node_id), before.table(node_id))
+        return () if changed is None else (changed,)
+
+
+def _lies_below(box: Box, shape: Coords) -> bool:
+    return all(map(le, box.hi, shape))
+
+
+def _disjoint(tables: Sequence[ChunkTable]) -> list[ChunkTable]:
+    """The rows that count of these tables, oldest first, in tables that share no chunk."""
+    groups: list[list[int]] = []  # of tables that may share chunks, by position: oldest first
+    for i, table in enumerate(tables):
+        near = [g for g in groups if any(table.box.overlaps(tables[j].box) for j in g)]
+        groups = [g for g in groups if g not in near]
+        groups.append(sorted([i, *(j for g in near for j in g)]))
+    parts: list[ChunkTable] = []
+    for group in groups:
+        merged = merge_layers([Layer(None, tuple(tables[i] for i in group))]).table
+        parts += [] if merged is None else split(merged, LEAF_ROWS)
+    return parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,15 +391,17 @@ class Owners:
 
     chunks: dict[tuple[bytes, Coords], tuple[str, StoredRef]] = field(default_factory=dict)
     nodes: dict[str, tuple[str, Node | None]] = field(default_factory=dict)
-    tables: dict[bytes, tuple[tuple[str, ChunkTable], ...]] = field(default_factory=dict)
+    tables: dict[bytes, tuple[tuple[str, Rows], ...]] = field(default_factory=dict)
     objects: set[str] = field(default_factory=set)
 
-    def of(self, node_id: bytes, coords: Coords) -> tuple[str, StoredRef] | None:
-        """The copy that a chunk came from, and what it was then."""
+    def of(
+        self, node_id: bytes, coords: Coords, fetch: Callable[[Rows], ChunkTable]
+    ) -> tuple[str, StoredRef] | None:
+        """The copy that a chunk came from, and what it was then; `fetch` gives rows."""
         found = self.chunks.get((node_id, coords))
         if found is None:
-            for copy_id, table in reversed(self.tables.get(node_id, ())):
-                ref = table.get(coords)
+            for copy_id, rows in reversed(self.tables.get(node_id, ())):
+                ref = fetch(rows).get(coords) if coords in rows.box else None
                 if ref is not None:
                     return copy_id, ref
         return found
@@ -343,7 +448,7 @@ class Merge:
         Returns the conflicts; where there are any, nothing was applied.
         """
         theirs = after.since(before)
-        self._single_out(before, theirs)
+        self._single_out(before, theirs, copy_id)
         for node_id, refs in [*theirs.chunks.items()]:  # what was merged before counts once
             new = {c: ref for c, ref in refs.items() if self._owner(node_id, c) != (copy_id, ref)}
             theirs.chunks[node_id] = new
@@ -373,7 +478,7 @@ class Merge:
         conflicts += [
             Conflict(f"/{path}", "chunks", "written in the session and deleted in a fork")
             for node_id, path in replaced.items()
-            if self._moved(before, node_id) is not None
+            if self._moved(before, node_id)
         ]
         conflicts += self._chunk_conflicts(before, theirs, copy_id)
         conflicts += self._cut_conflicts(before, theirs)
@@ -382,32 +487,48 @@ class Merge:
         return conflicts
 
     def _owner(self, node_id: bytes, coords: Coords) -> tuple[str, StoredRef] | None:
-        return self.owners.of(node_id, coords)
+        return self.owners.of(node_id, coords, self.mine.rows)
 
-    def _moved(self, before: ChangeSet, node_id: bytes) -> ChunkTable | None:
+    def _moved(self, before: ChangeSet, node_id: bytes) -> tuple[Rows, ...]:
         """Chunks of a node that the session has changed otherwise than the fork began with."""
         ours, was = self.mine, before
         if ours.tables.get(node_id) == was.tables.get(node_id) and (
             ours.chunks.get(node_id, {}) == was.chunks.get(node_id, {})
         ):
-            return None
-        return difference(ours.table(node_id), was.table(node_id))
+            return ()
+        return ours.beyond(node_id, was)
 
-    def _single_out(self, before: ChangeSet, theirs: ChangeSet) -> None:
+    def _single_out(self, before: ChangeSet, theirs: ChangeSet, copy_id: str) -> None:
         """Of refs that a fork has set in bulk, look one by one at those the session has, too."""
-        for node_id, (table,) in list(theirs.tables.items()):
+        for node_id, parts in list(theirs.tables.items()):
             moved = self._moved(before, node_id)
-            if moved is None:
+            if not moved:
                 continue
-            both = shared_rows(table, moved)
-            contested = select(table, both)
-            if len(contested):
-                theirs.chunks.setdefault(node_id, {}).update(contested.refs())
-                left = select(table, ~both)
-                if len(left):
-                    theirs.tables[node_id] = (left,)
-                else:
-                    del theirs.tables[node_id]
+            merged = self.owners.tables.get(node_id, ())
+            left: list[Rows] = []
+            for rows in parts:
+                near = [each for each in moved if each.box.overlaps(rows.box)]
+                if not near:
+                    left.append(rows)
+                elif resident(rows) or (copy_id, rows) not in merged:
+                    left += self._uncontested(theirs, node_id, rows, near)
+            if left:
+                theirs.tables[node_id] = tuple(left)
+            else:
+                del theirs.tables[node_id]
+
+    def _uncontested(
+        self, theirs: ChangeSet, node_id: bytes, rows: Rows, near: Sequence[Rows]
+    ) -> list[Rows]:
+        """The rows but those that the session has, too, which become single refs."""
+        table = theirs.rows(rows)
+        both = np.zeros(len(table), np.bool_)
+        for each in near:
+            both |= shared_rows(table, self.mine.rows(each))
+        if not both.any():
+            return [rows]
+        theirs.chunks.setdefault(node_id, {}).update(select(table, both).refs())
+        return [] if both.all() else [select(table, ~both)]
 
     def _node(self, changes: ChangeSet, path: str) -> Node | None:
         return changes.nodes[path] if path in changes.nodes else self._stored.get(path)
@@ -446,9 +567,9 @@ class Merge:
         paths = {node.node_id: path for path, node in nodes.items() if node is not None}
         reason = "written in a fork, to an array that the session has deleted"
         conflicts: list[Conflict] = []
-        for node_id, (table,) in theirs.tables.items():
+        for node_id, parts in theirs.tables.items():
             if node_id not in paths:
-                lost = [tuple(c) for c in table.coords()[:20].tolist()]
+                lost = [tuple(c) for c in theirs.rows(parts[0]).coords()[:20].tolist()]
                 conflicts.append(Conflict("/?", "chunks", reason, tuple(lost)))
         for node_id, refs in theirs.chunks.items():
             if node_id not in paths:
@@ -484,7 +605,10 @@ class Merge:
             refs = {**self.mine.chunks.get(node.node_id, {}), **theirs.chunks.get(node.node_id, {})}
             cut = [c for c, ref in refs.items() if c not in node.array.grid and ref is not UNSET]
             for side in (self.mine, theirs):
-                for table in side.tables.get(node.node_id, ()):
+                for rows in side.tables.get(node.node_id, ()):
+                    if _lies_below(rows.box, node.array.grid.hi):
+                        continue
+                    table = side.rows(rows)
                     out = ~inside(table.coords(), node.array.grid.hi)
                     out &= table.kind != RefKind.UNSET
                     cut += [tuple(c) for c in table.coords()[out][:20].tolist()]

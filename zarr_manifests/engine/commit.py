@@ -4,7 +4,7 @@
    Every pointer's key, length and checksum are known beforehand, so all of it is uploaded in one
    parallel round, together with the packs still to be written, the archive of the root version
    that is about to be replaced and the fsync of chunks written so far. All must have succeeded
-   before the next step.
+   before the next step. What the change set has spilled is referred to as it is.
 2. One compare-and-swap of the root (`roots`). Nothing else makes the commit visible.
 3. If somebody else's swap came first and moved the branch, the commit is put on top of the new tip
    where that is safe (`rebasing`). Its snapshot is written anew, its delta only where nodes that
@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import ge, le
 from typing import Any, Final
 
 from zarr_manifests.engine.ancestry import find_in_history, is_missing
@@ -33,6 +34,7 @@ from zarr_manifests.engine.objects import Upload
 from zarr_manifests.engine.packs import Pack
 from zarr_manifests.engine.rebasing import Mine, Rebasing, rebase_delta
 from zarr_manifests.engine.roots import RootAt, Roots
+from zarr_manifests.engine.spill import Rows, Spilled, resident, rows_of
 from zarr_manifests.engine.totals import counted
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import (
@@ -46,7 +48,7 @@ from zarr_manifests.errors import (
     ObjectNotFoundError,
 )
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
 from zarr_manifests.format.envelope import pack, unpack
 from zarr_manifests.format.manifest import Manifest, ManifestRef
@@ -94,7 +96,7 @@ class _Prepared:
     uploads: tuple[Upload, ...]
     log: BlobRef
     snapshot: Snapshot
-    tables: Mapping[bytes, Sequence[ChunkTable]]
+    tables: Mapping[bytes, Sequence[Rows]]
     manifests: Mapping[str, Manifest]
     reads: Reads
 
@@ -267,13 +269,14 @@ def _prepare(
         (node, i): Manifest.of([(node, table)]).parts[0]
         for node, parts in tables.items()
         for i, table in enumerate(parts)
+        if resident(table)
     }
     plan = plan_embedding({place: len(data) for place, (_, data) in encoded.items()})
 
     def together(places: Sequence[tuple[bytes, int]]) -> Manifest:
         return Manifest(tuple(encoded[place] for place in places))
 
-    uploads, manifests = [], []
+    uploads, manifests = [], [spilled.manifest for spilled in _spilled(tables)]
     written: dict[str, Manifest] = {}
     for group in plan.manifests:
         manifest = together(group)
@@ -296,7 +299,7 @@ def _prepare(
     snapshot = Snapshot(
         view.ref.bare(),
         commit_id,
-        _kind(view, changes, tables),
+        _kind(context, view, changes, tables),
         message,
         metadata,
         context.runtime.now_ms(),
@@ -326,7 +329,8 @@ def _place(
     coordinates = coordinate_ids(nodes.values(), held)
     sequence = parent.snapshot.sequence + 1
     entry = DeltaEntry.of(prepared.log, prepared.delta, sequence, coordinates)
-    entry, sums = counted(entry, parent, prepared.delta, prepared.tables)
+    fetch = partial(rows_of, context.objects)
+    entry, sums = counted(entry, parent, prepared.delta, prepared.tables, fetch)
     snapshot = replace(
         prepared.snapshot,
         parent=parent.ref.bare(),
@@ -449,19 +453,28 @@ def _rebased(
         uploads=(*kept, *uploads, log),
         log=log.ref,
         snapshot=snapshot,
-        tables=_tables_of(delta, {**prepared.manifests, **written}),
+        tables=_tables_of(delta, {**prepared.manifests, **written}, _spilled(prepared.tables)),
     )
 
 
 def _tables_of(
-    delta: Delta, manifests: Mapping[str, Manifest]
-) -> dict[bytes, tuple[ChunkTable, ...]]:
-    """The delta's chunk tables by node, from these manifests, which may not be uploaded yet."""
-    found: dict[bytes, tuple[ChunkTable, ...]] = {}
-    for manifest in (delta.embedded, *(manifests[ref.blob.key] for ref in delta.manifests)):
+    delta: Delta, manifests: Mapping[str, Manifest], spilled: Sequence[Spilled]
+) -> dict[bytes, tuple[Rows, ...]]:
+    """The delta's chunks by node, from these manifests, which may not be uploaded yet."""
+    found: dict[bytes, tuple[Rows, ...]] = {}
+    known = {each.key: each for each in spilled}
+    here = [known[ref.blob.key] for ref in delta.manifests if ref.blob.key in known]
+    for each in here:
+        found[each.node_id] = (*found.get(each.node_id, ()), each)
+    rest = [manifests[ref.blob.key] for ref in delta.manifests if ref.blob.key not in known]
+    for manifest in (delta.embedded, *rest):
         for part, data in manifest.parts:
             found[part.node_id] = (*found.get(part.node_id, ()), manifest.decode(part, data))
     return found
+
+
+def _spilled(tables: Mapping[bytes, Sequence[Rows]]) -> list[Spilled]:
+    return [rows for parts in tables.values() for rows in parts if isinstance(rows, Spilled)]
 
 
 def _relocated(
@@ -478,9 +491,9 @@ def _relocated(
     return replace(placed, snapshot=replace(placed.snapshot, totals=totals))
 
 
-def _totals(tables: Mapping[bytes, Sequence[ChunkTable]], chunk_objects: int) -> dict[str, int]:
-    each = [table for parts in tables.values() for table in parts]
-    unset = sum(int((table.kind == RefKind.UNSET).sum()) for table in each)
+def _totals(tables: Mapping[bytes, Sequence[Rows]], chunk_objects: int) -> dict[str, int]:
+    each = [rows for parts in tables.values() for rows in parts]
+    unset = sum(map(_unset, each))
     return {
         "refs-set": sum(map(len, each)) - unset,
         "refs-unset": unset,
@@ -489,16 +502,27 @@ def _totals(tables: Mapping[bytes, Sequence[ChunkTable]], chunk_objects: int) ->
     }
 
 
-def _written_bytes(table: ChunkTable) -> int:
-    return int(table.length[table.kind != RefKind.VIRTUAL].sum())
+def _unset(rows: Rows) -> int:
+    if isinstance(rows, Spilled):
+        return rows.unset
+    return int((rows.kind == RefKind.UNSET).sum())
+
+
+def _written_bytes(rows: Rows) -> int:
+    if isinstance(rows, Spilled):
+        return rows.written_bytes
+    return int(rows.length[rows.kind != RefKind.VIRTUAL].sum())
 
 
 def _kind(
-    view: SnapshotView, changes: ChangeSet, tables: Mapping[bytes, Sequence[ChunkTable]]
+    context: Context,
+    view: SnapshotView,
+    changes: ChangeSet,
+    tables: Mapping[bytes, Sequence[Rows]],
 ) -> CommitKind:
     """The commit's label: deletions first, then whether written chunks lie beyond the old grid."""
-    each = [(node, table) for node, parts in tables.items() for table in parts]
-    unset = any((table.kind == RefKind.UNSET).any() for _, table in each)
+    each = [(node, rows) for node, parts in tables.items() for rows in parts]
+    unset = any(_unset(rows) for _, rows in each)
     # Where the chunks of an array were moved, all that was there is cut off, and has new rows.
     cut = any(any(shape) or node not in tables for node, shape in changes.truncated.items())
     alive = {node.node_id for node in changes.nodes.values() if node is not None}  # or moved
@@ -510,12 +534,12 @@ def _kind(
     before = {node.node_id: node for node in view.nodes.values()}
     return (
         CommitKind.APPEND
-        if all(_beyond(before.get(node), table) for node, table in each)
+        if all(_beyond(context, before.get(node), rows) for node, rows in each)
         else CommitKind.OVERWRITE
     )
 
 
-def _beyond(before: Node | None, table: ChunkTable) -> bool:
+def _beyond(context: Context, before: Node | None, rows: Rows) -> bool:
     """Whether all rows are what an append writes.
 
     They are if they lie outside the array's grid as it was or in its partial edge, or belong to
@@ -527,4 +551,9 @@ def _beyond(before: Node | None, table: ChunkTable) -> bool:
     if meta.is_coordinate(before.path):
         return True
     whole = tuple(n // c if c else 0 for n, c in zip(meta.shape, meta.chunk_shape, strict=True))
-    return bool((table.coords() >= whole).any(axis=1).all()) if whole else False
+    if any(map(ge, rows.box.lo, whole)):
+        return True
+    if all(map(le, rows.box.hi, whole)):
+        return False
+    coords = rows_of(context.objects, rows).coords()
+    return bool((coords >= whole).any(axis=1).all())

@@ -144,7 +144,10 @@ def merge_forks(
     with workspace.lock:
         trial = Merge(workspace.changes.copy(), workspace.view.nodes, owners)
         for fork in forks:
-            conflicts = trial.apply(fork.before, fork.after, fork.copy_id)
+            # What they have spilled is read by the session, which knows how.
+            spill = workspace.changes.spill
+            before, after = (replace(each, spill=spill) for each in (fork.before, fork.after))
+            conflicts = trial.apply(before, after, fork.copy_id)
             if conflicts:
                 raise ConflictError(_DIFFER, conflicts)
         before, workspace.changes = workspace.changes, trial.mine

@@ -21,6 +21,7 @@ from zarr_manifests.engine.changes import ChangeSet
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.following import Follower, collected, expired
+from zarr_manifests.engine.spill import Spill
 from zarr_manifests.engine.view import SnapshotView, check_axes
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError, NotFoundError
 from zarr_manifests.format.chunk_table import (
@@ -79,7 +80,9 @@ class Overlay:
         """Go on from this snapshot, without changes."""
         self.view = view
         self.keys = keys
-        self.changes = ChangeSet()
+        self.changes = ChangeSet(
+            spill=Spill(self.context.objects, keys, self.context.config.spill_refs)
+        )
 
     # --- going on to what is newer -----------------------------------------------------------
 
@@ -210,12 +213,10 @@ class Overlay:
             check_axes(stored.box, len(node.array.shape) if node.array else 0)
         with self.lock:
             cut = self.changes.truncated.get(node.node_id)
-            changed = dict(self.changes.chunks.get(node.node_id, ()))
-            tables = self.changes.tables.get(node.node_id, ())
-        if changed:
-            tables = (*tables, ChunkTable.of(changed))
-        if cut is None and not tables:
+            changes, layers = self.changes, self.changes.layers(node.node_id)
+        if cut is None and not layers:
             return stored
+        tables = tuple(map(changes.rows, layers))
         return fold([stored] if stored is not None else [], merge_layers([Layer(cut, tables)]))
 
     def chunk_at(self, key: str) -> tuple[Node, Coords] | None:

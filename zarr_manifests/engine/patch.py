@@ -222,7 +222,7 @@ def combined(context: Context, parent: SnapshotView, delta: Delta, later: Change
     for node_id, shape in later.truncated.items():
         cut = narrower(cuts.get(node_id), shape)
         cuts[node_id] = shape if cut is None else cut
-    together = ChangeSet(nodes, {}, cuts, list(later.unsynced))
+    together = ChangeSet(nodes, {}, cuts, list(later.unsynced), spill=later.spill)
     for node_id, tables in footprint_of(context, parent, delta).tables.items():
         cut_off = later.truncated.get(node_id)
         for table in tables:
@@ -230,8 +230,7 @@ def combined(context: Context, parent: SnapshotView, delta: Delta, later: Change
             if len(kept):
                 together.put_table(node_id, kept)
     for node_id in later.touched():
-        newer = later.table(node_id)
-        if newer is not None:
+        for newer in later.parts(node_id):
             together.put_table(node_id, newer)
     for node_id in {*together.touched(), *cuts} - alive:
         together.forget(node_id)

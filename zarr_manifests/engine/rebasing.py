@@ -16,6 +16,7 @@ from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.logs import deltas_between, tables_of
 from zarr_manifests.engine.objects import Upload
+from zarr_manifests.engine.spill import Rows, Spilled, rows_of
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import Conflict, ConflictError
 from zarr_manifests.format.chunk_table import ChunkTable
@@ -23,8 +24,8 @@ from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.root import Branch
-from zarr_manifests.grid import Coords, IndexArray
-from zarr_manifests.planning.components import Changes
+from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.planning.components import Changes, Component
 from zarr_manifests.planning.merge import Layer, merge_layers, without
 from zarr_manifests.planning.reads import Reads
 from zarr_manifests.planning.rebase import Policy, Rebased, rebase
@@ -68,7 +69,7 @@ class Mine:
         Nodes made or changed, by path; None where one was deleted.
     truncated : mapping of bytes to tuple of int
         What was cut off, by node id.
-    tables : mapping of bytes to sequence of ChunkTable
+    tables : mapping of bytes to sequence of ChunkTable or Spilled
         Chunks set and unset, by node id; no chunk is in two tables.
     reads : Reads
         What was read meanwhile.
@@ -76,11 +77,11 @@ class Mine:
 
     nodes: Mapping[str, Node | None]
     truncated: Mapping[bytes, Coords]
-    tables: Mapping[bytes, Sequence[ChunkTable]]
+    tables: Mapping[bytes, Sequence[Rows]]
     reads: Reads
 
     @classmethod
-    def of(cls, delta: Delta, tables: Mapping[bytes, Sequence[ChunkTable]], reads: Reads) -> Mine:
+    def of(cls, delta: Delta, tables: Mapping[bytes, Sequence[Rows]], reads: Reads) -> Mine:
         """What a delta with these chunks says."""
         nodes: dict[str, Node | None] = dict.fromkeys(delta.deleted)
         nodes |= {node.path: node for node in delta.nodes}
@@ -99,8 +100,9 @@ def rebase_delta(
 ) -> tuple[SnapshotView, Delta, list[Upload]]:
     """The tip, opened; the delta as it is there; and what else must be uploaded for it.
 
-    `mine` is what the delta says, and `written` are the manifests that it refers to, by key. The
-    delta that comes back is the same object where nothing in it has to change.
+    `mine` is what the delta says, and `written` are the manifests that it refers to, by key, but
+    for those that were spilled. The delta that comes back is the same object where nothing in it
+    has to change.
 
     Raises
     ------
@@ -113,7 +115,7 @@ def rebase_delta(
     embedded, manifests = delta.embedded, delta.manifests
     uploads: list[Upload] = []
     if moved.dropped:
-        embedded, manifests, uploads = _left(delta, written, moved.dropped, keys)
+        embedded, manifests, uploads = _left(context, delta, written, moved.dropped, keys)
     changed = replace(
         delta,
         nodes=tuple(node for node in moved.nodes.values() if node is not None),
@@ -125,6 +127,7 @@ def rebase_delta(
 
 
 def _left(
+    context: Context,
     delta: Delta,
     written: Mapping[str, Manifest],
     dropped: Mapping[bytes, IndexArray],
@@ -148,7 +151,10 @@ def _left(
         if dropped.keys().isdisjoint(part.node_id for part in ref.parts):
             manifests.append(ref)
             continue
-        manifest = left(written[ref.blob.key])
+        spilled = ref.blob.key not in written
+        manifest = left(
+            context.objects.load(ref.blob, Manifest) if spilled else written[ref.blob.key]
+        )
         if manifest.parts:
             upload = Upload.of(keys, "manifests", manifest.encode())
             uploads.append(upload)
@@ -175,13 +181,18 @@ def rebase_changes(
         gone = set(map(tuple, coords.tolist()))
         refs = changes.chunks.get(node_id, {})
         kept = {at: ref for at, ref in refs.items() if at not in gone}
-        left = [without(table, coords) for table in changes.tables.get(node_id, ())]
+        around = Box.around_coords(coords)
+        left = [
+            without(changes.rows(rows), coords) if rows.box.overlaps(around) else rows
+            for rows in changes.tables.get(node_id, ())
+        ]
         result.chunks.pop(node_id, None)
         result.tables.pop(node_id, None)
         if kept:
             result.chunks[node_id] = kept
         if any(map(len, left)):
-            result.tables[node_id] = tuple(table for table in left if len(table))
+            result.tables[node_id] = tuple(rows for rows in left if len(rows))
+    result.keep_within_budget()
     return on, result
 
 
@@ -195,9 +206,14 @@ def _onto(
             "nothing was committed. Call session.rebase(), look at what there is, commit again",
             [Conflict("/", "history", "the branch has moved")],
         )
-    ours = Changes.of(view.nodes, mine.nodes, mine.truncated, _as_one(mine.tables))
-    wanted = {*ours.nodes, *(mine.reads.nodes() if rebasing.serializable else ())}
+    wanted = {*Changes.of(view.nodes, mine.nodes, mine.truncated, {}).nodes, *mine.tables}
+    wanted |= mine.reads.nodes() if rebasing.serializable else set()
     theirs = _theirs(context, view, between, wanted)
+    tables = {
+        node_id: [rows_of(context.objects, rows) for rows in parts if _meets(rows, theirs)]
+        for node_id, parts in mine.tables.items()
+    }
+    ours = Changes.of(view.nodes, mine.nodes, mine.truncated, _as_one(tables))
     on = context.open_branch(tip)
     moved = rebase(
         ours,
@@ -214,6 +230,18 @@ def _onto(
             moved.conflicts,
         )
     return on, moved
+
+
+def _meets(rows: Rows, theirs: Changes) -> bool:
+    """Whether it matters to others' changes which chunks these are; of spilled ones it may not."""
+    if not isinstance(rows, Spilled):
+        return True
+    change = theirs.nodes.get(rows.node_id)
+    if change is None:
+        return False
+    if {*change.components} <= {Component.CHUNKS, Component.GROWTH, Component.ATTRIBUTES}:
+        return change.chunks is not None and change.chunks.box.overlaps(rows.box)
+    return True
 
 
 def changes_between(

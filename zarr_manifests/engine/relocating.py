@@ -13,6 +13,7 @@ import numpy as np
 from zarr_manifests.engine.changes import ChangeSet
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.rebasing import Rebasing, changes_between, rebase_changes
+from zarr_manifests.engine.spill import Rows, Spilled
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import ConflictError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
@@ -64,8 +65,8 @@ def relocate_changes(
         node = result.nodes.get(move.path) or on.nodes[move.path]
         result.nodes[move.path] = _longer(node, move)
         if move.steps is not None:
-            for table in appended[move.node_id]:
-                _put_shifted(result, move, table)
+            for rows in appended[move.node_id]:
+                _put_shifted(result, move, result.rows(rows))
     return on, result, [move for move in moves if move.steps is None]
 
 
@@ -73,21 +74,25 @@ def _tables(changes: ChangeSet) -> dict[bytes, ChunkTable]:
     return {node: table for node in changes.touched() if (table := changes.table(node)) is not None}
 
 
-def _take_append(rest: ChangeSet, move: Relocation, view: SnapshotView) -> list[ChunkTable]:
+def _take_append(rest: ChangeSet, move: Relocation, view: SnapshotView) -> list[Rows]:
     """Take the append out of the changes; its chunks."""
     before, node = view.nodes[move.path], rest.nodes.pop(move.path, None)
     if node is not None and before.array is not None:
         other = with_shape(node, before.array.shape)
         if compare_documents(before, other) != DocumentChange():
             rest.nodes[move.path] = other  # attributes
-    appended = []
+    appended: list[Rows] = []
     parts = rest.parts(move.node_id)
     rest.chunks.pop(move.node_id, None)
     rest.tables.pop(move.node_id, None)
-    for table in parts:
+    for rows in parts:
+        if isinstance(rows, Spilled) and not rows.unset and rows.box.lo[move.axis] >= move.first:
+            appended.append(rows)
+            continue
+        table = rest.rows(rows)
         beyond = table.coords()[:, move.axis] >= move.first
-        for rows, taken in ((beyond & (table.kind != RefKind.UNSET), True), (~beyond, False)):
-            part = select(table, rows)
+        for keep, taken in ((beyond & (table.kind != RefKind.UNSET), True), (~beyond, False)):
+            part = select(table, keep)
             if len(part) and taken:
                 appended.append(part)
             elif len(part):

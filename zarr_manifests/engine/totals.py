@@ -12,7 +12,7 @@ Invariant: what is called exact is so for every reader of the snapshot, whatever
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Final
 
@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.engine.objects import NotAtHandError
+from zarr_manifests.engine.spill import Rows, Spilled
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
@@ -156,13 +157,14 @@ def counted(
     entry: DeltaEntry,
     parent: SnapshotView,
     delta: Delta,
-    tables: Mapping[bytes, Sequence[ChunkTable]],
+    tables: Mapping[bytes, Sequence[Rows]],
+    fetch: Callable[[Rows], ChunkTable],
 ) -> tuple[DeltaEntry, dict[str, int]]:
     """The entry of a commit on top of `parent` with its counts, and all there is after it.
 
-    `tables` are the delta's.
+    `tables` are the delta's; `fetch` gives those that are not in memory.
     """
-    counter = _Counter(parent)
+    counter = _Counter(parent, fetch)
     after = {path: node for path, node in parent.nodes.items() if path not in delta.deleted}
     after |= {node.path: node for node in delta.nodes}
     entry = replace(entry, counts=counter.counts(delta, tables, after.values()))
@@ -182,8 +184,9 @@ def sums_after(
 class _Counter:
     """Counts what one commit on top of a snapshot changes."""
 
-    def __init__(self, view: SnapshotView) -> None:
+    def __init__(self, view: SnapshotView, fetch: Callable[[Rows], ChunkTable]) -> None:
         self._view = view
+        self._fetch = fetch
         self._at_hand = view.at_hand()
         self.tallies = tallies_of(view)
         self._nodes = {node.node_id: node for node in view.nodes.values()}
@@ -192,7 +195,7 @@ class _Counter:
     def counts(
         self,
         delta: Delta,
-        tables: Mapping[bytes, Sequence[ChunkTable]],
+        tables: Mapping[bytes, Sequence[Rows]],
         nodes: Iterable[Node],
     ) -> tuple[Count, ...]:
         """By how much the delta, whose chunk tables these are, changes each node's chunks.
@@ -217,15 +220,29 @@ class _Counter:
                     found[node_id] = Count(node_id, 0, 0, Counted.WHOLE)
         return tuple(c for c in found.values() if c.chunks or c.nbytes or c.counted)
 
-    def _change(self, node_id: bytes, cut: Coords | None, tables: Sequence[ChunkTable]) -> Count:
-        rows = _Rows(tables)
+    def _change(self, node_id: bytes, cut: Coords | None, tables: Sequence[Rows]) -> Count:
         dead = node_id not in self._nodes
-        if dead or (cut is not None and self._cuts_all(node_id, cut)):
-            chunks, nbytes = rows.all_new()
-            return Count(node_id, chunks, nbytes, Counted.WHOLE)
-        lost = NOTHING if cut is None else self._lost(node_id, cut)
-        there, lengths = self._before(node_id, rows.coords, cut)
-        return lost.plus(rows.laid_over(there, lengths)).count(node_id)
+        whole = dead or (cut is not None and self._cuts_all(node_id, cut))
+        change = NOTHING if cut is None or whole else self._lost(node_id, cut)
+        resident = [rows for rows in tables if isinstance(rows, ChunkTable)]
+        if resident:
+            change = change.plus(self._laid_over(node_id, cut, _Rows(resident), new=whole))
+        boxes = () if whole else self._all_boxes(node_id)
+        for rows in tables:
+            if not isinstance(rows, Spilled):
+                continue
+            if any(box.overlaps(rows.box) for box in boxes):
+                one = _Rows([self._fetch(rows)])
+                change = change.plus(self._laid_over(node_id, cut, one, new=False))
+            else:
+                change = change.plus(Tally(len(rows) - rows.unset, rows.nbytes))
+        return change.count(node_id, Counted.WHOLE if whole else Counted.EXACT)
+
+    def _laid_over(self, node_id: bytes, cut: Coords | None, rows: _Rows, *, new: bool) -> Tally:
+        """How many more chunks there are by these rows; `new` says that there were none before."""
+        if new:
+            return Tally(*rows.all_new())
+        return rows.laid_over(*self._before(node_id, rows.coords, cut))
 
     def _cuts_all(self, node_id: bytes, cut: Coords) -> bool:
         """Whether nothing that is stored lies inside the cut."""

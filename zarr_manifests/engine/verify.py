@@ -3,15 +3,15 @@
 Every metadata object is read from the storage and decoded, and never taken from a cache or a copy;
 copies are compared with it. Of every chunk object all ranges that are referred to are read and
 their checksums compared. Beyond single objects: snapshots and their deltas, digests and logs agree;
-leaves of a base do not overlap; pages have the names they should; archives are of the versions
-they should be, and none is missing that an operation should have left.
+leaves of a base do not overlap; counters say what there is; pages have the names they should;
+archives are of the versions they should be, and none is missing that an operation should have left.
 
 What is found is collected, not raised. Virtual chunks lie elsewhere and are not looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -22,6 +22,7 @@ import numpy as np
 from zarr_manifests.engine.collect import archived_versions, live_snapshots
 from zarr_manifests.engine.commit import delta_of
 from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.counters import wrong_counters
 from zarr_manifests.engine.objects import Objects
 from zarr_manifests.engine.reach import Link, follow, tables
 from zarr_manifests.engine.roots import Roots
@@ -128,7 +129,7 @@ def verify(context: Context, progress: Callable[[str, int], None]) -> VerifyRepo
     if root.repository_id != context.repository_id:
         found.add(ROOT_KEY, "the root is of another repository")
     _check_log(root, roots, found)
-    _check_closure(fresh, root, found, progress)
+    _check_counters(fresh, found, _check_closure(fresh, root, found, progress), progress)
     for archived in roots.values():
         _check_pages(fresh, archived, found)
     counts = _check_chunks(fresh, found, progress)
@@ -163,10 +164,11 @@ def _fresh(context: Context) -> Context:
 
 def _check_closure(
     context: Context, root: Root, found: _Found, progress: Callable[[str, int], None]
-) -> None:
+) -> list[tuple[BlobRef, Snapshot]]:
+    """What can be reached; the snapshots among it."""
     whole = _check_pages(context, root, found)
     if whole is None:
-        return
+        return []
     starts = {ref.key: Link(ref, Snapshot) for ref in _snapshots(context, whole, found)}
     for branch in whole.branches.values():
         if branch.index is not None:
@@ -195,6 +197,28 @@ def _check_closure(
             head.base and head.base.bare()
         ):
             found.add(branch.head.key, f"branch {name!r} names another base than its head")
+    return snapshots
+
+
+def _check_counters(
+    context: Context,
+    found: _Found,
+    snapshots: Sequence[tuple[BlobRef, Snapshot]],
+    progress: Callable[[str, int], None],
+) -> None:
+    by_key = {ref.key: snapshot for ref, snapshot in snapshots}
+    for done, (ref, snapshot) in enumerate(snapshots, 1):
+        parent = by_key.get(snapshot.parent.key) if snapshot.parent is not None else None
+        try:
+            wrong = wrong_counters(context.open_view(ref), parent)
+        except ManifestsError as error:
+            if not found.problems:  # else it is one of these that it stumbles over
+                found.add(ref.key, error)
+            continue
+        if wrong:
+            found.add(ref.key, "; ".join(wrong))
+        if done % 100 == 0:
+            progress("counting chunks", done)
 
 
 def _snapshots(context: Context, whole: Root, found: _Found) -> Iterator[BlobRef]:

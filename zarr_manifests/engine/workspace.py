@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from zarr_manifests.engine.changes import ChangeSet, ForkState, same_bytes
 from zarr_manifests.engine.chunks import ChunkReader, SessionKeys
@@ -44,6 +45,9 @@ from zarr_manifests.planning.merge import narrower
 from zarr_manifests.runtime import forks_made
 
 __all__ = ["Workspace"]
+
+_MOST_SINGLE: Final = 100_000
+"""Refs of one node that are kept one by one."""
 
 
 class Workspace(Overlay):
@@ -83,9 +87,10 @@ class Workspace(Overlay):
         self.inline_chunk_bytes = context.config.inline_chunk_bytes
         self.origin = origin
         self.closed: str | None = None
+        self._most_single = max(2, min(_MOST_SINGLE, context.config.spill_refs // 4))
         self.start_at(view, keys)
         if origin is not None:
-            self.changes = origin.after.copy()
+            self.changes = replace(origin.after.copy(), spill=self.changes.spill)
 
     def start_at(self, view: SnapshotView, keys: SessionKeys | None) -> None:
         """Go on from this snapshot, without changes."""
@@ -229,9 +234,23 @@ class Workspace(Overlay):
 
     def _hold(self, node: Node, coords: Coords, ref: ChunkRef) -> None:
         """Put the ref into the change set; all refs that get there do so by this way."""
-        self.changes.chunks.setdefault(node.node_id, {})[coords] = ref
+        refs = self.changes.chunks.setdefault(node.node_id, {})
+        refs[coords] = ref
         if isinstance(ref, StagedRef):
             self.packs.stage(ref, node.node_id, coords)
+        if len(refs) % self._most_single == 0:
+            self._gather(node.node_id)
+
+    def _gather(self, node_id: bytes) -> None:
+        """Make a table of single refs, which take much more memory; staged ones stay single."""
+        refs = self.changes.chunks[node_id]
+        staged = {at: ref for at, ref in refs.items() if isinstance(ref, StagedRef)}
+        if len(staged) < len(refs):
+            del self.changes.chunks[node_id]
+            rest = {at: ref for at, ref in refs.items() if at not in staged}
+            self.changes.put_table(node_id, ChunkTable.of(rest))
+            if staged:
+                self.changes.chunks[node_id] = {**staged}
 
     def _put(self, key: str, ref: ChunkRef) -> None:
         chunk = self.chunk_at(key)
