@@ -123,6 +123,14 @@ def test_yaml_and_plain_values(config: RepositoryConfig) -> None:
     assert hash(pickle.loads(pickle.dumps(config))) == hash(config)
 
 
+@pytest.mark.parametrize("name", ["\x85", "a\u2028b", "\u2029", " a ", "~", "0x1", "a: b"])
+def test_names_come_back_from_yaml_as_they_are(name: str) -> None:
+    config = RepositoryConfig(
+        chunk_manifests=ChunkManifests(splitting=(Split(".*", ((name, 5),)),))
+    )
+    assert RepositoryConfig.from_yaml(config.to_yaml()) == config
+
+
 def json_keys_kept(value: object) -> object:
     """Plain values as another library would hand them: tuples for lists."""
     if isinstance(value, dict):

@@ -55,14 +55,20 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes lists of numbers, such as intervals, in one line."""
+    """Writes lists of numbers, such as intervals, in one line, and texts so that they come back."""
 
     def represent_list(self, data: Any) -> Any:
         numbers = bool(data) and all(one is None or isinstance(one, int) for one in data)
         return self.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=numbers)
 
+    def represent_text(self, data: str) -> Any:
+        # Outside double quotes these are line breaks, which are read as spaces.
+        style = '"' if any(mark in data for mark in "\x85\u2028\u2029") else None
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style)
+
 
 _Dumper.add_representer(list, _Dumper.represent_list)
+_Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def _encoded(text: str | bytes) -> bytes:
