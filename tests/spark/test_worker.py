@@ -139,13 +139,14 @@ def test_what_was_opened_and_read_for_all_tasks_is_kept(
     jobs = [job_of(repo, axes), job_of(repo, axes, "/other")]
     storage.reset()
     asked = []
-    get = ManifestStore.get_sync
+    for name in ("get", "get_sync"):
+        call = getattr(ManifestStore, name)
 
-    def told(store: ManifestStore, key: str, **options: Any) -> Any:
-        asked.append(key)
-        return get(store, key, **options)
+        def told(store: ManifestStore, key: str, *args: Any, _call: Any = call, **more: Any) -> Any:
+            asked.append(key)
+            return _call(store, key, *args, **more)
 
-    monkeypatch.setattr(ManifestStore, "get_sync", told)
+        monkeypatch.setattr(ManifestStore, name, told)
     for job in (*jobs, *jobs):
         for number in range(len(job.scan)):
             assert list(worker.run(job, [pd.DataFrame({"id": [number]})]))

@@ -65,6 +65,7 @@ class Process:
             SYSTEM,
             now_ms=lambda: int(self.world.time_ms) + self.skew_ms,
             monotonic_s=lambda: self.world.time_ms / 1000,
+            who=lambda: "simulation",
             random_bytes=chance.randbytes,
             jitter=lambda limit_s: chance.uniform(0.0, limit_s),
             sleep=self.world.sleep,

@@ -131,7 +131,9 @@ def simulate(seed: int, *, calls: int = CALLS) -> Outcome:
     rng = random.Random(f"cast/{seed}")
     world = World(seed, calls)
     shelf = Shelf(inline=rng.random() < 0.4)
-    runtime = replace(SYSTEM, parallel=lambda calls: [call() for call in calls])
+    runtime = replace(
+        SYSTEM, parallel=lambda calls: [call() for call in calls], who=lambda: "simulation"
+    )
     judge = Judge(world, shelf, runtime, total=_ACCOUNTS * 100)
     failure: BaseException | None = None
     try:
