@@ -21,7 +21,7 @@ lint: setup  ## check style, types and layers
 test: lint  ## run what CI runs: lint, then all tests
 	.venv/bin/pytest -m "not spark and not simulation" -n auto
 	.venv/bin/pytest -m spark
-	.venv/bin/pytest -m simulation --seeds 1300 -n auto tests/simulation
+	.venv/bin/pytest -m simulation --seeds 2000 -n auto tests/simulation
 
 simulate: setup  ## try more seeds than make test does (MINUTES=10 FIRST=100000)
 	.venv/bin/python -m zarr_manifests.testing.simulation --minutes $(MINUTES) --first $(FIRST)

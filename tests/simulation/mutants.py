@@ -42,7 +42,7 @@ from zarr_manifests.planning.merge import select
 from zarr_manifests.testing.simulation import Outcome, simulate
 
 BUDGET = 2000
-"""How many seeds may be tried for a mutant."""
+"""How many seeds may be tried for a mutant: as many as `make test` tries."""
 
 
 @dataclass(frozen=True)

@@ -374,21 +374,27 @@ class Judge:
         return placed
 
     def _check_overwritten(self, attempt: Attempt, changes: tuple[Change, ...], tip: Known) -> None:
-        """Nothing that others wrote since is overwritten, but where its terms say so."""
+        """Nothing that others have left since is overwritten, but where its terms say so.
+
+        What counts is what all of them together have changed: what one of them made and another
+        unmade again is no one's to lose.
+        """
         base = self.known[attempt.base].state
         mine = effects(changes, base, apply_all(base, changes))
         told = {c.place for c in changes if isinstance(c, SetChunk) and c.told}
-        for here, others in self._between(attempt, tip):
-            theirs = self._effects(here, others)
-            for place in sorted(mine.keys() & theirs.keys(), key=str):
-                if mine[place] == theirs[place] and place not in told:
-                    continue
-                if attempt.terms.policy == "ours":
-                    self.count("overwritten on purpose")
-                    continue
-                raise BrokenPromiseError(
-                    f"{attempt.message} overwrites {place}, which {others.message} wrote"
-                )
+        between = [*self._between(attempt, tip)]
+        done = [change for _, others in reversed(between) for change in others.changes]
+        theirs = effects(done, base, tip.state)
+        for place in sorted(mine.keys() & theirs.keys(), key=str):
+            if mine[place] == theirs[place] and place not in told:
+                continue
+            if attempt.terms.policy == "ours":
+                self.count("overwritten on purpose")
+                continue
+            writers = [o.message for here, o in between if place in self._effects(here, o)]
+            raise BrokenPromiseError(
+                f"{attempt.message} overwrites {place}, which was written by {writers}"
+            )
 
     def _check_seen(self, attempt: Attempt, tip: Known) -> None:
         """Nothing that had to hold still was changed by others."""
