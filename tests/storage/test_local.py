@@ -554,6 +554,26 @@ def test_a_put_and_a_delete_wait_for_the_swap(tmp_path: Path) -> None:
     assert _found(storage, "a") in (None, b"3")
 
 
+def test_only_what_is_large_and_not_durable_is_begun_early(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    class Disk(PosixDisk):
+        def begin_sync(self, fd: int) -> None:
+            calls.append(f"begin {os.fstat(fd).st_size}")
+            super().begin_sync(fd)
+
+        def fsync_file(self, fd: int) -> None:
+            calls.append(f"fsync {os.fstat(fd).st_size}")
+            super().fsync_file(fd)
+
+    storage, large = LocalStorage(tmp_path, disk=Disk()), bytes(200_000)
+    storage.create("a/large", large, durable=False)
+    storage.create("a/small", b"1", durable=False)
+    storage.create("a/both", large)
+    storage.sync(["a/large", "a/small"])  # begun or not, it takes its fsync
+    assert calls == ["begin 200000", "fsync 200000", "fsync 200000", "fsync 1"]
+
+
 # --- places ----------------------------------------------------------------------------------
 
 MOUNTS = """\

@@ -13,11 +13,13 @@ or fail what passes through (see `zarr_manifests.testing.CrashDisk`).
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import itertools
 import os
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 __all__ = ["TEMP_PREFIX", "PosixDisk", "Temp", "filesystem_type", "is_remote_filesystem"]
@@ -29,6 +31,18 @@ _REMOTE = re.compile(
     r"nfs\d?|cifs|smb\d?|smbfs|fuse|fuse\..*|fuseblk|9p|virtiofs|ceph|lustre|afs|glusterfs"
     r"|beegfs|gpfs|orangefs|pvfs2|vboxsf|prl_fs|ncpfs|coda|davfs|acfs|pohmelfs"
 )
+
+_SYNC_FILE_RANGE_WRITE = 2
+
+
+def _function_of_libc() -> Callable[[int, int, int, int], int] | None:
+    found = getattr(ctypes.CDLL(None), "sync_file_range", None)  # only Linux has it
+    if found is not None:
+        found.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    return found
+
+
+_sync_file_range = _function_of_libc()
 
 
 @dataclass(slots=True)
@@ -74,6 +88,14 @@ class PosixDisk:
         rest = memoryview(data)
         while rest:
             rest = rest[os.write(temp.fd, rest) :]
+
+    def begin_sync(self, fd: int) -> None:
+        """Let the system begin to write an open file, so that a later fsync finds less to do.
+
+        A hint, where the system takes one: what it does not do, and what fails, the fsync does.
+        """
+        if _sync_file_range is not None:
+            _sync_file_range(fd, 0, 0, _SYNC_FILE_RANGE_WRITE)
 
     def fsync_file(self, fd: int) -> None:
         """Bring the bytes of an open file to the disk."""

@@ -12,6 +12,8 @@ How each promise is kept:
   `create` that finds the object there makes it durable too, since its caller may rely on it.
   An fsync that fails is never made good by a later one of the same file: the system drops the
   pages that it could not write, and then has nothing left to fail on.
+  What is large and is left for a later `sync` is given to the system to write at once, so that
+  the fsync waits less; that promises nothing.
 - The token of a version is a digest of its bytes. Bytes that return are the same version again,
   so whoever swaps puts something unique into what it writes.
 
@@ -61,6 +63,8 @@ _LOCK_NAME = ".lock"
 _READ = os.O_RDONLY | os.O_CLOEXEC
 _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # off Linux a read just waits
 _SMALL_READ_BYTES = 64 * 1024
+# What is not durable yet is going to be: from here on it pays to begin at once.
+_BEGUN_BYTES = 128 * 1024
 # Up to here a read allocates what it was asked for, beyond it looks at the size first.
 _UNCHECKED_READ_BYTES = 256 * 1024
 
@@ -370,6 +374,8 @@ class LocalStorage:
             self._disk.write(temp, data)
             if durable:
                 self._disk.fsync_file(temp.fd)
+            elif len(data) >= _BEGUN_BYTES:
+                self._disk.begin_sync(temp.fd)
             yield temp
         finally:
             os.close(temp.fd)
