@@ -23,8 +23,10 @@ Not thread-safe: the workspace's lock is held for every call but `Pack.write`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import NamedTuple
 
 from zarr_manifests.engine.changes import ChangeSet
 from zarr_manifests.errors import StorageError
@@ -48,8 +50,7 @@ class StagedRef(InlineRef):
         return cls(data, crc32c(data))
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(NamedTuple):
     ref: StagedRef
     node_id: bytes
     coords: Coords
@@ -79,20 +80,27 @@ class Pack:
         The object's.
     written : bool
         Whether it is known to be in the storage.
+    staged : tuple of StagedRef
+        The chunks, in order.
     """
 
     def __init__(self, key: str, staged: Sequence[StagedRef]) -> None:
         self.key = key
         self.written = False
-        self.rows: list[tuple[StagedRef, NativeRef]] = []
-        offset = 0
-        for ref in staged:
-            self.rows.append((ref, native_ref(key, offset, ref.length, ref.crc32c)))
-            offset += ref.length
+        self.staged = tuple(staged)
+
+    def rows(self) -> Iterator[tuple[StagedRef, NativeRef]]:
+        """Each chunk as it is staged, and as it is once the pack has been written."""
+        _, session, number = self.key.split("/")
+        of, offset = int(number), 0
+        for ref in self.staged:
+            length = len(ref.data)
+            yield ref, NativeRef(session, of, offset, length, ref.crc32c)
+            offset += length
 
     def data(self) -> bytes:
         """The object's bytes."""
-        return b"".join(ref.data for ref, _ in self.rows)
+        return b"".join([ref.data for ref in self.staged])
 
     def write(self, storage: Storage, *, durable: bool) -> None:
         """Put it into the storage.
@@ -135,9 +143,11 @@ class Packs:
 
     def stage(self, ref: StagedRef, node_id: bytes, coords: Coords) -> None:
         """Note that the ref lies at this place of the change set now."""
-        if id(ref) not in self._places:
-            self._reopen([ref])
-        self._places[id(ref)] = _Place(ref, node_id, coords)
+        at = id(ref)
+        if at not in self._places and at not in self._open:
+            self._open[at] = ref
+            self._open_bytes += len(ref.data)
+        self._places[at] = _Place(ref, node_id, coords)
 
     def full(self, changes: ChangeSet, nbytes: int) -> Pack | None:
         """The open pack, if `nbytes` more do not fit in; the caller writes and settles it."""
@@ -169,7 +179,7 @@ class Packs:
         chunks = dict(changes.chunks)
         copied: set[bytes] = set()
         for pack in packs:
-            for ref, native in pack.rows:
+            for ref, native in pack.rows():
                 place = self._places[id(ref)]
                 if place.node_id not in copied:
                     chunks[place.node_id] = dict(chunks[place.node_id])
@@ -180,15 +190,17 @@ class Packs:
     def settle(self, pack: Pack, changes: ChangeSet) -> None:
         """Replace the pack's staged refs by native ones if it was written, else open it again."""
         if not pack.written:
-            self._reopen(ref for ref, _ in pack.rows if id(ref) in self._places)
+            self._reopen(ref for ref in pack.staged if id(ref) in self._places)
+            return
+        if not self._places:
             return
         used = False
-        for ref, native in pack.rows:
+        for ref, native in pack.rows():
             if id(ref) in self._places and self._is_live(ref, changes):
                 place = self._places[id(ref)]
                 changes.chunks[place.node_id][place.coords] = native
                 used = True
-        self._forget(ref for ref, _ in pack.rows)
+        self._forget(pack.staged)
         if used:
             changes.unsynced.append(pack.key)
 
@@ -199,12 +211,13 @@ class Packs:
                 self.stage(ref, node_id, coords)
 
     def _is_live(self, ref: StagedRef, changes: ChangeSet) -> bool:
-        place = self._places[id(ref)]
-        return changes.chunks.get(place.node_id, {}).get(place.coords) is ref
+        _, node_id, coords = self._places[id(ref)]
+        refs = changes.chunks.get(node_id)
+        return refs is not None and refs.get(coords) is ref
 
     def _pack(self, staged: Iterable[StagedRef]) -> Pack:
         places = [self._places[id(ref)] for ref in staged]
-        places.sort(key=lambda place: (place.node_id, place.coords))
+        places.sort(key=itemgetter(1, 2))
         return Pack(self._new_key(), [place.ref for place in places])
 
     def _reopen(self, staged: Iterable[StagedRef]) -> None:
