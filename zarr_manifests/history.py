@@ -12,6 +12,7 @@ from zarr_manifests.engine.collect import CollectionReport
 from zarr_manifests.engine.expire import ExpiryReport
 from zarr_manifests.engine.index import IndexReport
 from zarr_manifests.engine.recover import LoggedOperation, RecoveryReport
+from zarr_manifests.engine.repacking import RepackReport
 from zarr_manifests.engine.totals import changes_of, tallies_of
 from zarr_manifests.engine.verify import Problem, VerifyReport
 from zarr_manifests.engine.view import SnapshotView
@@ -38,6 +39,7 @@ __all__ = [
     "Operation",
     "Problem",
     "RecoveryReport",
+    "RepackReport",
     "SnapshotInfo",
     "Status",
     "Totals",

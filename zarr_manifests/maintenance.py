@@ -14,10 +14,12 @@ from zarr_manifests.engine.expire import ExpiryReport, expire
 from zarr_manifests.engine.heartbeat import Held
 from zarr_manifests.engine.leases import checked_timeout_ms, give_up, take
 from zarr_manifests.engine.recover import LoggedOperation, operations, restore
+from zarr_manifests.engine.repacking import RepackReport, repack_chunks
 from zarr_manifests.engine.verify import VerifyReport, verify
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.indexes import Indexes
 from zarr_manifests.planning.expiry import Retention
+from zarr_manifests.versions import DEFAULT_BRANCH
 
 __all__ = ["HeldLease", "Maintenance"]
 
@@ -191,6 +193,76 @@ class Maintenance(Indexes):
         grace_ms = _milliseconds(grace, "grace")
         return collect(self._context, grace_ms, dry_run=dry_run, progress=progress or _ignore)
 
+    def repack(
+        self,
+        branch: str = DEFAULT_BRANCH,
+        min_live: float = 0.5,
+        *,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> RepackReport:
+        """Move chunks out of packs that are mostly dead, as commits that change no data.
+
+        Small chunks share objects, and one that is overwritten or deleted leaves dead bytes in
+        its pack. Packs of which less than `min_live` is referred to by the branch's head are given
+        up: what is live in them is written into new packs, and its refs are merged into the base.
+        The old packs become garbage, which goes when the snapshots that name them have expired
+        and garbage is collected. Other branches, tags and leases go on naming the old packs, and
+        keep them for as long.
+
+        Runs beside writers, and is in nobody's way: a chunk that is changed meanwhile is left
+        alone. Chunks that are inline, virtual, or objects of their own stay where they are. In
+        memory are the refs of one array, or of the 250,000 chunks that one commit moves, and the
+        chunks of eight packs.
+
+        Parameters
+        ----------
+        branch : str
+            The branch.
+        min_live : float
+            The part of a pack that has to be live, above 0 and at most 1. What is in a pack is
+            counted by the head's refs, its size is that of the object.
+        dry_run : bool
+            Only say what would be moved.
+        progress : callable, optional
+            Called with what is being done, and with how many objects.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such branch.
+        InvalidArgumentError
+            If `min_live` is out of its range.
+        CorruptObjectError
+            If chunks that are to be moved are damaged or missing; it names them. They stay where
+            they are, and all others have been moved.
+        FencedError
+            If a collection or another compaction has shut this one out; what it had committed by
+            then stands.
+        ConflictError
+            If the branch was deleted meanwhile, or others came first too often.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://repack-example", {"inline-chunk-bytes": 0})
+        >>> with repo.transaction(message="four chunks, in one pack") as store:
+        ...     a = zarr.create_array(store, name="a", shape=(4,), chunks=(1,), dtype="i4")
+        ...     a[:] = [1, 2, 3, 4]
+        >>> with repo.transaction(message="three of them anew") as store:
+        ...     zarr.open_array(store, path="a")[:3] = [5, 6, 7]
+        >>> report = repo.repack(min_live=0.5)
+        >>> report.objects, report.packs, report.chunks
+        (2, 1, 1)
+        """
+        part = _part(min_live, "min_live")
+        roots = self._context.roots
+        if branch not in roots.with_branch(roots.read().root, branch).branches:
+            listed = ", ".join(self.list_branches())
+            raise NotFoundError(f"there is no branch {branch!r}; there are: {listed}")
+        heard = progress or _ignore
+        return repack_chunks(self._context, branch, part, dry_run=dry_run, progress=heard)
+
     def verify(self, *, progress: Progress | None = None) -> VerifyReport:
         """Read everything that can be reached, and say what is wrong with it.
 
@@ -243,6 +315,12 @@ def _milliseconds(duration: object, name: str) -> int:
     if isinstance(duration, timedelta) and duration >= timedelta(0):
         return duration // timedelta(milliseconds=1)
     raise InvalidArgumentError(f"{name} is a timedelta of 0 or more, not {duration!r}")
+
+
+def _part(value: object, name: str) -> float:
+    if isinstance(value, int | float) and 0 < value <= 1:
+        return value
+    raise InvalidArgumentError(f"{name} is a number above 0 and at most 1, not {value!r}")
 
 
 def _ignore(stage: str, done: int) -> None:

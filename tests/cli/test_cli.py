@@ -429,6 +429,32 @@ def test_text_is_one_line() -> None:
 # --- maintenance ---------------------------------------------------------------------------------
 
 
+def test_dead_bytes_are_counted_and_moved_away_from(tmp_path: Path) -> None:
+    path = tmp_path / "packed"
+    repo = zm.Repository.create(path, {"inline-chunk-bytes": 0})
+    with repo.transaction(message="a pack of four chunks") as store:
+        array = zarr.create_array(store, name="a", shape=(400,), chunks=(100,), dtype="u1",
+                                  compressors=None)  # fmt: skip
+        array[:] = 1
+    with repo.transaction(message="one of them stays") as store:
+        zarr.open_array(store, path="a")[:300] = 2
+    told = [" ".join(line.split()) for line in lines("repack", path, "--dry-run")]
+    assert told == [
+        "number bytes",
+        "objects with chunks 2 700 B",
+        "mostly dead packs 1 400 B",
+        "chunks to be moved 1 100 B",
+        "dead bytes of these packs 300 B",
+        "nothing was written (--dry-run)",
+    ]
+    assert len(list(repo.ancestry())) == 3
+    done = lines("repack", path, "--branch", "main", "--min-live", "0.5")
+    assert done[3].split() == ["chunks", "moved", "1", "100", "B"]
+    assert done[-2].split() == ["packs", "written", "1"]
+    assert done[-1] == next(iter(repo.ancestry())).snapshot_id
+    assert call("repack", path, "--branch", "other").exit_code == 1
+
+
 def test_a_repository_is_made_small_checked_and_brought_back(url: str) -> None:
     assert lines("expire", url, "--keep-last", "1", "--dry-run")[0].split()[:3] == [
         "branch",
@@ -441,6 +467,8 @@ def test_a_repository_is_made_small_checked_and_brought_back(url: str) -> None:
     ]
     assert lines("gc", url, "--grace", "0s", "--dry-run")[0].split()[:2] == ["would", "delete"]
     assert "kept" in lines("gc", url, "--grace", "0s")[-1]
+    assert lines("repack", url)[-1] == "there was nothing to move"
+    assert call("repack", url, "--min-live", "2").exit_code == 2
     assert lines("verify", url)[-1].startswith("sound: ")
     header, newest = lines("ops", url, "--limit", "1")
     assert header.split() == ["version", "when", "who", "what", "ref", "snapshot"]

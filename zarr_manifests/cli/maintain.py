@@ -1,4 +1,4 @@
-"""`zarr-manifests expire`, `gc`, `verify`, `ops`, `restore`, `recover`: small, sound, and back."""
+"""`zarr-manifests expire`, `gc`, `repack`, `verify`, `ops`, `restore` and `recover`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,18 @@ from zarr_manifests.cli.console import (
 )
 from zarr_manifests.config.snapshots import duration_of
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.history import CollectionReport
+from zarr_manifests.history import CollectionReport, RepackReport
 from zarr_manifests.repository import Repository
 
-__all__ = ["run_expire", "run_gc", "run_ops", "run_recover", "run_restore", "run_verify"]
+__all__ = [
+    "run_expire",
+    "run_gc",
+    "run_ops",
+    "run_recover",
+    "run_repack",
+    "run_restore",
+    "run_verify",
+]
 
 _SHOWN = 50
 
@@ -63,6 +71,21 @@ def run_gc(url: Url, grace: _Grace = "24h", dry_run: _DryRun = False) -> None:
     with _progress() as progress:
         report = repo.garbage_collect(wait, dry_run=dry_run, progress=progress)
     _show(report)
+
+
+def run_repack(
+    url: Url,
+    branch: Annotated[str, typer.Option("--branch", "-b", help="The branch to repack.")] = "main",
+    min_live: Annotated[
+        float, typer.Option("--min-live", help="The part of a pack that has to be live.")
+    ] = 0.5,
+    dry_run: _DryRun = False,
+) -> None:
+    """Move chunks out of packs that are mostly dead, as a commit that changes no data."""
+    repo = Repository.open(url)
+    with _progress() as progress:
+        report = repo.repack(branch, min_live, dry_run=dry_run, progress=progress)
+    _show_repacking(report)
 
 
 def run_verify(url: Url) -> None:
@@ -129,6 +152,28 @@ def _show(report: CollectionReport) -> None:
     if report.temporary_files:
         facts.append(f"{count_text(report.temporary_files, 'temporary file')} removed")
     out.print("; ".join(facts))
+
+
+def _show_repacking(report: RepackReport) -> None:
+    table = columns("", "number", "bytes", right=("number", "bytes"), whole=("",))
+    table.add_row("objects with chunks", f"{report.objects:,}", bytes_text(report.nbytes))
+    table.add_row("mostly dead packs", f"{report.packs:,}", bytes_text(report.packs_nbytes))
+    verb = "to be moved" if report.dry_run else "moved"
+    table.add_row(f"chunks {verb}", f"{report.chunks:,}", bytes_text(report.chunks_nbytes))
+    table.add_row("dead bytes of these packs", "", bytes_text(report.dead_nbytes))
+    if not report.dry_run:
+        table.add_row("packs written", f"{report.packs_written:,}", "")
+    out = console()
+    out.print(table)
+    if report.chunks_overtaken:
+        others = count_text(report.chunks_overtaken, "chunk")
+        out.print(f"{others} changed by others meanwhile, and left alone")
+    if report.dry_run:
+        out.print("nothing was written (--dry-run)")
+    elif report.snapshot_id is None:
+        out.print("there was nothing to move")
+    else:
+        out.print(report.snapshot_id, style="yellow")
 
 
 @contextmanager
