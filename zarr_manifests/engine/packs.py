@@ -12,11 +12,12 @@ Invariants:
 - A staged ref that lies in the change set is known here with the place it lies at. It becomes
   native only after the pack that holds it has been written; until then, whatever fails, it stays
   staged and goes into another pack.
-- A pack that is being written by one thread does not keep another thread's commit waiting: the
-  commit writes the chunks itself, and the other's pack is left over. After a commit or a discard
-  its chunks are unknown here, so that settling it changes nothing.
-- Staged are at most `pack-bytes`, the packs being written by as many threads, and for each of
-  these one chunk.
+- A pack that is being written by one of the session's own threads does not keep another thread's
+  commit waiting: the commit writes the chunks itself, and the other's pack is left over. For what
+  is written in the background (`pack_writes`) the commit waits. After a commit or a discard a
+  pack's chunks are unknown here, so that settling it changes nothing.
+- Staged are at most `pack-bytes`, the packs being written in the background and by as many threads
+  of the session, and for each of these threads one chunk.
 
 Not thread-safe: the workspace's lock is held for every call but `Pack.write`.
 """
@@ -186,6 +187,10 @@ class Packs:
                     copied.add(place.node_id)
                 chunks[place.node_id][place.coords] = native
         return replace(changes, chunks=chunks)
+
+    def has_some_of(self, pack: Pack) -> bool:
+        """Whether any of the pack's chunks is staged here."""
+        return any(id(ref) in self._places for ref in pack.staged)
 
     def settle(self, pack: Pack, changes: ChangeSet) -> None:
         """Replace the pack's staged refs by native ones if it was written, else open it again."""

@@ -14,8 +14,8 @@ A key is a document, a chunk or an opaque entry, as `engine.overlay` tells them 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -24,9 +24,10 @@ from zarr_manifests.engine.changes import ChangeSet, ForkState, same_bytes
 from zarr_manifests.engine.chunks import ChunkReader, SessionKeys
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.overlay import OPAQUE, Overlay, check_key
+from zarr_manifests.engine.pack_writes import Flight, PackWrites
 from zarr_manifests.engine.packs import Pack, Packs, StagedRef, check_created, native_ref
 from zarr_manifests.engine.view import SnapshotView
-from zarr_manifests.errors import Conflict, InvalidArgumentError
+from zarr_manifests.errors import Conflict, InvalidArgumentError, StorageError
 from zarr_manifests.format.chunk_table import UNSET, ChunkRef, ChunkTable, InlineRef, NativeRef
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Box, Coords
@@ -87,6 +88,7 @@ class Workspace(Overlay):
         self.inline_chunk_bytes = context.config.inline_chunk_bytes
         self.origin = origin
         self.closed: str | None = None
+        self._writes = PackWrites(self.storage, self.runtime)
         self._most_single = max(2, min(_MOST_SINGLE, context.config.spill_refs // 4))
         self.start_at(view, keys)
         if origin is not None:
@@ -152,15 +154,43 @@ class Workspace(Overlay):
             created = self.storage.create(ref.key, data, durable=False)
             check_created(self.storage, ref.key, data, created)
         elif isinstance(ref, StagedRef):
+            if self._writes:
+                self._take_back(self._writes.take)
             with self.lock:
                 pack = self.packs.full(self.changes, ref.length)
             if pack is not None:
-                try:
-                    self.runtime.checkpoint("chunks.create")
-                    pack.write(self.storage, durable=False)
-                finally:
-                    self._settle(pack)
+                self.runtime.checkpoint("chunks.create")
+                self._write_full(pack)
         return ref
+
+    def _write_full(self, pack: Pack) -> None:
+        """Write a pack, in the background if that pays."""
+        if not self._writes.pays:
+            try:
+                pack.write(self.storage, durable=False)
+            finally:
+                self._settle(pack)
+            return
+        with self.lock:
+            due = self._writes.begin(pack)
+        if due is not None:
+            due.wait()
+        self._take_back(self._writes.take)
+
+    def _take_back(self, take: Callable[[], Sequence[Flight]]) -> None:
+        """Settle packs that were written in the background.
+
+        Raises
+        ------
+        StorageError
+            If one could not be written; its chunks are staged, and go into another pack.
+        """
+        with self.lock:
+            flights = [(flight, self.packs.has_some_of(flight.pack)) for flight in take()]
+            self._settle(*(flight.pack for flight, _ in flights))
+        for flight, wanted in flights:
+            if flight.error is not None and wanted:
+                raise flight.error
 
     async def write_async(self, data: bytes) -> ChunkRef:
         """As `write`, for an event loop."""
@@ -191,6 +221,9 @@ class Workspace(Overlay):
         stay staged. The lock is held meanwhile.
         """
         with self.lock:
+            # What could not be written is staged, and written now.
+            with suppress(StorageError):
+                self._take_back(partial(self._writes.take, all_of_them=True))
             packs = self.packs.all(self.changes)
             try:
                 yield self.packs.settled(packs, self.changes), packs
