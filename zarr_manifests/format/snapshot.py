@@ -130,8 +130,21 @@ class DeltaEntry:
     @classmethod
     def parse(cls, fields: Fields) -> DeltaEntry:
         """From a map that `pack` made."""
+        log = BlobRef.parse_due(fields, "log")
+        # A snapshot lists what its parent listed, and one more: this one may have been seen.
+        raw, known = _PARSED.get(log.key, (None, None))
+        if known is not None and raw == fields.value:
+            return known
+        entry = cls._parse(fields, log)
+        if len(_PARSED) >= _MOST_PARSED:
+            _PARSED.clear()
+        _PARSED[log.key] = fields.value, entry
+        return entry
+
+    @classmethod
+    def _parse(cls, fields: Fields, log: BlobRef) -> DeltaEntry:
         return cls(
-            BlobRef.parse_due(fields, "log"),
+            log,
             fields.number("first"),
             fields.number("last"),
             bool(fields.value.get("nodes")),
@@ -140,6 +153,11 @@ class DeltaEntry:
             bool(fields.value.get("coordinates")),
             parse_counts(fields),
         )
+
+
+_MOST_PARSED: Final = 1024
+_PARSED: dict[str, tuple[Any, DeltaEntry]] = {}
+"""Entries by the key of their log, with what they were parsed from, which has to be the same."""
 
 
 def _parts(manifests: Iterable[ManifestRef]) -> list[tuple[BlobRef, tuple[Part, ...]]]:
