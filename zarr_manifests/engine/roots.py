@@ -355,14 +355,16 @@ class Roots:
         """
         signed = replace(new, version=at.root.version).signed(self._runtime.who())
         new = replace(
-            self._paged(signed, SessionKeys(at.root.version, self._runtime)),
+            signed,
             version=at.root.version + 1,
             write_id=self._runtime.random_bytes(WRITE_ID_BYTES),
             written_ms=self._runtime.now_ms(),
         )
-        data, then_create = new.encode(), None
-        if archived:
-            then_create = (archive_key(new.version), new.bare().encode())
+        bare = new.bare().encode()
+        if len(bare) > ROOT_BYTES:  # with the configuration, which has its own bound
+            new = self._paged(new, SessionKeys(at.root.version, self._runtime))
+            bare = new.bare().encode()
+        data, then_create = new.encode(), (archive_key(new.version), bare) if archived else None
         failure: StorageError | None = None
         for attempt in range(_RESENDS):
             self._runtime.checkpoint("root.swap")

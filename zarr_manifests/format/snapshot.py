@@ -280,9 +280,12 @@ class Snapshot:
         refs += with_copies(others, known, min(room, _LATER_COPY_BYTES))
         order = first + later
         digests = [replace(e, blob=ref) for e, ref in zip(self.digests, refs, strict=False)]
-        deltas = [replace(entry, log=entry.log.bare()) for entry in self.deltas]
-        for i, ref in zip(order, refs[len(digests) :], strict=True):
-            deltas[i] = replace(deltas[i], log=ref)
+        deltas = [*self.deltas]
+        logs = dict(zip(order, refs[len(digests) :], strict=True))
+        for i, entry in enumerate(deltas):
+            log = logs.get(i) or entry.log.bare()
+            if log is not entry.log:  # most stay as they are
+                deltas[i] = replace(entry, log=log)
         return replace(self, deltas=tuple(deltas), digests=tuple(digests))
 
     def _digested(self, position: int) -> bool:
