@@ -139,13 +139,10 @@ def commit(
         partial(pack.write, context.storage, durable=True) for pack in packs
     ]
     pending += [partial(context.storage.sync, due) for due in _due_syncs(changes)]
-    if context.storage.capabilities.turns and (
-        changes.unsynced or sum(pack.nbytes for pack in packs) > _QUICK_BYTES
-    ):
-        _upload(context, pending, branch, keys)  # nobody is to wait for much
-        pending = []
     landing = _Landing(context, view, keys, branch, prepared, pending, replaces, source, rebasing)
-    with context.roots.turn() as turn:
+    if changes.unsynced or sum(pack.nbytes for pack in packs) > _QUICK_BYTES:
+        landing.upload_ahead()  # nobody is to wait for much
+    with context.roots.turn(landing.upload_ahead) as turn:
         return landing.land(turn)
 
 
@@ -188,7 +185,8 @@ class _Landing:
             except (CorruptObjectError, MissingChunkError) as error:
                 at = _moved_since(context, tip, branch, error)
                 continue
-            self._upload([*placed.uploads, *uploads], at)
+            archive = partial(context.roots.archive, at)  # what is to be replaced
+            self._upload([*placed.uploads, *uploads], archive)
             new = _root_with(context, root, branch, head, snapshot, uploads[-1].data)
             if self.replaces is not None:  # what it leaves is older than where a search may begin
                 new = replace(new, swept=0)
@@ -214,13 +212,17 @@ class _Landing:
         self.pending += [partial(context.storage.sync, k) for k in _due_syncs(changes)]
         return parent, _relocated(context, parent, changes, self.prepared, keys)
 
-    def _upload(self, uploads: Sequence[Upload], at: RootAt) -> None:
-        """What is not there yet, in one round with the archive of what is to be replaced."""
+    def upload_ahead(self) -> None:
+        """Upload what is the same on any tip, where writers take turns, and not in one's own."""
+        if self.context.storage.capabilities.turns:
+            self._upload(self.prepared.uploads)
+
+    def _upload(self, uploads: Sequence[Upload], *besides: Callable[[], object]) -> None:
+        """What is not there yet, in one round."""
         context, keys = self.context, self.keys
         due = [upload for upload in uploads if not keys.has_written(upload.key)]
-        calls: list[Callable[[], object]] = [*self.pending]
+        calls = [*self.pending, *besides]
         calls += [partial(context.objects.create, u.key, u.data) for u in due]
-        calls.append(partial(context.roots.archive, at))
         _upload(context, calls, self.branch, keys)
         self.pending = []
         for upload in due:

@@ -250,23 +250,29 @@ class Roots:
         return refs
 
     @contextmanager
-    def turn(self) -> Iterator[Courtesy]:
+    def turn(self, meanwhile: Callable[[], None]) -> Iterator[Courtesy]:
         """Have the other writers of this machine wait until the block is left, if they will.
 
         Without it all but one of those who try at the same time would have made their commit for
-        nothing. Nobody waits for ever: the holder may have been stopped, or be slow.
+        nothing. `meanwhile` is called if there is a wait. Nobody waits for ever: the holder may
+        have been stopped, or be slow.
         """
         turn = self._turn("swap")
+        if turn is None:
+            yield Courtesy(held=False, waited=False)
+            return
         try:
-            held = turn is not None and turn.take()
+            held = turn.take()
             waited, until_s = not held, self._runtime.monotonic_s() + _TURN_S
-            while turn is not None and not held and self._runtime.monotonic_s() < until_s:
+            if waited:
+                meanwhile()
+                held = turn.take()
+            while not held and self._runtime.monotonic_s() < until_s:
                 self._runtime.sleep(_TURN_POLL_S + self._runtime.jitter(_TURN_POLL_S))
                 held = turn.take()
-            yield Courtesy(held, waited and turn is not None)
+            yield Courtesy(held, waited)
         finally:
-            if turn is not None:
-                turn.end()
+            turn.end()
 
     @contextmanager
     def only_here(self, what: str) -> Iterator[bool]:
