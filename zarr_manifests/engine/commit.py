@@ -33,7 +33,7 @@ from zarr_manifests.engine.logs import delta_of, deltas_between, footprint_of
 from zarr_manifests.engine.objects import Upload
 from zarr_manifests.engine.packs import Pack
 from zarr_manifests.engine.rebasing import Mine, Rebasing, rebase_delta
-from zarr_manifests.engine.roots import Courtesy, RootAt, Roots
+from zarr_manifests.engine.roots import RootAt, Roots
 from zarr_manifests.engine.spill import Rows, Spilled, resident, rows_of
 from zarr_manifests.engine.totals import counted
 from zarr_manifests.engine.view import SnapshotView
@@ -142,8 +142,8 @@ def commit(
     landing = _Landing(context, view, keys, branch, prepared, pending, replaces, source, rebasing)
     if changes.unsynced or sum(pack.nbytes for pack in packs) > _QUICK_BYTES:
         landing.upload_ahead()  # nobody is to wait for much
-    with context.roots.turn(landing.upload_ahead) as turn:
-        return landing.land(turn)
+    with context.roots.turn(landing.upload_ahead) as held:
+        return landing.land(in_turn=held)
 
 
 @dataclass(slots=True)
@@ -161,14 +161,15 @@ class _Landing:
     source: str | None
     rebasing: Rebasing
 
-    def land(self, turn: Courtesy) -> Committed:
+    def land(self, *, in_turn: bool) -> Committed:
         """Place it on the tip and swap the root, as often as others come first."""
         context, branch = self.context, self.branch
         at, parent, placed = context.roots.latest, self.view, self.prepared
         due = self.replaces or self.view
         seen = context.roots.with_branch(at.root, branch).branches.get(branch)
-        if turn.waited or seen is None or seen.head.key != due.ref.key:
-            at = context.roots.read()  # a branch that has moved may have moved again
+        if in_turn or seen is None or seen.head.key != due.ref.key:
+            # A branch that has moved may have moved again; and in one's turn it stays as it is.
+            at = context.roots.read()
         attempts = self.rebasing.attempts or context.config.commit_attempts
         for attempt in range(attempts):
             root = context.roots.with_branch(at.root, branch)
@@ -194,8 +195,7 @@ class _Landing:
             if landed is not None:
                 context.objects.remember(head, snapshot)
                 return Committed(landed, head)
-            if attempt or not turn.held:  # once is because what is known of the root was old
-                context.roots.backoff(attempt)
+            context.roots.backoff(attempt)
             at = context.roots.read()
         raise ConflictError(
             f"commit to {branch!r}: other writers came first {attempts} times; the "

@@ -14,7 +14,7 @@ from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.delta import Delta
+from zarr_manifests.format.delta import CommitKind, Delta
 from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.ids import snapshot_key
@@ -56,20 +56,25 @@ def listed_since(
     floor_key = None if floor is None else snapshot_key(floor)
     since: tuple[DeltaEntry, ...] = ()
     ref: BlobRef | None = newer
-    sequence = -1  # that which the next one down has to have, if the one above changed nothing
-    while ref is not None:
+    seen: set[str] = set()
+    due = -1  # the sequence of the next one down
+    while ref is not None and ref.key not in seen:
+        seen.add(ref.key)
         snapshot = context.objects.load(ref, Snapshot)
-        if sequence not in (-1, snapshot.sequence):
+        if due not in (-1, snapshot.sequence):
             return None
         logs = [entry.log.key for entry in snapshot.deltas]
+        listed = snapshot.log.key in logs[-1:]
+        if not listed and snapshot.kind is not CommitKind.REWRITE:
+            return None
         if ref.key == older.ref.key or older.snapshot.log.key in logs:
             at = len(logs) if ref.key == older.ref.key else logs.index(older.snapshot.log.key) + 1
             since = (*snapshot.deltas[at:], *since)
             whole = all(entry.first == entry.last for entry in since)
-            return since if whole and _is_above(context, older, floor) else None
-        listed = snapshot.log.key in logs[-1:]
+            right = not at or snapshot.deltas[at - 1].last <= older.snapshot.sequence
+            return since if whole and right and _is_above(context, older, floor) else None
         since = (*snapshot.deltas[-1:], *since) if listed else since
-        sequence = -1 if listed else snapshot.sequence
+        due = snapshot.sequence - listed
         ref = snapshot.parent if ref.key != floor_key else None
     return None
 

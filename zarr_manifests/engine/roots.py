@@ -63,7 +63,7 @@ from zarr_manifests.storage import Storage, Token
 from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.protocol import TakesTurns, Turn
 
-__all__ = ["Courtesy", "RootAt", "Roots"]
+__all__ = ["RootAt", "Roots"]
 
 _RESENDS: Final = 5
 _BACKOFF_S: Final = 0.02
@@ -78,14 +78,6 @@ class RootAt:
 
     root: Root
     token: Token
-
-
-@dataclass(frozen=True, slots=True)
-class Courtesy:
-    """Whether others of this machine wait for us, and whether we have waited for some of them."""
-
-    held: bool
-    waited: bool
 
 
 class _Swaps:
@@ -250,8 +242,8 @@ class Roots:
         return refs
 
     @contextmanager
-    def turn(self, meanwhile: Callable[[], None]) -> Iterator[Courtesy]:
-        """Have the other writers of this machine wait until the block is left, if they will.
+    def turn(self, meanwhile: Callable[[], None]) -> Iterator[bool]:
+        """Have the other writers of this machine wait until the block is left; whether they do.
 
         Without it all but one of those who try at the same time would have made their commit for
         nothing. `meanwhile` is called if there is a wait. Nobody waits for ever: the holder may
@@ -259,18 +251,18 @@ class Roots:
         """
         turn = self._turn("swap")
         if turn is None:
-            yield Courtesy(held=False, waited=False)
+            yield False
             return
         try:
             held = turn.take()
-            waited, until_s = not held, self._runtime.monotonic_s() + _TURN_S
-            if waited:
+            until_s = self._runtime.monotonic_s() + _TURN_S
+            if not held:
                 meanwhile()
                 held = turn.take()
             while not held and self._runtime.monotonic_s() < until_s:
                 self._runtime.sleep(_TURN_POLL_S + self._runtime.jitter(_TURN_POLL_S))
                 held = turn.take()
-            yield Courtesy(held, waited)
+            yield held
         finally:
             turn.end()
 
