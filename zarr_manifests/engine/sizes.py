@@ -9,9 +9,10 @@ counted all the same where they are few; what matters are bytes, texts, arrays a
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
+from operator import attrgetter
 from typing import Any, cast
 
 import numpy as np
@@ -31,29 +32,36 @@ def decoded_bytes(value: Any) -> int:
     >>> 80_000 <= decoded_bytes((np.zeros(10_000), b"")) <= 81_000
     True
     """
-    total, due, seen = 0, [value], set()
+    total, due, seen = 0, [value], set[int]()
+    size_of, enter = sys.getsizeof, seen.add
     while due:
         item = due.pop()
-        if id(item) in seen:
+        key = id(item)
+        if key in seen:
             continue
-        seen.add(id(item))
+        enter(key)
         kind: Any = type(item)
-        total += sys.getsizeof(item)
+        total += size_of(item)
         if kind in _PLAIN:
             continue
         if kind is tuple or kind is list:
-            due.extend(item)
+            due += item
+        elif (parts := _parts(kind)) is not None:
+            due += parts(item)
         elif isinstance(item, Mapping):
-            due.extend(item)
-            due.extend(item.values())
+            due += item
+            due += item.values()
         elif isinstance(item, np.ndarray):
             if item.base is not None:
                 due.append(item.base)
-        elif is_dataclass(item):
-            due.extend(getattr(item, name) for name in _names(kind))
     return total
 
 
 @cache
-def _names(kind: Hashable) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(cast(Any, kind)))
+def _parts(kind: Hashable) -> Callable[[Any], Sequence[Any]] | None:
+    """What gives the fields of a dataclass; None for other types."""
+    if not is_dataclass(kind):
+        return None
+    names = [field.name for field in fields(cast(Any, kind))]
+    # Of one name alone an attrgetter gives the value, of none there is no attrgetter.
+    return attrgetter(*names) if len(names) > 1 else lambda item: [getattr(item, n) for n in names]
