@@ -51,9 +51,8 @@ def decoded_bytes(value: Any) -> int:
         elif isinstance(item, Mapping):
             due += item
             due += item.values()
-        elif isinstance(item, np.ndarray):
-            if item.base is not None:
-                due.append(item.base)
+        elif isinstance(item, np.ndarray) and item.base is not None:
+            due.append(item.base)
     return total
 
 
