@@ -56,6 +56,7 @@ ROWS = [
         "s/chunk",
         "fused",
         due={"icechunk": 3.5, "LocalStore": 1.0},
+        durability="-",
     ),
     Row(
         "small-read-default",
@@ -66,6 +67,7 @@ ROWS = [
         "s/chunk",
         "default",
         due={"icechunk": 1.8, "MemoryStore": 1 / 1.3},
+        durability="-",
     ),
     Row(
         "large-write",
@@ -86,6 +88,7 @@ ROWS = [
         "s/chunk",
         "fused",
         due={"icechunk": 1.0},
+        durability="-",
     ),
     Row(
         "random-read",
@@ -95,6 +98,7 @@ ROWS = [
         {**_SMALL, "reads": (1000, 500, 20)},
         "s/chunk",
         "fused",
+        durability="-",
     ),
     *(
         Row(
@@ -140,6 +144,7 @@ ROWS = [
         due={"icechunk": 2.5},
         most_rounds=1,
         warmed=False,
+        durability="-",
     ),
     *(
         Row(
