@@ -12,7 +12,7 @@ import fnmatch
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -50,12 +50,11 @@ def _contestants(row: Row, against: list[str] | None) -> list[str]:
 
 def _run(
     rows: Sequence[Row], arguments: argparse.Namespace, scale: int, progress: Progress
-) -> list[Outcome]:
+) -> Iterator[Outcome]:
     rounds = arguments.rounds or (5, 3, 1)[scale]
     running = [(row, _contestants(row, arguments.against)) for row in rows]
     total = sum(len(names) * (rounds_of(row, rounds) + row.warmed) for row, names in running)
     task = progress.add_task("", total=total)
-    outcomes: list[Outcome] = []
 
     def step(text: str) -> None:
         progress.update(task, description=text)
@@ -68,9 +67,8 @@ def _run(
             start = time.perf_counter()
             where = Path(place)
             outcome = run(row, names, scale=scale, rounds=rounds, place=where, step=step, done=done)
-            outcomes.append(outcome)
             print(describe(outcome, time.perf_counter() - start), flush=True)
-    return outcomes
+            yield outcome
 
 
 def _judge(outcomes: Sequence[Outcome]) -> int:
@@ -97,11 +95,22 @@ def main() -> int:
     scale = 2 if arguments.rehearse else 1 if arguments.quick else 0
     terminal = Console(stderr=True)
     columns = "{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=terminal, disable=not terminal.is_terminal) as progress:
-        outcomes = _run(rows, arguments, scale, progress)
-    save(outcomes, GROWTHS, arguments.to / "benchmarks.json")
-    tabulate(outcomes, GROWTHS, arguments.to / "benchmarks.md")
-    draw(outcomes, arguments.to / "benchmarks.png")
+    progress = Progress(
+        *columns,
+        console=terminal,
+        redirect_stdout=sys.stdout.isatty(),  # rows that are piped elsewhere go there
+        transient=True,
+        disable=not terminal.is_terminal,
+    )
+    outcomes: list[Outcome] = []
+    try:
+        with progress:
+            outcomes.extend(_run(rows, arguments, scale, progress))
+    finally:
+        if outcomes:  # where a row fails, what was measured before it is kept
+            save(outcomes, GROWTHS, arguments.to / "benchmarks.json")
+            tabulate(outcomes, GROWTHS, arguments.to / "benchmarks.md")
+            draw(outcomes, arguments.to / "benchmarks.png")
     return 0 if arguments.rehearse else _judge(outcomes)
 
 
