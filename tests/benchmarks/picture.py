@@ -97,7 +97,8 @@ def _draw_memory(axes: Any, outcomes: Sequence[Outcome]) -> None:
         for peer, at in peers or [(OURS, middle)]:
             theirs = outcome.peak_bytes(peer)
             if ours is None or theirs is None:
-                axes.text(0.05, at, "-", fontsize=8, va="center")
+                where = axes.get_yaxis_transform()
+                axes.text(0.5, at, "not compared", fontsize=7, ha="center", transform=where)
                 continue
             pair = [max(0.1, peak / 1e6) for peak in (ours, theirs)]
             axes.plot(pair, [at, at], color="#999999", linewidth=1)
