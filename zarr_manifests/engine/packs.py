@@ -99,6 +99,11 @@ class Pack:
             yield ref, NativeRef(session, of, offset, length, ref.crc32c)
             offset += length
 
+    @property
+    def nbytes(self) -> int:
+        """Size of the object."""
+        return sum(len(ref.data) for ref in self.staged)
+
     def data(self) -> bytes:
         """The object's bytes."""
         return b"".join([ref.data for ref in self.staged])
