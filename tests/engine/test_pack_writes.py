@@ -204,6 +204,7 @@ def test_what_is_discarded_while_it_is_written_is_nobodys(tmp_path: Path) -> Non
     with begun(tmp_path, disk) as session:
         for i in range(11):
             put(session, i)
+        assert disk.begun.acquire(timeout=30)
         session.discard_changes()
         disk.let_go()
         for i in range(40):  # nobody is told that what is not wanted failed

@@ -407,7 +407,9 @@ class _Repacking:
         before = current.snapshot
         held = {part.node_id for part in delta.embedded.directory()}
         coordinates = coordinate_ids(current.nodes.values(), held)
-        entry = DeltaEntry.of(moved, delta, before.sequence + 1, coordinates)
+        # As a run of two, so that nobody takes it for the log of a commit that has changed chunks.
+        first, last = before.sequence + 1, before.sequence + 2
+        entry = DeltaEntry.of(moved, delta, last, coordinates, first=first)
         return replace(
             before,
             parent=current.ref.bare(),
@@ -420,7 +422,7 @@ class _Repacking:
             deltas=(*before.deltas, replace(entry, counts=())),
             log=log,
             totals={},
-            sequence=before.sequence + 1,
+            sequence=last,
         )
 
 

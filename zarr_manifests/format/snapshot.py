@@ -220,7 +220,7 @@ class Snapshot:
         What neighbours in the read list say together; ascending, apart from each other.
     sequence : int
         Number of the newest change that is in it: one more with every commit that changes
-        something, that of the parent otherwise.
+        something, two more where chunks were only moved, that of the parent otherwise.
     sums : mapping of str to int
         What there is in the whole snapshot: `chunks`, `chunk-bytes`, `arrays`, `groups`, as far
         as known.
