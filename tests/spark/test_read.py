@@ -34,10 +34,10 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.ids import snapshot_key
 from zarr_manifests.spark import read
+from zarr_manifests.spark.fetched import FetchedStore
 from zarr_manifests.spark.schema import Column, column_of, to_arrow
 from zarr_manifests.spark.source import Source
 from zarr_manifests.storage import LocalStorage, Storage
-from zarr_manifests.store import ManifestStore
 from zarr_manifests.testing.wrapped import Call, WrappedStorage
 
 # Workers cannot import this module; what they need of it travels by value.
@@ -377,7 +377,7 @@ def test_timestamps_are_instants_whatever_the_sessions_zone(
 def test_mixed_calendar_dates_before_1582_are_refused(tmp_path: Path) -> None:
     attributes = {"units": "days since 1500-01-01", "calendar": "standard"}
     repo = write(tmp_path / "repo", xr.Dataset({"t": ("x", [0, 1], attributes)}))
-    source = Source(repo.readonly_session().store, "/")
+    source = Source(repo.readonly_session(), "/")
     column = column_of(source, "t", is_dimension=False)
     assert column.spark.simpleString() == "timestamp"
     with pytest.raises(InvalidArgumentError, match="'t' has dates before 1582"):
@@ -386,7 +386,7 @@ def test_mixed_calendar_dates_before_1582_are_refused(tmp_path: Path) -> None:
 
 def test_units_that_make_no_sense_are_told(tmp_path: Path) -> None:
     raw = xr.Dataset({}, {"x": ("x", [0, 1], {"units": "days since the flood"})})
-    source = Source(write(tmp_path / "repo", raw).readonly_session().store, "/")
+    source = Source(write(tmp_path / "repo", raw).readonly_session(), "/")
     with pytest.raises(InvalidArgumentError, match=r"'x' in group / cannot be decoded: .*flood"):
         source.coordinate("x")
 
@@ -520,13 +520,13 @@ def test_the_driver_reads_no_chunk_and_a_worker_opens_once(
 ) -> None:
     asked: list[str] = []
     for name in ("get", "get_sync"):
-        call = getattr(ManifestStore, name)
+        call = getattr(FetchedStore, name)
 
-        def told(store: ManifestStore, key: str, *args: Any, _call: Any = call, **more: Any) -> Any:
+        def told(store: FetchedStore, key: str, *args: Any, _call: Any = call, **more: Any) -> Any:
             asked.append(key)
             return _call(store, key, *args, **more)
 
-        monkeypatch.setattr(ManifestStore, name, told)
+        monkeypatch.setattr(FetchedStore, name, told)
     # Under a path of its own, workers have not opened it yet.
     (tmp_path / "link").symlink_to(LocalStorage(repo.url.removeprefix("file://")).path)
     storage = Told(LocalStorage(tmp_path / "link"), tmp_path / "log")

@@ -114,7 +114,7 @@ def read(
             "its own; put the repository on a local disk or a storage they can see"
         )
     session = repository.readonly_session(branch, tag=tag, snapshot_id=snapshot_id)
-    source = Source(session.store, group)
+    source = Source(session, group)
     names = _variables(source, variables)
     dims = _shared_dimensions(source, names)
     clashing = [name for name in names if name in dims and source.coordinate(name) is None]

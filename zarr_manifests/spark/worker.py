@@ -183,7 +183,7 @@ def _open(job: Job) -> tuple[Source, dict[str, pa.Array]]:
     """The job's group and its coordinates as columns, opened before or now."""
     place = (job.storage.url, job.containers, job.snapshot_id, job.group)
     if place not in _sources:
-        source = Source(_session(job).store, job.group)
+        source = Source(_session(job), job.group)
         # What was imported and opened by now lives as long as the worker does.
         if not gc.get_freeze_count():
             gc.freeze()
