@@ -173,6 +173,34 @@ def test_a_task_reads_elsewhere_with_the_containers_of_its_own_job(tmp_path: Pat
         list(worker.run(replace(job, containers=()), [task]))
 
 
+_COLUMNS = {
+    "double": pa.array(np.arange(9) * 0.5),
+    "part": pa.array(np.arange(12, dtype=np.int16)).slice(3),
+    "timestamp": pa.array(np.arange(9), pa.int64()).cast(pa.timestamp("us", tz="UTC")),
+    "missing": pa.array([1.0, None, 3.0, None, *range(5)], pa.float64()),
+    "text": pa.array(list("abcdefghi")),
+    "flag": pa.array([True, False] * 4 + [True]),
+    "decimal": pa.array(np.arange(9)).cast(pa.decimal128(20, 0)),
+}
+
+
+@given(
+    st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    st.lists(st.sampled_from(sorted(_COLUMNS)), min_size=4, max_size=4),
+    st.data(),
+)
+def test_coordinates_of_cells(shape: list[int], kinds: list[str], data: st.DataObject) -> None:
+    along = [_COLUMNS[kind].slice(1, n) for kind, n in zip(kinds, shape, strict=False)]
+    size = int(np.prod(shape))
+    start = data.draw(st.integers(0, size - 1))
+    stop = data.draw(st.integers(start + 1, size))
+    for axis, place in enumerate(np.unravel_index(np.arange(start, stop), tuple(shape))):
+        inner = int(np.prod(shape[axis + 1 :]))
+        found = worker._spread(along[axis], start, stop, inner)
+        assert found.type == along[axis].type
+        assert found.equals(along[axis].take(pa.array(place)))
+
+
 @pytest.mark.parametrize(("zarr_format", "shards"), [(2, None), (3, None), (3, (10, 20))])
 def test_chunks_of_a_block_come_with_few_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zarr_format: Any, shards: Any

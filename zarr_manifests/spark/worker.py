@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
-from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.grid import Box
 from zarr_manifests.planning.scan import Axis, Scan, plan_scan
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session
@@ -133,17 +133,17 @@ def _pieces(job: Job, box: Box) -> Iterator[pa.Table]:
     for block in blocks:
         axes = blocks.within(block)
         values = [_read(source, column, block, axes) for column in job.variables]
-        positions = [axis.positions() for axis in axes]
-        size = math.prod(map(len, positions))
+        places = [axis.positions() for axis in axes]
+        along = [
+            coordinates[column.name].take(pa.array(place))
+            if column.name in coordinates
+            else pa.array(place)
+            for column, place in zip(job.dimensions, places, strict=True)
+        ]
+        size = math.prod(map(len, along))
         for start in range(0, size, BATCH_ROWS):
-            cells = np.arange(start, min(start + BATCH_ROWS, size))
-            yield _table(
-                job,
-                coordinates,
-                positions,
-                cells,
-                [each[start : start + BATCH_ROWS] for each in values],
-            )
+            stop = min(start + BATCH_ROWS, size)
+            yield _table(job, along, start, stop, [each[start:stop] for each in values])
 
 
 def _read(source: Source, column: Column, block: Box, axes: tuple[Axis, ...]) -> npt.NDArray[Any]:
@@ -157,26 +157,54 @@ def _read(source: Source, column: Column, block: Box, axes: tuple[Axis, ...]) ->
 
 
 def _table(
-    job: Job,
-    coordinates: dict[str, pa.Array],
-    positions: list[IndexArray],
-    cells: IndexArray,
-    values: list[npt.NDArray[Any]],
+    job: Job, along: list[pa.Array], start: int, stop: int, values: list[npt.NDArray[Any]]
 ) -> pa.Table:
-    """The rows of some of a block's selected cells, which are numbered in C order."""
-    if job.nan == "drop" and values:
-        kept = ~np.logical_and.reduce([pd.isnull(each) for each in values])
-        cells, values = cells[kept], [each[kept] for each in values]
-    arrays = []
-    shape = tuple(map(len, positions))
-    places = np.unravel_index(cells, shape) if shape else ()
-    for column, along, place in zip(job.dimensions, positions, places, strict=True):
-        coordinate = coordinates.get(column.name)
-        position = pa.array(along[place])
-        arrays.append(position if coordinate is None else coordinate.take(position))
+    """The rows from `start` to `stop` of a block's selected cells, numbered in C order.
+
+    `along` has the coordinate's selected values of each axis, `values` those of these cells.
+    """
+    arrays: list[pa.Array] = []
+    inner = 1
+    for coordinate in reversed(along):
+        arrays.insert(0, _spread(coordinate, start, stop, inner))
+        inner *= len(coordinate)
     for column, each in zip(job.variables, values, strict=True):
         arrays.append(to_arrow(each, column, nan_is_null=job.nan != "keep"))
-    return pa.Table.from_arrays(arrays, [c.name for c in (*job.dimensions, *job.variables)])
+    names = [column.name for column in (*job.dimensions, *job.variables)]
+    table = pa.Table.from_arrays(arrays, names)
+    if job.nan == "drop" and values:
+        kept = ~np.logical_and.reduce([pd.isnull(each) for each in values])
+        table = table.filter(pa.array(kept))
+    return table
+
+
+def _spread(coordinate: pa.Array, start: int, stop: int, inner: int) -> pa.Array:
+    """A coordinate's values for cells in C order, of which `inner` after each other have the same.
+
+    By repeating what takes no arithmetic for each cell.
+    """
+    size, values = len(coordinate), _plain(coordinate)
+    given = np.arange(size) if values is None else values
+    if inner == 1:
+        first = start % size
+        found = np.tile(given, -(-(first + stop - start) // size))[first : first + stop - start]
+    else:
+        runs = np.arange(start // inner, -(-stop // inner))
+        edges = np.clip(np.append(runs, runs[-1] + 1) * inner, start, stop)
+        found = np.repeat(given[runs % size], np.diff(edges))
+    if values is None:
+        return coordinate.take(pa.array(found))
+    buffers = [None, pa.py_buffer(np.ascontiguousarray(found))]
+    return pa.Array.from_buffers(coordinate.type, len(found), buffers)
+
+
+def _plain(column: pa.Array) -> npt.NDArray[Any] | None:
+    """The bytes of a column's values, as whole numbers of that width; None if it has no such."""
+    if column.null_count or not pa.types.is_primitive(column.type) or column.type.bit_width < 8:
+        return None
+    width = column.type.bit_width // 8
+    buffer = column.buffers()[1]
+    return np.frombuffer(buffer, f"u{width}", len(column), column.offset * width)
 
 
 def _open(job: Job) -> tuple[Source, dict[str, pa.Array]]:
