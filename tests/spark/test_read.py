@@ -515,6 +515,39 @@ class Told(WrappedStorage):
 
 
 @pytest.mark.spark
+def test_boxes_that_nothing_was_written_to_become_no_tasks(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    values = np.full((40, 30), np.nan)
+    values[3, 4], values[25:27, 29] = 1.0, [np.nan, 2.0]
+    ds = xr.Dataset(
+        {
+            "a": (("y", "x"), values),
+            "b": (("y", "x"), np.where(np.arange(30) == 7, values, np.nan)),
+            "packed": (("y", "x"), values),
+            "count": (("y", "x"), np.nan_to_num(values).astype("i4")),
+        }
+    )
+    encoding: Any = {name: {"chunks": (10, 10)} for name in ds}
+    encoding["b"] = {"chunks": (10, 10), "shards": (20, 10)}
+    packing = {"dtype": "i2", "_FillValue": -1, "fill_value": -1, "scale_factor": 0.5}
+    encoding["packed"] = packing | {"chunks": (5, 10)}
+    repo = write(tmp_path / "repo", ds, encoding)
+
+    def tasks(*names: str, nan: Any = "drop", **more: Any) -> tuple[int, int]:
+        frame = read(spark, repo, names, nan=nan, target_rows=1, **more)
+        return frame.rdd.getNumPartitions(), frame.count()
+
+    assert tasks("a", nan="null") == (12, 1200)
+    assert tasks("a") == (2, 2)
+    assert tasks("a", "packed") == (2, 2)
+    assert tasks("a", "b") == (2, 2)
+    assert read(spark, repo, "b", nan="drop").count() == 0
+    assert tasks("a", ranges={"y": (20, None)}) == (1, 1)
+    assert tasks("a", "count") == (12, 1200)  # there, 0 is a value
+
+
+@pytest.mark.spark
 def test_the_driver_reads_no_chunk_and_a_worker_opens_once(
     spark: SparkSession, repo: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

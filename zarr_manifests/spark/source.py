@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import xarray as xr
 import zarr
 
@@ -121,6 +122,22 @@ class Source:
         with self._store.fetched(self._arrays[name], region):
             part = lazy.load()
         return self._decode(name, part)
+
+    def stored_chunk_shape(self, name: str) -> tuple[int, ...]:
+        """Cells of a chunk as it is stored, which is a shard if the variable has any."""
+        array = self._arrays[name]
+        return tuple(array.shards or array.chunks)
+
+    def absent_is_missing(self, name: str) -> bool:
+        """Whether the cells of chunks that were never written have no value; told unread."""
+        array, variable = self._arrays[name], self.encoded(name)
+        if array.dtype.kind not in "fiu":
+            return False
+        fill = 0 if array.fill_value is None else array.fill_value
+        dims = variable.dims or ("one",)
+        cell = np.full((1,) * len(dims), fill, array.dtype)
+        decoded = self._decode(name, xr.Variable(dims, cell, variable.attrs))
+        return bool(pd.isnull(decoded).all())
 
     def is_time(self, name: str) -> bool:
         """Whether a variable's numbers are decoded to times."""

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
-from zarr_manifests.grid import Box
+from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.planning.scan import Axis, Scan, plan_scan
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session
@@ -69,6 +69,8 @@ class Job:
         `keep`, `null` or `drop`.
     containers : tuple of (str, str)
         Names and URL prefixes of what the repository was opened with.
+    numbers : int64[n], optional
+        The boxes that are read, by their numbers in the scan; all of them if none are given.
     """
 
     storage: Storage
@@ -79,12 +81,17 @@ class Job:
     scan: Scan
     nan: str
     containers: _Containers = ()
+    numbers: IndexArray | None = None
+
+    def box(self, task: int) -> Box:
+        """What the task of that number reads."""
+        return self.scan[task if self.numbers is None else self.numbers.item(task)]
 
 
 def run(job: Job, tasks: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-    """The rows of the boxes whose numbers are in the column `id` of `tasks`."""
+    """The rows of the tasks whose numbers are in the column `id` of `tasks`."""
     warnings.filterwarnings("ignore", PANDAS_WARNING, FutureWarning)
-    boxes = (job.scan[int(number)] for frame in tasks for number in frame["id"])
+    boxes = (job.box(int(number)) for frame in tasks for number in frame["id"])
     for table in batches(piece for box in boxes for piece in _pieces(job, box)):
         # Columns of Arrow's own types reach Spark as they are; NaN in those of numpy turns null.
         yield table.to_pandas(types_mapper=pd.ArrowDtype)
