@@ -2,7 +2,8 @@
 
 Runs in Spark's Python workers. A worker serves many tasks and keeps what it opened, so that a
 repository is opened, and the coordinates are read, once a worker and snapshot. Memory is bounded
-by what one task holds at a time: a block (`BLOCK_BYTES` of values, or one chunk) and two batches.
+by what one task holds at a time: a block (`BLOCK_BYTES` of values, or one chunk), the stored bytes
+of its chunks, and two batches.
 Invariants:
 
 - A chunk is read once, as blocks are whole chunks.
