@@ -29,7 +29,9 @@ __all__ = [
     "ObjectInfo",
     "Storage",
     "Tagged",
+    "TakesTurns",
     "Token",
+    "Turn",
     "check_key",
     "check_prefix",
     "check_range",
@@ -124,6 +126,8 @@ class Capabilities:
         What has been written survives a crash of the machine (false for memory).
     shared : bool
         Another process that opens the same URL sees the same objects (false for memory).
+    turns : bool
+        Writers of one machine can take turns; see `TakesTurns`.
     """
 
     create: bool = True
@@ -131,6 +135,7 @@ class Capabilities:
     inline: bool = False
     durable: bool = True
     shared: bool = True
+    turns: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,4 +251,29 @@ class KeepsTemporaryFiles(Protocol):
 
     def remove_temporary(self, before_ms: int) -> int:
         """Remove what nobody has changed since then; the number of files."""
+        ...
+
+
+class Turn(Protocol):
+    """A writer's turn, which it has to ask for until it has it."""
+
+    def take(self) -> bool:
+        """Whether it has it now."""
+        ...
+
+    def end(self) -> None:
+        """Have it no more, or ask for it no more."""
+        ...
+
+
+@runtime_checkable
+class TakesTurns(Protocol):
+    """A storage in which the writers of one machine can take turns at what one of them does.
+
+    A turn is a courtesy that saves work: nothing relies on it, and who has waited long enough goes
+    ahead without. It ends with the process that has it.
+    """
+
+    def turn(self, name: str) -> Turn:
+        """A turn at what is named so (letters), not taken yet."""
         ...
