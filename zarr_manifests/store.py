@@ -223,7 +223,7 @@ class ManifestStore(Store):
 
     async def _read_async(self, key: str, byte_range: ByteRequest | None) -> bytes | None:
         workspace = self.workspace
-        if workspace.storage.capabilities.inline:
+        if self._finds_at_once(key):
             entry = self._find(key)
         else:
             entry = await asyncio.to_thread(self._find, key)
@@ -235,6 +235,17 @@ class ManifestStore(Store):
     def _find(self, key: str) -> Entry | None:
         self.workspace.look()
         return self.workspace.find(key)
+
+    def _finds_at_once(self, key: str) -> bool:
+        """Whether finding what is at the key reads nothing, or only what is near.
+
+        Documents are in memory; opening a hierarchy asks for hundreds, and a thread for each would
+        take as long as all else.
+        """
+        workspace = self.workspace
+        if workspace.storage.capabilities.inline:
+            return True
+        return workspace.follower is None and workspace.is_at_hand(key)
 
     async def get_partial_values(
         self,

@@ -189,6 +189,14 @@ class Overlay:
             self._note_read(*chunk)
         return self.ref(*chunk)
 
+    def is_at_hand(self, key: str) -> bool:
+        """Whether `find` says what is at the key without reading anything: no chunk is there."""
+        path = document_path(key)
+        node = self.node(path) if path is not None else None
+        if node is not None and split(key)[1] in node.documents:
+            return True
+        return self.node(OPAQUE + key) is None and self.chunk_at(key) is None
+
     def _note_read(self, node: Node, coords: Coords) -> None:
         """Note that a chunk is read, unless it is the writer's own: a commit may depend on it."""
         if self.changes.get(node.node_id, coords) is None:
