@@ -33,6 +33,7 @@ from zarr_manifests.history import (
     VerifyReport,
 )
 from zarr_manifests.maintenance import HeldLease
+from zarr_manifests.planning.resolved import ChunkKind, ResolvedChunks
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork, Session, Status
 from zarr_manifests.store import ManifestStore
@@ -47,6 +48,7 @@ __all__ = [
     "ArrayTotals",
     "ArrayUsage",
     "Change",
+    "ChunkKind",
     "CollectionReport",
     "CompactionReport",
     "Diff",
@@ -65,6 +67,7 @@ __all__ = [
     "RepackReport",
     "Repository",
     "RepositoryConfig",
+    "ResolvedChunks",
     "Session",
     "SnapshotInfo",
     "Status",
