@@ -15,6 +15,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import lt
 from typing import Final
 
 from zarr_manifests.engine.changes import ChangeSet
@@ -230,7 +231,8 @@ class Overlay:
             if node is not None and (meta := node.array) is not None:
                 rest = key[end + 1 :] if end else key
                 coords = meta.chunk_keys.decode(rest, len(meta.shape))
-                if coords is not None and coords in meta.grid:
+                # `coords in meta.grid`, of coordinates of as many axes, none negative
+                if coords is not None and all(map(lt, coords, meta.grid.hi)):
                     return node, coords
         return None
 

@@ -185,7 +185,8 @@ class SnapshotView:
         """Where the chunk is; None if it is absent."""
         due = self._leaf_at(node_id, coords)
         after = due[0].merged if due else 0
-        overlay, loaded = self._known_overlay(node_id, after), dict[str, Any]()
+        loaded: dict[str, Any] = {}
+        overlay = self._known_overlay(node_id, after)
         if overlay is None:
             reach = self._sources(node_id).reach(coords, after)
             if self._by_itself(node_id, coords, reach):
@@ -369,13 +370,15 @@ class SnapshotView:
         ]
 
     def _known_overlay(self, node_id: bytes, after: int) -> Overlay | None:
-        return cast(Overlay | None, self._objects.cache.find(self._overlay_name(node_id, after)))
+        found: Overlay | None = self._objects.cache.find(self._overlay_name(node_id, after))
+        return found
 
     def _overlay_name(self, node_id: bytes, after: int) -> tuple[Any, ...]:
-        return self._name("overlay", node_id, self._sources(node_id).since(after))
+        live = self._live.get(node_id) or self._sources(node_id)
+        return *self._name("overlay", node_id), live.since(after)
 
-    def _name(self, what: str, node_id: bytes, *more: int) -> tuple[Any, ...]:
-        return what, self.ref.key, self.ref.crc32c, node_id, *more
+    def _name(self, what: str, node_id: bytes) -> tuple[Any, ...]:
+        return what, self.ref.key, self.ref.crc32c, node_id
 
     def _fetch(
         self, node_id: bytes, afters: Set[int], leaves: Sequence[PlacedLeaf] = ()
