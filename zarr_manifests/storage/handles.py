@@ -21,7 +21,7 @@ from typing import Final
 
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock
 
-__all__ = ["KEPT_S", "MOST", "Handle", "forget", "handle_of"]
+__all__ = ["KEPT_S", "MOST", "Handle", "forget", "handle_of", "opened"]
 
 KEPT_S: Final = 1.0
 MOST: Final = 64
@@ -49,6 +49,12 @@ _lock = ForkSafeLock()
 os.register_at_fork(after_in_child=_open.clear)
 
 
+def opened(path: str) -> Handle | None:
+    """The file at the path if it was opened a moment ago; keep the object while reading."""
+    found = _open.get(path)
+    return found if found is not None and _now_s() < found.until_s else None
+
+
 def handle_of(path: str) -> Handle:
     """The file at the path, opened now or a moment ago; keep the object while reading.
 
@@ -57,19 +63,19 @@ def handle_of(path: str) -> Handle:
     OSError
         If it cannot be opened.
     """
-    found = _open.get(path)
-    if found is not None and _now_s() < found.until_s:
+    found = opened(path)
+    if found is not None:
         return found
-    opened = Handle(path)
+    new = Handle(path)
     with _lock:
         _open.pop(path, None)
-        _open[path] = opened
+        _open[path] = new
         now_s = _now_s()
         while (first := next(iter(_open))) != path and (
             len(_open) > MOST or _open[first].until_s <= now_s
         ):
             del _open[first]
-    return opened
+    return new
 
 
 def forget(path: str) -> None:

@@ -43,7 +43,7 @@ from zarr_manifests.errors import (
     UnsupportedStorageError,
 )
 from zarr_manifests.storage.disk import TEMP_PREFIX, PosixDisk, Temp, is_remote_filesystem
-from zarr_manifests.storage.handles import forget, handle_of
+from zarr_manifests.storage.handles import Handle, forget, handle_of, opened
 from zarr_manifests.storage.protocol import (
     Capabilities,
     ObjectInfo,
@@ -133,11 +133,11 @@ class LocalStorage:
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         check_range(start, length)
-        path = self._prefix + check_key(key)
         try:
             if length is not None:
-                handle = handle_of(path)
+                handle = self._handle(key)  # kept for as long as its number is read from
                 return _read(handle.fd, start, length)
+            path = self._prefix + check_key(key)
             fd = os.open(path, _READ)
             try:
                 return _read(fd, start, length)
@@ -145,6 +145,11 @@ class LocalStorage:
                 os.close(fd)
         except OSError as error:
             raise self._read_error(error, key) from error
+
+    def _handle(self, key: str) -> Handle:
+        # Only what is a key's is ever opened, so what is open needs no second check.
+        path = self._prefix + key
+        return opened(path) or handle_of(self._prefix + check_key(key))
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         for start, length in ranges:
@@ -204,7 +209,7 @@ class LocalStorage:
         if _NOWAIT is None:
             return False
         try:
-            handle = handle_of(self._prefix + check_key(key))
+            handle = self._handle(key)
             for at in (start,) if length <= _SMALL_READ_BYTES else (start, start + length - 1):
                 os.preadv(handle.fd, [bytearray(1)], at, _NOWAIT)
         except BlockingIOError:
