@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zarr.abc.store import (
@@ -190,13 +189,20 @@ class ManifestStore(Store):
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
         """The value at the key, or the part of it; None if there is none."""
-        data = self.workspace.guarded(partial(self._read, key, byte_range))
+        workspace = self.workspace
+        workspace.look()
+        view = workspace.view
+        try:
+            data = self._read(workspace, key, byte_range)
+        except ManifestsError as error:
+            if not workspace.moved_on(view, error):
+                raise
+            data = self._read(workspace, key, byte_range)
         if data is None:
             return None
         return (prototype or default_buffer_prototype()).buffer.from_bytes(data)
 
-    def _read(self, key: str, byte_range: ByteRequest | None) -> bytes | None:
-        workspace = self.workspace
+    def _read(self, workspace: Workspace, key: str, byte_range: ByteRequest | None) -> bytes | None:
         entry = workspace.find(key)
         if entry is None:
             return None

@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import os
 from dataclasses import dataclass, field
+from typing import Final
 
 from zarr_manifests.errors import CorruptObjectError, MissingChunkError, ObjectNotFoundError
 from zarr_manifests.format.chunk_table import ChunkRef, InlineRef, NativeRef, VirtualRef
@@ -25,6 +26,9 @@ from zarr_manifests.virtual.files import VirtualReader
 __all__ = ["ChunkReader", "SessionKeys"]
 
 _LINEAGE_BYTES = 6
+_LARGE_BYTES: Final = 512 * 1024
+"""From here on, an event loop has a storage that answers at once read by a thread: several chunks
+are read and checked side by side, which outweighs the thread."""
 
 
 class SessionKeys:
@@ -111,6 +115,7 @@ class ChunkReader:
         self, storage: Storage, snapshot_id: str, containers: Containers | None = None
     ) -> None:
         self._storage = storage
+        self._inline = storage.capabilities.inline
         self._virtual = VirtualReader(containers or Containers())
         self._snapshot_id = snapshot_id
 
@@ -142,8 +147,8 @@ class ChunkReader:
         """As `read`, for an event loop."""
         if isinstance(ref, InlineRef):
             return ref.data[start : start + length]
-        if isinstance(ref, VirtualRef):
-            return await asyncio.to_thread(self._virtual.read, ref, start, length)
+        if isinstance(ref, VirtualRef) or (length >= _LARGE_BYTES and self._inline):
+            return await asyncio.to_thread(self.read, ref, start, length)
         try:
             data = await self._storage.get_async(ref.key, ref.offset + start, length)
         except ObjectNotFoundError as error:
