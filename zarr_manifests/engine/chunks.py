@@ -15,6 +15,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Final
 
+from zarr_manifests.engine.coalescing import CoalescedReads
 from zarr_manifests.errors import CorruptObjectError, MissingChunkError, ObjectNotFoundError
 from zarr_manifests.format.chunk_table import ChunkRef, InlineRef, NativeRef, VirtualRef
 from zarr_manifests.ids import crc32c, new_session_id, object_key
@@ -116,6 +117,7 @@ class ChunkReader:
     ) -> None:
         self._storage = storage
         self._inline = storage.capabilities.inline
+        self._far = None if self._inline else CoalescedReads(storage)
         self._virtual = VirtualReader(containers or Containers())
         self._snapshot_id = snapshot_id
 
@@ -144,13 +146,14 @@ class ChunkReader:
         return self._checked(ref, data, start, length)
 
     async def read_async(self, ref: ChunkRef, start: int, length: int) -> bytes:
-        """As `read`, for an event loop."""
+        """As `read`, for an event loop; neighbours in one request where a storage is far away."""
         if isinstance(ref, InlineRef):
             return ref.data[start : start + length]
         if isinstance(ref, VirtualRef) or (length >= _LARGE_BYTES and self._inline):
             return await asyncio.to_thread(self.read, ref, start, length)
         try:
-            data = await self._storage.get_async(ref.key, ref.offset + start, length)
+            source = self._storage.get_async if self._far is None else self._far.get
+            data = await source(ref.key, ref.offset + start, length)
         except ObjectNotFoundError as error:
             raise self._missing(ref) from error
         return self._checked(ref, data, start, length)

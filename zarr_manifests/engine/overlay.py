@@ -190,6 +190,20 @@ class Overlay:
             self._note_read(*chunk)
         return self.ref(*chunk)
 
+    def knows(self, key: str) -> bool:
+        """Whether `look` and `find` need no request at this moment, nor any long work."""
+        if self.changes.tables or (self.follower is not None and self.follower.over):
+            return False
+        chunk = self.chunk_at(key)
+        if chunk is None:
+            opaque = self.node(OPAQUE + key)
+            if opaque is None:
+                return True  # a document, or nothing
+            chunk = opaque, ()
+        node, coords = chunk
+        changed = self.changes.get(node.node_id, coords)
+        return changed is not None or self.view.knows(node.node_id, coords)
+
     def _note_read(self, node: Node, coords: Coords) -> None:
         """Note that a chunk is read, unless it is the writer's own: a commit may depend on it."""
         if self.changes.get(node.node_id, coords) is None:

@@ -208,6 +208,15 @@ class SnapshotView:
             return None
         return self._in_leaf(node_id, coords, due, loaded)
 
+    def knows(self, node_id: bytes, coords: Coords) -> bool:
+        """Whether `lookup` of the chunk finds all in memory and decoded."""
+        if self._index is None or node_id not in self._live:
+            return False
+        due = self._leaf_at(node_id, coords)
+        if self._known_overlay(node_id, due[0].merged if due else 0) is None:
+            return False
+        return all(self._objects.has_tables(leaf.manifest.blob, node_id) for leaf in due)
+
     def _by_itself(self, node_id: bytes, coords: Coords, reach: Reach) -> bool:
         """Whether to look the chunk up in what holds it, and leave the rest of the node.
 
