@@ -49,6 +49,8 @@ class Metrics:
         Files that were dropped from the cache directory because they were not what was written.
     disk_cache_failures : int
         Times the cache directory did not take an object, as when the disk is full.
+    chunk_cache_hits, chunk_cache_misses : int
+        Chunks that were wanted, and were kept in memory or not; counted where any may be kept.
     refs_merged : int
         Chunk refs of deltas that were brought together, by reads and by compactions.
     commits : int
@@ -86,6 +88,8 @@ class Metrics:
     disk_cache_misses: int = 0
     disk_cache_damaged_files: int = 0
     disk_cache_failures: int = 0
+    chunk_cache_hits: int = 0
+    chunk_cache_misses: int = 0
     refs_merged: int = 0
     commits: int = 0
     conflicts: int = 0

@@ -31,12 +31,12 @@ from zarr_manifests.engine.sizes import decoded_bytes
 from zarr_manifests.metrics import Meter
 from zarr_manifests.runtime import Runtime
 
-__all__ = ["OBJECT", "DecodedCache"]
+__all__ = ["ENTRY_BYTES", "OBJECT", "DecodedCache"]
 
 OBJECT: Final = "object"
 """The first element of the names of objects; what is made of them is called otherwise."""
 
-_ENTRY_BYTES: Final = 400
+ENTRY_BYTES: Final = 400
 """What an entry takes besides its value: its name, its place in the order."""
 
 
@@ -90,7 +90,8 @@ class DecodedCache:
     @property
     def nbytes(self) -> int:
         """Bytes that the values take, as far as can be told."""
-        return sum(self._bytes)
+        with self._lock:  # not between adding one and dropping another
+            return sum(self._bytes)
 
     def __contains__(self, name: tuple[Any, ...]) -> bool:
         with self._lock:
@@ -122,7 +123,7 @@ class DecodedCache:
         """Add a value, as used last; the one that is there stays."""
         if self.find(name) is not None:
             return
-        entry = _Entry(value, _ENTRY_BYTES + decoded_bytes(value), self._now_s())
+        entry = _Entry(value, ENTRY_BYTES + decoded_bytes(value), self._now_s())
         with self._lock:
             self._settle()
             part, at = self._part(name)

@@ -15,6 +15,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Final
 
+from zarr_manifests.engine.chunk_cache import ChunkCache
 from zarr_manifests.engine.coalescing import CoalescedReads
 from zarr_manifests.errors import CorruptObjectError, MissingChunkError, ObjectNotFoundError
 from zarr_manifests.format.chunk_table import ChunkRef, InlineRef, NativeRef, VirtualRef
@@ -113,13 +114,18 @@ class ChunkReader:
     """Reads chunks of one snapshot, or of a session that grew from it."""
 
     def __init__(
-        self, storage: Storage, snapshot_id: str, containers: Containers | None = None
+        self,
+        storage: Storage,
+        snapshot_id: str,
+        containers: Containers | None = None,
+        cache: ChunkCache | None = None,
     ) -> None:
         self._storage = storage
         self._inline = storage.capabilities.inline
         self._far = None if self._inline else CoalescedReads(storage)
         self._virtual = VirtualReader(containers or Containers())
         self._snapshot_id = snapshot_id
+        self._cache = cache
 
     def read(self, ref: ChunkRef, start: int, length: int) -> bytes:
         """`length` bytes of the chunk from `start` on; both lie within the chunk.
@@ -139,6 +145,8 @@ class ChunkReader:
             if isinstance(ref, VirtualRef):
                 return self._virtual.read(ref, start, length)
             return ref.data[start : start + length]
+        if self._cache is not None and (kept := self._cache.find(ref)) is not None:
+            return kept[start : start + length]
         try:
             data = self._storage.get(ref.key, ref.offset + start, length)
         except ObjectNotFoundError as error:
@@ -151,6 +159,8 @@ class ChunkReader:
             return ref.data[start : start + length]
         if isinstance(ref, VirtualRef) or (length >= _LARGE_BYTES and self._inline):
             return await asyncio.to_thread(self.read, ref, start, length)
+        if self._cache is not None and (kept := self._cache.find(ref)) is not None:
+            return kept[start : start + length]
         try:
             source = self._storage.get_async if self._far is None else self._far.get
             data = await source(ref.key, ref.offset + start, length)
@@ -170,9 +180,13 @@ class ChunkReader:
     def _checked(self, ref: NativeRef, data: bytes, start: int, length: int) -> bytes:
         if len(data) != length:
             problem = f"ends after {start + len(data)} of {ref.length} bytes"
-        elif length == ref.length and crc32c(data) != ref.crc32c:
+        elif length != ref.length:
+            return data
+        elif crc32c(data) != ref.crc32c:
             problem = "does not match its checksum"
         else:
+            if self._cache is not None:
+                self._cache.keep(ref, data)
             return data
         raise CorruptObjectError(
             f"chunk object {ref.key} (offset {ref.offset}) of snapshot {self._snapshot_id} in "

@@ -100,7 +100,11 @@ class Workspace(Overlay):
         self._noticeable_in: int | None = None
         self.packs = Packs(self.context.config.pack_bytes, self._new_chunk_key)
         self.pickled = False
-        self.reader = ChunkReader(self.storage, view.snapshot_id, self.context.containers)
+        self.reader = self._reader(view)
+
+    def _reader(self, view: SnapshotView) -> ChunkReader:
+        of = self.context
+        return ChunkReader(self.storage, view.snapshot_id, of.containers, of.chunks)
 
     @property
     def copied(self) -> bool:
@@ -111,7 +115,7 @@ class Workspace(Overlay):
         """Have these changes on this snapshot instead; names of new objects stay the session's."""
         self.view, self.changes = view, changes
         self.packs.relocate(changes)
-        self.reader = ChunkReader(self.storage, view.snapshot_id, self.context.containers)
+        self.reader = self._reader(view)
 
     def set(self, key: str, data: bytes) -> None:
         """Write `data` at the key."""
