@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zarr.abc.store import (
@@ -115,7 +116,7 @@ class ManifestStore(Store):
     @property
     def _supports_sync_io(self) -> bool:
         """Zarr asks this before it uses `get_sync`, `set_sync` and `delete_sync`."""
-        return self.workspace.storage.capabilities.inline
+        return self.workspace.inline
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ManifestStore) and self._identity() == other._identity()
@@ -216,28 +217,24 @@ class ManifestStore(Store):
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
         """The value at the key, or the part of it; None if there is none."""
-        view = self.workspace.view
-        try:
-            data = await self._read_async(key, byte_range)
-        except ManifestsError as error:
-            if not await asyncio.to_thread(self.workspace.moved_on, view, error):
-                raise
-            data = await self._read_async(key, byte_range)
-        if data is None:
-            return None
-        return (prototype or default_buffer_prototype()).buffer.from_bytes(data)
-
-    async def _read_async(self, key: str, byte_range: ByteRequest | None) -> bytes | None:
         workspace = self.workspace
-        # On this thread where it takes no wait: so neighbours ask for their bytes in one turn.
-        if workspace.storage.capabilities.inline or workspace.knows(key):
-            entry = self._find(key)
-        else:
-            entry = await asyncio.to_thread(self._find, key)
-        if entry is None:
-            return None
-        start, length = (0, entry.length) if byte_range is None else _span(entry, byte_range)
-        return await workspace.reader.read_async(entry, start, length)
+        view = workspace.view
+        try:
+            # On this thread where it takes no wait: so neighbours ask for their bytes in one turn.
+            if workspace.inline or workspace.knows(key):
+                entry = self._find(key)
+            else:
+                entry = await asyncio.to_thread(self._find, key)
+            if entry is None:
+                return None
+            start, length = (0, entry.length) if byte_range is None else _span(entry, byte_range)
+            data = await workspace.reader.read_async(entry, start, length)
+        except ManifestsError as error:
+            if not await asyncio.to_thread(workspace.moved_on, view, error):
+                raise
+            again = partial(self.get_sync, key, prototype=prototype, byte_range=byte_range)
+            return await asyncio.to_thread(again)
+        return (prototype or default_buffer_prototype()).buffer.from_bytes(data)
 
     def _find(self, key: str) -> Entry | None:
         self.workspace.look()

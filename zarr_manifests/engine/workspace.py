@@ -66,6 +66,8 @@ class Workspace(Overlay):
 
     Attributes
     ----------
+    inline : bool
+        Whether the storage answers at once, so that an event loop need not wait for it.
     pid : int
         The process whose session it is; in a child of `os.fork` it is a copy.
     pickled : bool
@@ -83,6 +85,7 @@ class Workspace(Overlay):
     ) -> None:
         super().__init__(context)
         self.storage = context.storage
+        self.inline = context.storage.capabilities.inline
         self.runtime = context.runtime
         self.inline_chunk_bytes = context.config.inline_chunk_bytes
         self.origin = origin
