@@ -239,11 +239,11 @@ class Overlay:
         changed, stored = self.changes.nodes, self.view.nodes
         end = len(key)
         while end > 0:
-            end = max(key.rfind("/", 0, end), 0)
-            path = key[:end]
+            end = key.rfind("/", 0, end)
+            path = key[:end] if end > 0 else ""
             node = changed[path] if path in changed else stored.get(path)
             if node is not None and (meta := node.array) is not None:
-                rest = key[end + 1 :] if end else key
+                rest = key[end + 1 :] if end > 0 else key
                 coords = meta.chunk_keys.decode(rest, len(meta.shape))
                 # `coords in meta.grid`, of coordinates of as many axes, none negative
                 if coords is not None and all(map(lt, coords, meta.grid.hi)):

@@ -199,10 +199,10 @@ class SnapshotView:
             overlay = overlays[after]
             self._first.pop(node_id, None)
         if overlay.table is not None:
-            check_axes(overlay.table.box, len(coords))
             ref = overlay.table.get(coords)
             if ref is not None:
                 return None if isinstance(ref, Unset) else ref
+            check_axes(overlay.table.box, len(coords))
         cut = overlay.truncated
         if cut is not None and not inside(np.array(coords, np.int64).reshape(1, -1), cut)[0]:
             return None
