@@ -195,7 +195,7 @@ def test_a_read_that_would_block_leaves_the_event_loop(
 
     here = threading.get_ident()
     monkeypatch.setattr(local, "_read", noted)
-    monkeypatch.setattr(local, "_NOWAIT", 8)  # also where the system has none
+    monkeypatch.setattr(handles, "_NOWAIT", 8)  # also where the system has none
     monkeypatch.setattr(os, "preadv", at_hand)
     assert asyncio.run(storage.get_async("a", 0, length)) == data
     assert made == [(call, here) for call in calls]

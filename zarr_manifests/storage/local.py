@@ -43,7 +43,14 @@ from zarr_manifests.errors import (
     UnsupportedStorageError,
 )
 from zarr_manifests.storage.disk import TEMP_PREFIX, PosixDisk, Temp, is_remote_filesystem
-from zarr_manifests.storage.handles import Handle, forget, handle_of, opened
+from zarr_manifests.storage.handles import (
+    Handle,
+    at_hand,
+    forget,
+    handle_of,
+    opened,
+    would_block,
+)
 from zarr_manifests.storage.protocol import (
     Capabilities,
     ObjectInfo,
@@ -59,9 +66,6 @@ __all__ = ["LocalStorage"]
 _CAPABILITIES = Capabilities(inline=True, durable=True, shared=True)
 _LOCK_NAME = ".lock"
 _READ = os.O_RDONLY | os.O_CLOEXEC
-_NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # off Linux a read just waits
-_COPIED_READ_BYTES = 16 * 1024  # up to here a copy takes less than to ask first
-_SMALL_READ_BYTES = 64 * 1024
 # Up to here a read allocates what it was asked for, beyond it looks at the size first.
 _UNCHECKED_READ_BYTES = 256 * 1024
 
@@ -197,43 +201,18 @@ class LocalStorage:
 
     async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         # Here if the system has the bytes at hand, since a thread takes ten times as long.
-        if length and length <= _COPIED_READ_BYTES:
-            data = self._at_hand(key, start, length)
+        if length:
+            check_range(start, length)
+            try:
+                handle = self._handle(key)
+            except OSError as error:
+                raise self._read_error(error, key) from error
+            data = at_hand(handle, start, length)
             if data is not None:
                 return data
-        if length and self._would_block(key, start, length):
-            return await asyncio.to_thread(self.get, key, start, length)
+            if would_block(handle, start, length):
+                return await asyncio.to_thread(self.get, key, start, length)
         return self.get(key, start, length)
-
-    def _at_hand(self, key: str, start: int, length: int) -> bytes | None:
-        """The bytes, if they can be had without waiting; None if not, or if there are fewer."""
-        check_range(start, length)
-        if _NOWAIT is None:
-            return None
-        data = bytearray(length)
-        try:
-            handle = self._handle(key)
-            return bytes(data) if os.preadv(handle.fd, [data], start, _NOWAIT) == length else None
-        except OSError:  # the read itself will say
-            return None
-
-    def _would_block(self, key: str, start: int, length: int) -> bool:
-        """Whether a read of that range has to wait for the disk, as far as can be told.
-
-        Looked at are its first and its last byte: the system reads many pages at once.
-        """
-        check_range(start, length)
-        if _NOWAIT is None:
-            return False
-        try:
-            handle = self._handle(key)
-            for at in (start,) if length <= _SMALL_READ_BYTES else (start, start + length - 1):
-                os.preadv(handle.fd, [bytearray(1)], at, _NOWAIT)
-        except BlockingIOError:
-            return True
-        except OSError:  # the read itself will say; or this filesystem cannot tell
-            return False
-        return False
 
     # --- writing -----------------------------------------------------------------------------
 
