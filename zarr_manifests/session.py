@@ -480,9 +480,12 @@ class Session(Arranging):
             return
         try:
             ratio = 0.0 if rewrite else None
-            head = observed_compaction(context, self._branch, CompactionMode.MAJOR, ratio)[1]
+            with context.roots.only_here("compaction") as alone:
+                if not (alone or rewrite):
+                    return  # whoever does it does it for all
+                head = observed_compaction(context, self._branch, CompactionMode.MAJOR, ratio)[1]
             # Somebody may have reset the branch meanwhile; then it is not of this commit.
-            if head is not None and deltas_between(context, done.head, head) is not None:
+            if head is not None and deltas_between(context, view, head) is not None:
                 self._start_at(context.open_view(head), keys)
         except ManifestsError:
             # The next commit makes it due again.

@@ -106,7 +106,7 @@ class Versions:
         context = self._context
         before, after = (context.open_view(snapshot_ref(context, x)) for x in (start, end))
         try:
-            deltas = deltas_between(context, before.ref, after.ref)
+            deltas = deltas_between(context, before, after.ref)
         except CorruptObjectError as error:
             if is_missing(error):
                 raise HistoryExpiredError(

@@ -645,7 +645,6 @@ def test_a_snapshot_that_is_its_own_parent(seeded: Seeded) -> None:
     assert contents(looping.readonly_session()) == seeded.contents  # reading needs no parent
     for use in (
         lambda: list(islice(looping.ancestry(), 100)),
-        lambda: looping.diff(seeded.snapshot_ids[3], seeded.snapshot_ids[0]),
         looping.du,
         lambda: looping.create_branch("dev", seeded.snapshot_ids[3]),
     ):

@@ -76,6 +76,8 @@ __all__ = [
 
 
 _DEFAULT: Final = Rebasing()
+_QUICK_BYTES: Final = 1 << 20
+"""Up to here chunks are written while others wait for their turn."""
 _SYNCED_ABREAST: Final = 8
 """A disk takes many at once; beyond this it gets no faster."""
 
@@ -137,54 +139,94 @@ def commit(
         partial(pack.write, context.storage, durable=True) for pack in packs
     ]
     pending += [partial(context.storage.sync, due) for due in _due_syncs(changes)]
-    at, parent, head_due = context.roots.latest, view, replaces or view
-    placed = prepared
-    seen = context.roots.with_branch(at.root, branch).branches.get(branch)
-    if seen is None or seen.head.key != head_due.ref.key:
-        at = context.roots.read()  # a branch that has moved may have moved again
-    attempts = rebasing.attempts or context.config.commit_attempts
-    for attempt in range(attempts):
-        root = context.roots.with_branch(at.root, branch)
-        tip = _checked_tip(context.roots, root, branch, keys)
-        if source is not None:
-            find_in_history(context, root, source)
-        try:
-            if replaces is not None:
-                _check_replaced(branch, tip, replaces)
-            elif tip.head.key != parent.ref.key:
-                moved = rebasing.relocate(tip) if rebasing.relocate is not None else None
-                if moved is None:
-                    parent, placed = _rebased(context, view, tip, prepared, rebasing, keys)
-                else:
-                    parent, relocated = moved
-                    pending += [partial(context.storage.sync, k) for k in _due_syncs(relocated)]
-                    placed = _relocated(context, parent, relocated, prepared, keys)
-            head, snapshot, uploads = _place(
-                context, placed, parent, keys, (replaces or parent).snapshot
-            )
-        except (CorruptObjectError, MissingChunkError) as error:
-            at = _moved_since(context, tip, branch, error)
-            continue
-        due = [u for u in (*placed.uploads, *uploads) if not keys.has_written(u.key)]
-        pending += [partial(context.objects.create, u.key, u.data) for u in due]
-        pending.append(partial(context.roots.archive, at))
-        _upload(context, pending, branch, keys)
-        pending = []
+    landing = _Landing(context, view, keys, branch, prepared, pending, replaces, source, rebasing)
+    if changes.unsynced or sum(pack.nbytes for pack in packs) > _QUICK_BYTES:
+        landing.upload_ahead()  # nobody is to wait for much
+    with context.roots.turn(landing.upload_ahead) as held:
+        return landing.land(in_turn=held)
+
+
+@dataclass(slots=True)
+class _Landing:
+    """A commit that is encoded, on its way to its branch."""
+
+    context: Context
+    view: SnapshotView
+    keys: SessionKeys
+    branch: str
+    prepared: _Prepared
+    pending: list[Callable[[], object]]
+    """What is still to be uploaded or synced, whatever the commit lands on."""
+    replaces: SnapshotView | None
+    source: str | None
+    rebasing: Rebasing
+
+    def land(self, *, in_turn: bool) -> Committed:
+        """Place it on the tip and swap the root, as often as others come first."""
+        context, branch = self.context, self.branch
+        at, parent, placed = context.roots.latest, self.view, self.prepared
+        due = self.replaces or self.view
+        seen = context.roots.with_branch(at.root, branch).branches.get(branch)
+        if in_turn or seen is None or seen.head.key != due.ref.key:
+            # A branch that has moved may have moved again; and in one's turn it stays as it is.
+            at = context.roots.read()
+        attempts = self.rebasing.attempts or context.config.commit_attempts
+        for attempt in range(attempts):
+            root = context.roots.with_branch(at.root, branch)
+            tip = _checked_tip(context.roots, root, branch, self.keys)
+            if self.source is not None:
+                find_in_history(context, root, self.source)
+            try:
+                if self.replaces is not None:
+                    _check_replaced(branch, tip, self.replaces)
+                elif tip.head.key != parent.ref.key:
+                    parent, placed = self._moved(tip)
+                after = (self.replaces or parent).snapshot
+                head, snapshot, uploads = _place(context, placed, parent, self.keys, after)
+            except (CorruptObjectError, MissingChunkError) as error:
+                at = _moved_since(context, tip, branch, error)
+                continue
+            archive = partial(context.roots.archive, at)  # what is to be replaced
+            self._upload([*placed.uploads, *uploads], archive)
+            new = _root_with(context, root, branch, head, snapshot, uploads[-1].data)
+            if self.replaces is not None:  # what it leaves is older than where a search may begin
+                new = replace(new, swept=0)
+            landed = context.roots.swap(at, new, snapshot.commit_id)
+            if landed is not None:
+                context.objects.remember(head, snapshot)
+                return Committed(landed, head)
+            context.roots.backoff(attempt)
+            at = context.roots.read()
+        raise ConflictError(
+            f"commit to {branch!r}: other writers came first {attempts} times; the "
+            "session keeps its changes, commit again later"
+        )
+
+    def _moved(self, tip: Branch) -> tuple[SnapshotView, _Prepared]:
+        """The tip, opened, and the commit as it is on top of it."""
+        context, keys, relocate = self.context, self.keys, self.rebasing.relocate
+        moved = relocate(tip) if relocate is not None else None
+        if moved is None:
+            return _rebased(context, self.view, tip, self.prepared, self.rebasing, keys)
+        parent, changes = moved
+        self.pending += [partial(context.storage.sync, k) for k in _due_syncs(changes)]
+        return parent, _relocated(context, parent, changes, self.prepared, keys)
+
+    def upload_ahead(self) -> None:
+        """Upload what is the same on any tip, where writers take turns, and not in one's own."""
+        if self.context.storage.capabilities.turns:
+            self._upload(self.prepared.uploads)
+
+    def _upload(self, uploads: Sequence[Upload], *besides: Callable[[], object]) -> None:
+        """What is not there yet, in one round."""
+        context, keys = self.context, self.keys
+        due = [upload for upload in uploads if not keys.has_written(upload.key)]
+        calls = [*self.pending, *besides]
+        calls += [partial(context.objects.create, u.key, u.data) for u in due]
+        _upload(context, calls, self.branch, keys)
+        self.pending = []
         for upload in due:
             keys.note_written(upload.key, upload.data)
-        new = _root_with(context, root, branch, head, snapshot, uploads[-1].data)
-        if replaces is not None:  # what it leaves behind is older than where a search may begin
-            new = replace(new, swept=0)
-        landed = context.roots.swap(at, new, snapshot.commit_id)
-        if landed is not None:
-            context.objects.remember(head, snapshot)
-            return Committed(landed, head)
-        context.roots.backoff(attempt)
-        at = context.roots.read()
-    raise ConflictError(
-        f"commit to {branch!r}: other writers came first {attempts} times; the "
-        "session keeps its changes, commit again later"
-    )
 
 
 def _upload(

@@ -8,27 +8,92 @@ from __future__ import annotations
 
 from collections.abc import Container
 
+from zarr_manifests.engine.ancestry import snapshot_ref
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.delta import Delta
+from zarr_manifests.format.delta import CommitKind, Delta
 from zarr_manifests.format.manifest import Manifest
-from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.ids import snapshot_key
 from zarr_manifests.planning.rebase import Footprint
 
-__all__ = ["delta_of", "deltas_between", "footprint_of", "tables_of"]
+__all__ = ["delta_of", "deltas_between", "footprint_of", "listed_since", "tables_of"]
 
 
 def deltas_between(
-    context: Context, older: BlobRef, newer: BlobRef, floor: str | None = None
+    context: Context, older: SnapshotView, newer: BlobRef, floor: str | None = None
 ) -> list[Delta] | None:
     """Deltas of the commits after `older` up to `newer`, newest first; None if not an ancestor.
 
-    What is older than the snapshot with the id `floor` is no ancestor any more.
+    What is older than the snapshot with the id `floor` is no ancestor any more. Commits that
+    changed nothing may be left out.
     """
+    listed = listed_since(context, older, newer, floor)
+    if listed is None:
+        return _walked_back(context, older.ref, newer, floor)
+    context.objects.prefetch([(entry.log, Delta) for entry in listed])
+    deltas = []
+    for entry in reversed(listed):
+        delta = context.objects.load(entry.log, Delta)
+        entry.check(delta)
+        deltas.append(delta)
+    return deltas
+
+
+def listed_since(
+    context: Context, older: SnapshotView, newer: BlobRef, floor: str | None = None
+) -> tuple[DeltaEntry, ...] | None:
+    """What the read list of `newer` has after `older`, an ancestor; None if it does not tell.
+
+    It tells if it has the log of the commit that made `older`, which no other snapshot's is, and
+    after it each commit's own. Then no snapshot between has to be read, and logs can be read in
+    one round, or need not be read at all. If a compaction has come between, the snapshot that it
+    was made of tells, and those after it have entries of their own.
+    """
+    floor_key = None if floor is None else snapshot_key(floor)
+    since: tuple[DeltaEntry, ...] = ()
+    ref: BlobRef | None = newer
+    seen: set[str] = set()
+    due = -1  # the sequence of the next one down
+    while ref is not None and ref.key not in seen:
+        seen.add(ref.key)
+        snapshot = context.objects.load(ref, Snapshot)
+        if due not in (-1, snapshot.sequence):
+            return None
+        logs = [entry.log.key for entry in snapshot.deltas]
+        listed = snapshot.log.key in logs[-1:]
+        if not listed and snapshot.kind is not CommitKind.REWRITE:
+            return None
+        if ref.key == older.ref.key or older.snapshot.log.key in logs:
+            at = len(logs) if ref.key == older.ref.key else logs.index(older.snapshot.log.key) + 1
+            since = (*snapshot.deltas[at:], *since)
+            whole = all(entry.first == entry.last for entry in since)
+            right = not at or snapshot.deltas[at - 1].last <= older.snapshot.sequence
+            return since if whole and right and _is_above(context, older, floor) else None
+        since = (*snapshot.deltas[-1:], *since) if listed else since
+        due = snapshot.sequence - listed
+        ref = snapshot.parent if ref.key != floor_key else None
+    return None
+
+
+def _is_above(context: Context, older: SnapshotView, floor: str | None) -> bool:
+    """Whether an ancestor is the floor, or above it."""
+    if floor is None or floor == older.snapshot_id:
+        return True
+
+    def sequence() -> int:
+        return context.objects.load(snapshot_ref(context, floor), Snapshot).sequence
+
+    lowest: int = context.objects.cache.obtain(("sequence", floor), sequence)
+    return lowest < older.snapshot.sequence
+
+
+def _walked_back(
+    context: Context, older: BlobRef, newer: BlobRef, floor: str | None
+) -> list[Delta] | None:
     last = None if floor is None else snapshot_key(floor)
     deltas = []
     ref: BlobRef | None = newer

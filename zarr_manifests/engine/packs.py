@@ -90,6 +90,11 @@ class Pack:
             self.rows.append((ref, native_ref(key, offset, ref.length, ref.crc32c)))
             offset += ref.length
 
+    @property
+    def nbytes(self) -> int:
+        """Size of the object."""
+        return sum(ref.length for ref, _ in self.rows)
+
     def data(self) -> bytes:
         """The object's bytes."""
         return b"".join(ref.data for ref, _ in self.rows)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from zarr_manifests.engine.changes import ChangeSet
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
-from zarr_manifests.engine.logs import deltas_between, tables_of
+from zarr_manifests.engine.logs import deltas_between, listed_since, tables_of
 from zarr_manifests.engine.objects import Upload
 from zarr_manifests.engine.spill import Rows, Spilled, rows_of
 from zarr_manifests.engine.view import SnapshotView
@@ -25,6 +25,7 @@ from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.root import Branch
 from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.planning.apart import apart
 from zarr_manifests.planning.components import Changes, Component
 from zarr_manifests.planning.merge import Layer, merge_layers, without
 from zarr_manifests.planning.reads import Reads
@@ -199,6 +200,8 @@ def rebase_changes(
 def _onto(
     context: Context, view: SnapshotView, tip: Branch, mine: Mine, rebasing: Rebasing
 ) -> tuple[SnapshotView, Rebased]:
+    if rebasing.allowed and not rebasing.serializable and _apart(context, view, tip, mine):
+        return context.open_branch(tip), Rebased((), mine.nodes)
     between = _between(context, view, tip)
     if not rebasing.allowed:
         raise ConflictError(
@@ -232,6 +235,15 @@ def _onto(
     return on, moved
 
 
+def _apart(context: Context, view: SnapshotView, tip: Branch, mine: Mine) -> bool:
+    """Whether the tip's read list says all there is to know: no chunk lies near another's."""
+    if mine.nodes or mine.truncated:
+        return False
+    listed = listed_since(context, view, tip.head, tip.floor)
+    boxes = {node_id: [rows.box for rows in parts] for node_id, parts in mine.tables.items()}
+    return listed is not None and apart(boxes, listed)
+
+
 def _meets(rows: Rows, theirs: Changes) -> bool:
     """Whether it matters to others' changes which chunks these are; of spilled ones it may not."""
     if not isinstance(rows, Spilled):
@@ -258,7 +270,7 @@ def changes_between(
 
 
 def _between(context: Context, view: SnapshotView, tip: Branch) -> list[Delta]:
-    between = deltas_between(context, view.ref, tip.head, tip.floor)
+    between = deltas_between(context, view, tip.head, tip.floor)
     if between is None:
         raise ConflictError(
             f"the snapshot the session began at ({view.snapshot_id}) is no longer in the "

@@ -16,7 +16,8 @@ The swap is the only linearisation point of the repository. The protocol around 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -59,12 +60,16 @@ from zarr_manifests.planning.paging import (
 )
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage, Token
+from zarr_manifests.storage.metered import unmetered
+from zarr_manifests.storage.protocol import TakesTurns, Turn
 
 __all__ = ["RootAt", "Roots"]
 
 _RESENDS: Final = 5
 _BACKOFF_S: Final = 0.02
 _MAX_BACKOFF_S: Final = 1.0
+_TURN_S: Final = 10.0
+_TURN_POLL_S: Final = 0.004
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +126,8 @@ class Roots:
                 f"no repository at {self._storage.url}: it has no object {ROOT_KEY!r}; "
                 "make one with Repository.create, or check the path"
             ) from error
+        if self._latest is not None and tagged.token == self._latest.token:
+            return self._latest
         try:
             root = Root.from_object(tagged.data)
         except CorruptObjectError as error:
@@ -234,6 +241,50 @@ class Roots:
         self._runtime.parallel(calls)
         return refs
 
+    @contextmanager
+    def turn(self, meanwhile: Callable[[], None]) -> Iterator[bool]:
+        """Have the other writers of this machine wait until the block is left; whether they do.
+
+        Without it all but one of those who try at the same time would have made their commit for
+        nothing. `meanwhile` is called if there is a wait. Nobody waits for ever: the holder may
+        have been stopped, or be slow.
+        """
+        turn = self._turn("swap")
+        if turn is None:
+            yield False
+            return
+        try:
+            held = turn.take()
+            until_s = self._runtime.monotonic_s() + _TURN_S
+            if not held:
+                meanwhile()
+                held = turn.take()
+            while not held and self._runtime.monotonic_s() < until_s:
+                self._runtime.sleep(_TURN_POLL_S + self._runtime.jitter(_TURN_POLL_S))
+                held = turn.take()
+            yield held
+        finally:
+            turn.end()
+
+    @contextmanager
+    def only_here(self, what: str) -> Iterator[bool]:
+        """Whether nobody else of this machine is at this, nor will be until the block is left.
+
+        True where the storage cannot tell.
+        """
+        turn = self._turn(what)
+        try:
+            yield turn is None or turn.take()
+        finally:
+            if turn is not None:
+                turn.end()
+
+    def _turn(self, name: str) -> Turn | None:
+        storage = unmetered(self._storage)
+        if storage.capabilities.turns and isinstance(storage, TakesTurns):
+            return storage.turn(name)
+        return None
+
     def backoff(self, attempt: int) -> None:
         """Wait a jittered while before the next attempt."""
         self._pages.meter.add("retries")
@@ -302,14 +353,16 @@ class Roots:
         """
         signed = replace(new, version=at.root.version).signed(self._runtime.who())
         new = replace(
-            self._paged(signed, SessionKeys(at.root.version, self._runtime)),
+            signed,
             version=at.root.version + 1,
             write_id=self._runtime.random_bytes(WRITE_ID_BYTES),
             written_ms=self._runtime.now_ms(),
         )
-        data, then_create = new.encode(), None
-        if archived:
-            then_create = (archive_key(new.version), new.bare().encode())
+        bare = new.bare().encode()
+        if len(bare) > ROOT_BYTES:  # with the configuration, which has its own bound
+            new = self._paged(new, SessionKeys(at.root.version, self._runtime))
+            bare = new.bare().encode()
+        data, then_create = new.encode(), (archive_key(new.version), bare) if archived else None
         failure: StorageError | None = None
         for attempt in range(_RESENDS):
             self._runtime.checkpoint("root.swap")

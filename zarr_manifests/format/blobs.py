@@ -98,7 +98,7 @@ def with_copies(
         data = known.get(ref.key, ref.copy)
         if data is not None and len(data) <= budget_bytes:
             budget_bytes -= len(data)
-            out.append(replace(ref, copy=data))
+            out.append(ref if data == ref.copy else replace(ref, copy=data))
         else:
             out.append(ref.bare())
     return out

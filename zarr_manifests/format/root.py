@@ -424,7 +424,7 @@ class Root:
             "version": self.version,
             "write": self.write_id,
             "at_ms": self.written_ms,
-            "config": self.config.to_dict(),
+            "config": _as_dict(self.config),
             "branches": {name: self.branches[name].pack() for name in sorted(self.branches)},
             "tags": {name: self.tags[name].bare().pack() for name in sorted(self.tags)},
             "deleted_tags": list(self.deleted_tags),
@@ -492,6 +492,20 @@ class Root:
 
 
 _NO_CONFIG: Final = RepositoryConfig()
+
+
+class _Said:
+    """What the configuration that was written last is as a map: it is the same in most roots."""
+
+    last: tuple[RepositoryConfig, dict[str, Any]] = (_NO_CONFIG, _NO_CONFIG.to_dict())
+
+
+def _as_dict(config: RepositoryConfig) -> dict[str, Any]:
+    known, said = _Said.last
+    if config is not known:
+        said = config.to_dict()
+        _Said.last = config, said
+    return said
 
 
 @lru_cache(maxsize=32)

@@ -130,8 +130,21 @@ class DeltaEntry:
     @classmethod
     def parse(cls, fields: Fields) -> DeltaEntry:
         """From a map that `pack` made."""
+        log = BlobRef.parse_due(fields, "log")
+        # A snapshot lists what its parent listed, and one more: this one may have been seen.
+        raw, known = _PARSED.get(log.key, (None, None))
+        if known is not None and raw == fields.value:
+            return known
+        entry = cls._parse(fields, log)
+        if len(_PARSED) >= _MOST_PARSED:
+            _PARSED.clear()
+        _PARSED[log.key] = fields.value, entry
+        return entry
+
+    @classmethod
+    def _parse(cls, fields: Fields, log: BlobRef) -> DeltaEntry:
         return cls(
-            BlobRef.parse_due(fields, "log"),
+            log,
             fields.number("first"),
             fields.number("last"),
             bool(fields.value.get("nodes")),
@@ -140,6 +153,11 @@ class DeltaEntry:
             bool(fields.value.get("coordinates")),
             parse_counts(fields),
         )
+
+
+_MOST_PARSED: Final = 1024
+_PARSED: dict[str, tuple[Any, DeltaEntry]] = {}
+"""Entries by the key of their log, with what they were parsed from, which has to be the same."""
 
 
 def _parts(manifests: Iterable[ManifestRef]) -> list[tuple[BlobRef, tuple[Part, ...]]]:
@@ -262,9 +280,12 @@ class Snapshot:
         refs += with_copies(others, known, min(room, _LATER_COPY_BYTES))
         order = first + later
         digests = [replace(e, blob=ref) for e, ref in zip(self.digests, refs, strict=False)]
-        deltas = [replace(entry, log=entry.log.bare()) for entry in self.deltas]
-        for i, ref in zip(order, refs[len(digests) :], strict=True):
-            deltas[i] = replace(deltas[i], log=ref)
+        deltas = [*self.deltas]
+        logs = dict(zip(order, refs[len(digests) :], strict=True))
+        for i, entry in enumerate(deltas):
+            log = logs.get(i) or entry.log.bare()
+            if log is not entry.log:  # most stay as they are
+                deltas[i] = replace(entry, log=log)
         return replace(self, deltas=tuple(deltas), digests=tuple(digests))
 
     def _digested(self, position: int) -> bool:

@@ -27,11 +27,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import stat
-import threading
 import urllib.parse
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -51,11 +49,13 @@ from zarr_manifests.storage.handles import (
     opened,
     would_block,
 )
+from zarr_manifests.storage.locks import LockFile, exclusive
 from zarr_manifests.storage.protocol import (
     Capabilities,
     ObjectInfo,
     Tagged,
     Token,
+    Turn,
     check_key,
     check_prefix,
     check_range,
@@ -63,7 +63,7 @@ from zarr_manifests.storage.protocol import (
 
 __all__ = ["LocalStorage"]
 
-_CAPABILITIES = Capabilities(inline=True, durable=True, shared=True)
+_CAPABILITIES = Capabilities(inline=True, durable=True, shared=True, turns=True)
 _LOCK_NAME = ".lock"
 _READ = os.O_RDONLY | os.O_CLOEXEC
 # Up to here a read allocates what it was asked for, beyond it looks at the size first.
@@ -219,7 +219,7 @@ class LocalStorage:
     def put(self, key: str, data: bytes, *, durable: bool = True) -> None:
         path = self._prefix + check_key(key)
         with self._writing(key), self._temp(path, data, durable) as temp:
-            with _exclusive(self._prefix + _LOCK_NAME):
+            with exclusive(self._prefix + _LOCK_NAME):
                 self._disk.rename(temp, path)
                 forget(path)
             if durable:
@@ -251,7 +251,7 @@ class LocalStorage:
                 return None  # lost before anything was written
             with (
                 self._temp(path, data, durable=True) as temp,
-                _exclusive(self._prefix + _LOCK_NAME),
+                exclusive(self._prefix + _LOCK_NAME),
             ):
                 if not self._swap(temp, path, token):
                     return None
@@ -268,11 +268,16 @@ class LocalStorage:
                 if not os.path.lexists(path):
                     continue
                 with (
-                    _exclusive(self._prefix + _LOCK_NAME),
+                    exclusive(self._prefix + _LOCK_NAME),
                     contextlib.suppress(FileNotFoundError),
                 ):
                     self._disk.unlink(path)
                 forget(path)
+
+    def turn(self, name: str) -> Turn:
+        """A turn, which is a lock file of its own; see `TakesTurns`."""
+        with self._writing(name):
+            return LockFile(f"{self._prefix}{_LOCK_NAME}-{name}")
 
     def remove_temporary(self, before_ms: int) -> int:
         """Remove temporary files of killed writers that nobody has changed since then.
@@ -566,45 +571,3 @@ def _read(fd: int, start: int, length: int | None) -> bytes:
         data = os.pread(fd, length, start)
         parts.append(data)
     return b"".join(parts)
-
-
-# --- the lock --------------------------------------------------------------------------------
-
-# A forked child shares its parent's open files, and a lock lasts until the last of them is
-# closed: a child that outlives a killed parent would keep it. So a child closes them (and does
-# not unlock, which would unlock the parent's). No fork may come between the opening of a file
-# and its entry here.
-_held: set[int] = set()
-_fork_guard = threading.RLock()
-
-
-def _close_inherited() -> None:
-    for fd in _held:
-        os.close(fd)
-    _held.clear()
-    _fork_guard.release()
-
-
-os.register_at_fork(
-    before=_fork_guard.acquire,
-    after_in_parent=_fork_guard.release,
-    after_in_child=_close_inherited,
-)
-
-
-@contextlib.contextmanager
-def _exclusive(path: str) -> Iterator[None]:
-    """Hold the lock file at `path`, against other threads and other processes."""
-    with _fork_guard:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        _held.add(fd)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(fd, fcntl.LOCK_UN)
-    finally:
-        with _fork_guard:
-            _held.discard(fd)
-            os.close(fd)

@@ -29,7 +29,9 @@ __all__ = [
     "ObjectInfo",
     "Storage",
     "Tagged",
+    "TakesTurns",
     "Token",
+    "Turn",
     "check_key",
     "check_prefix",
     "check_range",
@@ -124,6 +126,8 @@ class Capabilities:
         What has been written survives a crash of the machine (false for memory).
     shared : bool
         Another process that opens the same URL sees the same objects (false for memory).
+    turns : bool
+        Writers of one machine can take turns; see `TakesTurns`.
     gap_bytes : int
         Ranges of one object that an event loop asks for at once, with no more between them that
         nobody asked for, are fetched as one request. So many bytes should take about as long as
@@ -142,6 +146,7 @@ class Capabilities:
     inline: bool = False
     durable: bool = True
     shared: bool = True
+    turns: bool = False
     gap_bytes: int = 64 * 1024
     span_bytes: int = 4 * 1024 * 1024
 
@@ -266,4 +271,29 @@ class KeepsTemporaryFiles(Protocol):
 
     def remove_temporary(self, before_ms: int) -> int:
         """Remove what nobody has changed since then; the number of files."""
+        ...
+
+
+class Turn(Protocol):
+    """A writer's turn, which it has to ask for until it has it."""
+
+    def take(self) -> bool:
+        """Whether it has it now."""
+        ...
+
+    def end(self) -> None:
+        """Have it no more, or ask for it no more."""
+        ...
+
+
+@runtime_checkable
+class TakesTurns(Protocol):
+    """A storage in which the writers of one machine can take turns at what one of them does.
+
+    A turn is a courtesy that saves work: nothing relies on it, and who has waited long enough goes
+    ahead without. It ends with the process that has it.
+    """
+
+    def turn(self, name: str) -> Turn:
+        """A turn at what is named so (letters), not taken yet."""
         ...

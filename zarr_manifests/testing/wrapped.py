@@ -10,8 +10,9 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from zarr_manifests.errors import UnsupportedStorageError
 from zarr_manifests.storage import Capabilities, ObjectInfo, Storage, Tagged, Token
-from zarr_manifests.storage.protocol import KeepsTemporaryFiles
+from zarr_manifests.storage.protocol import KeepsTemporaryFiles, TakesTurns, Turn
 
 __all__ = ["Call", "WrappedStorage", "received_nbytes"]
 
@@ -133,6 +134,13 @@ class WrappedStorage:
         """As the storage that is wrapped, if it has temporary files."""
         inner = self._storage
         return inner.remove_temporary(before_ms) if isinstance(inner, KeepsTemporaryFiles) else 0
+
+    def turn(self, name: str) -> Turn:
+        """As the storage that is wrapped, if it has turns; no call of its own."""
+        inner = self._storage
+        if isinstance(inner, TakesTurns):
+            return inner.turn(name)
+        raise UnsupportedStorageError(f"writers cannot take turns in {inner.url}")
 
     async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         return await self._around_async(

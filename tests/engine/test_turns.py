@@ -1,0 +1,231 @@
+"""Writers of one machine take turns: nothing is made in vain, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from zarr_manifests import Repository
+from zarr_manifests.errors import ConflictError
+from zarr_manifests.runtime import SYSTEM, Runtime
+from zarr_manifests.storage import LocalStorage, MemoryStorage
+from zarr_manifests.testing import CountingStorage
+
+WORKERS, COMMITS = 4, 12
+
+
+def made(place: Any, **config: Any) -> Repository:
+    repository = Repository.create(place, {"max_delta_count": 1000, **config})
+    session = repository.writable_session()
+    zarr.create_array(session.store, name="a", shape=(64, 8), chunks=(1, 8), dtype="u1")
+    session.commit("array")
+    return repository
+
+
+def put(repository: Repository, row: int, value: int = 1) -> None:
+    with repository.transaction(message=f"row {row}") as store:
+        zarr.open_array(store, path="a")[row] = value
+
+
+def commit_many(path: str, worker: int, start: Any) -> None:
+    repository = Repository.open(path)
+    start.wait()
+    for i in range(COMMITS):
+        put(repository, worker * COMMITS + i)
+
+
+def count(repository: Repository, prefix: str) -> int:
+    return sum(1 for _ in repository._context.storage.list(prefix))
+
+
+def test_racing_processes_upload_nothing_in_vain(tmp_path: Path) -> None:
+    repository = made(tmp_path / "r")
+    snapshots = count(repository, "snapshots/")
+    spawn = multiprocessing.get_context("spawn")
+    start = spawn.Barrier(WORKERS)
+    workers = [
+        spawn.Process(target=commit_many, args=(str(tmp_path / "r"), worker, start))
+        for worker in range(WORKERS)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(120)
+        assert worker.exitcode == 0
+    total = WORKERS * COMMITS
+    assert len([*repository.ancestry()]) == total + 2
+    assert count(repository, "snapshots/") == snapshots + total
+    assert count(repository, "deltas/") == snapshots + total
+    rows = zarr.open_array(repository.readonly_session().store, path="a")[:, 0]
+    assert rows[:total].all()
+    assert not rows[total:].any()
+
+
+class _Watched:
+    """A runtime whose sleeps are counted, and move its clock; `asleep` is called in the first."""
+
+    def __init__(self) -> None:
+        self.slept_s: list[float] = []
+        self.asleep: list[Any] = []
+
+    def runtime(self) -> Runtime:
+        return replace(
+            SYSTEM, sleep=self._sleep, monotonic_s=lambda: sum(self.slept_s), jitter=lambda s: s
+        )
+
+    def _sleep(self, seconds: float) -> None:
+        self.slept_s.append(seconds)
+        while self.asleep:
+            self.asleep.pop()()
+
+
+def test_a_writer_waits_and_lands_on_what_it_waited_for(tmp_path: Path) -> None:
+    made(tmp_path / "r")
+    watched = _Watched()
+    late = Repository.open(tmp_path / "r", runtime=watched.runtime())
+    session = late.writable_session()
+    zarr.open_array(session.store, path="a")[0] = 1
+    turn = LocalStorage(tmp_path / "r").turn("swap")
+    assert turn.take()
+    before = count(late, "snapshots/")
+    watched.asleep = [turn.end, lambda: put(Repository.open(tmp_path / "other"), 1)]
+    other = made(tmp_path / "other")
+    session.commit("late")
+    assert watched.slept_s
+    assert count(late, "snapshots/") == before + 1
+    assert other.readonly_session().store.workspace.view.snapshot.message == "row 1"
+
+
+def test_a_writer_that_was_stopped_does_not_stop_the_others(tmp_path: Path) -> None:
+    made(tmp_path / "r")
+    watched = _Watched()
+    repository = Repository.open(tmp_path / "r", runtime=watched.runtime())
+    turn = LocalStorage(tmp_path / "r").turn("swap")
+    assert turn.take()
+    put(repository, 3)  # without a turn in the end
+    assert 9 < sum(watched.slept_s) < 11
+    assert zarr.open_array(repository.readonly_session().store, path="a")[3, 0] == 1
+    turn.end()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_turn_ends_with_its_process(tmp_path: Path, killed: bool) -> None:
+    made(tmp_path / "r")
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:  # the child
+        held = LocalStorage(tmp_path / "r").turn("swap").take()
+        os.write(write, b"1" if held else b"0")
+        if not killed:
+            os._exit(0)
+        threading.Event().wait()
+    assert os.read(read, 1) == b"1"
+    if killed:
+        os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    turn = LocalStorage(tmp_path / "r").turn("swap")
+    assert turn.take()
+    turn.end()
+
+
+def test_a_forked_child_has_no_part_in_its_parents_turn(tmp_path: Path) -> None:
+    made(tmp_path / "r")
+    turn = LocalStorage(tmp_path / "r").turn("swap")
+    assert turn.take()
+    begin, end = os.pipe()
+    pid = os.fork()
+    if pid == 0:  # the child
+        os.close(end)
+        os.read(begin, 1)  # it lives on until its parent is done
+        turn.end()  # not its own: whatever has that number now stays open
+        os._exit(0 if os.write(1, b"") == 0 else 1)
+    turn.end()
+    again = LocalStorage(tmp_path / "r").turn("swap")
+    assert again.take()
+    again.end()
+    os.close(end)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_only_one_compacts_at_a_time(tmp_path: Path) -> None:
+    repository = made(tmp_path / "r", max_delta_count=3)
+    turn = LocalStorage(tmp_path / "r").turn("compaction")
+    assert turn.take()
+    for row in range(6):
+        put(repository, row)
+    assert len(repository.readonly_session().store.workspace.view.snapshot.deltas) == 7
+    turn.end()
+    put(repository, 6)
+    assert len(repository.readonly_session().store.workspace.view.snapshot.deltas) < 4
+    assert zarr.open_array(repository.readonly_session().store, path="a")[:7, 0].all()
+
+
+# --- what is read of others ------------------------------------------------------------------
+
+
+def contended(*, others: int, near: bool = False, compacted: bool = False) -> tuple[Any, Any]:
+    """A session that so many commits have overtaken; the storage it counts by."""
+    storage = MemoryStorage()
+    made(storage)
+    counting = CountingStorage(storage)
+    mine = Repository.open(counting)
+    session = mine.writable_session()
+    zarr.open_array(session.store, path="a")[20] = 1
+    other = Repository.open(storage)
+    for row in range(others):
+        put(other, 20 if near and row == 0 else row, 2)
+        if compacted and row == others // 2:
+            other.compact("main", "full")
+    counting.reset()
+    return session, counting
+
+
+def read(counting: Any, prefix: str) -> int:
+    return sum(call.key.startswith(prefix) for call in counting.log if call.op == "get")
+
+
+def test_commits_elsewhere_cost_one_read_however_many() -> None:
+    for others in (1, 12):
+        session, counting = contended(others=others)
+        session.commit("late")
+        assert read(counting, "snapshots/") <= 1
+        assert read(counting, "deltas/") == 0
+
+
+def test_logs_of_commits_near_by_are_read() -> None:
+    session, counting = contended(others=3, near=True)
+    with pytest.raises(ConflictError) as caught:
+        session.commit("late")
+    assert [conflict.path for conflict in caught.value.conflicts] == ["/a"]
+    assert read(counting, "snapshots/") <= 1
+
+
+def test_a_compaction_between_is_looked_behind() -> None:
+    session, counting = contended(others=8, compacted=True)
+    session.commit("late")
+    assert read(counting, "deltas/") == 0
+    assert 2 <= read(counting, "snapshots/") <= 6  # down to what was compacted, not to the first
+    head = session.store.workspace.view
+    assert (zarr.open_array(session.store, path="a")[:8, 0] == 2).all()
+    assert np.asarray(zarr.open_array(session.store, path="a")[20]).all()
+    assert head.snapshot.message == "late"
+
+
+def test_a_serializable_session_reads_the_logs() -> None:
+    storage = MemoryStorage()
+    repository = made(storage)
+    session = repository.writable_session(isolation="serializable")
+    array = zarr.open_array(session.store, path="a")
+    assert not array[5].any()
+    array[20] = 1
+    put(repository, 5)
+    with pytest.raises(ConflictError):
+        session.commit("late")

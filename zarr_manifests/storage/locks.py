@@ -1,0 +1,93 @@
+"""Lock files, held against other threads and other processes.
+
+Invariants: a lock ends with the process that holds it, whatever becomes of that process; a forked
+child holds none of its parent's; the files stay where they are, since a lock on a file that has
+lost its name excludes nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+
+__all__ = ["LockFile", "exclusive"]
+
+# A forked child shares its parent's open files, and a lock lasts until the last of them is
+# closed: a child that outlives a killed parent would keep it. So a child closes them (and does
+# not unlock, which would unlock the parent's). No fork may come between the opening of a file
+# and its entry here.
+_held: set[int] = set()
+_fork_guard = threading.RLock()
+
+
+def _close_inherited() -> None:
+    for fd in _held:
+        os.close(fd)
+    _held.clear()
+    _fork_guard.release()
+
+
+os.register_at_fork(
+    before=_fork_guard.acquire,
+    after_in_parent=_fork_guard.release,
+    after_in_child=_close_inherited,
+)
+
+
+@contextlib.contextmanager
+def exclusive(path: str) -> Iterator[None]:
+    """Hold the lock file at `path`, as soon as nobody else does."""
+    fd = _opened(path)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        _closed(fd)
+
+
+class LockFile:
+    """A lock file that is asked for again and again until it is free, without waiting for it.
+
+    Raises
+    ------
+    OSError
+        If there can be no such file.
+    """
+
+    __slots__ = ("_fd", "_pid")
+
+    def __init__(self, path: str) -> None:
+        self._fd = _opened(path)
+        self._pid = os.getpid()
+
+    def take(self) -> bool:
+        """Hold it, unless somebody else does; whether it is held."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def end(self) -> None:
+        """Hold it and ask for it no more."""
+        if os.getpid() == self._pid:  # a forked child has closed it; the number may be another's
+            _closed(self._fd)
+
+
+def _opened(path: str) -> int:
+    with _fork_guard:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        _held.add(fd)
+    return fd
+
+
+def _closed(fd: int) -> None:
+    with _fork_guard:
+        if fd in _held:
+            _held.discard(fd)
+            with contextlib.suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_UN)  # now, should a child still have the file open
+            os.close(fd)
