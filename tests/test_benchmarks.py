@@ -19,7 +19,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module of that name; the folder's modules import each other."""
     monkeypatch.syspath_prepend(str(HOME))
     yield importlib.import_module("runner")
-    for name in ("runner", "rows", "workloads", "contestants", "report"):
+    for name in ("runner", "rows", "workloads", "histories", "contestants", "report", "picture"):
         sys.modules.pop(name, None)
 
 
@@ -35,17 +35,34 @@ def run(*arguments: str, to: Path) -> tuple[subprocess.CompletedProcess[str], li
     return done, rows
 
 
-def test_all_rows_run(tmp_path: Path) -> None:
+def test_all_rows_run(runner: Any, tmp_path: Path) -> None:
     done, rows = run("--rehearse", "--only", "[!s]*", "s[!p]*", to=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert len(rows) > 12
+    names = [row.name for row in importlib.import_module("rows").ROWS]
+    assert [row["name"] for row in rows] == [name for name in names if name != "spark-scan"]
     for row in rows:
         figures = row["figures"]["zarr_manifests"]
         assert [figure["value"] > 0 for figure in figures] == [True], row["name"]
         assert row["pipeline"], row["name"]
         assert row["durability"], row["name"]
         assert row["cache"], row["name"]
+        assert row["peak_bytes"]["zarr_manifests"] is not None, row["name"]
+    by_name = {row["name"]: row["figures"]["zarr_manifests"][0] for row in rows}
+    assert len(by_name["commits-10k"]["series"]) == 20
+    left = by_name["collect-1000"]["extras"]
+    assert 0 < left["objects left"] < left["objects before"]
     assert (tmp_path / "benchmarks.png").read_bytes().startswith(b"\x89PNG")
+    table = (tmp_path / "benchmarks.md").read_text(encoding="utf-8")
+    assert [row["name"] for row in rows if f"| `{row['name']}` |" not in table] == []
+
+
+@pytest.mark.spark
+def test_the_row_of_spark_runs(tmp_path: Path) -> None:
+    done, (row,) = run("--rehearse", "--only", "spark-scan", to=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (figure,) = row["figures"]["zarr_manifests"]
+    assert figure["value"] > 0
+    assert figure["peak_bytes"] is None, "most of it lies in Spark's own processes"
 
 
 def outcome(runner: Any, ours: list[float], theirs: list[float], **more: Any) -> Any:
@@ -80,6 +97,45 @@ def test_a_row_is_missed_beyond_twice_the_memory(runner: Any) -> None:
     assert len(large.faults()) == 1
     assert large.faults(runner.MISSED) == []
     assert len(outcome(runner, [1.0], [4.0], peak_due_bytes=4).faults(runner.MISSED)) == 1
+
+
+def aged(runner: Any, name: str, value: float, *, full: bool = True, **extras: float) -> Any:
+    row = runner.Row(name, name, iter, ("zarr_manifests",), {}, "s")
+    figures = {"zarr_manifests": [runner.Figure(value, extras=extras)]}
+    return runner.Outcome(row, {}, figures, full=full)
+
+
+def test_a_figure_may_not_grow_more_than_is_said(runner: Any) -> None:
+    growth = runner.Growth("large against small", ("small", None), ("large", None), 2.0)
+    small = aged(runner, "small", 1.0)
+    assert growth.faults([small, aged(runner, "large", 2.0)]) == []
+    slow = [small, aged(runner, "large", 3.0)]
+    assert growth.found(slow) == 3.0
+    assert len(growth.faults(slow)) == 1
+    assert growth.faults(slow, runner.MISSED) == []
+    assert len(growth.faults([small, aged(runner, "large", 4.1)], runner.MISSED)) == 1
+
+
+def test_growth_is_told_of_full_runs_that_have_both(runner: Any) -> None:
+    growth = runner.Growth("late against early", ("row", "first"), ("row", "last"), 2.0)
+    assert growth.found([aged(runner, "row", 1.0, first=1.0, last=5.0)]) == 5.0
+    assert growth.found([aged(runner, "row", 1.0, full=False, first=1.0, last=5.0)]) is None
+    assert growth.found([aged(runner, "other", 1.0)]) is None
+
+
+def test_the_rows_that_growths_name_are_there(runner: Any) -> None:
+    rows = importlib.import_module("rows")
+    names = {row.name for row in rows.ROWS}
+    for growth in rows.GROWTHS:
+        assert {growth.before[0], growth.after[0]} <= names
+
+
+def test_memory_that_was_not_taken_is_told_as_such(runner: Any) -> None:
+    report = importlib.import_module("report")
+    found = outcome(runner, [1.0], [4.0])
+    assert found.peak_bytes("zarr_manifests") == 10
+    assert found.peak_bytes("peer") is None
+    assert "peak -" in report.describe(found, 1.0)
 
 
 def test_an_error_of_a_workload_ends_the_run(runner: Any, tmp_path: Path) -> None:

@@ -280,6 +280,35 @@ def test_sync_surface_is_offered_where_storage_calls_are_inline() -> None:
     assert not _store(LatencyStorage(MemoryStorage(), latency_s=0.0))._supports_sync_io
 
 
+def test_documents_far_away_are_read_without_a_thread_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are in memory once the session is open; only what may have to be fetched waits."""
+    storage = LatencyStorage(MemoryStorage(), latency_s=0.0)
+    session = Repository.create(storage, {"inline-chunk-bytes": 0}).writable_session("main")
+    group = zarr.create_group(session.store)
+    for i in range(30):
+        group.create_array(f"a{i}", shape=(4,), chunks=(2,), dtype="i4")[:] = i
+    session.commit("arrays")
+    store = Repository.open(storage).readonly_session("main").store
+    hops = 0
+    to_thread = asyncio.to_thread
+
+    async def counted(*call: Any) -> Any:
+        nonlocal hops
+        hops += 1
+        return await to_thread(*call)
+
+    monkeypatch.setattr(asyncio, "to_thread", counted)
+    found = dict(zarr.open_group(store, mode="r").members())
+    assert len(found) == 30
+    assert hops == 1, "the list of the members"
+    assert sync(store.get("a1/none")) is None
+    assert hops == 1
+    assert sync(store.get("a1/c/0", default_buffer_prototype())) is not None
+    assert hops == 2, "of chunks, the manifest may have to be read"
+
+
 @pytest.mark.parametrize("pipeline", ["BatchedCodecPipeline", "FusedCodecPipeline"])
 @pytest.mark.parametrize("remote", [False, True])
 def test_codec_pipelines(pipeline: str, remote: bool) -> None:

@@ -65,11 +65,14 @@ class Box:
     hi: Coords
 
     def __post_init__(self) -> None:
-        if len(self.lo) != len(self.hi) or any(
-            not 0 <= a <= b for a, b in zip(self.lo, self.hi, strict=True)
-        ):
+        size, sound = 1, len(self.lo) == len(self.hi)
+        # Opening a repository makes hundreds of boxes, and generators take three times as long.
+        for a, b in zip(self.lo, self.hi, strict=sound):
+            sound = sound and 0 <= a <= b
+            size *= b - a
+        if not sound:
             raise InvalidArgumentError(f"not a box of chunks: {self.lo} to {self.hi}")
-        if math.prod(self.shape) >= MAX_BOX_CHUNKS:
+        if size >= MAX_BOX_CHUNKS:
             raise InvalidArgumentError(f"a box of {self.shape} chunks is beyond 2**62")
 
     @property

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 
-from zarr_manifests.engine.ancestry import ancestors, snapshot_ref
+from zarr_manifests.engine.ancestry import ages, snapshot_ref
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.epochs import claim_branch
 from zarr_manifests.engine.following import opened
@@ -219,7 +219,7 @@ class Sessions(Maintenance):
 
     def _as_of(self, head: Branch, as_of: datetime) -> BlobRef:
         moment = as_of if as_of.tzinfo is not None else as_of.replace(tzinfo=UTC)
-        for ref, snapshot in ancestors(self._context, head.head, head.floor):
+        for ref, snapshot in ages(self._context, head.head, head.floor):
             if snapshot.written_ms <= moment.timestamp() * 1000:
                 return ref
         raise NotFoundError(f"the branch has no snapshot as old as {moment.isoformat()}")

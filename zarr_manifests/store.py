@@ -220,8 +220,9 @@ class ManifestStore(Store):
         workspace = self.workspace
         view = workspace.view
         try:
-            # On this thread where it takes no wait: so neighbours ask for their bytes in one turn.
-            if workspace.inline or workspace.knows(key):
+            # Here where nothing is waited for, as for documents: a thread for each of hundreds would
+            # take as long as all else, and neighbouring chunks ask for their bytes in one turn.
+            if workspace.inline or workspace.is_at_hand(key):
                 entry = self._find(key)
             else:
                 entry = await asyncio.to_thread(self._find, key)

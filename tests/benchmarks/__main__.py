@@ -1,8 +1,8 @@
 """Compares this project with others: `python tests/benchmarks [--only ROW ...] [--quick]`.
 
-It prints each row as it ends, writes all figures to `artifacts/benchmarks.json` and draws
-`artifacts/benchmarks.png`. It fails if a row misses half of the ratio that is due, or if a peer is
-not installed.
+It prints each row as it ends, writes all figures to `artifacts/benchmarks.json`, a table of them to
+`artifacts/benchmarks.md`, and draws `artifacts/benchmarks.png`. It fails if a row misses half of
+the ratio that is due, if a figure grows twice as much as it may, or if a peer is not installed.
 """
 
 from __future__ import annotations
@@ -11,12 +11,18 @@ import argparse
 import fnmatch
 import sys
 import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from contestants import missing
-from report import describe, draw, save
-from rows import ROWS
-from runner import MISSED, OURS, Outcome, Row, run
+from picture import draw
+from report import describe, describe_growth, save, tabulate
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+from rows import GROWTHS, ROWS
+from runner import MISSED, OURS, Outcome, Row, rounds_of, run
 
 
 def _arguments() -> argparse.Namespace:
@@ -42,6 +48,40 @@ def _contestants(row: Row, against: list[str] | None) -> list[str]:
     return chosen
 
 
+def _run(
+    rows: Sequence[Row], arguments: argparse.Namespace, scale: int, progress: Progress
+) -> Iterator[Outcome]:
+    rounds = arguments.rounds or (5, 3, 1)[scale]
+    running = [(row, _contestants(row, arguments.against)) for row in rows]
+    total = sum(len(names) * (rounds_of(row, rounds) + row.warmed) for row, names in running)
+    task = progress.add_task("", total=total)
+
+    def step(text: str) -> None:
+        progress.update(task, description=text)
+
+    def done() -> None:
+        progress.advance(task)
+
+    with tempfile.TemporaryDirectory(prefix="benchmarks-", dir=arguments.place) as place:
+        for row, names in running:
+            start = time.perf_counter()
+            where = Path(place)
+            outcome = run(row, names, scale=scale, rounds=rounds, place=where, step=step, done=done)
+            print(describe(outcome, time.perf_counter() - start), flush=True)
+            yield outcome
+
+
+def _judge(outcomes: Sequence[Outcome]) -> int:
+    """Print what was not reached; whether anything was missed by half."""
+    for text in filter(None, (describe_growth(growth, outcomes) for growth in GROWTHS)):
+        print(text)
+    judges = [*(each.faults for each in outcomes), *(partial(g.faults, outcomes) for g in GROWTHS)]
+    missed = [fault for faults in judges for fault in faults(part=MISSED)]
+    for fault in (fault for faults in judges for fault in faults(part=1.0)):
+        print("MISSED BY HALF:" if fault in missed else "not reached:", fault)
+    return 1 if missed else 0
+
+
 def main() -> int:
     """Run the rows that were asked for."""
     arguments = _arguments()
@@ -53,24 +93,25 @@ def main() -> int:
             print(f"{row.name:20} {row.title}")
         return 0
     scale = 2 if arguments.rehearse else 1 if arguments.quick else 0
-    rounds = arguments.rounds or (5, 3, 1)[scale]
-    running = [(row, _contestants(row, arguments.against)) for row in rows]
+    terminal = Console(stderr=True)
+    columns = "{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    progress = Progress(
+        *columns,
+        console=terminal,
+        redirect_stdout=sys.stdout.isatty(),  # rows that are piped elsewhere go there
+        transient=True,
+        disable=not terminal.is_terminal,
+    )
     outcomes: list[Outcome] = []
-    with tempfile.TemporaryDirectory(prefix="benchmarks-", dir=arguments.place) as place:
-        for row, names in running:
-            outcomes.append(run(row, names, scale=scale, rounds=rounds, place=Path(place)))
-            print(describe(outcomes[-1]), flush=True)
-    save(outcomes, arguments.to / "benchmarks.json")
-    draw(outcomes, arguments.to / "benchmarks.png")
-    if arguments.rehearse:
-        return 0
-    for outcome in outcomes:
-        for fault in outcome.faults():
-            print("not reached:", fault)
-    missed = [fault for outcome in outcomes for fault in outcome.faults(MISSED)]
-    for fault in missed:
-        print("MISSED BY HALF:", fault)
-    return 1 if missed else 0
+    try:
+        with progress:
+            outcomes.extend(_run(rows, arguments, scale, progress))
+    finally:
+        if outcomes:  # where a row fails, what was measured before it is kept
+            save(outcomes, GROWTHS, arguments.to / "benchmarks.json")
+            tabulate(outcomes, GROWTHS, arguments.to / "benchmarks.md")
+            draw(outcomes, arguments.to / "benchmarks.png")
+    return 0 if arguments.rehearse else _judge(outcomes)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ to and what commits it, `reader` opens what was committed anew, as another proce
 from __future__ import annotations
 
 import importlib.util
+import shutil
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,9 @@ class Contestant:
         """A store that reads it by HTTP."""
         raise NotImplementedError
 
+    def forget(self) -> None:
+        """Know nothing any more of what was read before, as a new process would."""
+
 
 class Ours(Contestant):
     """This project."""
@@ -59,6 +64,13 @@ class Ours(Contestant):
     def distant_reader(self, port: int) -> Store:
         storage = HttpStorage(port, self.folder / "r")
         return zm.Repository.open(storage).readonly_session("main").store
+
+    def forget(self) -> None:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("zarr_manifests."):
+                for value in vars(module).values():
+                    if hasattr(value, "cache_clear"):
+                        value.cache_clear()
 
     def writer(self) -> tuple[Store, Callable[[], object]]:
         session = self.open().writable_session("main")
@@ -180,6 +192,14 @@ CONTESTANTS: dict[str, type[Contestant]] = {
     "ObjectStore": Obstore,
     "FsspecStore": Fsspec,
 }
+
+
+def fresh(name: str, folder: Path, number: int) -> Contestant:
+    """The contestant in a new folder for that round, the one of the round before removed."""
+    shutil.rmtree(folder / str(number - 1), ignore_errors=True)
+    place = folder / str(number)
+    place.mkdir()
+    return CONTESTANTS[name](place)
 
 
 def missing(names: Sequence[str]) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from runner import Row
+from histories import aging, collecting
+from runner import Growth, Row
 from workloads import (
     appending,
     contending,
@@ -17,7 +18,8 @@ from workloads import (
 
 _TWO = ("zarr_manifests", "icechunk")
 _ALL = (*_TWO, "LocalStore", "MemoryStore", "ObjectStore", "FsspecStore")
-_SMALL = {"chunks": (10_000, 2000, 40), "chunk_bytes": (4096, 4096, 4096)}
+_NO_FSYNC = "in memory, where an fsync costs nothing"
+_SMALL = {"chunks": (5000, 2000, 40), "chunk_bytes": (4096, 4096, 4096)}
 _LARGE = {"chunks": (128, 48, 4), "chunk_bytes": (2**20, 2**20, 2**20)}
 _APPEND_TITLES = {
     "10k": (10_000, 10_000, 100),
@@ -54,6 +56,7 @@ ROWS = [
         "s/chunk",
         "fused",
         due={"icechunk": 3.5, "LocalStore": 1.0},
+        durability="-",
     ),
     Row(
         "small-read-default",
@@ -64,6 +67,7 @@ ROWS = [
         "s/chunk",
         "default",
         due={"icechunk": 1.8, "MemoryStore": 1 / 1.3},
+        durability="-",
     ),
     Row(
         "large-write",
@@ -84,15 +88,17 @@ ROWS = [
         "s/chunk",
         "fused",
         due={"icechunk": 1.0},
+        durability="-",
     ),
     Row(
         "random-read",
         "one 4 KB chunk anywhere",
         picking,
         _ALL,
-        {**_SMALL, "reads": (2000, 500, 20)},
+        {**_SMALL, "reads": (1000, 500, 20)},
         "s/chunk",
         "fused",
+        durability="-",
     ),
     *(
         Row(
@@ -132,11 +138,13 @@ ROWS = [
         "bytes a native ref takes",
         sizing,
         _TWO,
-        {"chunks": (50_000, 10_000, 50)},
+        {"chunks": (20_000, 10_000, 50)},
         "B/ref",
         "fused",
         due={"icechunk": 2.5},
         most_rounds=1,
+        warmed=False,
+        durability="-",
     ),
     *(
         Row(
@@ -171,8 +179,48 @@ ROWS = [
         {"processes": (8, 8, 2), "commits": (25, 10, 2)},
         "s/commit",
         "fused",
-        durability="in memory, where an fsync costs nothing",
+        durability=_NO_FSYNC,
         due={"icechunk": 5.0},
         in_memory=True,
+    ),
+    Row(
+        "commits-10k",
+        "the last tenth of 10,000 commits of 10 chunks",
+        aging,
+        _TWO,
+        {"commits": (10_000, 1000, 20), "icechunk_commits": (3000, 1000, 20)},
+        "s/commit",
+        "fused",
+        durability=_NO_FSYNC,
+        in_memory=True,
+        most_rounds=1,
+        warmed=False,
+    ),
+    Row(
+        "collect-1000",
+        "expire and collect after 1,000 commits of 10 chunks",
+        collecting,
+        _TWO,
+        {"commits": (1000, 200, 5), "chunks": (1000, 1000, 20)},
+        "s",
+        "fused",
+        durability=_NO_FSYNC,
+        in_memory=True,
+        most_rounds=3,
+    ),
+]
+
+GROWTHS = [
+    Growth(
+        "appends to 10 M refs against those to 10,000",
+        ("append-10k", None),
+        ("append-10m", None),
+        2.0,
+    ),
+    Growth(
+        "the last 1,000 of 10,000 commits against the first",
+        ("commits-10k", "seconds, first tenth"),
+        ("commits-10k", "seconds, last tenth"),
+        2.0,
     ),
 ]

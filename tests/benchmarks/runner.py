@@ -5,6 +5,9 @@
   up and does not count.
 - A figure is what one round says: seconds (or bytes) for each thing done, and the most memory that
   was taken on top of what the process held before the measured part.
+- Memory is that of the process which does the measured part. Where it is done by several, it is the
+  most that one of them took; where much of it lies in a process of another kind (Spark's), none is
+  told.
 - A row's ratio to a peer is the median, over the rounds, of the peer's figure divided by ours in
   the same round. More than 1 is for us, whatever the unit: less is better in all.
 """
@@ -38,7 +41,12 @@ class Figure:
     value: float
     cpu_seconds: float = 0.0
     """Of all threads; what the machine does besides leaves it as it is."""
-    peak_bytes: int = 0
+    peak_bytes: int | None = None
+    """None where it cannot be compared."""
+    extras: Mapping[str, float] = field(default_factory=dict)
+    """What else there is to say, by a name that begins with `bytes`, `seconds` or neither."""
+    series: Sequence[float] = ()
+    """How the figure went, in equal steps from the beginning of the round to its end."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,8 @@ class Row:
     in_memory: bool = False
     """Whether the files lie on a filesystem in memory, where an fsync costs nothing."""
     most_rounds: int = 1000
+    warmed: bool = True
+    """Whether a first round does not count."""
 
 
 @dataclass(frozen=True)
@@ -92,9 +102,18 @@ class Outcome:
         """The middle one of a contestant's figures."""
         return statistics.median(figure.value for figure in self.figures[contestant])
 
-    def peak_bytes(self, contestant: str) -> int:
-        """The most memory of all rounds."""
-        return max(figure.peak_bytes for figure in self.figures[contestant])
+    def peak_bytes(self, contestant: str) -> int | None:
+        """The most memory of all rounds; None where it was not taken."""
+        found = [figure.peak_bytes for figure in self.figures[contestant]]
+        return max((peak for peak in found if peak is not None), default=None)
+
+    def extras(self, contestant: str) -> Mapping[str, float]:
+        """What else the last round said."""
+        return self.figures[contestant][-1].extras
+
+    def series(self, contestant: str) -> Sequence[float]:
+        """How the figure went in the last round; empty where it was not noted."""
+        return self.figures[contestant][-1].series
 
     def ratios(self, contestant: str) -> list[float]:
         """The contestant's figure divided by ours, round by round."""
@@ -118,10 +137,10 @@ class Outcome:
             for peer, due in self.row.due.items()
             if peer in self.figures and self.ratio(peer) < due * part
         ]
-        most = self.row.peak_due_bytes
-        if most is not None and self.full and self.peak_bytes(OURS) > most / part:
-            peak = self.peak_bytes(OURS) / 1e6
-            found.append(f"{self.row.name}: {peak:.0f} MB of memory, due are {most / 1e6:.0f}")
+        most, peak = self.row.peak_due_bytes, self.peak_bytes(OURS)
+        if most is not None and peak is not None and self.full and peak > most / part:
+            text = f"{peak / 1e6:.0f} MB of memory, at most {most / 1e6:.0f} are due"
+            found.append(f"{self.row.name}: {text}")
         return found
 
     def as_json(self) -> dict[str, Any]:
@@ -137,7 +156,40 @@ class Outcome:
             "due": dict(self.row.due),
             "figures": {who: [asdict(f) for f in each] for who, each in self.figures.items()},
             "ratios": {who: self.ratios(who) for who in self.figures if who != OURS},
+            "peak_bytes": {who: self.peak_bytes(who) for who in self.figures},
         }
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How many times as much one of our figures may be as another, in a full run.
+
+    `before` and `after` name a row, and the extra that is meant if it is not the figure itself.
+    """
+
+    title: str
+    before: tuple[str, str | None]
+    after: tuple[str, str | None]
+    most: float
+
+    def found(self, outcomes: Sequence[Outcome]) -> float | None:
+        """How many times it is; None if it was not measured, or with less than all."""
+        before, after = (_ours(outcomes, *place) for place in (self.before, self.after))
+        return None if before is None or after is None else after / before
+
+    def faults(self, outcomes: Sequence[Outcome], part: float = 1.0) -> list[str]:
+        """What does not reach that part of what is due."""
+        found = self.found(outcomes)
+        if found is None or found <= self.most / part:
+            return []
+        return [f"{self.title}: {found:.2f} times, at most {self.most:g} are due"]
+
+
+def _ours(outcomes: Sequence[Outcome], name: str, extra: str | None) -> float | None:
+    outcome = next((each for each in outcomes if each.row.name == name and each.full), None)
+    if outcome is None:
+        return None
+    return outcome.median(OURS) if extra is None else outcome.extras(OURS)[extra]
 
 
 class Watch:
@@ -159,9 +211,9 @@ class Watch:
         self.seconds, self.cpu_seconds = time.perf_counter() - wall, time.process_time() - cpu
         self.peak_bytes = max(0, _memory("VmHWM") - self._held)
 
-    def figure(self, each: int = 1) -> Figure:
+    def figure(self, each: int = 1, **more: Any) -> Figure:
         """The seconds for each of so many."""
-        return Figure(self.seconds / each, self.cpu_seconds / each, self.peak_bytes)
+        return Figure(self.seconds / each, self.cpu_seconds / each, self.peak_bytes, **more)
 
 
 def _forget_peak() -> None:
@@ -215,15 +267,28 @@ def _contestants(row: Row, names: Sequence[str], place: Path, sizes: Mapping[str
                 process.join()
 
 
-def run(row: Row, names: Sequence[str], *, scale: int, rounds: int, place: Path) -> Outcome:
-    """All rounds of a row; `scale` says which of its sizes."""
+def run(
+    row: Row,
+    names: Sequence[str],
+    *,
+    scale: int,
+    rounds: int,
+    place: Path,
+    step: Callable[[str], None] = lambda text: None,
+    done: Callable[[], None] = lambda: None,
+) -> Outcome:
+    """All rounds of a row; `scale` says which of its sizes.
+
+    `step` is told what is done next, by whom, and `done` is called after it.
+    """
     sizes = {name: each[scale] for name, each in row.sizes.items()}
     figures: dict[str, list[Figure]] = {name: [] for name in names}
     folder = Path(tempfile.mkdtemp(prefix=f"{row.name}-", dir=_home(row, place)))
     try:
         with _contestants(row, names, folder, sizes) as pipes:
-            for number in range(min(rounds, row.most_rounds) + 1):
+            for number in range(int(not row.warmed), rounds_of(row, rounds) + 1):
                 for name, pipe in pipes.items():
+                    step(f"{row.name}: {name}, {f'round {number}' if number else 'warm-up'}")
                     pipe.send(True)
                     try:
                         answer = pipe.recv()
@@ -233,9 +298,15 @@ def run(row: Row, names: Sequence[str], *, scale: int, rounds: int, place: Path)
                         raise RuntimeError(f"{row.name}, {name}: {answer}")
                     if number:
                         figures[name].append(answer)
+                    done()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return Outcome(row, sizes, figures, full=scale == 0)
+
+
+def rounds_of(row: Row, rounds: int) -> int:
+    """How many rounds of the row count."""
+    return min(rounds, row.most_rounds)
 
 
 def _home(row: Row, place: Path) -> Path:

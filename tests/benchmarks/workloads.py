@@ -7,8 +7,7 @@ outside of the time it takes.
 from __future__ import annotations
 
 import multiprocessing
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from contestants import (
     Contestant,
     Icechunk,
     Ours,
+    fresh,
     new_array,
     use_pipeline,
     values,
@@ -29,21 +29,13 @@ from runner import Case, Figure, Watch
 _SEED = 7
 
 
-def _fresh(case: Case, number: int) -> Contestant:
-    """The contestant in a new folder, the one of the round before removed."""
-    shutil.rmtree(case.folder / str(number - 1), ignore_errors=True)
-    folder = case.folder / str(number)
-    folder.mkdir()
-    return CONTESTANTS[case.contestant](folder)
-
-
 def writing(case: Case) -> Iterator[Figure]:
     """Write all chunks of an array, and commit."""
     use_pipeline(case.pipeline)
     chunks = case.sizes["chunks"]
     data = values(chunks, case.sizes["chunk_bytes"])
     for number in range(1_000_000):
-        contestant = _fresh(case, number)
+        contestant = fresh(case.contestant, case.folder, number)
         contestant.create()
         store, commit = contestant.writer()
         array = new_array(store, data)
@@ -153,7 +145,7 @@ def referring(case: Case) -> Iterator[Figure]:
     """Set many virtual refs, and commit."""
     count, elsewhere = case.sizes["refs"], case.folder / "files"
     for number in range(1_000_000):
-        contestant = _fresh(case, number)
+        contestant = fresh(case.contestant, case.folder, number)
         _create_for_references(contestant, elsewhere)
         assert isinstance(contestant, Ours | Icechunk)
         session = contestant.open().writable_session("main")
@@ -201,11 +193,12 @@ def sizing(case: Case) -> Iterator[Figure]:
     chunks = case.sizes["chunks"]
     data = values(chunks, 64)
     for number in range(1_000_000):
-        contestant = _fresh(case, number)
+        contestant = fresh(case.contestant, case.folder, number)
         contestant.create(inline_bytes=0)
         store, commit = contestant.writer()
-        new_array(store, data)[:] = data
-        commit()
+        with Watch() as watch:
+            new_array(store, data)[:] = data
+            commit()
         if isinstance(contestant, Ours):
             contestant.open().compact("main", "full")
             kinds = {"manifests"}  # of a base; what it is made of stays until it is collected
@@ -221,7 +214,7 @@ def sizing(case: Case) -> Iterator[Figure]:
                 if path.is_file()
             )
         assert total > 0
-        yield Figure(total / chunks)
+        yield Figure(total / chunks, peak_bytes=watch.peak_bytes)
 
 
 # --- from far away ---------------------------------------------------------------------------
@@ -234,9 +227,13 @@ def _dataset(arrays: int) -> Any:
     rng = np.random.default_rng(_SEED)
     sizes = {"time": 64, "lat": 30, "lon": 40}
     coords = {name: (name, np.arange(n) * 0.5, {"units": "m"}) for name, n in sizes.items()}
-    attributes = {"long_name": "a variable", "cell_methods": "time: mean", "valid_min": -1e3}
+    attributes = {"cell_methods": "time: mean", "valid_min": -1e3}
     variables = {
-        f"v{i}": (tuple(sizes), rng.random(tuple(sizes.values()), np.float32), attributes)
+        f"v{i}": (
+            tuple(sizes),
+            rng.random(tuple(sizes.values()), np.float32),
+            {"long_name": f"variable {i}", **attributes},
+        )
         for i in range(arrays)
     }
     return xr.Dataset(variables, coords)
@@ -256,6 +253,7 @@ def opening(case: Case) -> Iterator[Figure]:
     commit()
     with served(case.folder / "r", case.sizes["delay_ms"]) as port:
         while True:
+            contestant.forget()
             with Watch() as watch:
                 reader = contestant.distant_reader(port)
                 opened = xr.open_zarr(reader, consolidated=False, chunks=None)
@@ -325,24 +323,32 @@ def _made(each: int, batch_rows: int = 1024**2) -> Callable[[Iterator[Any]], Ite
 # --- many processes --------------------------------------------------------------------------
 
 
-def _commit_often(contestant: Contestant, number: int, commits: int, started: Any) -> None:
+def _commit_often(
+    contestant: Contestant, number: int, commits: int, started: Any, peaks: Any
+) -> None:
     """Overwrite chunks that nobody else writes, a commit for each."""
     use_pipeline("fused")
     data = values(1, 4096)[0]
     assert isinstance(contestant, Ours | Icechunk)
     repository = contestant.open()
     started.wait()
-    for i in range(commits):
+    with Watch() as watch:
+        _overwrite(contestant, repository, data, range(number * commits, (number + 1) * commits))
+    peaks[number] = watch.peak_bytes
+
+
+def _overwrite(
+    contestant: Contestant, repository: Any, data: np.ndarray, chunks: Sequence[int]
+) -> None:
+    for i in chunks:
         session = repository.writable_session("main")
-        zarr.open_array(session.store, path="a", mode="r+")[number * commits + i] = data
+        zarr.open_array(session.store, path="a", mode="r+")[i] = data
         if isinstance(contestant, Ours):
-            session.commit(f"{number} {i}")
+            session.commit(f"{i}")
         else:
             import icechunk
 
-            session.commit(
-                f"{number} {i}", rebase_with=icechunk.ConflictDetector(), rebase_tries=10_000
-            )
+            session.commit(f"{i}", rebase_with=icechunk.ConflictDetector(), rebase_tries=10_000)
 
 
 def contending(case: Case) -> Iterator[Figure]:
@@ -353,14 +359,14 @@ def contending(case: Case) -> Iterator[Figure]:
     commits, processes = case.sizes["commits"], case.sizes["processes"]
     context = multiprocessing.get_context("spawn")
     for number in range(1_000_000):
-        contestant = _fresh(case, number)
+        contestant = fresh(case.contestant, case.folder, number)
         contestant.create()
         store, commit = contestant.writer()
         new_array(store, _like(), chunks=processes * commits)
         commit()
-        started = context.Barrier(processes + 1)
+        started, peaks = context.Barrier(processes + 1), context.Array("q", processes)
         running = [
-            context.Process(target=_commit_often, args=(contestant, i, commits, started))
+            context.Process(target=_commit_often, args=(contestant, i, commits, started, peaks))
             for i in range(processes)
         ]
         for process in running:
@@ -373,4 +379,4 @@ def contending(case: Case) -> Iterator[Figure]:
         found = zarr.open_array(contestant.reader(), path="a", mode="r")[:, 0]
         landed = int((found != 0).sum())
         assert landed == processes * commits or (landed and case.contestant != "zarr_manifests")
-        yield Figure(watch.seconds / landed)
+        yield Figure(watch.seconds / landed, peak_bytes=max(peaks))

@@ -131,6 +131,13 @@ def test_a_constant_column_counts_as_the_single_number_it_is() -> None:
     assert decoded_bytes(np.zeros(10_000)[:10]) > 80_000, "a part keeps the whole alive"
 
 
+def test_of_many_alike_some_are_looked_at() -> None:
+    rng = np.random.default_rng(3)
+    many = tuple((rng.bytes(int(n)), str(n)) for n in rng.integers(100, 400, 5000))
+    whole = sum(decoded_bytes(each) for each in many)
+    assert 0.7 * whole <= decoded_bytes(many) <= 1.4 * whole
+
+
 def cache_of(max_size: int = 1 << 30, **options: Any) -> DecodedCache:
     return DecodedCache(CacheOptions(max_size=max_size, **options), SYSTEM)
 

@@ -29,6 +29,7 @@ from zarr_manifests.errors import (
     MissingChunkError,
     SnapshotExpiredError,
 )
+from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
 from zarr_manifests.testing import Call, Fault, FaultyStorage, SimulatedCrash, WrappedStorage
@@ -171,6 +172,30 @@ def test_every_tenth_collection_looks_at_everything() -> None:
 
 
 # --- what expires --------------------------------------------------------------------------------
+
+
+def test_a_long_history_expires_without_decoding_what_its_snapshots_list(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    storage = MemoryStorage()
+    Repository.create(storage)
+    for i in range(30):
+        with Repository.open(storage).transaction("main", message=f"{i}") as store:
+            zarr.create_group(store, path=f"g{i}")
+    parsed = 0
+    parse = DeltaEntry.parse.__func__  # type: ignore[attr-defined]
+
+    def counted(cls: type[DeltaEntry], fields: Any) -> DeltaEntry:
+        nonlocal parsed
+        parsed += 1
+        found: DeltaEntry = parse(cls, fields)
+        return found
+
+    monkeypatch.setattr(DeltaEntry, "parse", classmethod(counted))
+    report = Repository.open(storage).expire_snapshots(keep_last=2)
+    assert report.kept["main"] == 2
+    assert len(report.expired["main"]) == 29
+    assert parsed == 0
 
 
 def test_expiry_keeps_what_is_new_enough_or_needed() -> None:

@@ -277,7 +277,8 @@ def declared() -> set[tuple[str, str]]:
 def test_the_repository_has_every_pointer_that_the_format_has(everything: MemoryStorage) -> None:
     walk = Walk(everything)
     walk.root()
-    assert walk.pointers == declared()
+    in_part = {("Ancestor", "parent")}  # of a snapshot, which is said whole by another class
+    assert walk.pointers == declared() - in_part
     assert {key.partition("/")[0] for key in walk.keys} == {
         *("snapshots", "nodes", "deltas", "manifests", "indexes", "pages", "chunks", "digests"),
     }  # fmt: skip

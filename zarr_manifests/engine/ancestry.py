@@ -11,7 +11,7 @@ older snapshot checks it against the very root that is to be replaced.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from zarr_manifests.engine.context import Context
 from zarr_manifests.errors import (
@@ -22,10 +22,11 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.root import Root
-from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.format.snapshot import Ancestor, Snapshot
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
 
 __all__ = [
+    "ages",
     "ancestors",
     "find_in_history",
     "floor_below",
@@ -40,6 +41,20 @@ def ancestors(
     context: Context, start: BlobRef, floor: str | None = None
 ) -> Iterator[tuple[BlobRef, Snapshot]]:
     """The snapshot and those before it, newest first, down to the one with the id `floor`."""
+    return _walk(start, floor, lambda ref: context.objects.load(ref, Snapshot))
+
+
+def ages(
+    context: Context, start: BlobRef, floor: str | None = None
+) -> Iterator[tuple[BlobRef, Snapshot | Ancestor]]:
+    """The same in less time, of what only the age is asked: what is read is not all decoded."""
+    objects = context.objects
+    return _walk(start, floor, lambda r: objects.recall(r, Snapshot) or objects.load(r, Ancestor))
+
+
+def _walk[T: Snapshot | Ancestor](
+    start: BlobRef, floor: str | None, load: Callable[[BlobRef], T]
+) -> Iterator[tuple[BlobRef, T]]:
     last = None if floor is None else snapshot_key(floor)
     ref: BlobRef | None = start
     seen: set[str] = set()
@@ -47,7 +62,7 @@ def ancestors(
         if ref.key in seen:
             raise CorruptObjectError(f"{ref.key} is its own ancestor; the history is damaged")
         seen.add(ref.key)
-        snapshot = context.objects.load(ref, Snapshot)
+        snapshot = load(ref)
         yield ref, snapshot
         ref = snapshot.parent if ref.key != last else None
 

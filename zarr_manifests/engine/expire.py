@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from zarr_manifests.engine.ancestry import ancestors
+from zarr_manifests.engine.ancestry import ages
 from zarr_manifests.engine.context import Context
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.root import Branch, Root
@@ -82,7 +82,7 @@ def expire(context: Context, retention: Retention, *, dry_run: bool) -> ExpiryRe
 
 def _cut(context: Context, branch: Branch, retention: Retention, leased: frozenset[str]) -> _Cut:
     line, parent = [], None
-    for ref, snapshot in ancestors(context, branch.head, branch.floor):
+    for ref, snapshot in ages(context, branch.head, branch.floor):
         line.append(Aged(ref, snapshot_id_of(ref.key), snapshot.written_ms))
         parent = snapshot.parent
     count = kept_count(line, retention, leased)

@@ -190,19 +190,25 @@ class Overlay:
             self._note_read(*chunk)
         return self.ref(*chunk)
 
-    def knows(self, key: str) -> bool:
+    def is_at_hand(self, key: str) -> bool:
         """Whether `look` and `find` need no request at this moment, nor any long work."""
-        if self.changes.tables or (self.follower is not None and self.follower.over):
+        if self.follower is not None and self.follower.over:
             return False
+        path = document_path(key)
+        node = self.node(path) if path is not None else None
+        if node is not None and split(key)[1] in node.documents:
+            return True
         chunk = self.chunk_at(key)
         if chunk is None:
             opaque = self.node(OPAQUE + key)
             if opaque is None:
-                return True  # a document, or nothing
+                return True
             chunk = opaque, ()
-        node, coords = chunk
-        changed = self.changes.get(node.node_id, coords)
-        return changed is not None or self.view.knows(node.node_id, coords)
+        if self.changes.tables:  # some may have been written away
+            return False
+        array, coords = chunk
+        changed = self.changes.get(array.node_id, coords)
+        return changed is not None or self.view.knows(array.node_id, coords)
 
     def _note_read(self, node: Node, coords: Coords) -> None:
         """Note that a chunk is read, unless it is the writer's own: a commit may depend on it."""

@@ -22,7 +22,7 @@ import numpy as np
 __all__ = ["decoded_bytes"]
 
 type _Parts = Callable[[Any], Sequence[Any]]
-_MOST: Final = 8
+_MOST: Final = 16
 
 
 def decoded_bytes(value: Any) -> int:

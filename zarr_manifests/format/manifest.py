@@ -24,6 +24,7 @@ _ROWS_FREELY: Final = 1 << 20
 _ROWS_A_BYTE: Final = 8
 _VALUES_FREELY: Final = 1 << 22
 _VALUES_A_BYTE: Final = 8
+_INTEGER: Final = frozenset({int})
 
 
 def _is_bomb(rows: int, columns: Mapping[str, Any], data: bytes) -> bool:
@@ -52,7 +53,7 @@ class Part:
             case [bytes(node_id), list(lo), list(hi), int(count)] if (
                 len(node_id) == NODE_ID_BYTES
                 and 0 <= count
-                and all(type(x) is int for x in (*lo, *hi))
+                and {*map(type, lo), *map(type, hi)} <= _INTEGER
             ):
                 return cls(node_id, Box(tuple(lo), tuple(hi)), count)
         raise CorruptObjectError(f"{where}: node, box and count are due")

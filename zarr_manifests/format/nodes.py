@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import Any, Final
 
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
@@ -38,6 +38,11 @@ class NodeKind(IntEnum):
     GROUP = 0
     ARRAY = 1
     OPAQUE = 2
+
+
+_KINDS: Final = frozenset(NodeKind)
+_DOCUMENTS: Final = frozenset(DOCUMENTS)
+_BYTES: Final = frozenset({bytes})
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +116,9 @@ class Node:
         """From a list that `pack` made."""
         match value:
             case [str(path), bytes(node_id), int(kind), dict(documents)] if (
-                kind in set(NodeKind)
-                and documents.keys() <= set(DOCUMENTS)
-                and all(isinstance(document, bytes) for document in documents.values())
+                kind in _KINDS
+                and documents.keys() <= _DOCUMENTS
+                and set(map(type, documents.values())) <= _BYTES
             ):
                 return cls(path, node_id, NodeKind(kind), documents)
         raise CorruptObjectError(f"{where}: path, id, kind and documents are due")

@@ -21,7 +21,7 @@ from zarr_manifests.format.envelope import MAX_MS, Fields, Kind, decode, encode
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.ids import snapshot_id_of
 
-__all__ = ["DeltaEntry", "DigestEntry", "Snapshot"]
+__all__ = ["Ancestor", "DeltaEntry", "DigestEntry", "Snapshot"]
 
 _LATER_COPY_BYTES: Final = 2 * 1024
 
@@ -358,3 +358,28 @@ class Snapshot:
             fields.number("sequence"),
             fields.counters("sums"),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Ancestor:
+    """What a walk through history needs of a snapshot; decoded in a fraction of the time.
+
+    Parameters
+    ----------
+    parent : BlobRef or None
+        The snapshot before it.
+    written_ms : int
+        When, in milliseconds since 1970 UTC.
+    """
+
+    parent: BlobRef | None
+    written_ms: int
+
+    @classmethod
+    def from_object(cls, data: bytes, ref: BlobRef) -> Ancestor:
+        """What the snapshot that the object's bytes hold says of that."""
+        return decode(data, Kind.SNAPSHOT, cls._parse, ref.key, crc=ref.crc32c, length=ref.length)
+
+    @classmethod
+    def _parse(cls, fields: Fields) -> Ancestor:
+        return cls(BlobRef.parse_optional(fields, "parent"), fields.number("at_ms", MAX_MS))
