@@ -220,7 +220,7 @@ class ManifestStore(Store):
         workspace = self.workspace
         view = workspace.view
         try:
-            # Here where nothing is waited for, as for documents: a thread for each of hundreds would
+            # Here where nothing is waited for, as for documents: a thread for each of many would
             # take as long as all else, and neighbouring chunks ask for their bytes in one turn.
             if workspace.inline or workspace.is_at_hand(key):
                 entry = self._find(key)
