@@ -19,6 +19,7 @@ from distant import HttpStorage
 from zarr.abc.store import Store
 
 import zarr_manifests as zm
+from zarr_manifests.format.snapshot import _PARSED
 
 FUSED = "zarr.core.codec_pipeline.FusedCodecPipeline"
 
@@ -71,6 +72,7 @@ class Ours(Contestant):
                 for value in vars(module).values():
                     if hasattr(value, "cache_clear"):
                         value.cache_clear()
+        _PARSED.clear()
 
     def writer(self) -> tuple[Store, Callable[[], object]]:
         session = self.open().writable_session("main")

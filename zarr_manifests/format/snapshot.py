@@ -128,23 +128,28 @@ class DeltaEntry:
         }
 
     @classmethod
-    def parse(cls, fields: Fields) -> DeltaEntry:
-        """From a map that `pack` made."""
-        log = BlobRef.parse_due(fields, "log")
-        # A snapshot lists what its parent listed, and one more: this one may have been seen.
-        raw, known = _PARSED.get(log.key, (None, None))
-        if known is not None and raw == fields.value:
-            return known
-        entry = cls._parse(fields, log)
-        if len(_PARSED) >= _MOST_PARSED:
-            _PARSED.clear()
-        _PARSED[log.key] = fields.value, entry
-        return entry
+    def parse_all(cls, fields: Fields, name: str) -> tuple[DeltaEntry, ...]:
+        """From the field of that name, a list of maps that `pack` made.
+
+        A snapshot lists what its parent listed, and one more: most have been parsed before.
+        """
+        found = []
+        for i, value in enumerate(fields.items(name)):
+            log = value.get("log") if isinstance(value, dict) else None
+            key = log.get("k") if isinstance(log, dict) else None
+            raw, entry = _PARSED.get(key, (None, None)) if isinstance(key, str) else (None, None)
+            if entry is None or raw != value:
+                entry = cls._parse(Fields(value, f"{fields.where}.{name}[{i}]"))
+                if len(_PARSED) >= _MOST_PARSED:
+                    _PARSED.clear()
+                _PARSED[entry.log.key] = value, entry
+            found.append(entry)
+        return tuple(found)
 
     @classmethod
-    def _parse(cls, fields: Fields, log: BlobRef) -> DeltaEntry:
+    def _parse(cls, fields: Fields) -> DeltaEntry:
         return cls(
-            log,
+            BlobRef.parse_due(fields, "log"),
             fields.number("first"),
             fields.number("last"),
             bool(fields.value.get("nodes")),
@@ -350,7 +355,7 @@ class Snapshot:
             fields.table("metadata"),
             fields.number("at_ms", MAX_MS),
             BlobRef.parse_optional(fields, "base"),
-            tuple(DeltaEntry.parse(f) for f in fields.maps("deltas")),
+            DeltaEntry.parse_all(fields, "deltas"),
             BlobRef.parse_due(fields, "log"),
             fields.counters("totals"),
             fields.counters("streams"),
