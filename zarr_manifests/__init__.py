@@ -32,6 +32,7 @@ from zarr_manifests.history import (
     VerifyReport,
 )
 from zarr_manifests.maintenance import HeldLease
+from zarr_manifests.planning.resolved import ChunkKind, ResolvedChunks
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork, Session, Status
 from zarr_manifests.store import ManifestStore
@@ -46,6 +47,7 @@ __all__ = [
     "ArrayTotals",
     "ArrayUsage",
     "Change",
+    "ChunkKind",
     "CollectionReport",
     "CompactionReport",
     "Diff",
@@ -63,6 +65,7 @@ __all__ = [
     "RecoveryReport",
     "Repository",
     "RepositoryConfig",
+    "ResolvedChunks",
     "Session",
     "SnapshotInfo",
     "Status",

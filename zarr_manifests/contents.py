@@ -8,19 +8,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from zarr_manifests.bulk import Bulk
 from zarr_manifests.display import html_page
 from zarr_manifests.engine.index import initialized_coords
 from zarr_manifests.engine.preload import PreloadReport
 from zarr_manifests.format.nodes import NodeKind
-from zarr_manifests.grid import IndexArray
+from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.history import ArrayUsage, Status, Totals
-from zarr_manifests.pinned import Pinned
 from zarr_manifests.planning.arrange import moved_paths
+from zarr_manifests.planning.regions import Bounds
 
 __all__ = ["Contents"]
 
 
-class Contents(Pinned):
+class Contents(Bulk):
     """Tells of the contents of one session; what `Session` is besides."""
 
     def _repr_html_(self) -> str:
@@ -94,7 +95,9 @@ class Contents(Pinned):
         """
         return Totals.of(self._workspace.view)
 
-    def initialized_chunks(self, path: str, region: Sequence[slice] | None = None) -> IndexArray:
+    def initialized_chunks(
+        self, path: str, region: Sequence[Bounds] | Box | None = None
+    ) -> IndexArray:
         """Coordinates (int64[n, ndim]) of the chunks of an array that are there, in C order.
 
         Changes of the session included. Nothing is listed and no chunk is read; where the index of
@@ -104,8 +107,9 @@ class Contents(Pinned):
         ----------
         path : str
             The array.
-        region : sequence of slice, optional
-            One slice of chunk coordinates an axis; all if none is given.
+        region : sequence, optional
+            Chunk coordinates on each axis, as a slice without step or as (start, stop); all if none
+            are given.
 
         Raises
         ------

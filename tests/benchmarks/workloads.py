@@ -274,6 +274,7 @@ def scanning(case: Case) -> Iterator[Figure]:
     import xarray as xr
 
     from zarr_manifests.spark import read, session
+    from zarr_manifests.spark.worker import BATCH_ROWS
 
     shape = (case.sizes["times"], 250, 400)
     cells = int(np.prod(shape))
@@ -291,7 +292,9 @@ def scanning(case: Case) -> Iterator[Figure]:
         rows = read(spark, str(case.folder / "r"), "t")
         if case.contestant == "generated":
             tasks = rows.rdd.getNumPartitions()
-            rows = spark.range(0, tasks, 1, tasks).mapInPandas(_made(cells // tasks), rows.schema)
+            rows = spark.range(0, tasks, 1, tasks).mapInPandas(
+                _made(cells // tasks, BATCH_ROWS), rows.schema
+            )
         while True:
             with Watch() as watch:
                 rows.write.format("noop").mode("overwrite").save()
@@ -300,8 +303,8 @@ def scanning(case: Case) -> Iterator[Figure]:
         spark.stop()
 
 
-def _made(each: int, batch_rows: int = 1024**2) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """A source of so many rows a task."""
+def _made(each: int, batch_rows: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """A source of so many rows a task, so many a batch."""
 
     def rows(tasks: Iterator[Any]) -> Iterator[Any]:
         import numpy as np

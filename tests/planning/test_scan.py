@@ -153,3 +153,25 @@ def test_an_axis_cannot_be_wrong(chunk: int, runs: list[list[int]]) -> None:
 def test_targets_cannot_be_wrong(target_rows: int, min_tasks: int) -> None:
     with pytest.raises(InvalidArgumentError):
         plan_scan([], target_rows=target_rows, min_tasks=min_tasks)
+
+
+@given(scans, st.lists(st.integers(1, 6), min_size=3, max_size=3), st.data())
+def test_boxes_that_hold_chunks(
+    case: tuple[list[Axis], int, int], shape: list[int], data: st.DataObject
+) -> None:
+    """Also chunks other than those it was planned with, of which one may lie in several boxes."""
+    parts, target_rows, min_tasks = case
+    scan = plan_scan(parts, target_rows=target_rows, min_tasks=min_tasks)
+    lengths = shape[: len(parts)]
+    coords = data.draw(st.lists(st.tuples(*(st.integers(0, 12 // n) for n in lengths)), max_size=5))
+    expected = {
+        number
+        for number, box in enumerate(scan)
+        for chunk in coords
+        if all(
+            max(lo, at * n) < min(hi, (at + 1) * n)
+            for lo, hi, at, n in zip(box.lo, box.hi, chunk, lengths, strict=True)
+        )
+    }
+    given_coords = np.array(coords, np.int64).reshape(len(coords), len(parts))
+    assert scan.holding(lengths, given_coords).tolist() == sorted(expected)

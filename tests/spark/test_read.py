@@ -34,10 +34,10 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.ids import snapshot_key
 from zarr_manifests.spark import read
+from zarr_manifests.spark.fetched import FetchedStore
 from zarr_manifests.spark.schema import Column, column_of, to_arrow
 from zarr_manifests.spark.source import Source
 from zarr_manifests.storage import LocalStorage, Storage
-from zarr_manifests.store import ManifestStore
 from zarr_manifests.testing.wrapped import Call, WrappedStorage
 
 # Workers cannot import this module; what they need of it travels by value.
@@ -377,7 +377,7 @@ def test_timestamps_are_instants_whatever_the_sessions_zone(
 def test_mixed_calendar_dates_before_1582_are_refused(tmp_path: Path) -> None:
     attributes = {"units": "days since 1500-01-01", "calendar": "standard"}
     repo = write(tmp_path / "repo", xr.Dataset({"t": ("x", [0, 1], attributes)}))
-    source = Source(repo.readonly_session().store, "/")
+    source = Source(repo.readonly_session(), "/")
     column = column_of(source, "t", is_dimension=False)
     assert column.spark.simpleString() == "timestamp"
     with pytest.raises(InvalidArgumentError, match="'t' has dates before 1582"):
@@ -386,7 +386,7 @@ def test_mixed_calendar_dates_before_1582_are_refused(tmp_path: Path) -> None:
 
 def test_units_that_make_no_sense_are_told(tmp_path: Path) -> None:
     raw = xr.Dataset({}, {"x": ("x", [0, 1], {"units": "days since the flood"})})
-    source = Source(write(tmp_path / "repo", raw).readonly_session().store, "/")
+    source = Source(write(tmp_path / "repo", raw).readonly_session(), "/")
     with pytest.raises(InvalidArgumentError, match=r"'x' in group / cannot be decoded: .*flood"):
         source.coordinate("x")
 
@@ -515,18 +515,51 @@ class Told(WrappedStorage):
 
 
 @pytest.mark.spark
+def test_boxes_that_nothing_was_written_to_become_no_tasks(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    values = np.full((40, 30), np.nan)
+    values[3, 4], values[25:27, 29] = 1.0, [np.nan, 2.0]
+    ds = xr.Dataset(
+        {
+            "a": (("y", "x"), values),
+            "b": (("y", "x"), np.where(np.arange(30) == 7, values, np.nan)),
+            "packed": (("y", "x"), values),
+            "count": (("y", "x"), np.nan_to_num(values).astype("i4")),
+        }
+    )
+    encoding: Any = {name: {"chunks": (10, 10)} for name in ds}
+    encoding["b"] = {"chunks": (10, 10), "shards": (20, 10)}
+    packing = {"dtype": "i2", "_FillValue": -1, "fill_value": -1, "scale_factor": 0.5}
+    encoding["packed"] = packing | {"chunks": (5, 10)}
+    repo = write(tmp_path / "repo", ds, encoding)
+
+    def tasks(*names: str, nan: Any = "drop", **more: Any) -> tuple[int, int]:
+        frame = read(spark, repo, names, nan=nan, target_rows=1, **more)
+        return frame.rdd.getNumPartitions(), frame.count()
+
+    assert tasks("a", nan="null") == (12, 1200)
+    assert tasks("a") == (2, 2)
+    assert tasks("a", "packed") == (2, 2)
+    assert tasks("a", "b") == (2, 2)
+    assert read(spark, repo, "b", nan="drop").count() == 0
+    assert tasks("a", ranges={"y": (20, None)}) == (1, 1)
+    assert tasks("a", "count") == (12, 1200)  # there, 0 is a value
+
+
+@pytest.mark.spark
 def test_the_driver_reads_no_chunk_and_a_worker_opens_once(
     spark: SparkSession, repo: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
     for name in ("get", "get_sync"):
-        call = getattr(ManifestStore, name)
+        call = getattr(FetchedStore, name)
 
-        def told(store: ManifestStore, key: str, *args: Any, _call: Any = call, **more: Any) -> Any:
+        def told(store: FetchedStore, key: str, *args: Any, _call: Any = call, **more: Any) -> Any:
             asked.append(key)
             return _call(store, key, *args, **more)
 
-        monkeypatch.setattr(ManifestStore, name, told)
+        monkeypatch.setattr(FetchedStore, name, told)
     # Under a path of its own, workers have not opened it yet.
     (tmp_path / "link").symlink_to(LocalStorage(repo.url.removeprefix("file://")).path)
     storage = Told(LocalStorage(tmp_path / "link"), tmp_path / "log")

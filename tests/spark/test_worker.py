@@ -22,10 +22,10 @@ from zarr_manifests import Repository
 from zarr_manifests.errors import VirtualContainerError
 from zarr_manifests.planning.scan import Axis, plan_scan, runs_of
 from zarr_manifests.spark import worker
+from zarr_manifests.spark.fetched import FetchedStore
 from zarr_manifests.spark.schema import column_of
 from zarr_manifests.spark.source import Source
 from zarr_manifests.storage import LocalStorage, Storage
-from zarr_manifests.store import ManifestStore
 from zarr_manifests.testing import CountingStorage
 
 ROWS, BYTES = 10, 640
@@ -87,7 +87,7 @@ def test_batches_are_made_as_pieces_come() -> None:
 def job_of(repo: Repository, axes: list[Axis], group: str = "/") -> worker.Job:
     """Read `a` and `b` over `y` and `x`."""
     session = repo.readonly_session()
-    source = Source(session.store, group)
+    source = Source(session, group)
     return worker.Job(
         repo.storage,
         session.snapshot_id,
@@ -140,13 +140,13 @@ def test_what_was_opened_and_read_for_all_tasks_is_kept(
     storage.reset()
     asked = []
     for name in ("get", "get_sync"):
-        call = getattr(ManifestStore, name)
+        call = getattr(FetchedStore, name)
 
-        def told(store: ManifestStore, key: str, *args: Any, _call: Any = call, **more: Any) -> Any:
+        def told(store: FetchedStore, key: str, *args: Any, _call: Any = call, **more: Any) -> Any:
             asked.append(key)
             return _call(store, key, *args, **more)
 
-        monkeypatch.setattr(ManifestStore, name, told)
+        monkeypatch.setattr(FetchedStore, name, told)
     for job in (*jobs, *jobs):
         for number in range(len(job.scan)):
             assert list(worker.run(job, [pd.DataFrame({"id": [number]})]))
@@ -171,3 +171,64 @@ def test_a_task_reads_elsewhere_with_the_containers_of_its_own_job(tmp_path: Pat
     # What one job may read is kept in the worker, and no leave for another.
     with pytest.raises(VirtualContainerError, match="'plain'"):
         list(worker.run(replace(job, containers=()), [task]))
+
+
+_COLUMNS = {
+    "double": pa.array(np.arange(9) * 0.5),
+    "part": pa.array(np.arange(12, dtype=np.int16)).slice(3),
+    "timestamp": pa.array(np.arange(9), pa.int64()).cast(pa.timestamp("us", tz="UTC")),
+    "missing": pa.array([1.0, None, 3.0, None, *range(5)], pa.float64()),
+    "text": pa.array(list("abcdefghi")),
+    "flag": pa.array([True, False] * 4 + [True]),
+    "decimal": pa.array(np.arange(9)).cast(pa.decimal128(20, 0)),
+}
+
+
+@given(
+    st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    st.lists(st.sampled_from(sorted(_COLUMNS)), min_size=4, max_size=4),
+    st.data(),
+)
+def test_coordinates_of_cells(shape: list[int], kinds: list[str], data: st.DataObject) -> None:
+    along = [_COLUMNS[kind].slice(1, n) for kind, n in zip(kinds, shape, strict=False)]
+    size = int(np.prod(shape))
+    start = data.draw(st.integers(0, size - 1))
+    stop = data.draw(st.integers(start + 1, size))
+    for axis, place in enumerate(np.unravel_index(np.arange(start, stop), tuple(shape))):
+        inner = int(np.prod(shape[axis + 1 :]))
+        found = worker._spread(along[axis], start, stop, inner)
+        assert found.type == along[axis].type
+        assert found.equals(along[axis].take(pa.array(place)))
+
+
+@pytest.mark.parametrize(("zarr_format", "shards"), [(2, None), (3, None), (3, (10, 20))])
+def test_chunks_of_a_block_come_with_few_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zarr_format: Any, shards: Any
+) -> None:
+    monkeypatch.setattr(worker, "BATCH_BYTES", 10**6)
+    ds = xr.Dataset(
+        {n: (("y", "x"), np.arange(800.0).reshape(20, 40) + i) for i, n in enumerate("ab")}
+    )
+    ds["a"][5:9] = np.nan  # chunks that are not written
+    storage = CountingStorage(LocalStorage(tmp_path / "repo"))
+    repo = Repository.create(storage, {"inline-chunk-bytes": 0})
+    with repo.transaction(message="write") as store:
+        given = {"chunks": (1, 2), "_FillValue": np.nan} | ({"shards": shards} if shards else {})
+        ds.to_zarr(
+            store,
+            consolidated=False,
+            zarr_format=zarr_format,
+            encoding={"a": dict(given), "b": dict(given)},
+        )
+    axes = [Axis(1, np.array([[0, 20]])), Axis(2, np.array([[0, 40]]))]
+    job = replace(job_of(repo, axes), scan=plan_scan(axes, target_rows=800))
+    storage.reset()
+    frame = pd.concat(worker.run(job, [pd.DataFrame({"id": [0]})]))
+    expected = ds.to_dataframe().reset_index()
+    for name in ("y", "x", "a", "b"):
+        found = frame[name].to_numpy(float, na_value=np.nan)
+        np.testing.assert_array_equal(found, expected[name].to_numpy(float))
+    reads = [r for r in storage.log if r.op == "get" and r.key.startswith("chunks/")]
+    assert reads
+    if shards is None:
+        assert len(reads) == 2  # of 400 chunks a variable, all in one pack

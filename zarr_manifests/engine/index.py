@@ -33,7 +33,6 @@ from zarr_manifests.engine.workspace import Workspace
 from zarr_manifests.errors import (
     CorruptObjectError,
     FencedError,
-    InvalidArgumentError,
     NotFoundError,
     StorageError,
     UnsupportedFormatError,
@@ -46,6 +45,7 @@ from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.planning.merge import Overlay, inside
 from zarr_manifests.planning.presence import kinds_at, laid_over, rows_in, within
+from zarr_manifests.planning.regions import Bounds, chunk_box
 
 __all__ = [
     "IndexReport",
@@ -295,7 +295,7 @@ def initialized_coords(
     context: Context,
     workspace: Workspace,
     path: str,
-    region: Sequence[slice] | None,
+    region: Sequence[Bounds] | Box | None,
     *,
     branch: str | None,
 ) -> IndexArray:
@@ -306,7 +306,7 @@ def initialized_coords(
     node = workspace.node(node_path(path))
     if node is None or node.array is None:
         raise NotFoundError(f"there is no array /{node_path(path)}")
-    box = _region(node.array.grid, region)
+    box = chunk_box(node.array.grid, region)
     with workspace.lock:
         cut = workspace.changes.truncated.get(node.node_id)
         changed = workspace.changes.table(node.node_id)
@@ -314,19 +314,6 @@ def initialized_coords(
     if cut is not None:
         coords = coords[inside(coords, cut)]
     return laid_over(coords, changed, box)
-
-
-def _region(grid: Box, region: Sequence[slice] | None) -> Box:
-    if region is None:
-        return grid
-    ranges = [part.indices(n) for part, n in zip(region, grid.hi, strict=False)]
-    if len(region) != grid.ndim or any(step != 1 for _, _, step in ranges):
-        raise InvalidArgumentError(
-            f"{tuple(region)} is no region of a grid of {grid.shape} chunks: give a slice without "
-            "step for each axis"
-        )
-    lo, hi = [a for a, _, _ in ranges], [max(a, b) for a, b, _ in ranges]
-    return Box(tuple(lo), tuple(hi))
 
 
 def initialized_counts(context: Context, view: SnapshotView) -> dict[str, int]:

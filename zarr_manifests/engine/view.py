@@ -44,6 +44,7 @@ from zarr_manifests.planning.merge import (
     inside,
     merge_layers,
     pick,
+    within,
 )
 from zarr_manifests.runtime import Runtime
 
@@ -346,6 +347,31 @@ class SnapshotView:
         ]
         return fold_leaves(leaves, picked[0])
 
+    def chunks_in(self, node_id: bytes, box: Box) -> ChunkTable | None:
+        """Of the node's chunks in the box those that are there.
+
+        Leaves and deltas that hold none of them are not read.
+        """
+        self._check_leaves(node_id, box.ndim)
+        due = self.index.placed_in(node_id, box)
+        afters = {leaf.merged for leaf in due}
+        if sum(leaf.part.box.shared_size(box) for leaf in due) < box.size:
+            afters.add(0)  # some of it lies in no leaf
+        since = min(afters, default=0)
+        sources = self._sources(node_id).where(
+            lambda last, of: last > since and of.overlaps(box), box.ndim
+        )
+        overlays, loaded = self._fetch_some(node_id, afters, sources, due)
+        over = {after: _clipped(overlay, box) for after, overlay in overlays.items()}
+        tables = [within(self._leaf(node_id, leaf, loaded), box) for leaf in due]
+        if len(over) == 1:
+            return fold(tables, *over.values())
+        leaves = [
+            Leaf(leaf.part.box, table, over[leaf.merged])
+            for leaf, table in zip(due, tables, strict=True)
+        ]
+        return fold_leaves(leaves, over.get(0, Overlay(None, None)))
+
     def truncations(self, position: int) -> Mapping[bytes, Coords]:
         """What the entry at that position of the read list cuts off, by node id."""
         return self._cuts.get(position, {})
@@ -605,6 +631,14 @@ def _picked(overlay: Overlay, coords: IndexArray) -> Overlay:
     if table is not None:
         check_axes(table.box, coords.shape[1])
         table = pick(table, coords)
+    return Overlay(overlay.truncated, table)
+
+
+def _clipped(overlay: Overlay, box: Box) -> Overlay:
+    table = overlay.table
+    if table is not None:
+        check_axes(table.box, box.ndim)
+        table = within(table, box)
     return Overlay(overlay.truncated, table)
 
 

@@ -157,6 +157,22 @@ class Scan:
         """Number of selected cells."""
         return math.prod(axis.size for axis in self.axes)
 
+    def holding(self, chunk_shape: Sequence[int], coords: IndexArray) -> IndexArray:
+        """Numbers of the boxes that share a cell with any of these chunks, ascending.
+
+        The chunks (int64[n, ndim]) need not be those that the scan was planned with.
+        """
+        chunks, found = np.arange(len(coords)), np.zeros(len(coords), np.int64)
+        for axis, (spans, length) in enumerate(zip(self.spans, chunk_shape, strict=True)):
+            lo = coords[:, axis] * length
+            first = np.searchsorted(spans[:, 1], lo, "right")
+            stop = np.searchsorted(spans[:, 0], lo + length, "left")
+            counts = np.maximum(stop - first, 0)[chunks]
+            which = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+            chunks = np.repeat(chunks, counts)
+            found = np.repeat(found, counts) * len(spans) + first[chunks] + which
+        return np.unique(found)
+
 
 def plan_scan(axes: Sequence[Axis], *, target_rows: int, min_tasks: int = 1) -> Scan:
     """Cut what the axes select into boxes of whole chunks.

@@ -17,8 +17,10 @@ import pandas as pd
 from pyspark.sql import DataFrame, SparkSession
 
 from zarr_manifests.errors import InvalidArgumentError, UnsupportedStorageError
-from zarr_manifests.planning.scan import Axis, plan_scan
+from zarr_manifests.grid import IndexArray
+from zarr_manifests.planning.scan import Axis, Scan, plan_scan
 from zarr_manifests.repository import Repository
+from zarr_manifests.session import Session
 from zarr_manifests.spark.ranges import runs_in_range
 from zarr_manifests.spark.schema import Column, column_of, schema_of
 from zarr_manifests.spark.source import Source
@@ -77,7 +79,8 @@ def read(
         One row a cell; there is no other yet.
     nan : "keep", "null" or "drop", default "keep"
         What becomes of NaN in variables. Spark's aggregates skip null, and do not skip NaN.
-        `drop` is `null`, and leaves out rows that have no value of any variable.
+        `drop` is `null`, and leaves out rows that have no value of any variable; boxes of which no
+        chunk was ever written become no tasks, if that stands for no value.
     target_rows : int, default 4,194,304
         Cells a task should read. Whole chunks are read, and at least as many tasks are made as
         Spark runs at once, if there are as many chunks.
@@ -114,7 +117,7 @@ def read(
             "its own; put the repository on a local disk or a storage they can see"
         )
     session = repository.readonly_session(branch, tag=tag, snapshot_id=snapshot_id)
-    source = Source(session.store, group)
+    source = Source(session, group)
     names = _variables(source, variables)
     dims = _shared_dimensions(source, names)
     clashing = [name for name in names if name in dims and source.coordinate(name) is None]
@@ -132,17 +135,19 @@ def read(
         min_tasks=spark.sparkContext.defaultParallelism,
     )
     schema = schema_of((*dimensions, *columns))
-    if not len(scan):
+    numbers = _boxes_with_rows(session, source, columns, scan) if nan == "drop" else None
+    count = len(scan) if numbers is None else len(numbers)
+    if not count:
         return spark.createDataFrame([], schema)
     place = (repository.storage, session.snapshot_id, source.group)
     containers = tuple(sorted(repository.virtual_containers.items()))
-    job = Job(*place, dimensions, columns, scan, nan, containers)
+    job = Job(*place, dimensions, columns, scan, nan, containers, numbers)
 
     def rows(tasks: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         return run(job, tasks)
 
     # As many partitions as numbers: each task gets one.
-    tasks = spark.range(0, len(scan), 1, len(scan))
+    tasks = spark.range(0, count, 1, count)
     with warnings.catch_warnings():
         # It concerns features of pandas that are not used here.
         warnings.filterwarnings("ignore", PANDAS_WARNING, FutureWarning)
@@ -197,6 +202,23 @@ def _check_names(spark: SparkSession, columns: Sequence[Column]) -> None:
                 f"the columns {other!r} and {column.name!r} are the same to Spark; leave one out "
                 "with variables=[...], or set spark.sql.caseSensitive to true"
             )
+
+
+def _boxes_with_rows(
+    session: Session, source: Source, columns: Sequence[Column], scan: Scan
+) -> IndexArray | None:
+    """Numbers of the boxes that have rows if cells without values have none; None for all.
+
+    Cells of chunks that were never written have no values if the fill value stands for none.
+    """
+    if not columns or not all(source.absent_is_missing(column.name) for column in columns):
+        return None
+    found = []
+    for column in columns:
+        path = f"{source.group.rstrip('/')}/{column.name}"
+        chunks = session.initialized_chunks(path)
+        found.append(scan.holding(source.stored_chunk_shape(column.name), chunks))
+    return np.unique(np.concatenate(found))
 
 
 def _axes(

@@ -14,10 +14,13 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import xarray as xr
 import zarr
 
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
+from zarr_manifests.session import Session
+from zarr_manifests.spark.fetched import FetchedStore
 from zarr_manifests.store import ManifestStore
 
 __all__ = ["Source"]
@@ -34,8 +37,8 @@ class Source:
 
     Parameters
     ----------
-    store : ManifestStore
-        A session's.
+    session : Session
+        The snapshot.
     group : str
         Path of the group.
 
@@ -52,14 +55,15 @@ class Source:
         Names of the variables that are not coordinates, sorted.
     """
 
-    def __init__(self, store: ManifestStore, group: str) -> None:
+    def __init__(self, session: Session, group: str) -> None:
         path = group.strip("/")
         self.group = f"/{path}"
-        named, self._refused = _arrays(store, path)
+        self._store = store = FetchedStore(session)
+        self._arrays, self._refused = _arrays(store, path)
         opened = xr.backends.ZarrStore.open_group(store, mode="r", group=path, consolidated=False)
         # All that this does is to say which are coordinates; nothing is decoded before it is read.
         self._encoded, _, coordinates = xr.conventions.decode_cf_variables(
-            {name: opened.open_store_variable(name) for name in named},
+            {name: opened.open_store_variable(name) for name in self._arrays},
             opened.get_attrs(),
             concat_characters=False,
             mask_and_scale=False,
@@ -107,13 +111,33 @@ class Source:
     def read(self, name: str, region: tuple[slice, ...]) -> npt.NDArray[Any]:
         """The decoded values of a region of a variable, of which no other chunks are read.
 
+        These are fetched together; all of them if the region is empty.
+
         Raises
         ------
         InvalidArgumentError
             If its attributes do not make sense, such as times since no date.
         """
-        part = self.encoded(name)[region].load()
+        lazy = self.encoded(name)[region]
+        with self._store.fetched(self._arrays[name], region):
+            part = lazy.load()
         return self._decode(name, part)
+
+    def stored_chunk_shape(self, name: str) -> tuple[int, ...]:
+        """Cells of a chunk as it is stored, which is a shard if the variable has any."""
+        array = self._arrays[name]
+        return tuple(array.shards or array.chunks)
+
+    def absent_is_missing(self, name: str) -> bool:
+        """Whether the cells of chunks that were never written have no value; told unread."""
+        array, variable = self._arrays[name], self.encoded(name)
+        if array.dtype.kind not in "fiu":
+            return False
+        fill = 0 if array.fill_value is None else array.fill_value
+        dims = variable.dims or ("one",)
+        cell = np.full((1,) * len(dims), fill, array.dtype)
+        decoded = self._decode(name, xr.Variable(dims, cell, variable.attrs))
+        return bool(pd.isnull(decoded).all())
 
     def is_time(self, name: str) -> bool:
         """Whether a variable's numbers are decoded to times."""
@@ -170,8 +194,8 @@ class Source:
         return inherited
 
 
-def _arrays(store: ManifestStore, path: str) -> tuple[list[str], dict[str, str]]:
-    """Names of a group's arrays, and of those that cannot be used, with what is wrong."""
+def _arrays(store: ManifestStore, path: str) -> tuple[dict[str, zarr.Array[Any]], dict[str, str]]:
+    """A group's arrays by name, and those that cannot be used, with what is wrong."""
     try:
         group = zarr.open_group(store, path=path, mode="r")
     except (FileNotFoundError, ValueError) as error:
@@ -179,7 +203,7 @@ def _arrays(store: ManifestStore, path: str) -> tuple[list[str], dict[str, str]]
         raise NotFoundError(
             f"there is no group /{path} in this snapshot; there are: {found}"
         ) from error
-    usable: list[str] = []
+    usable: dict[str, zarr.Array[Any]] = {}
     refused: dict[str, str] = {}
     for name, array in group.arrays():
         dims = getattr(array.metadata, "dimension_names", None) or ()
@@ -191,7 +215,7 @@ def _arrays(store: ManifestStore, path: str) -> tuple[list[str], dict[str, str]]
         elif len(set(dims)) != len(dims):
             refused[name] = f"a name twice ({', '.join(dims)})"
         else:
-            usable.append(name)
+            usable[name] = array
     return usable, refused
 
 

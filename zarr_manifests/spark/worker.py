@@ -2,7 +2,8 @@
 
 Runs in Spark's Python workers. A worker serves many tasks and keeps what it opened, so that a
 repository is opened, and the coordinates are read, once a worker and snapshot. Memory is bounded
-by what one task holds at a time: a block (`BLOCK_BYTES` of values, or one chunk) and two batches.
+by what one task holds at a time: a block (`BLOCK_BYTES` of values, or one chunk), the stored bytes
+of its chunks, and two batches.
 Invariants:
 
 - A chunk is read once, as blocks are whole chunks.
@@ -69,6 +70,8 @@ class Job:
         `keep`, `null` or `drop`.
     containers : tuple of (str, str)
         Names and URL prefixes of what the repository was opened with.
+    numbers : int64[n], optional
+        The boxes that are read, by their numbers in the scan; all of them if none are given.
     """
 
     storage: Storage
@@ -79,12 +82,17 @@ class Job:
     scan: Scan
     nan: str
     containers: _Containers = ()
+    numbers: IndexArray | None = None
+
+    def box(self, task: int) -> Box:
+        """What the task of that number reads."""
+        return self.scan[task if self.numbers is None else self.numbers.item(task)]
 
 
 def run(job: Job, tasks: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-    """The rows of the boxes whose numbers are in the column `id` of `tasks`."""
+    """The rows of the tasks whose numbers are in the column `id` of `tasks`."""
     warnings.filterwarnings("ignore", PANDAS_WARNING, FutureWarning)
-    boxes = (job.scan[int(number)] for frame in tasks for number in frame["id"])
+    boxes = (job.box(int(number)) for frame in tasks for number in frame["id"])
     for table in batches(piece for box in boxes for piece in _pieces(job, box)):
         # Columns of Arrow's own types reach Spark as they are; NaN in those of numpy turns null.
         yield table.to_pandas(types_mapper=pd.ArrowDtype)
@@ -133,17 +141,17 @@ def _pieces(job: Job, box: Box) -> Iterator[pa.Table]:
     for block in blocks:
         axes = blocks.within(block)
         values = [_read(source, column, block, axes) for column in job.variables]
-        positions = [axis.positions() for axis in axes]
-        size = math.prod(map(len, positions))
+        places = [axis.positions() for axis in axes]
+        along = [
+            coordinates[column.name].take(pa.array(place))
+            if column.name in coordinates
+            else pa.array(place)
+            for column, place in zip(job.dimensions, places, strict=True)
+        ]
+        size = math.prod(map(len, along))
         for start in range(0, size, BATCH_ROWS):
-            cells = np.arange(start, min(start + BATCH_ROWS, size))
-            yield _table(
-                job,
-                coordinates,
-                positions,
-                cells,
-                [each[start : start + BATCH_ROWS] for each in values],
-            )
+            stop = min(start + BATCH_ROWS, size)
+            yield _table(job, along, start, stop, [each[start:stop] for each in values])
 
 
 def _read(source: Source, column: Column, block: Box, axes: tuple[Axis, ...]) -> npt.NDArray[Any]:
@@ -157,33 +165,61 @@ def _read(source: Source, column: Column, block: Box, axes: tuple[Axis, ...]) ->
 
 
 def _table(
-    job: Job,
-    coordinates: dict[str, pa.Array],
-    positions: list[IndexArray],
-    cells: IndexArray,
-    values: list[npt.NDArray[Any]],
+    job: Job, along: list[pa.Array], start: int, stop: int, values: list[npt.NDArray[Any]]
 ) -> pa.Table:
-    """The rows of some of a block's selected cells, which are numbered in C order."""
-    if job.nan == "drop" and values:
-        kept = ~np.logical_and.reduce([pd.isnull(each) for each in values])
-        cells, values = cells[kept], [each[kept] for each in values]
-    arrays = []
-    shape = tuple(map(len, positions))
-    places = np.unravel_index(cells, shape) if shape else ()
-    for column, along, place in zip(job.dimensions, positions, places, strict=True):
-        coordinate = coordinates.get(column.name)
-        position = pa.array(along[place])
-        arrays.append(position if coordinate is None else coordinate.take(position))
+    """The rows from `start` to `stop` of a block's selected cells, numbered in C order.
+
+    `along` has the coordinate's selected values of each axis, `values` those of these cells.
+    """
+    arrays: list[pa.Array] = []
+    inner = 1
+    for coordinate in reversed(along):
+        arrays.insert(0, _spread(coordinate, start, stop, inner))
+        inner *= len(coordinate)
     for column, each in zip(job.variables, values, strict=True):
         arrays.append(to_arrow(each, column, nan_is_null=job.nan != "keep"))
-    return pa.Table.from_arrays(arrays, [c.name for c in (*job.dimensions, *job.variables)])
+    names = [column.name for column in (*job.dimensions, *job.variables)]
+    table = pa.Table.from_arrays(arrays, names)
+    if job.nan == "drop" and values:
+        kept = ~np.logical_and.reduce([pd.isnull(each) for each in values])
+        table = table.filter(pa.array(kept))
+    return table
+
+
+def _spread(coordinate: pa.Array, start: int, stop: int, inner: int) -> pa.Array:
+    """A coordinate's values for cells in C order, of which `inner` after each other have the same.
+
+    By repeating what takes no arithmetic for each cell.
+    """
+    size, values = len(coordinate), _plain(coordinate)
+    given = np.arange(size) if values is None else values
+    if inner == 1:
+        first = start % size
+        found = np.tile(given, -(-(first + stop - start) // size))[first : first + stop - start]
+    else:
+        runs = np.arange(start // inner, -(-stop // inner))
+        edges = np.clip(np.append(runs, runs[-1] + 1) * inner, start, stop)
+        found = np.repeat(given[runs % size], np.diff(edges))
+    if values is None:
+        return coordinate.take(pa.array(found))
+    buffers = [None, pa.py_buffer(np.ascontiguousarray(found))]
+    return pa.Array.from_buffers(coordinate.type, len(found), buffers)
+
+
+def _plain(column: pa.Array) -> npt.NDArray[Any] | None:
+    """The bytes of a column's values, as whole numbers of that width; None if it has no such."""
+    if column.null_count or not pa.types.is_primitive(column.type) or column.type.bit_width < 8:
+        return None
+    width = column.type.bit_width // 8
+    buffer = column.buffers()[1]
+    return np.frombuffer(buffer, f"u{width}", len(column), column.offset * width)
 
 
 def _open(job: Job) -> tuple[Source, dict[str, pa.Array]]:
     """The job's group and its coordinates as columns, opened before or now."""
     place = (job.storage.url, job.containers, job.snapshot_id, job.group)
     if place not in _sources:
-        source = Source(_session(job).store, job.group)
+        source = Source(_session(job), job.group)
         # What was imported and opened by now lives as long as the worker does.
         if not gc.get_freeze_count():
             gc.freeze()

@@ -1,0 +1,260 @@
+"""Where the chunks of a box are, as columns.
+
+Invariants: one row for each chunk that is there and none for others, in C order of their
+coordinates; all columns are as long as there are rows; inline chunks' bytes lie in row order, one
+after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.virtual_sources import NO_SOURCES, VirtualSources
+from zarr_manifests.grid import IndexArray
+from zarr_manifests.ids import object_key
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["ChunkKind", "Locations", "ResolvedChunks", "locate"]
+
+
+class ChunkKind(IntEnum):
+    """Where a chunk's bytes are.
+
+    `INLINE`: in the manifest, or still in the session's memory; `NATIVE`: in an object of the
+    repository; `VIRTUAL`: in a file elsewhere.
+
+    Examples
+    --------
+    >>> from zarr_manifests import ChunkKind
+    >>> ChunkKind(2).name
+    'NATIVE'
+    """
+
+    INLINE = RefKind.INLINE
+    NATIVE = RefKind.NATIVE
+    VIRTUAL = RefKind.VIRTUAL
+
+
+class Locations(Sequence[str]):
+    """The keys of objects, then the URLs of files, that chunks lie in; each made when asked for."""
+
+    def __init__(
+        self,
+        sessions: Sequence[str],
+        session: IndexArray,
+        number: IndexArray,
+        files: VirtualSources = NO_SOURCES,
+    ) -> None:
+        self._sessions = tuple(sessions)
+        self._session = session
+        self._number = number
+        self._files = files
+
+    def __len__(self) -> int:
+        return len(self._number) + len(self._files)
+
+    @overload
+    def __getitem__(self, position: int) -> str: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[str]: ...
+    def __getitem__(self, position: int | slice) -> str | list[str]:
+        if isinstance(position, slice):
+            return [self[i] for i in range(*position.indices(len(self)))]
+        at, native = range(len(self))[position], len(self._number)
+        if at >= native:
+            return self._files[at - native].location
+        session = self._sessions[self._session.item(at)]
+        return object_key("chunks", session, self._number.item(at))
+
+    def __repr__(self) -> str:
+        return f"<{len(self._number)} objects and {len(self._files)} files>"
+
+
+def locate(table: ChunkTable) -> tuple[IndexArray, Locations]:
+    """What each row of a table lies in (int64[n], -1 if it is inline), and what that is."""
+    found = np.full(len(table), -1, np.int64)
+    native = np.flatnonzero(table.kind == RefKind.NATIVE)
+    source, number = table.source[native], table.number[native]
+    most = int(number.max(initial=0)) + 1
+    rank = source * most + number  # fits: there are fewer than 10**9 numbers and 2**33 sessions
+    first = np.diff(rank, prepend=-1) != 0
+    if (rank[1:] >= rank[:-1]).all():  # they lie as they were written: nothing has to be sorted
+        found[native] = np.cumsum(first) - 1
+        distinct = rank[first]
+    else:
+        distinct, found[native] = np.unique(rank, return_inverse=True)
+    virtual = np.flatnonzero(table.kind == RefKind.VIRTUAL)
+    found[virtual] = table.source[virtual] + len(distinct)
+    files = table.virtual if len(virtual) else NO_SOURCES
+    return found, Locations(table.sources, distinct // most, distinct % most, files)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ResolvedChunks:
+    """Where chunks of an array are: a row for each that is there, in C order.
+
+    Made by `Session.resolve`.
+
+    Parameters
+    ----------
+    path : str
+        Of the array.
+    coords : int64[n, ndim]
+        Chunk coordinates.
+    kind : uint8[n]
+        A `ChunkKind`.
+    source : int64[n]
+        Position in `locations` of what the chunk lies in; -1 for an inline one.
+    offset, length : int64[n]
+        Where the chunk is in that, or, if it is inline, in `inline`; in bytes.
+    checksum : int64[n]
+        crc32c of the chunk's bytes; -1 where it is not known, and of inline chunks.
+    locations : sequence of str
+        Keys of objects in the repository's storage, and URLs of files elsewhere
+        (`virtual://<container>/<path>` below a container).
+    inline : bytes
+        The inline chunks' bytes.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the columns are not equally long, or inline chunks do not lie one after another.
+
+    Examples
+    --------
+    >>> import zarr, zarr_manifests as zm
+    >>> repo = zm.Repository.create("memory://resolved-example")
+    >>> with repo.transaction(message="fill half") as store:
+    ...     a = zarr.create_array(store, name="a", shape=(8,), chunks=(2,), dtype="i2")
+    ...     a[4:] = 7
+    >>> found = repo.readonly_session().resolve("a")
+    >>> found.coords.tolist(), [zm.ChunkKind(kind).name for kind in found.kind]
+    ([[2], [3]], ['INLINE', 'INLINE'])
+    """
+
+    path: str
+    coords: IndexArray
+    kind: npt.NDArray[np.uint8]
+    source: IndexArray
+    offset: IndexArray
+    length: IndexArray
+    checksum: IndexArray
+    locations: Sequence[str]
+    inline: bytes = field(default=b"")
+
+    def __post_init__(self) -> None:
+        columns = (self.kind, self.source, self.offset, self.length, self.checksum)
+        is_inline = self.kind == ChunkKind.INLINE
+        lengths = self.length[is_inline] if is_inline.any() else np.empty(0, np.int64)
+        if (
+            any(len(column) != len(self.coords) for column in columns)
+            or int(lengths.sum()) != len(self.inline)
+            or (self.offset[is_inline] != np.cumsum(lengths) - lengths).any()
+        ):
+            raise InvalidArgumentError("the columns of resolved chunks contradict each other")
+
+    def __len__(self) -> int:
+        return len(self.coords)
+
+    def __repr__(self) -> str:
+        return (
+            f"<ResolvedChunks of {self.path}: {len(self)} chunks of {self.nbytes} bytes in "
+            f"{len(self.locations)} objects or files>"
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all the chunks, as they are stored."""
+        return int(self.length.sum())
+
+    @classmethod
+    def of(cls, path: str, ndim: int, table: ChunkTable | None) -> ResolvedChunks:
+        """The rows of a table that unsets nothing; none if there is no table."""
+        if table is None:
+            none = np.empty(0, np.int64)
+            kind = none.astype(np.uint8)
+            coords = np.empty((0, ndim), np.int64)
+            return cls(path, coords, kind, none, none, none, none, Locations((), none, none))
+        kind, (source, locations) = table.kind.astype(np.uint8), locate(table)
+        known = (kind == RefKind.NATIVE) | ((kind == RefKind.VIRTUAL) & (table.number == 1))
+        checksum = np.where(known, table.crc32c, -1)
+        offset, length, inline = np.ascontiguousarray(table.offset), table.length, table.inline
+        if inline:
+            rows = np.flatnonzero(kind == RefKind.INLINE)
+            starts, ends = offset[rows], offset[rows] + length[rows]
+            if (starts[1:] != ends[:-1]).any() or starts[0]:  # not as we write it, but readable
+                pairs = zip(starts.tolist(), ends.tolist(), strict=True)
+                inline = b"".join([inline[a:b] for a, b in pairs])
+                offset = offset.copy()
+                offset[rows] = np.cumsum(length[rows]) - length[rows]
+        length = np.ascontiguousarray(length)
+        return cls(path, table.coords(), kind, source, offset, length, checksum, locations, inline)
+
+    def to_arrow(self) -> pa.Table:
+        """The rows as a table of pyarrow, with `location` as text and `data` of inline chunks.
+
+        Columns: `coords` (a list of as many numbers as there are axes), `kind` (`inline`, `native`
+        or `virtual`), `location`, `offset`, `length`, `checksum` and `data`. An inline chunk has
+        no location and no offset, others no data; a checksum that is not known is null.
+
+        Raises
+        ------
+        ImportError
+            If pyarrow is not installed.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> session = zm.Repository.create("memory://arrow-example").writable_session()
+        >>> a = zarr.create_array(session.store, name="a", shape=(8,), chunks=(2,), dtype="i2")
+        >>> a[4:] = 7
+        >>> session.resolve("a").to_arrow().select(["coords", "kind"]).to_pylist()
+        [{'coords': [2], 'kind': 'inline'}, {'coords': [3], 'kind': 'inline'}]
+        """
+        try:
+            import pyarrow as pa
+        except ImportError as error:
+            raise ImportError(
+                "resolved chunks become a table with pyarrow, which is not installed; "
+                'pip install "zarr-manifests[spark]"'
+            ) from error
+        is_inline = self.kind == ChunkKind.INLINE
+        kinds = pa.array([kind.name.lower() for kind in ChunkKind])
+        kind = self.kind.astype(np.int8) - np.int8(ChunkKind.INLINE)
+        sources = pa.array(self.source.astype(np.int32), mask=is_inline)
+        locations = pa.array(list(self.locations), pa.string())
+        ndim = self.coords.shape[1]
+        flat = pa.array(np.ascontiguousarray(self.coords).reshape(-1), pa.int64())
+        coords = (
+            pa.FixedSizeListArray.from_arrays(flat, ndim)
+            if ndim
+            else pa.array([[]] * len(self), pa.list_(pa.int64(), 0))
+        )
+        return pa.table(
+            {
+                "coords": coords,
+                "kind": pa.DictionaryArray.from_arrays(kind, kinds),
+                "location": pa.DictionaryArray.from_arrays(sources, locations),
+                "offset": pa.array(self.offset, mask=is_inline),
+                "length": pa.array(self.length),
+                "checksum": pa.array(self.checksum, mask=self.checksum < 0),
+                "data": self._data(pa, is_inline),
+            }
+        )
+
+    def _data(self, pa: Any, is_inline: npt.NDArray[np.bool_]) -> Any:
+        ends = np.cumsum(np.where(is_inline, self.length, 0), dtype=np.int64)
+        offsets = np.concatenate([[0], ends]).astype(np.int64)
+        there = pa.py_buffer(np.packbits(is_inline, bitorder="little"))
+        parts = [there, pa.py_buffer(offsets), pa.py_buffer(self.inline)]
+        return pa.Array.from_buffers(pa.large_binary(), len(self), parts)
