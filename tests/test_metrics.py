@@ -176,11 +176,20 @@ def test_additions_of_many_threads_are_not_lost() -> None:
         for _ in range(300):
             meter.add("refs_merged", 2)
             meter.request("read_requests", 3)
+            meter.read_request(5)
 
     SYSTEM.parallel([work] * 8)
     metrics = meter.read()
     counted = (metrics.refs_merged, metrics.read_requests, metrics.bytes_read)
-    assert counted == (4800, 2400, 7200)
+    assert counted == (4800, 4800, 19_200)
+
+
+def test_reads_that_are_not_counted_yet_are_bounded() -> None:
+    meter = Meter()
+    for _ in range(100_000):
+        meter.read_request(1)
+        assert len(meter._reads) <= 1001
+    assert meter.read() == Metrics(read_requests=100_000, bytes_read=100_000)
 
 
 def test_a_name_that_is_no_count_is_refused() -> None:
@@ -205,11 +214,11 @@ def test_totals_of_the_process_keep_what_was_counted_by_what_is_gone() -> None:
     before = process_totals()
     one, two = Meter(), Meter()
     one.add("commits", 5)
+    one.read_request(10)
     two.add("commits", 7)
-    assert (process_totals() - before).commits == 12
     del one
     gc.collect()
-    assert (process_totals() - before).commits == 12
+    assert process_totals() - before == Metrics(commits=12, read_requests=1, bytes_read=10)
 
 
 def test_a_meter_that_is_collected_while_totals_are_taken_is_counted_once(
@@ -240,6 +249,7 @@ def test_a_meter_that_is_collected_while_totals_are_taken_is_counted_once(
 def test_a_forked_child_starts_at_zero() -> None:
     meter = Meter()
     meter.add("commits", 5)
+    meter.read_request(5)
     with meter._lock:
         pid = os.fork()
         if pid == 0:  # no assert may leave the child

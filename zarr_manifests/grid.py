@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import le, lt
 from typing import Final
 
 import numpy as np
@@ -92,11 +93,8 @@ class Box:
     def __contains__(self, coords: Coords) -> bool:
         if len(coords) != len(self.lo):
             return False
-        # Every chunk that is read or written comes by, and a generator takes twice as long.
-        for lo, at, hi in zip(self.lo, coords, self.hi, strict=True):  # noqa: SIM110
-            if not lo <= at < hi:
-                return False
-        return True
+        # Every chunk that is read or written comes by, and a loop takes twice as long.
+        return all(map(le, self.lo, coords)) and all(map(lt, coords, self.hi))
 
     def overlaps(self, other: Box) -> bool:
         """Whether the two boxes share a coordinate."""

@@ -37,7 +37,8 @@ _SNAPSHOT = re.compile(r"([0-9]{12}-[0-9a-f]{24})-([0-9]{1,9})", re.ASCII)
 
 def crc32c(data: bytes | memoryview) -> int:
     """CRC-32C (Castagnoli) of `data`, as an unsigned 32-bit integer."""
-    return int(google_crc32c.value(bytes(data)))
+    value: int = google_crc32c.value(data if type(data) is bytes else bytes(data))
+    return value
 
 
 def new_session_id(start: int, random: bytes) -> str:

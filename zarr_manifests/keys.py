@@ -21,7 +21,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -55,7 +55,7 @@ _MAX_NDIM: Final = 64
 _MALFORMED: Final = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _PLAIN_DIGITS: Final = 18
 """As many are a number below 2**63, whichever they are."""
-_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII).fullmatch
+_NUMBER: Final = r"(0|[1-9][0-9]{0,18})"
 
 
 def join(path: str, name: str) -> str:
@@ -107,21 +107,8 @@ class ChunkKeys:
 
     def decode(self, rest: str, ndim: int) -> Coords | None:
         """The coordinate a key below the array's path means, None if it is no chunk key."""
-        if self.kind == "default":
-            if not ndim:
-                return () if rest == "c" else None
-            if not rest.startswith("c" + self.separator):
-                return None
-            rest = rest[2:]
-        elif not ndim:
-            return () if rest == "0" else None
-        numbers = rest.split(self.separator)
-        if len(numbers) != ndim:
-            return None
-        for number in numbers:
-            if _NUMBER(number) is None:
-                return None
-        return tuple(map(int, numbers))
+        found = _chunk_key(self.kind, self.separator, ndim).fullmatch(rest)
+        return None if found is None else tuple(map(int, found.groups()))
 
     def decode_many(
         self, rests: Sequence[str], ndim: int
@@ -158,6 +145,15 @@ class ChunkKeys:
             good &= valid
         known[rows[good]] = True
         return coords, known
+
+
+@cache  # of as many entries as there are encodings and numbers of axes
+def _chunk_key(kind: str, separator: str, ndim: int) -> re.Pattern[str]:
+    """What the key of a chunk looks like, below its array's path."""
+    if not ndim:
+        return re.compile("c" if kind == "default" else "0")
+    fields = [_NUMBER] * ndim if kind == "v2" else ["c", *[_NUMBER] * ndim]
+    return re.compile(re.escape(separator).join(fields), re.ASCII)
 
 
 def _numbers_at(

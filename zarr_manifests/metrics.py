@@ -11,9 +11,11 @@ A `Meter` is added to, from any thread; `Metrics` is what it says at one moment.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
+from collections import deque
 from dataclasses import asdict, dataclass, fields
 from typing import Final
 
@@ -47,6 +49,8 @@ class Metrics:
         Files that were dropped from the cache directory because they were not what was written.
     disk_cache_failures : int
         Times the cache directory did not take an object, as when the disk is full.
+    chunk_cache_hits, chunk_cache_misses : int
+        Chunks that were wanted, and were kept in memory or not; counted where any may be kept.
     refs_merged : int
         Chunk refs of deltas that were brought together, by reads and by compactions.
     commits : int
@@ -84,6 +88,8 @@ class Metrics:
     disk_cache_misses: int = 0
     disk_cache_damaged_files: int = 0
     disk_cache_failures: int = 0
+    chunk_cache_hits: int = 0
+    chunk_cache_misses: int = 0
     refs_merged: int = 0
     commits: int = 0
     conflicts: int = 0
@@ -106,6 +112,7 @@ class Metrics:
         return Metrics(**{name: n - before[name] for name, n in self.to_dict().items()})
 
 
+_MOST_UNCOUNTED: Final = 1000
 _NAMES: Final = tuple(field.name for field in fields(Metrics))
 
 
@@ -121,21 +128,30 @@ class Meter:
     10
     """
 
-    __slots__ = ("__weakref__", "_counts", "_lock")
+    __slots__ = ("__weakref__", "_counts", "_lock", "_reads")
 
     def __init__(self) -> None:
         # Reentrant: a signal's handler or a finalizer may count on the thread that holds it.
         self._lock = threading.RLock()
         self._counts = dict.fromkeys(_NAMES, 0)
+        self._reads: deque[int] = deque()  # bytes of each that is not counted yet
         with _REGISTRY.lock:
             _REGISTRY.meters.add(self)
         # Nobody asks for totals any more when the process ends.
-        weakref.finalize(self, _retire, self._counts).atexit = False
+        weakref.finalize(self, _retire, self._counts, self._reads).atexit = False
 
     def add(self, name: str, n: int = 1) -> None:
         """Add to the count of that name, a field of `Metrics`; `KeyError` if there is none."""
         with self._lock:
             self._counts[name] += n
+
+    def read_request(self, read_bytes: int) -> None:
+        """Count a read that was answered, as each chunk's is: without the lock."""
+        reads = self._reads
+        reads.append(read_bytes)
+        if len(reads) > _MOST_UNCOUNTED:
+            with self._lock:
+                _count_reads(self._counts, reads)
 
     def request(self, kind: str, read_bytes: int = 0, written_bytes: int = 0) -> None:
         """Count a call to the storage that was answered; `kind` is the name of its count."""
@@ -150,10 +166,12 @@ class Meter:
     def read(self) -> Metrics:
         """The counts at this moment."""
         with self._lock:
+            _count_reads(self._counts, self._reads)
             return Metrics(**self._counts)
 
     def _restart(self) -> None:
         self._lock = threading.RLock()
+        self._reads.clear()
         self._counts.update(dict.fromkeys(_NAMES, 0))
 
 
@@ -176,8 +194,16 @@ _REGISTRY: Final = _Registry()
 os.register_at_fork(after_in_child=_REGISTRY.restart)
 
 
-def _retire(counts: dict[str, int]) -> None:
+def _count_reads(counts: dict[str, int], reads: deque[int]) -> None:
+    with contextlib.suppress(IndexError):  # there is none left
+        while True:
+            counts["bytes_read"] += reads.popleft()
+            counts["read_requests"] += 1
+
+
+def _retire(counts: dict[str, int], reads: deque[int]) -> None:
     with _REGISTRY.lock:
+        _count_reads(counts, reads)
         for name, n in counts.items():
             _REGISTRY.retired[name] += n
 

@@ -117,7 +117,7 @@ class ManifestStore(Store):
     @property
     def _supports_sync_io(self) -> bool:
         """Zarr asks this before it uses `get_sync`, `set_sync` and `delete_sync`."""
-        return self.workspace.storage.capabilities.inline
+        return self.workspace.inline
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ManifestStore) and self._identity() == other._identity()
@@ -191,13 +191,20 @@ class ManifestStore(Store):
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
         """The value at the key, or the part of it; None if there is none."""
-        data = self.workspace.guarded(partial(self._read, key, byte_range))
+        workspace = self.workspace
+        workspace.look()
+        view = workspace.view
+        try:
+            data = self._read(workspace, key, byte_range)
+        except ManifestsError as error:
+            if not workspace.moved_on(view, error):
+                raise
+            data = self._read(workspace, key, byte_range)
         if data is None:
             return None
         return (prototype or default_buffer_prototype()).buffer.from_bytes(data)
 
-    def _read(self, key: str, byte_range: ByteRequest | None) -> bytes | None:
-        workspace = self.workspace
+    def _read(self, workspace: Workspace, key: str, byte_range: ByteRequest | None) -> bytes | None:
         entry = workspace.find(key)
         if entry is None:
             return None
@@ -211,42 +218,29 @@ class ManifestStore(Store):
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
         """The value at the key, or the part of it; None if there is none."""
-        view = self.workspace.view
-        try:
-            data = await self._read_async(key, byte_range)
-        except ManifestsError as error:
-            if not await asyncio.to_thread(self.workspace.moved_on, view, error):
-                raise
-            data = await self._read_async(key, byte_range)
-        if data is None:
-            return None
-        return (prototype or default_buffer_prototype()).buffer.from_bytes(data)
-
-    async def _read_async(self, key: str, byte_range: ByteRequest | None) -> bytes | None:
         workspace = self.workspace
-        if self._finds_at_once(key):
-            entry = self._find(key)
-        else:
-            entry = await asyncio.to_thread(self._find, key)
-        if entry is None:
-            return None
-        start, length = (0, entry.length) if byte_range is None else _span(entry, byte_range)
-        return await workspace.reader.read_async(entry, start, length)
+        view = workspace.view
+        try:
+            # Here where nothing is waited for, as for documents: a thread for each of many would
+            # take as long as all else, and neighbouring chunks ask for their bytes in one turn.
+            if workspace.inline or workspace.is_at_hand(key):
+                entry = self._find(key)
+            else:
+                entry = await asyncio.to_thread(self._find, key)
+            if entry is None:
+                return None
+            start, length = (0, entry.length) if byte_range is None else _span(entry, byte_range)
+            data = await workspace.reader.read_async(entry, start, length)
+        except ManifestsError as error:
+            if not await asyncio.to_thread(workspace.moved_on, view, error):
+                raise
+            again = partial(self.get_sync, key, prototype=prototype, byte_range=byte_range)
+            return await asyncio.to_thread(again)
+        return (prototype or default_buffer_prototype()).buffer.from_bytes(data)
 
     def _find(self, key: str) -> Entry | None:
         self.workspace.look()
         return self.workspace.find(key)
-
-    def _finds_at_once(self, key: str) -> bool:
-        """Whether finding what is at the key reads nothing, or only what is near.
-
-        Documents are in memory; opening a hierarchy asks for hundreds, and a thread for each would
-        take as long as all else.
-        """
-        workspace = self.workspace
-        if workspace.storage.capabilities.inline:
-            return True
-        return workspace.follower is None and workspace.is_at_hand(key)
 
     async def get_partial_values(
         self,

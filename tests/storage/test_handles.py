@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -168,25 +168,48 @@ def test_a_forked_child_opens_its_own(tmp_path: Path) -> None:
     assert storage.get("a", 0, 4) == b"0123"
 
 
+@pytest.mark.parametrize(("length", "calls"), [(4, ["preadv"]), (40_000, ["preadv", "_read"])])
 def test_a_read_that_would_block_leaves_the_event_loop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int, calls: list[str]
 ) -> None:
-    storage = LocalStorage(tmp_path)
-    storage.create("a", b"0123")
-    threads: list[int] = []
-    true = local._read
+    """A small one is made by the call that would say so, a larger one after it."""
+    storage, data = LocalStorage(tmp_path), bytes(length)
+    storage.create("a", data)
+    made: list[tuple[str, int]] = []
+    read, preadv = local._read, os.preadv
 
     def noted(fd: int, start: int, length: int | None) -> bytes:
-        threads.append(threading.get_ident())
-        return true(fd, start, length)
+        made.append(("_read", threading.get_ident()))
+        return read(fd, start, length)
 
-    def blocks(*_: object) -> int:
-        raise BlockingIOError
+    def at_hand(fd: int, buffers: Sequence[bytearray], at: int, flags: int) -> int:
+        made.append(("preadv", threading.get_ident()))
+        return preadv(fd, buffers, at)
 
+    def refuses(error: OSError) -> None:
+        def refused(*_: object) -> int:
+            raise error
+
+        monkeypatch.setattr(os, "preadv", refused)
+        made.clear()
+
+    here = threading.get_ident()
     monkeypatch.setattr(local, "_read", noted)
-    monkeypatch.setattr(local, "_NOWAIT", 8)  # also where the system has none
-    assert asyncio.run(storage.get_async("a", 0, 4)) == b"0123"
-    assert threads.pop() == threading.get_ident()
-    monkeypatch.setattr(os, "preadv", blocks, raising=False)
-    assert asyncio.run(storage.get_async("a", 0, 4)) == b"0123"
-    assert threads.pop() != threading.get_ident()
+    monkeypatch.setattr(handles, "_NOWAIT", 8)  # also where the system has none
+    monkeypatch.setattr(os, "preadv", at_hand)
+    assert asyncio.run(storage.get_async("a", 0, length)) == data
+    assert made == [(call, here) for call in calls]
+    refuses(BlockingIOError())
+    assert asyncio.run(storage.get_async("a", 0, length)) == data
+    assert len(made) == 1
+    assert made[0][1] != here
+    refuses(OSError("this filesystem cannot tell"))
+    assert asyncio.run(storage.get_async("a", 0, length)) == data
+    assert made == [("_read", here)]
+
+
+def test_what_ends_before_a_small_read_does_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.create("a", b"0123")
+    assert asyncio.run(storage.get_async("a", 2, 8)) == b"23"
+    assert asyncio.run(storage.get_async("a", 8, 8)) == b""

@@ -1,4 +1,4 @@
-"""What may be kept of a repository's metadata: in memory, and in a folder of the local disk.
+"""What may be kept of a repository: metadata, in memory and in a folder of the local disk; chunks.
 
 How much memory is saved with the repository (`Cache`), for whoever opens it and does not say
 otherwise. A folder never is: it would be one on the machine of whoever opens the repository, who
@@ -102,7 +102,7 @@ def _plain(path: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class CacheOptions(Section):
-    """What a repository object may keep of the metadata it has read.
+    """What a repository object may keep of what it has read.
 
     Parameters
     ----------
@@ -115,6 +115,9 @@ class CacheOptions(Section):
         all processes of this user.
     directory_bytes : int
         Bytes of that folder, of which those read longest ago are dropped first.
+    chunk_bytes : int
+        Bytes of memory for whole chunks as they are stored; 0 for none. Virtual chunks are not
+        kept.
 
     Raises
     ------
@@ -136,6 +139,9 @@ class CacheOptions(Section):
     )
     directory_bytes: int = field(
         default=1 << 30, metadata=described(Whole(0, _MAX), "bytes of that folder")
+    )
+    chunk_bytes: int = field(
+        default=0, metadata=described(Whole(0, _MAX), "bytes of memory for chunks; 0 for none")
     )
 
     def __post_init__(self) -> None:

@@ -13,7 +13,10 @@ import hashlib
 import itertools
 import os
 from dataclasses import dataclass, field
+from typing import Final
 
+from zarr_manifests.engine.chunk_cache import ChunkCache
+from zarr_manifests.engine.coalescing import CoalescedReads
 from zarr_manifests.errors import CorruptObjectError, MissingChunkError, ObjectNotFoundError
 from zarr_manifests.format.chunk_table import ChunkRef, InlineRef, NativeRef, VirtualRef
 from zarr_manifests.ids import crc32c, new_session_id, object_key
@@ -25,6 +28,9 @@ from zarr_manifests.virtual.files import VirtualReader
 __all__ = ["ChunkReader", "SessionKeys"]
 
 _LINEAGE_BYTES = 6
+_LARGE_BYTES: Final = 512 * 1024
+"""From here on, an event loop has a storage that answers at once read by a thread: several chunks
+are read and checked side by side, which outweighs the thread."""
 
 
 class SessionKeys:
@@ -108,11 +114,18 @@ class ChunkReader:
     """Reads chunks of one snapshot, or of a session that grew from it."""
 
     def __init__(
-        self, storage: Storage, snapshot_id: str, containers: Containers | None = None
+        self,
+        storage: Storage,
+        snapshot_id: str,
+        containers: Containers | None = None,
+        cache: ChunkCache | None = None,
     ) -> None:
         self._storage = storage
+        self._inline = storage.capabilities.inline
+        self._far = None if self._inline else CoalescedReads(storage)
         self._virtual = VirtualReader(containers or Containers())
         self._snapshot_id = snapshot_id
+        self._cache = cache
 
     def read(self, ref: ChunkRef, start: int, length: int) -> bytes:
         """`length` bytes of the chunk from `start` on; both lie within the chunk.
@@ -132,6 +145,8 @@ class ChunkReader:
             if isinstance(ref, VirtualRef):
                 return self._virtual.read(ref, start, length)
             return ref.data[start : start + length]
+        if self._cache is not None and (kept := self._cache.find(ref)) is not None:
+            return kept[start : start + length]
         try:
             data = self._storage.get(ref.key, ref.offset + start, length)
         except ObjectNotFoundError as error:
@@ -139,13 +154,16 @@ class ChunkReader:
         return self._checked(ref, data, start, length)
 
     async def read_async(self, ref: ChunkRef, start: int, length: int) -> bytes:
-        """As `read`, for an event loop."""
+        """As `read`, for an event loop; neighbours in one request where a storage is far away."""
         if isinstance(ref, InlineRef):
             return ref.data[start : start + length]
-        if isinstance(ref, VirtualRef):
-            return await asyncio.to_thread(self._virtual.read, ref, start, length)
+        if isinstance(ref, VirtualRef) or (length >= _LARGE_BYTES and self._inline):
+            return await asyncio.to_thread(self.read, ref, start, length)
+        if self._cache is not None and (kept := self._cache.find(ref)) is not None:
+            return kept[start : start + length]
         try:
-            data = await self._storage.get_async(ref.key, ref.offset + start, length)
+            source = self._storage.get_async if self._far is None else self._far.get
+            data = await source(ref.key, ref.offset + start, length)
         except ObjectNotFoundError as error:
             raise self._missing(ref) from error
         return self._checked(ref, data, start, length)
@@ -162,9 +180,13 @@ class ChunkReader:
     def _checked(self, ref: NativeRef, data: bytes, start: int, length: int) -> bytes:
         if len(data) != length:
             problem = f"ends after {start + len(data)} of {ref.length} bytes"
-        elif length == ref.length and crc32c(data) != ref.crc32c:
+        elif length != ref.length:
+            return data
+        elif crc32c(data) != ref.crc32c:
             problem = "does not match its checksum"
         else:
+            if self._cache is not None:
+                self._cache.keep(ref, data)
             return data
         raise CorruptObjectError(
             f"chunk object {ref.key} (offset {ref.offset}) of snapshot {self._snapshot_id} in "

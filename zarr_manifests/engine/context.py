@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass, field
 
 from zarr_manifests.config import CacheOptions, RepositoryConfig
+from zarr_manifests.engine.chunk_cache import ChunkCache
 from zarr_manifests.engine.disk_cache import DiskCache
 from zarr_manifests.engine.heartbeat import Heart
 from zarr_manifests.engine.objects import Objects
@@ -50,6 +51,8 @@ class Context:
         What may be kept of the objects.
     heart : Heart
         The leases that this process holds.
+    chunks : ChunkCache or None
+        The chunks that are kept in memory, if any may be.
     """
 
     repository_id: str
@@ -61,6 +64,7 @@ class Context:
     containers: Containers = field(default_factory=Containers)
     cache: CacheOptions = field(default_factory=CacheOptions)
     heart: Heart = field(default_factory=Heart)
+    chunks: ChunkCache | None = None
 
     @classmethod
     def of(
@@ -96,7 +100,9 @@ class Context:
             disk = None
         objects = Objects(storage, runtime, cache, disk)
         roots.share(objects)
-        return cls(repository_id, storage, runtime, objects, roots, config, containers, cache)
+        chunks = ChunkCache(cache, runtime, meter) if cache.chunk_bytes else None
+        where = repository_id, storage, runtime, objects, roots
+        return cls(*where, config, containers, cache, chunks=chunks)
 
     @property
     def meter(self) -> Meter:

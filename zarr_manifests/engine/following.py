@@ -112,11 +112,15 @@ class Follower:
 
     def due(self) -> bool:
         """Whether the interval is over; it begins anew then."""
-        now_s = self._context.runtime.monotonic_s()
-        if now_s - self._looked_s < self._interval_s:
-            return False
-        self._looked_s = now_s
-        return True
+        over = self.over
+        if over:
+            self._looked_s = self._context.runtime.monotonic_s()
+        return over
+
+    @property
+    def over(self) -> bool:
+        """Whether the interval is over."""
+        return self._context.runtime.monotonic_s() - self._looked_s >= self._interval_s
 
     def head(self, now: SnapshotView) -> SnapshotView:
         """The head of the branch."""

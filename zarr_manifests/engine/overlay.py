@@ -15,6 +15,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import lt
 from typing import Final
 
 from zarr_manifests.engine.changes import ChangeSet
@@ -190,12 +191,24 @@ class Overlay:
         return self.ref(*chunk)
 
     def is_at_hand(self, key: str) -> bool:
-        """Whether `find` says what is at the key without reading anything: no chunk is there."""
+        """Whether `look` and `find` need no request at this moment, nor any long work."""
+        if self.follower is not None and self.follower.over:
+            return False
         path = document_path(key)
         node = self.node(path) if path is not None else None
         if node is not None and split(key)[1] in node.documents:
             return True
-        return self.node(OPAQUE + key) is None and self.chunk_at(key) is None
+        chunk = self.chunk_at(key)
+        if chunk is None:
+            opaque = self.node(OPAQUE + key)
+            if opaque is None:
+                return True
+            chunk = opaque, ()
+        if self.changes.tables:  # some may have been written away
+            return False
+        array, coords = chunk
+        changed = self.changes.get(array.node_id, coords)
+        return changed is not None or self.view.knows(array.node_id, coords)
 
     def _note_read(self, node: Node, coords: Coords) -> None:
         """Note that a chunk is read, unless it is the writer's own: a commit may depend on it."""
@@ -232,13 +245,14 @@ class Overlay:
         changed, stored = self.changes.nodes, self.view.nodes
         end = len(key)
         while end > 0:
-            end = max(key.rfind("/", 0, end), 0)
-            path = key[:end]
+            end = key.rfind("/", 0, end)
+            path = key[:end] if end > 0 else ""
             node = changed[path] if path in changed else stored.get(path)
             if node is not None and (meta := node.array) is not None:
-                rest = key[end + 1 :] if end else key
+                rest = key[end + 1 :] if end > 0 else key
                 coords = meta.chunk_keys.decode(rest, len(meta.shape))
-                if coords is not None and coords in meta.grid:
+                # `coords in meta.grid`, of coordinates of as many axes, none negative
+                if coords is not None and all(map(lt, coords, meta.grid.hi)):
                     return node, coords
         return None
 

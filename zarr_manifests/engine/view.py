@@ -186,7 +186,8 @@ class SnapshotView:
         """Where the chunk is; None if it is absent."""
         due = self._leaf_at(node_id, coords)
         after = due[0].merged if due else 0
-        overlay, loaded = self._known_overlay(node_id, after), dict[str, Any]()
+        loaded: dict[str, Any] = {}
+        overlay = self._known_overlay(node_id, after)
         if overlay is None:
             reach = self._sources(node_id).reach(coords, after)
             if self._by_itself(node_id, coords, reach):
@@ -199,14 +200,23 @@ class SnapshotView:
             overlay = overlays[after]
             self._first.pop(node_id, None)
         if overlay.table is not None:
-            check_axes(overlay.table.box, len(coords))
             ref = overlay.table.get(coords)
             if ref is not None:
                 return None if isinstance(ref, Unset) else ref
+            check_axes(overlay.table.box, len(coords))
         cut = overlay.truncated
         if cut is not None and not inside(np.array(coords, np.int64).reshape(1, -1), cut)[0]:
             return None
         return self._in_leaf(node_id, coords, due, loaded)
+
+    def knows(self, node_id: bytes, coords: Coords) -> bool:
+        """Whether `lookup` of the chunk finds all in memory and decoded."""
+        if self._index is None or node_id not in self._live:
+            return False
+        due = self._leaf_at(node_id, coords)
+        if self._known_overlay(node_id, due[0].merged if due else 0) is None:
+            return False
+        return all(self._objects.has_tables(leaf.manifest.blob, node_id) for leaf in due)
 
     def _by_itself(self, node_id: bytes, coords: Coords, reach: Reach) -> bool:
         """Whether to look the chunk up in what holds it, and leave the rest of the node.
@@ -395,13 +405,15 @@ class SnapshotView:
         ]
 
     def _known_overlay(self, node_id: bytes, after: int) -> Overlay | None:
-        return cast(Overlay | None, self._objects.cache.find(self._overlay_name(node_id, after)))
+        found: Overlay | None = self._objects.cache.find(self._overlay_name(node_id, after))
+        return found
 
     def _overlay_name(self, node_id: bytes, after: int) -> tuple[Any, ...]:
-        return self._name("overlay", node_id, self._sources(node_id).since(after))
+        live = self._live.get(node_id) or self._sources(node_id)
+        return *self._name("overlay", node_id), live.since(after)
 
-    def _name(self, what: str, node_id: bytes, *more: int) -> tuple[Any, ...]:
-        return what, self.ref.key, self.ref.crc32c, node_id, *more
+    def _name(self, what: str, node_id: bytes) -> tuple[Any, ...]:
+        return what, self.ref.key, self.ref.crc32c, node_id
 
     def _fetch(
         self, node_id: bytes, afters: Set[int], leaves: Sequence[PlacedLeaf] = ()

@@ -67,6 +67,8 @@ class Workspace(Overlay):
 
     Attributes
     ----------
+    inline : bool
+        Whether the storage answers at once, so that an event loop need not wait for it.
     pid : int
         The process whose session it is; in a child of `os.fork` it is a copy.
     pickled : bool
@@ -84,6 +86,7 @@ class Workspace(Overlay):
     ) -> None:
         super().__init__(context)
         self.storage = context.storage
+        self.inline = context.storage.capabilities.inline
         self.runtime = context.runtime
         self.inline_chunk_bytes = context.config.inline_chunk_bytes
         self.origin = origin
@@ -102,7 +105,11 @@ class Workspace(Overlay):
         self._noticeable_in: int | None = None
         self.packs = Packs(self.context.config.pack_bytes, self._new_chunk_key)
         self.pickled = False
-        self.reader = ChunkReader(self.storage, view.snapshot_id, self.context.containers)
+        self.reader = self._reader(view)
+
+    def _reader(self, view: SnapshotView) -> ChunkReader:
+        of = self.context
+        return ChunkReader(self.storage, view.snapshot_id, of.containers, of.chunks)
 
     @property
     def copied(self) -> bool:
@@ -113,7 +120,7 @@ class Workspace(Overlay):
         """Have these changes on this snapshot instead; names of new objects stay the session's."""
         self.view, self.changes = view, changes
         self.packs.relocate(changes)
-        self.reader = ChunkReader(self.storage, view.snapshot_id, self.context.containers)
+        self.reader = self._reader(view)
 
     def set(self, key: str, data: bytes) -> None:
         """Write `data` at the key."""

@@ -109,6 +109,7 @@ class _NodeLeaves:
         self.manifest = np.array([number for _, number, _ in entries], np.int64)[order]
         self.merged = np.array([merged for _, _, merged in entries], np.int64)[order]
         self.parts = [entries[i][0] for i in order.tolist()]
+        self.placed: dict[int, PlacedLeaf] = {}  # by position, made when first asked for
         self.around = Box.around(part.box for part in self.parts)
         if lo.shape[1]:
             self.starts = self.lo[:, self.axis].copy()
@@ -259,12 +260,13 @@ class BaseIndex:
         return self._placed(leaves, leaves.overlapping(lo, hi).tolist())
 
     def _placed(self, leaves: _NodeLeaves, at: Sequence[int]) -> list[PlacedLeaf]:
-        return [
-            PlacedLeaf(
-                leaves.parts[i], self._manifests[int(leaves.manifest[i])], int(leaves.merged[i])
-            )
-            for i in at
-        ]
+        return [leaves.placed.get(i) or self._place(leaves, i) for i in at]
+
+    def _place(self, leaves: _NodeLeaves, at: int) -> PlacedLeaf:
+        manifest = self._manifests[int(leaves.manifest[at])]
+        placed = PlacedLeaf(leaves.parts[at], manifest, int(leaves.merged[at]))
+        leaves.placed[at] = placed
+        return placed
 
     def merged(self, node_id: bytes) -> IndexArray:
         """The sequences up to which the node's leaves have all changes, in no order."""

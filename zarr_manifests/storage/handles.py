@@ -21,12 +21,16 @@ from typing import Final
 
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock
 
-__all__ = ["KEPT_S", "MOST", "Handle", "forget", "handle_of"]
+__all__ = ["KEPT_S", "MOST", "Handle", "at_hand", "forget", "handle_of", "opened", "would_block"]
 
 KEPT_S: Final = 1.0
 MOST: Final = 64
 
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC
+_NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # off Linux a read just waits
+_COPIED_BYTES: Final = 16 * 1024
+"""Up to here to read and to copy takes less than to ask first."""
+_SMALL_BYTES: Final = 64 * 1024
 _now_s: Final = SYSTEM.monotonic_s
 
 
@@ -49,6 +53,12 @@ _lock = ForkSafeLock()
 os.register_at_fork(after_in_child=_open.clear)
 
 
+def opened(path: str) -> Handle | None:
+    """The file at the path if it was opened a moment ago; keep the object while reading."""
+    found = _open.get(path)
+    return found if found is not None and _now_s() < found.until_s else None
+
+
 def handle_of(path: str) -> Handle:
     """The file at the path, opened now or a moment ago; keep the object while reading.
 
@@ -57,19 +67,48 @@ def handle_of(path: str) -> Handle:
     OSError
         If it cannot be opened.
     """
-    found = _open.get(path)
-    if found is not None and _now_s() < found.until_s:
+    found = opened(path)
+    if found is not None:
         return found
-    opened = Handle(path)
+    new = Handle(path)
     with _lock:
         _open.pop(path, None)
-        _open[path] = opened
+        _open[path] = new
         now_s = _now_s()
         while (first := next(iter(_open))) != path and (
             len(_open) > MOST or _open[first].until_s <= now_s
         ):
             del _open[first]
-    return opened
+    return new
+
+
+def at_hand(handle: Handle, start: int, length: int) -> bytes | None:
+    """The bytes of a small range, if they can be had without waiting for the disk."""
+    if _NOWAIT is None or length > _COPIED_BYTES:
+        return None
+    data = bytearray(length)
+    try:
+        complete = os.preadv(handle.fd, [data], start, _NOWAIT) == length
+    except OSError:  # the read itself will say; or this filesystem cannot tell
+        return None
+    return bytes(data) if complete else None
+
+
+def would_block(handle: Handle, start: int, length: int) -> bool:
+    """Whether a read of that range has to wait for the disk, as far as can be told.
+
+    Looked at are its first and its last byte: the system reads many pages at once.
+    """
+    if _NOWAIT is None:
+        return False
+    try:
+        for at in (start,) if length <= _SMALL_BYTES else (start, start + length - 1):
+            os.preadv(handle.fd, [bytearray(1)], at, _NOWAIT)
+    except BlockingIOError:
+        return True
+    except OSError:  # the read itself will say; or this filesystem cannot tell
+        return False
+    return False
 
 
 def forget(path: str) -> None:

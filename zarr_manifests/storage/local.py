@@ -43,7 +43,14 @@ from zarr_manifests.errors import (
     UnsupportedStorageError,
 )
 from zarr_manifests.storage.disk import TEMP_PREFIX, PosixDisk, Temp, is_remote_filesystem
-from zarr_manifests.storage.handles import forget, handle_of
+from zarr_manifests.storage.handles import (
+    Handle,
+    at_hand,
+    forget,
+    handle_of,
+    opened,
+    would_block,
+)
 from zarr_manifests.storage.locks import LockFile, exclusive
 from zarr_manifests.storage.protocol import (
     Capabilities,
@@ -61,8 +68,6 @@ __all__ = ["LocalStorage"]
 _CAPABILITIES = Capabilities(inline=True, durable=True, shared=True, turns=True)
 _LOCK_NAME = ".lock"
 _READ = os.O_RDONLY | os.O_CLOEXEC
-_NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # off Linux a read just waits
-_SMALL_READ_BYTES = 64 * 1024
 # What is not durable yet is going to be: from here on it pays to begin at once.
 _BEGUN_BYTES = 128 * 1024
 # Up to here a read allocates what it was asked for, beyond it looks at the size first.
@@ -137,11 +142,11 @@ class LocalStorage:
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         check_range(start, length)
-        path = self._prefix + check_key(key)
         try:
             if length is not None:
-                handle = handle_of(path)
+                handle = self._handle(key)  # kept for as long as its number is read from
                 return _read(handle.fd, start, length)
+            path = self._prefix + check_key(key)
             fd = os.open(path, _READ)
             try:
                 return _read(fd, start, length)
@@ -149,6 +154,11 @@ class LocalStorage:
                 os.close(fd)
         except OSError as error:
             raise self._read_error(error, key) from error
+
+    def _handle(self, key: str) -> Handle:
+        # Only what is a key's is ever opened, so what is open needs no second check.
+        path = self._prefix + key
+        return opened(path) or handle_of(self._prefix + check_key(key))
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         for start, length in ranges:
@@ -195,27 +205,18 @@ class LocalStorage:
 
     async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         # Here if the system has the bytes at hand, since a thread takes ten times as long.
-        if length and self._would_block(key, start, length):
-            return await asyncio.to_thread(self.get, key, start, length)
+        if length:
+            check_range(start, length)
+            try:
+                handle = self._handle(key)
+            except OSError as error:
+                raise self._read_error(error, key) from error
+            data = at_hand(handle, start, length)
+            if data is not None:
+                return data
+            if would_block(handle, start, length):
+                return await asyncio.to_thread(self.get, key, start, length)
         return self.get(key, start, length)
-
-    def _would_block(self, key: str, start: int, length: int) -> bool:
-        """Whether a read of that range has to wait for the disk, as far as can be told.
-
-        Looked at are its first and its last byte: the system reads many pages at once.
-        """
-        check_range(start, length)
-        if _NOWAIT is None:
-            return False
-        try:
-            handle = handle_of(self._prefix + check_key(key))
-            for at in (start,) if length <= _SMALL_READ_BYTES else (start, start + length - 1):
-                os.preadv(handle.fd, [bytearray(1)], at, _NOWAIT)
-        except BlockingIOError:
-            return True
-        except OSError:  # the read itself will say; or this filesystem cannot tell
-            return False
-        return False
 
     # --- writing -----------------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ class MeteredStorage:
         except BaseException:
             self._failed("read_requests")
             raise
-        self.meter.request("read_requests", len(data))
+        self.meter.read_request(len(data))
         return data
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -133,7 +133,7 @@ class MeteredStorage:
         except BaseException:
             self._failed("read_requests")
             raise
-        self.meter.request("read_requests", len(data))
+        self.meter.read_request(len(data))
         return data
 
     async def create_async(self, key: str, data: bytes, *, durable: bool = True) -> bool:

@@ -128,6 +128,17 @@ class Capabilities:
         Another process that opens the same URL sees the same objects (false for memory).
     turns : bool
         Writers of one machine can take turns; see `TakesTurns`.
+    gap_bytes : int
+        Ranges of one object that an event loop asks for at once, with no more between them that
+        nobody asked for, are fetched as one request. So many bytes should take about as long as
+        one request more takes of the processor. Not looked at where calls are `inline`.
+    span_bytes : int
+        Bytes of such a request at most, unless one range alone is longer.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a number of bytes is negative.
     """
 
     create: bool = True
@@ -136,6 +147,15 @@ class Capabilities:
     durable: bool = True
     shared: bool = True
     turns: bool = False
+    gap_bytes: int = 64 * 1024
+    span_bytes: int = 4 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        if self.gap_bytes < 0 or self.span_bytes < 0:
+            raise InvalidArgumentError(
+                f"a storage that brings ranges together up to {self.gap_bytes} bytes apart and "
+                f"{self.span_bytes} bytes in all: neither may be negative"
+            )
 
 
 @dataclass(frozen=True, slots=True)
