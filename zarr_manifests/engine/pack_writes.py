@@ -81,8 +81,10 @@ class PackWrites:
         able = self._storage.capabilities
         return able.inline and able.durable
 
-    def __len__(self) -> int:
-        return len(self._mine())
+    @property
+    def some_ended(self) -> bool:
+        """Whether there is a pack to take back."""
+        return any(flight.ended for flight in self._mine())
 
     def begin(self, pack: Pack) -> Flight | None:
         """Begin to write a pack; what to wait for first, if too many are under way."""

@@ -161,7 +161,7 @@ class Workspace(Overlay):
             created = self.storage.create(ref.key, data, durable=False)
             check_created(self.storage, ref.key, data, created)
         elif isinstance(ref, StagedRef):
-            if self._writes:
+            if self._writes.some_ended:
                 self._take_back(self._writes.take)
             with self.lock:
                 pack = self.packs.full(self.changes, ref.length)
