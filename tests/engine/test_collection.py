@@ -183,15 +183,15 @@ def test_a_long_history_expires_without_decoding_what_its_snapshots_list(
         with Repository.open(storage).transaction("main", message=f"{i}") as store:
             zarr.create_group(store, path=f"g{i}")
     parsed = 0
-    parse = DeltaEntry.parse.__func__  # type: ignore[attr-defined]
+    parse_all = DeltaEntry.parse_all.__func__  # type: ignore[attr-defined]
 
-    def counted(cls: type[DeltaEntry], fields: Any) -> DeltaEntry:
+    def counted(cls: type[DeltaEntry], fields: Any, name: str) -> tuple[DeltaEntry, ...]:
         nonlocal parsed
-        parsed += 1
-        found: DeltaEntry = parse(cls, fields)
+        found: tuple[DeltaEntry, ...] = parse_all(cls, fields, name)
+        parsed += len(found)
         return found
 
-    monkeypatch.setattr(DeltaEntry, "parse", classmethod(counted))
+    monkeypatch.setattr(DeltaEntry, "parse_all", classmethod(counted))
     report = Repository.open(storage).expire_snapshots(keep_last=2)
     assert report.kept["main"] == 2
     assert len(report.expired["main"]) == 29

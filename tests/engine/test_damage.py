@@ -227,7 +227,7 @@ def test_a_missing_log_fails_closed(seeded: Seeded) -> None:
     for info in seeded.storage.list():
         storage.put(info.key, seeded.storage.get(info.key))
     session = Repository.open(storage).writable_session("main")
-    put(session, "a/c/80", b"mine")
+    put(session, "a/c/55", b"mine")  # in the midst of the others'
     other = Repository.open(storage).writable_session("main")
     before = {info.key for info in storage.list("deltas/")}
     write_much(other, 9)

@@ -240,9 +240,9 @@ def test_a_forked_child_waits_for_none_of_its_parents_writes(
     never = replace(SYSTEM, background=lambda call: None)  # as a thread that the child has not
     writes = PackWrites(LocalStorage(tmp_path), never)
     assert writes.begin(Pack("chunks/s/0", [StagedRef.of(b"1")])) is None
-    assert len(writes) == 1
+    assert len(writes._mine()) == 1
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    assert len(writes) == 0
+    assert len(writes._mine()) == 0
     assert writes.take(all_of_them=True) == []
 
 

@@ -450,7 +450,7 @@ def test_dead_bytes_may_be_damaged() -> None:
     repo = filled(storage)
     before = head(storage)
     ref = ref_of(repo, "a/c/9")
-    flip(storage, replace(ref, offset=ref.offset + CHUNK))
+    flip(storage, ref._replace(offset=ref.offset + CHUNK))
     assert repo.repack().chunks == 6
     assert head(storage) == before
 
