@@ -52,3 +52,17 @@ def test_no_chunk_at_once_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="0 chunks at once"):
         zm.tune_zarr(concurrency=0)
     assert zarr.config.get("async.concurrency") == 10
+
+
+def test_threads_are_set_if_asked_for() -> None:
+    before = zarr.config.get("codec_pipeline.max_workers", None)
+    with zm.tune_zarr(threads=1):
+        assert zarr.config.get("codec_pipeline.max_workers") == 1
+        assert pipeline_of_a_new_array() is FusedCodecPipeline
+    with zm.tune_zarr():
+        assert zarr.config.get("codec_pipeline.max_workers", None) == before
+
+
+def test_no_thread_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="0 threads"):
+        zm.tune_zarr(threads=0)

@@ -19,7 +19,7 @@ __all__ = ["tune_zarr"]
 _FUSED: Final = "zarr.core.codec_pipeline.FusedCodecPipeline"
 
 
-def tune_zarr(*, concurrency: int = 64) -> AbstractContextManager[Any]:
+def tune_zarr(*, concurrency: int = 64, threads: int | None = None) -> AbstractContextManager[Any]:
     """Set the options of Zarr that suit this store, for the whole process.
 
     They are set when it is called. As a context manager it takes them back at the end.
@@ -29,11 +29,17 @@ def tune_zarr(*, concurrency: int = 64) -> AbstractContextManager[Any]:
       by it in about half of the time, as chunks are small.
     - `async.concurrency`: how many chunks of an array are asked for at once where the storage is
       remote. Zarr's 10 leaves a connection idle most of the time.
+    - `codec_pipeline.max_workers`, with `threads`: how many threads the fused pipeline spreads the
+      chunks of an array over. Zarr's one for each processor pays where a chunk takes long to
+      decode. To hand a chunk over takes more than it takes to read one of 4 KB, so for many small
+      chunks one thread is two to three times as fast.
 
     Parameters
     ----------
     concurrency : int, default 64
         Chunks at once. Each that is under way takes memory for its bytes.
+    threads : int, optional
+        Threads of the fused pipeline; as Zarr is configured if not given.
 
     Returns
     -------
@@ -43,7 +49,7 @@ def tune_zarr(*, concurrency: int = 64) -> AbstractContextManager[Any]:
     Raises
     ------
     InvalidArgumentError
-        If the concurrency is less than one.
+        If there are to be less than one chunk at once, or thread.
 
     Examples
     --------
@@ -56,6 +62,10 @@ def tune_zarr(*, concurrency: int = 64) -> AbstractContextManager[Any]:
     """
     if concurrency < 1:
         raise InvalidArgumentError(f"{concurrency} chunks at once are none; say 1 or more")
-    options = {"codec_pipeline.path": _FUSED, "async.concurrency": concurrency}
+    if threads is not None and threads < 1:
+        raise InvalidArgumentError(f"{threads} threads are none; say 1 or more")
+    options: dict[str, Any] = {"codec_pipeline.path": _FUSED, "async.concurrency": concurrency}
+    if threads is not None:
+        options["codec_pipeline.max_workers"] = threads
     changed: AbstractContextManager[Any] = zarr.config.set(options)
     return changed

@@ -211,10 +211,12 @@ def missing(names: Sequence[str]) -> list[str]:
 
 
 def use_pipeline(name: str) -> None:
-    """Have Zarr use its default pipeline of codecs, or the fused one."""
+    """Have Zarr use its default pipeline of codecs, or the fused one, perhaps on one thread."""
     zarr.config.reset()
-    if name == "fused":
+    if name.startswith("fused"):
         zarr.config.set({"codec_pipeline.path": FUSED})
+    if name.endswith("one thread"):
+        zarr.config.set({"codec_pipeline.max_workers": 1})
 
 
 def values(chunks: int, chunk_bytes: int) -> np.ndarray:

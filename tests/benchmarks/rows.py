@@ -28,15 +28,21 @@ _APPEND_TITLES = {
 }
 
 ROWS = [
-    Row(
-        "small-write-fused",
-        "4 KB chunks, write and commit",
-        writing,
-        _ALL,
-        _SMALL,
-        "s/chunk",
-        "fused",
-        due={"icechunk": 4.0, "LocalStore": 3.0},
+    *(
+        Row(
+            name,
+            "4 KB chunks, write and commit",
+            writing,
+            _ALL,
+            _SMALL,
+            "s/chunk",
+            pipeline,
+            due={"icechunk": 4.0, "LocalStore": 3.0},
+        )
+        for name, pipeline in (
+            ("small-write-fused", "fused"),
+            ("small-write-fused-1", "fused, one thread"),
+        )
     ),
     Row(
         "small-write-default",
@@ -47,16 +53,22 @@ ROWS = [
         "s/chunk",
         "default",
     ),
-    Row(
-        "small-read-fused",
-        "4 KB chunks, read",
-        reading,
-        _ALL,
-        _SMALL,
-        "s/chunk",
-        "fused",
-        due={"icechunk": 3.5, "LocalStore": 1.0},
-        durability="-",
+    *(
+        Row(
+            name,
+            "4 KB chunks, read",
+            reading,
+            _ALL,
+            _SMALL,
+            "s/chunk",
+            pipeline,
+            due={"icechunk": 3.5, "LocalStore": 1.0},
+            durability="-",
+        )
+        for name, pipeline in (
+            ("small-read-fused", "fused"),
+            ("small-read-fused-1", "fused, one thread"),
+        )
     ),
     Row(
         "small-read-default",
