@@ -12,6 +12,7 @@ import re
 from typing import Final
 
 import google_crc32c
+import numpy as np
 
 from zarr_manifests.errors import InvalidArgumentError
 
@@ -37,7 +38,9 @@ _SNAPSHOT = re.compile(r"([0-9]{12}-[0-9a-f]{24})-([0-9]{1,9})", re.ASCII)
 
 def crc32c(data: bytes | memoryview) -> int:
     """CRC-32C (Castagnoli) of `data`, as an unsigned 32-bit integer."""
-    value: int = google_crc32c.value(data if type(data) is bytes else bytes(data))
+    plain = type(data) is bytes or not len(data)
+    # A view is taken without a copy only as an array, which none of no bytes can be.
+    value: int = google_crc32c.value(bytes(data) if plain else np.frombuffer(data, np.uint8))
     return value
 
 

@@ -268,15 +268,21 @@ class ManifestStore(Store):
     def set_sync(self, key: str, value: Buffer) -> None:
         """Write the value at the key."""
         self._check_writable()
-        self.workspace.set(key, _bytes(value))
+        self.workspace.set(key, self._value(value))
 
     async def set(self, key: str, value: Buffer) -> None:
         """Write the value at the key."""
         self._check_writable()
         if self._supports_sync_io:
-            self.workspace.set(key, _bytes(value))
+            self.workspace.set(key, self._value(value))
         else:
             await self.workspace.set_async(key, _bytes(value))
+
+    def _value(self, value: Buffer) -> bytes | memoryview:
+        """The bytes; not a copy, if they are written before the call returns."""
+        if type(value) is CPUBuffer and len(value) > self.workspace.most_packed:
+            return memoryview(value.as_numpy_array()).cast("B")
+        return _bytes(value)
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
         """Write the value at the key if there is none."""

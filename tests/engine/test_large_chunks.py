@@ -1,14 +1,17 @@
-"""Where a storage answers at once, an event loop has large chunks read by threads."""
+"""Large chunks: read by threads where an event loop waits, and written from where they lie."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import tracemalloc
+from pathlib import Path
 
+import numpy as np
 import pytest
 import zarr
 from zarr.abc.store import RangeByteRequest
-from zarr.core.buffer import default_buffer_prototype
+from zarr.core.buffer import cpu, default_buffer_prototype
 
 from zarr_manifests import Repository
 from zarr_manifests.errors import CorruptObjectError
@@ -69,3 +72,46 @@ def test_a_large_chunk_that_is_damaged_is_an_error_there_too() -> None:
     store = Repository.open(storage).readonly_session("main").store
     with pytest.raises(CorruptObjectError, match="does not match its checksum"):
         asyncio.run(store.get("a/c/0", PROTOTYPE))
+
+
+# --- written without a copy ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["memory", "local"])
+def test_a_large_chunk_is_what_it_was_when_it_was_set(kind: str, tmp_path: Path) -> None:
+    repository = Repository.create(MemoryStorage() if kind == "memory" else tmp_path / "r")
+    session = repository.writable_session()
+    data = np.arange(1 << 20, dtype=np.uint8)
+    array = zarr.create_array(
+        session.store, name="a", shape=data.shape, chunks=data.shape, dtype="u1", compressors=None
+    )
+    array[:] = data
+    due = data.copy()
+    data[:] = 0  # what zarr gave to the store may have been a view of it
+    assert np.array_equal(array[:], due)
+    session.commit("large")
+    assert np.array_equal(zarr.open_array(repository.readonly_session().store, path="a")[:], due)
+
+
+def test_a_large_chunk_is_written_from_where_it_lies(tmp_path: Path) -> None:
+    session = Repository.create(tmp_path / "r").writable_session()
+    length = 16 << 20
+    zarr.create_array(
+        session.store, name="a", shape=(length,), chunks=(length,), dtype="u1", compressors=None
+    )
+    value = cpu.Buffer.from_array_like(np.ones(length, np.uint8))
+    tracemalloc.start()
+    try:
+        session.store.set_sync("a/c/0", value)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert session.store.get_sync("a/c/0", prototype=default_buffer_prototype()) is not None
+
+
+def test_a_large_document_is_kept() -> None:
+    session = Repository.create(MemoryStorage()).writable_session()
+    attributes = {"note": "x" * 600_000}
+    zarr.create_group(session.store, path="g", attributes=attributes)
+    session.commit("large document")
+    assert zarr.open_group(session.store, path="g").attrs["note"] == attributes["note"]

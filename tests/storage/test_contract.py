@@ -56,6 +56,17 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
 # --- one call at a time ----------------------------------------------------------------------
 
 
+def test_a_view_is_its_owners_again_once_it_is_written(storage: Storage) -> None:
+    owned = bytearray(b"as it was" * 100_000)
+    with memoryview(owned) as view:
+        assert storage.create("a", view, durable=False)
+    owned[:] = b"something" * 100_000
+    assert storage.get("a") == b"as it was" * 100_000
+    with memoryview(owned) as view:
+        assert not storage.create("a", view)
+    assert storage.get("a") == b"as it was" * 100_000
+
+
 def test_it_is_a_storage(storage: Storage) -> None:
     assert isinstance(storage, Storage)
     assert storage.capabilities.create

@@ -63,7 +63,7 @@ def native_ref(key: str, offset: int, length: int, checksum: int) -> NativeRef:
     return NativeRef(session, int(number), offset, length, checksum)
 
 
-def check_created(storage: Storage, key: str, data: bytes, created: bool) -> None:
+def check_created(storage: Storage, key: str, data: bytes | memoryview, created: bool) -> None:
     """Raise if an object that was put-if-absent is another's; a lost answer is none."""
     if not created and storage.get(key) != data:
         raise StorageError(

@@ -122,8 +122,8 @@ class Workspace(Overlay):
         self.packs.relocate(changes)
         self.reader = self._reader(view)
 
-    def set(self, key: str, data: bytes) -> None:
-        """Write `data` at the key."""
+    def set(self, key: str, data: bytes | memoryview) -> None:
+        """Write `data` at the key; a view is of more than `most_packed` bytes."""
         self._before_change(key)
         if self._set_document(key, data):
             return
@@ -153,7 +153,7 @@ class Workspace(Overlay):
             assert self.keys is not None
             self.storage.create(self.keys.next("chunks"), b"")
 
-    def write(self, data: bytes) -> ChunkRef:
+    def write(self, data: bytes | memoryview) -> ChunkRef:
         """Take a chunk's bytes, inline, staged or as an object, and say where they are."""
         ref = self._place(data)
         if isinstance(ref, NativeRef):
@@ -244,18 +244,23 @@ class Workspace(Overlay):
                 [partial(pack.write, self.storage, durable=False) for pack in packs]
             )
 
-    def _place(self, data: bytes) -> ChunkRef:
+    @property
+    def most_packed(self) -> int:
+        """Bytes of the largest chunk that shares an object; those of larger ones are not kept."""
+        return max(self.inline_chunk_bytes, self.context.config.pack_chunk_bytes)
+
+    def _place(self, data: bytes | memoryview) -> ChunkRef:
         if len(data) <= self.inline_chunk_bytes:
-            return InlineRef(data)
+            return InlineRef(bytes(data))
         if len(data) <= self.context.config.pack_chunk_bytes:
-            return StagedRef.of(data)
+            return StagedRef.of(bytes(data))
         return native_ref(self._new_chunk_key(), 0, len(data), crc32c(data))
 
     def _new_chunk_key(self) -> str:
         assert self.keys is not None  # the store refuses writes before they come here
         return self.keys.next("chunks")
 
-    def _record(self, key: str, ref: ChunkRef, data: bytes) -> bool:
+    def _record(self, key: str, ref: ChunkRef, data: bytes | memoryview) -> bool:
         """Note a chunk that was stored; False if a commit came between and it must be again.
 
         A commit starts a new session, and what that commits must carry the new session's name.
@@ -417,14 +422,14 @@ class Workspace(Overlay):
 
     # --- documents ---------------------------------------------------------------------------
 
-    def _set_document(self, key: str, data: bytes) -> bool:
+    def _set_document(self, key: str, data: bytes | memoryview) -> bool:
         """Take `data` as a metadata document of a node; False if it is none."""
         path = document_path(key)
         if path is None:
             return False
         name = split(key)[1]
         with self.lock:
-            documents = {**self._documents(path), name: data}
+            documents = {**self._documents(path), name: bytes(data)}
             self._settle_node(path, documents, name)
             return name in node_documents(documents)
 

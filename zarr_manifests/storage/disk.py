@@ -83,7 +83,7 @@ class PosixDisk:
             except FileExistsError:  # left behind by a killed process of the same number
                 continue
 
-    def write(self, temp: Temp, data: bytes) -> None:
+    def write(self, temp: Temp, data: bytes | memoryview) -> None:
         """Write all of `data`."""
         rest = memoryview(data)
         while rest:

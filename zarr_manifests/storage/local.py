@@ -229,7 +229,7 @@ class LocalStorage:
             if durable:
                 self._sync_folders([os.path.dirname(path)])
 
-    def create(self, key: str, data: bytes, *, durable: bool = True) -> bool:
+    def create(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> bool:
         path = self._prefix + check_key(key)
         with self._writing(key):
             created = self._create(path, data, durable)
@@ -327,7 +327,7 @@ class LocalStorage:
 
     # --- how ---------------------------------------------------------------------------------
 
-    def _create(self, path: str, data: bytes, durable: bool) -> bool:
+    def _create(self, path: str, data: bytes | memoryview, durable: bool) -> bool:
         """Write and link; the name itself is not brought to the disk."""
         if _is_file(path):
             return False
@@ -368,7 +368,7 @@ class LocalStorage:
             os.close(fd)
 
     @contextlib.contextmanager
-    def _temp(self, path: str, data: bytes, durable: bool) -> Iterator[Temp]:
+    def _temp(self, path: str, data: bytes | memoryview, durable: bool) -> Iterator[Temp]:
         """A written temporary file beside `path`, gone in the end if it was not renamed."""
         folder = os.path.dirname(path)
         try:

@@ -138,7 +138,7 @@ class MemoryStorage:
         with _LOCK:
             self._write(key, data)
 
-    def create(self, key: str, data: bytes, *, durable: bool = True) -> bool:
+    def create(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> bool:
         check_key(key)
         with _LOCK:
             if key in self._objects:
@@ -201,7 +201,7 @@ class MemoryStorage:
             raise ObjectNotFoundError(f"there is no object {key!r} in {self.url}")
         return found
 
-    def _write(self, key: str, data: bytes) -> Token:
+    def _write(self, key: str, data: bytes | memoryview) -> Token:
         token = str(next(_VERSIONS))
         self._objects[key] = _Object(bytes(data), token, SYSTEM.now_ms())
         return token

@@ -76,7 +76,7 @@ class MeteredStorage:
             raise
         self.meter.request("write_requests", 0, len(data))
 
-    def create(self, key: str, data: bytes, *, durable: bool = True) -> bool:
+    def create(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> bool:
         try:
             created = self.storage.create(key, data, durable=durable)
         except BaseException:

@@ -209,10 +209,11 @@ class Storage(Protocol):
         """Write the object, replacing what is there."""
         ...
 
-    def create(self, key: str, data: bytes, *, durable: bool = True) -> bool:
+    def create(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> bool:
         """Write the object if there is none; False, and nothing is changed, if there is.
 
-        With `durable=False` the object may be lost in a crash until `sync` has named it.
+        With `durable=False` the object may be lost in a crash until `sync` has named it. A
+        `memoryview` is of bytes, and is the caller's again when the call returns.
         """
         ...
 

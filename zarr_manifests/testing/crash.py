@@ -110,7 +110,7 @@ class CrashDisk(PosixDisk):
             self._unsynced.discard(_file(os.fstat(temp.fd)))  # the number may have been used
             return temp
 
-    def write(self, temp: Temp, data: bytes) -> None:
+    def write(self, temp: Temp, data: bytes | memoryview) -> None:
         with self._lock:
             self._note("write")
             self._unsynced.add(_file(os.fstat(temp.fd)))

@@ -97,8 +97,9 @@ class WrappedStorage:
 
         self._around(Call("put", (key,), run, len(data)))
 
-    def create(self, key: str, data: bytes, *, durable: bool = True) -> bool:
-        return self._around(self._create_call("create", key, data, durable))
+    def create(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> bool:
+        # The call may be made again later, when a view is its owner's.
+        return self._around(self._create_call("create", key, bytes(data), durable))
 
     def cas(
         self,

@@ -94,10 +94,10 @@ class Shelf:
     def put(self, key: str, data: bytes, *, durable: bool = True) -> None:
         self._write(key, data)
 
-    def create(self, key: str, data: bytes, *, durable: bool = True) -> bool:
+    def create(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> bool:
         if key in self.objects:
             return False
-        self._write(key, data)
+        self._write(key, bytes(data))
         return True
 
     def cas(
@@ -196,8 +196,9 @@ class Wire:
     def put(self, key: str, data: bytes, *, durable: bool = True) -> None:
         self._call("put", key, lambda: self.shelf.put(key, data))
 
-    def create(self, key: str, data: bytes, *, durable: bool = True) -> bool:
-        return self._call("create", key, lambda: self.shelf.create(key, data))
+    def create(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> bool:
+        kept = bytes(data)  # for the call may land when its caller has gone on
+        return self._call("create", key, lambda: self.shelf.create(key, kept))
 
     def cas(
         self,
