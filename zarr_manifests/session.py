@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from zarr_manifests.appends import put_behind
 from zarr_manifests.arranging import Arranging
@@ -53,6 +53,8 @@ from zarr_manifests.store import ManifestStore
 __all__ = ["Fork", "PreloadReport", "Session", "Status"]
 
 _LOG = logging.getLogger(__name__)
+_OVERDUE: Final = 4
+"""So many times what makes a compaction due, and nobody counts on another's any more."""
 
 
 class Fork:
@@ -481,8 +483,9 @@ class Session(Arranging):
         try:
             ratio = 0.0 if rewrite else None
             with context.roots.only_here("compaction") as alone:
-                if not (alone or rewrite):
-                    return  # whoever does it does it for all
+                overdue = len(view.snapshot.deltas) > _OVERDUE * options.max_delta_count
+                if not (alone or rewrite or overdue):
+                    return  # whoever does it does it for all, unless it has been stopped
                 head = observed_compaction(context, self._branch, CompactionMode.MAJOR, ratio)[1]
             # Somebody may have reset the branch meanwhile; then it is not of this commit.
             if head is not None and deltas_between(context, view, head) is not None:

@@ -168,6 +168,16 @@ def test_only_one_compacts_at_a_time(tmp_path: Path) -> None:
     assert zarr.open_array(repository.readonly_session().store, path="a")[:7, 0].all()
 
 
+def test_a_compaction_that_was_stopped_does_not_stop_all_others(tmp_path: Path) -> None:
+    repository = made(tmp_path / "r", max_delta_count=3)
+    turn = LocalStorage(tmp_path / "r").turn("compaction")
+    assert turn.take()
+    for row in range(40):
+        put(repository, row)
+    assert len(repository.readonly_session().store.workspace.view.snapshot.deltas) <= 13
+    turn.end()
+
+
 # --- what is read of others ------------------------------------------------------------------
 
 
