@@ -27,6 +27,8 @@ from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
+from zarr_manifests.engine.ancestry import snapshot_ref
+from zarr_manifests.engine.logs import deltas_between
 from zarr_manifests.engine.roots import Roots
 from zarr_manifests.errors import CorruptObjectError, ManifestsError
 from zarr_manifests.format.chunk_table import ChunkTable, InlineRef
@@ -555,6 +557,18 @@ def test_a_log_delta_of_another_commit(plain: Seeded) -> None:
     fields["log"] = {n: v for n, v in fields["deltas"][0]["log"].items() if n != "b"}
     storage = plain.forged(head, lambda _: fields)
     refuses(storage, lambda r: r.diff(plain.snapshot_ids[3], plain.snapshot_ids[0]))
+
+
+def test_a_read_list_that_says_something_else_than_a_log(plain: Seeded) -> None:
+    """As it is believed without the logs being read where boxes lie apart."""
+    head = plain.keys("snapshots")[0]
+    fields = plain.fields(head)
+    entry_with(fields, "embedded")["embedded"][0][3] += 1
+    context = open_(plain.forged(head, lambda _: fields))._context
+    older = context.open_view(snapshot_ref(context, plain.snapshot_ids[3]))
+    newest = context.roots.read().root.branches["main"].head
+    with pytest.raises(CorruptObjectError, match="is not as the snapshot says"):
+        deltas_between(context, older, newest)
 
 
 def test_a_page_of_other_names(seeded: Seeded) -> None:

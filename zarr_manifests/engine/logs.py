@@ -57,12 +57,9 @@ def listed_since(
     since: tuple[DeltaEntry, ...] = ()
     ref: BlobRef | None = newer
     seen: set[str] = set()
-    due = -1  # the sequence of the next one down
     while ref is not None and ref.key not in seen:
         seen.add(ref.key)
         snapshot = context.objects.load(ref, Snapshot)
-        if due not in (-1, snapshot.sequence):
-            return None
         logs = [entry.log.key for entry in snapshot.deltas]
         listed = snapshot.log.key in logs[-1:]
         if not listed and snapshot.kind is not CommitKind.REWRITE:
@@ -71,10 +68,8 @@ def listed_since(
             at = len(logs) if ref.key == older.ref.key else logs.index(older.snapshot.log.key) + 1
             since = (*snapshot.deltas[at:], *since)
             whole = all(entry.first == entry.last for entry in since)
-            right = not at or snapshot.deltas[at - 1].last <= older.snapshot.sequence
-            return since if whole and right and _is_above(context, older, floor) else None
+            return since if whole and _is_above(context, older, floor) else None
         since = (*snapshot.deltas[-1:], *since) if listed else since
-        due = snapshot.sequence - listed
         ref = snapshot.parent if ref.key != floor_key else None
     return None
 
