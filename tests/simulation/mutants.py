@@ -161,6 +161,11 @@ def any_base_will_do(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rebasing, "deltas_between", lambda *args: between(*args) or [])
 
 
+@mutant("What came first is taken to lie apart, wherever its chunks are.")
+def all_is_apart(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(rebasing, "apart", lambda mine, theirs: True)
+
+
 @mutant("A head is amended although the branch has moved.")
 def amended_unseen(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commit, "_check_replaced", lambda *args: None)
@@ -415,6 +420,7 @@ SEEDS: dict[str, int] = {
     "left-to-others-and-written": 3,
     "appended-in-place": 11,
     "any-base-will-do": 12,
+    "all-is-apart": 3,
     "amended-unseen": 10,
     "refs-to-anywhere": 30,
     "restore-without-guard": 0,
