@@ -72,6 +72,7 @@ __all__ = [
     "delta_of",
     "deltas_between",
     "footprint_of",
+    "root_with",
 ]
 
 
@@ -188,7 +189,7 @@ class _Landing:
                 continue
             archive = partial(context.roots.archive, at)  # what is to be replaced
             self._upload([*placed.uploads, *uploads], archive)
-            new = _root_with(context, root, branch, head, snapshot, uploads[-1].data)
+            new = root_with(context, root, branch, head, snapshot, uploads[-1].data)
             if self.replaces is not None:  # what it leaves is older than where a search may begin
                 new = replace(new, swept=0)
             landed = context.roots.swap(at, new, snapshot.commit_id)
@@ -397,7 +398,7 @@ def _place(
     return uploads[-1].ref, snapshot, uploads
 
 
-def _root_with(
+def root_with(
     context: Context, root: Root, branch: str, head: BlobRef, snapshot: Snapshot, data: bytes
 ) -> Root:
     """The next root: the branch moved to `head`, and the operation logged."""

@@ -25,6 +25,7 @@ from operator import attrgetter
 from typing import Final
 
 from zarr_manifests.engine.chunks import SessionKeys
+from zarr_manifests.engine.commit import root_with
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.digesting import with_digest
 from zarr_manifests.engine.objects import Upload
@@ -44,7 +45,6 @@ from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import NodeKind
-from zarr_manifests.format.root import LogEntry
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.ids import crc32c, snapshot_id_of
 from zarr_manifests.planning.compaction import CompactionMode
@@ -384,18 +384,8 @@ class _Repacking:
         ]
         calls.append(partial(context.roots.archive, at))
         context.runtime.parallel(calls)
-        entry = LogEntry(
-            at.root.version + 1,
-            context.runtime.now_ms(),
-            f"commit {snapshot.kind}",
-            self.branch,
-            snapshot_id_of(head.key),
-            commit_id,
-        )
-        root = context.roots.with_branch(at.root, self.branch)
-        tip = replace(root.branches[self.branch], head=head.ref, ahead=snapshot.ahead)
-        root = replace(root, branches={**root.branches, self.branch: tip}).with_log(entry)
-        root = root.with_copies({head.key: head.data}, self.branch)
+        tip = context.roots.with_branch(at.root, self.branch)
+        root = root_with(context, tip, self.branch, head.ref, snapshot, head.data)
         if context.roots.swap(at, root, commit_id) is None:
             return None
         context.objects.remember(head.ref, snapshot)
