@@ -69,6 +69,72 @@ def test_small_repository_opens_with_its_coordinates_in_one_request(commits: int
     assert [record.op for record in counting.log] == ["get"]
 
 
+def many_arrays(arrays: int, commits: int = 1) -> MemoryStorage:
+    """Arrays with attributes and chunks in packs, over coordinates that are small."""
+    storage = MemoryStorage()
+    repository = Repository.create(storage, {"compaction": {"mode": "MANUAL"}})
+    rng = np.random.default_rng(0)
+    chunk = rng.bytes(3_000)
+    for turn in range(commits):
+        session = repository.writable_session("main")
+        group = zarr.open_group(session.store, mode="a", use_consolidated=False)
+        for name, size in (("time", 64), ("lat", 30), ("lon", 40)):
+            values = np.arange(size) * 0.5 + turn
+            group.create_array(name, data=values, dimension_names=(name,), overwrite=True)
+        group.create_array(
+            "v0",
+            shape=(64, 30, 40),
+            chunks=(16, 30, 40),
+            dtype="f4",
+            dimension_names=("time", "lat", "lon"),
+            attributes={"long_name": "variable 0", "units": "m s-1", "turn": turn},
+            overwrite=True,
+        )
+        document = session.store.workspace.node("v0").documents["zarr.json"]
+        for i in range(arrays):
+            put(
+                session,
+                f"v{i}/zarr.json",
+                document.replace(b"variable 0", f"variable {i}".encode()),
+            )
+            for at in range(4):
+                put(session, f"v{i}/c/{at}/0/0", chunk[rng.integers(1_000) :])
+        session.commit(f"all of them, {turn}")
+    return storage
+
+
+@pytest.mark.parametrize("arrays", [80, 110, 200])
+def test_many_arrays_open_with_their_coordinates_in_one_request(arrays: int) -> None:
+    """Where the chunks of the others are is not in the way of opening."""
+    storage = many_arrays(arrays)
+    counting = CountingStorage(storage)
+    repository = Repository.open(counting, runtime=stopped_clock())
+    session = repository.readonly_session("main")
+    ds = xr.open_zarr(session.store, consolidated=False)
+    assert len(ds.data_vars) == arrays
+    assert (ds.time.values[-1], ds.lat.values[-1], ds.lon.values[-1]) == (31.5, 14.5, 19.5)
+    assert session.preload_report(wait_s=20).done
+    assert [(r.op, r.key) for r in counting.log] == [("get_tagged", "current")]
+    assert counting.bytes_read < 16 * 1024
+    # Where the chunks are is at hand, or, of so many arrays, in one object.
+    counting.reset()
+    assert all(session.store.get_sync(f"v{i}/c/0/0/0") is not None for i in range(arrays))
+    kinds = [record.key.split("/")[0] for record in counting.log]
+    assert (kinds.count("manifests"), kinds.count("chunks")) == (arrays > 80, arrays)
+
+
+def test_a_run_of_many_arrays_has_their_coordinates_embedded() -> None:
+    storage = many_arrays(200, commits=2)
+    report = Repository.open(storage).compact(mode="minor")
+    assert (report.deltas_before, report.deltas_after) == (2, 1)
+    view = Repository.open(storage).readonly_session("main").store.workspace.view
+    (run,) = view.snapshot.deltas
+    coordinates = {view.nodes[name].node_id for name in ("time", "lat", "lon")}
+    assert coordinates < {part.node_id for part in run.embedded}
+    assert run.coordinates
+    assert run.manifests
+
+
 def test_small_repository_opens_in_one_request_after_a_fold() -> None:
     storage = small_repository(3)
     session = Repository.open(storage, {"max-delta-count": 1}).writable_session("main")
