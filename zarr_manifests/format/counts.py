@@ -21,7 +21,6 @@ from zarr_manifests.ids import NODE_ID_BYTES
 __all__ = ["Count", "Counted", "pack_counts", "parse_counts"]
 
 _MOST: Final = 2**62
-_FLAGS: Final = range(1, 8)
 
 
 class Counted(IntFlag):
@@ -32,6 +31,9 @@ class Counted(IntFlag):
     BYTES_AT_MOST = 2
     WHOLE = 4
     """It counts what there is, and not what is added: nothing older of the node counts."""
+
+
+_COUNTED: Final = {flags: Counted(flags) for flags in range(8)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +67,10 @@ def parse_counts(fields: Fields, *, least: int = -_MOST) -> tuple[Count, ...] | 
                 and least <= min(chunks, nbytes)
                 and max(chunks, nbytes) <= _MOST
                 and node not in counts
-                and len(flags) <= 1
-                and all(type(flag) is int and flag in _FLAGS for flag in flags)
+                and (not flags or (len(flags) == 1 and type(flags[0]) is int and flags[0] > 0))
+                and (counted := _COUNTED.get(flags[0] if flags else 0)) is not None
             ):
-                counts[node] = Count(node, chunks, nbytes, Counted(sum(flags)))
+                counts[node] = Count(node, chunks, nbytes, counted)
             case _:
                 due = "node, chunks, bytes and perhaps how they are meant"
                 raise CorruptObjectError(f"{fields.where}.counts: {due} are due")
