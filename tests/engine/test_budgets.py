@@ -69,16 +69,14 @@ def test_small_repository_opens_with_its_coordinates_in_one_request(commits: int
     assert [record.op for record in counting.log] == ["get"]
 
 
-def many_arrays(arrays: int, commits: int = 1) -> MemoryStorage:
+def many_arrays(arrays: int, *, coordinates: bool = True, commits: int = 1) -> MemoryStorage:
     """Arrays with attributes and chunks in packs, over coordinates that are small."""
     storage = MemoryStorage()
     repository = Repository.create(storage, {"compaction": {"mode": "MANUAL"}})
-    rng = np.random.default_rng(0)
-    chunk = rng.bytes(3_000)
     for turn in range(commits):
         session = repository.writable_session("main")
         group = zarr.open_group(session.store, mode="a", use_consolidated=False)
-        for name, size in (("time", 64), ("lat", 30), ("lon", 40)):
+        for name, size in (("time", 64), ("lat", 30), ("lon", 40)) if coordinates else ():
             values = np.arange(size) * 0.5 + turn
             group.create_array(name, data=values, dimension_names=(name,), overwrite=True)
         group.create_array(
@@ -90,17 +88,23 @@ def many_arrays(arrays: int, commits: int = 1) -> MemoryStorage:
             attributes={"long_name": "variable 0", "units": "m s-1", "turn": turn},
             overwrite=True,
         )
-        document = session.store.workspace.node("v0").documents["zarr.json"]
+        written = session.store.get_sync("v0/zarr.json")
+        assert written is not None
+        document = written.to_bytes()
         for i in range(arrays):
-            put(
-                session,
-                f"v{i}/zarr.json",
-                document.replace(b"variable 0", f"variable {i}".encode()),
-            )
-            for at in range(4):
-                put(session, f"v{i}/c/{at}/0/0", chunk[rng.integers(1_000) :])
+            renamed = document.replace(b"variable 0", f"variable {i}".encode())
+            put(session, f"v{i}/zarr.json", renamed)
+        put_chunks(session, arrays)
         session.commit(f"all of them, {turn}")
     return storage
+
+
+def put_chunks(session: Session, arrays: int) -> None:
+    rng = np.random.default_rng(0)
+    chunk = rng.bytes(3_000)
+    for i in range(arrays):
+        for at in range(4):
+            put(session, f"v{i}/c/{at}/0/0", chunk[rng.integers(1_000) :])
 
 
 @pytest.mark.parametrize("arrays", [80, 110, 200])
@@ -123,16 +127,29 @@ def test_many_arrays_open_with_their_coordinates_in_one_request(arrays: int) -> 
     assert (kinds.count("manifests"), kinds.count("chunks")) == (arrays > 80, arrays)
 
 
-def test_a_run_of_many_arrays_has_their_coordinates_embedded() -> None:
-    storage = many_arrays(200, commits=2)
+@pytest.mark.parametrize("coordinates", [True, False])
+def test_a_run_of_many_arrays_embeds_what_opening_needs(coordinates: bool) -> None:
+    storage = many_arrays(110, coordinates=coordinates, commits=2)
     report = Repository.open(storage).compact(mode="minor")
     assert (report.deltas_before, report.deltas_after) == (2, 1)
     view = Repository.open(storage).readonly_session("main").store.workspace.view
     (run,) = view.snapshot.deltas
-    coordinates = {view.nodes[name].node_id for name in ("time", "lat", "lon")}
-    assert coordinates < {part.node_id for part in run.embedded}
-    assert run.coordinates
-    assert run.manifests
+    embedded = {part.node_id for part in run.embedded}
+    first = {node.node_id for path, node in view.nodes.items() if path in ("time", "lat", "lon")}
+    assert first <= embedded
+    assert run.coordinates == coordinates
+    assert 0 < len(embedded - first) < 30
+    assert len(run.manifests) == 1
+
+
+def test_only_a_delta_that_opening_needs_embeds_little() -> None:
+    storage = many_arrays(110, coordinates=False)
+    session = Repository.open(storage).writable_session("main")
+    put_chunks(session, 110)
+    session.commit("other chunks")
+    deltas = Repository.open(storage).readonly_session("main").store.workspace.view.snapshot.deltas
+    assert [delta.at_open for delta in deltas] == [True, False]
+    assert [len(delta.manifests) for delta in deltas] == [1, 0]
 
 
 def test_small_repository_opens_in_one_request_after_a_fold() -> None:

@@ -319,6 +319,7 @@ def _prepare(
     plan = plan_embedding(
         {place: len(data) for place, (_, data) in encoded.items()},
         {place for place in encoded if place[0] in coordinates},
+        changes_nodes=bool(changes.nodes or changes.truncated),
     )
 
     def together(places: Sequence[tuple[bytes, int]]) -> Manifest:
