@@ -111,7 +111,6 @@ class SnapshotView:
         self._live: dict[bytes, LiveSources] = {}  # by node, made when first asked for
         self._first: dict[bytes, Coords] = {}  # by node, until its overlay is made
         self._damaged: set[bytes] = set()  # nodes whose overlay could not be made
-        self._gathers = True  # what is all at hand is brought together for further lookups
         # Objects, by key, node and position in the read list (that of the base is -1), known to
         # hold what this snapshot says they do.
         self._checked: set[tuple[str, bytes, int]] = set()
@@ -151,10 +150,9 @@ class SnapshotView:
         return cls(objects, ref, snapshot, found, opening)
 
     def at_hand(self) -> SnapshotView:
-        """The same view, for a lookup or two: to fetch anything raises `NotAtHandError`."""
+        """The same view, but what would have to be fetched raises `NotAtHandError`."""
         view = copy.copy(self)
         view._objects = AtHand(self._objects)
-        view._gathers = False
         return view
 
     @property
@@ -468,8 +466,7 @@ class SnapshotView:
         """
         live = self._sources(node_id)
         known = all(self._known_overlay(node_id, after) is not None for after in afters)
-        whole = known or len(sources) == len(live.sources)
-        if whole or (self._gathers and all(map(self._at_hand, live.sources))):
+        if known or len(sources) == len(live.sources) or all(map(self._at_hand, live.sources)):
             return self._fetch(node_id, afters, leaves)
         loaded = self._load(sources, self._due_leaves(node_id, leaves))
         layers = self._layers(node_id, sources, loaded, coords, keep=True)

@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import itertools
 import struct
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from typing import Any, Final
 
 import msgpack
@@ -38,6 +38,7 @@ from zarr_manifests.errors import (
     UnsupportedFormatError,
 )
 from zarr_manifests.ids import crc32c
+from zarr_manifests.runtime import PerThread
 
 __all__ = [
     "FORMAT_VERSION",
@@ -68,15 +69,9 @@ _STORED, _ZSTD = 0, 1
 _ZSTD_LEVEL: Final = 3
 
 
-class _ZstdOf(threading.local):
-    """A thread's own; to make one takes as long as to compress a small object."""
-
-    def __init__(self) -> None:
-        self.compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
-        self.decompressor = zstandard.ZstdDecompressor()
-
-
-_ZSTD_OF: Final = _ZstdOf()
+# To make one takes as long as to compress a small object.
+_COMPRESSOR: Final = PerThread(partial(zstandard.ZstdCompressor, level=_ZSTD_LEVEL))
+_DECOMPRESSOR: Final = PerThread(zstandard.ZstdDecompressor)
 
 
 class Kind(IntEnum):
@@ -189,7 +184,7 @@ def encode(kind: Kind, payload: Mapping[str, Any]) -> bytes:
         raise InvalidArgumentError(
             f"an object of {len(raw)} bytes is beyond {MAX_PAYLOAD_BYTES}; commit in several steps"
         )
-    packed = _ZSTD_OF.compressor.compress(raw)
+    packed = _COMPRESSOR.get().compress(raw)
     smaller = len(packed) < len(raw) <= _expanded_at_most(packed)
     codec, body = (_ZSTD, packed) if smaller else (_STORED, raw)
     header = _HEADER.pack(MAGIC, 0, FORMAT_VERSION, kind, codec, 0, len(raw))
@@ -293,7 +288,7 @@ def _payload(body: bytes, codec: int, nbytes: int) -> bytes:
             # The frame's own size is compared before a byte of it is decompressed.
             if zstandard.frame_content_size(body) != nbytes:
                 raise CorruptObjectError("header and zstd frame disagree about the size")
-            body = _ZSTD_OF.decompressor.decompress(body, max_output_size=nbytes)
+            body = _DECOMPRESSOR.get().decompress(body, max_output_size=nbytes)
         except zstandard.ZstdError as error:
             raise CorruptObjectError(f"the payload does not decompress: {error}") from error
     elif codec != _STORED:
