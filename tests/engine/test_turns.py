@@ -237,6 +237,37 @@ def test_only_one_compacts_at_a_time(tmp_path: Path) -> None:
     assert zarr.open_array(repository.readonly_session().store, path="a")[:7, 0].all()
 
 
+def test_a_compaction_swaps_in_its_turn_after_all_else_is_written(tmp_path: Path) -> None:
+    made(tmp_path / "r")
+    watched = _Watched()
+    counting = CountingStorage(LocalStorage(tmp_path / "r"))
+    repository = Repository.open(counting, runtime=watched.runtime())
+    for row in range(4):
+        put(repository, row)
+    other = Repository.open(tmp_path / "r")
+    session = other.writable_session()
+    zarr.open_array(session.store, path="a")[9] = 1
+    turn = LocalStorage(tmp_path / "r").turn("swap")
+    assert turn.take()
+
+    def commit() -> None:
+        """What the one does who has the turn."""
+        ops = [call.op for call in counting.log]
+        assert "create" in ops
+        assert ops.count("cas") == 1, "it has claimed compactions, and no more"
+        turn.end()
+        session.commit("in its turn")
+
+    counting.reset()
+    watched.asleep = [commit]
+    report = repository.compact("main", "full")
+    assert watched.slept_s
+    assert report.snapshot_id == repository.list_branches()["main"]
+    assert [call.op for call in counting.log].count("cas") == 2, "nothing is tried in vain"
+    rows = zarr.open_array(repository.readonly_session().store, path="a")[:, 0]
+    assert rows[[0, 1, 2, 3, 9]].all()
+
+
 def test_a_compaction_that_was_stopped_does_not_stop_all_others(tmp_path: Path) -> None:
     repository = made(tmp_path / "r", max_delta_count=3)
     turn = LocalStorage(tmp_path / "r").turn("compaction")

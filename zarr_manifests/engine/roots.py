@@ -266,7 +266,7 @@ class Roots:
         return refs
 
     @contextmanager
-    def turn(self, meanwhile: Callable[[], None]) -> Iterator[bool]:
+    def turn(self, meanwhile: Callable[[], None] = lambda: None) -> Iterator[bool]:
         """Have the other writers of this machine wait until the block is left; whether they do.
 
         Without it all but one of those who try at the same time would have made their commit for
