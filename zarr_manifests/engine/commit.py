@@ -187,8 +187,8 @@ class _Landing:
             except (CorruptObjectError, MissingChunkError) as error:
                 at = _moved_since(context, tip, branch, error)
                 continue
-            archive = partial(context.roots.archive, at)  # what is to be replaced
-            self._upload([*placed.uploads, *uploads], archive)
+            archive = context.roots.archiving(at)  # what is to be replaced
+            self._upload([*placed.uploads, *uploads], *archive)
             new = root_with(context, root, branch, head, snapshot, uploads[-1].data)
             if self.replaces is not None:  # what it leaves is older than where a search may begin
                 new = replace(new, swept=0)

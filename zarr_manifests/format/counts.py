@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntFlag
 from typing import Any, Final
 
 from zarr_manifests.errors import CorruptObjectError
@@ -21,38 +20,37 @@ from zarr_manifests.ids import NODE_ID_BYTES
 __all__ = ["Count", "Counted", "pack_counts", "parse_counts"]
 
 _MOST: Final = 2**62
+_FLAGS: Final = range(1, 8)
 
 
-class Counted(IntFlag):
-    """How a count is meant."""
+class Counted:
+    """How a count is meant; numbers and no enumeration, since every commit tests many of them."""
 
-    EXACT = 0
-    CHUNKS_AT_MOST = 1
-    BYTES_AT_MOST = 2
-    WHOLE = 4
+    EXACT: Final = 0
+    CHUNKS_AT_MOST: Final = 1
+    BYTES_AT_MOST: Final = 2
+    WHOLE: Final = 4
     """It counts what there is, and not what is added: nothing older of the node counts."""
-
-
-_COUNTED: Final = {flags: Counted(flags) for flags in range(8)}
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Chunks of one node, or how many more there are (fewer: below 0), and their bytes."""
+    """Chunks of one node, or how many more there are (fewer: below 0), and their bytes.
+
+    `counted` is a sum of what `Counted` names.
+    """
 
     node_id: bytes
     chunks: int
     nbytes: int
-    counted: Counted = Counted.EXACT
+    counted: int = Counted.EXACT
 
 
 def pack_counts(counts: Sequence[Count] | None) -> list[Any] | None:
     """As a list for msgpack."""
     if counts is None:
         return None
-    return [
-        [c.node_id, c.chunks, c.nbytes, *([int(c.counted)] if c.counted else [])] for c in counts
-    ]
+    return [[c.node_id, c.chunks, c.nbytes, *([c.counted] if c.counted else [])] for c in counts]
 
 
 def parse_counts(fields: Fields, *, least: int = -_MOST) -> tuple[Count, ...] | None:
@@ -67,10 +65,10 @@ def parse_counts(fields: Fields, *, least: int = -_MOST) -> tuple[Count, ...] | 
                 and least <= min(chunks, nbytes)
                 and max(chunks, nbytes) <= _MOST
                 and node not in counts
-                and (not flags or (len(flags) == 1 and type(flags[0]) is int and flags[0] > 0))
-                and (counted := _COUNTED.get(flags[0] if flags else 0)) is not None
+                and len(flags) <= 1
+                and all(type(flag) is int and flag in _FLAGS for flag in flags)
             ):
-                counts[node] = Count(node, chunks, nbytes, counted)
+                counts[node] = Count(node, chunks, nbytes, sum(flags))
             case _:
                 due = "node, chunks, bytes and perhaps how they are meant"
                 raise CorruptObjectError(f"{fields.where}.counts: {due} are due")
