@@ -56,7 +56,7 @@ def test_what_opening_reads_embeds_all_if_that_is_little(opening: dict[str, Any]
     tables = {bytes([i]): 2_048 for i in range(9)}
     assert len(plan_embedding(tables).embedded) == 9
     assert [len(group) for group in plan_embedding(tables, **opening).manifests] == [
-        7 - len(opening.get("coordinates", ()))
+        8 - len(opening.get("coordinates", ()))
     ]
     del tables[b"\0"]
     assert len(plan_embedding(tables, **opening).embedded) == 8
@@ -68,7 +68,7 @@ def test_coordinates_are_embedded_first_and_then_a_few_of_the_smallest() -> None
     plan = plan_embedding(data | coordinates, coordinates)
     assert plan.embedded[:2] == (b"lat", b"time")
     assert set(plan.embedded[2:]) < {*data} - {b"large"}
-    assert len(plan.embedded) == 2 + 4_096 // 200
-    assert [len(group) for group in plan.manifests] == [202 - 4_096 // 200]
+    assert len(plan.embedded) == 2 + 2_048 // 200
+    assert [len(group) for group in plan.manifests] == [202 - 2_048 // 200]
     many = {bytes([0, i]): 8_000 for i in range(9)}
     assert len(plan_embedding(many, many).embedded) == EMBED_BYTES // 8_000

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Final
 
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
@@ -35,9 +34,6 @@ def _is_bomb(rows: int, columns: Mapping[str, Any], data: bytes) -> bool:
     return rows > most_rows or values > _VALUES_FREELY + _VALUES_A_BYTE * len(data)
 
 
-_box = lru_cache(maxsize=1024)(Box)  # most arrays of a dataset are alike
-
-
 @dataclass(frozen=True, slots=True)
 class Part:
     """One (node, box) table of a manifest, and how many rows it has."""
@@ -59,7 +55,7 @@ class Part:
                 and 0 <= count
                 and {*map(type, lo), *map(type, hi)} <= _INTEGER
             ):
-                return cls(node_id, _box(tuple(lo), tuple(hi)), count)
+                return cls(node_id, Box(tuple(lo), tuple(hi)), count)
         raise CorruptObjectError(f"{where}: node, box and count are due")
 
     @classmethod

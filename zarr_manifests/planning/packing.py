@@ -21,7 +21,7 @@ __all__ = ["EMBED_BYTES", "LEAF_ROWS", "EmbedPlan", "plan_embedding"]
 EMBED_BYTES: Final = 32 * 1024
 _EMBED_TABLE_BYTES: Final = 8 * 1024
 _EMBED_AT_OPEN_BYTES: Final = 16 * 1024
-_EMBED_OTHERS_BYTES: Final = 4 * 1024
+_EMBED_OTHERS_BYTES: Final = 2 * 1024
 _SHARED_MANIFEST_BYTES: Final = 1024 * 1024
 LEAF_ROWS: Final = 1_000_000
 """Rows of a leaf at most; an array with more is split by box."""
