@@ -89,6 +89,7 @@ class Committed:
 
     at: RootAt
     head: BlobRef
+    snapshot: Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,9 @@ def commit(
     if changes.unsynced or sum(pack.nbytes for pack in packs) > _QUICK_BYTES:
         landing.upload_ahead()  # nobody is to wait for much
     with context.roots.turn(landing.upload_ahead) as held:
-        return landing.land(in_turn=held)
+        landed = landing.land(in_turn=held)
+    context.objects.remember(landed.head, landed.snapshot)  # nobody is to wait for this
+    return landed
 
 
 @dataclass(slots=True)
@@ -194,8 +197,7 @@ class _Landing:
                 new = replace(new, swept=0)
             landed = context.roots.swap(at, new, snapshot.commit_id)
             if landed is not None:
-                context.objects.remember(head, snapshot)
-                return Committed(landed, head)
+                return Committed(landed, head, snapshot)
             context.roots.backoff(attempt)
             at = context.roots.read()
         raise ConflictError(
