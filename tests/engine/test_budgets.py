@@ -12,6 +12,7 @@ import zarr
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
+from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import MemoryStorage, Storage
 from zarr_manifests.testing import CountingStorage, LatencyStorage
@@ -150,6 +151,20 @@ def test_only_a_delta_that_opening_needs_embeds_little() -> None:
     deltas = Repository.open(storage).readonly_session("main").store.workspace.view.snapshot.deltas
     assert [delta.at_open for delta in deltas] == [True, False]
     assert [len(delta.manifests) for delta in deltas] == [1, 0]
+
+
+def test_a_delta_is_compared_with_its_entry_once_for_all_arrays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    storage = many_arrays(20)
+    checked = []
+    check = DeltaEntry.check
+    monkeypatch.setattr(
+        DeltaEntry, "check", lambda entry, delta: (checked.append(entry), check(entry, delta))
+    )
+    store = Repository.open(storage).readonly_session("main").store
+    assert all(store.get_sync(f"v{i}/c/0/0/0") is not None for i in range(20))
+    assert len(checked) == 1
 
 
 def test_small_repository_opens_in_one_request_after_a_fold() -> None:
