@@ -416,6 +416,29 @@ def test_readonly_session_refuses_writes_of_every_kind() -> None:
             write()
 
 
+def test_repr_says_what_is_read_now_and_is_made_once() -> None:
+    """Zarr asks for it with each array."""
+
+    class Asked(LatencyStorage):
+        times = 0
+
+        @property
+        def url(self) -> str:
+            self.times += 1
+            return super().url
+
+    storage = Asked(MemoryStorage(), latency_s=0)
+    session = Repository.create(storage).writable_session("main")
+    store = session.store
+    first = repr(store)
+    storage.times = 0
+    assert {repr(store) for _ in range(10)} == {first}
+    assert storage.times == 0
+    zarr.create_group(store)
+    session.commit("group")
+    assert session.snapshot_id in repr(store) != first
+
+
 def test_equality_and_hash() -> None:
     repository = Repository.create(MemoryStorage())
     session, other = repository.writable_session("main"), repository.writable_session("main")

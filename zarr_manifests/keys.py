@@ -53,6 +53,7 @@ V2_ATTRIBUTES: Final = ".zattrs"
 DOCUMENTS: Final = (V3_DOCUMENT, V2_ARRAY, V2_GROUP, V2_ATTRIBUTES)
 _MAX_NDIM: Final = 64
 _MALFORMED: Final = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+_INTEGER: Final = frozenset({int})
 _PLAIN_DIGITS: Final = 18
 """As many are a number below 2**63, whichever they are."""
 _NUMBER: Final = r"(0|[1-9][0-9]{0,18})"
@@ -320,12 +321,20 @@ def _array(
     shape: Coords, chunks: Coords, kind: Any, separator: Any, names: tuple[str | None, ...] | None
 ) -> ArrayMeta | None:
     """The array, if there can be one like that."""
+    numbers = {*map(type, shape), *map(type, chunks)} <= _INTEGER  # equal ones of others are not
+    return _array_of(shape, chunks, kind, separator, names) if numbers else None
+
+
+@lru_cache(maxsize=1024)  # most arrays of a dataset are alike
+def _array_of(
+    shape: Coords, chunks: Coords, kind: Any, separator: Any, names: tuple[str | None, ...] | None
+) -> ArrayMeta | None:
     if (
         kind not in ("default", "v2")
         or separator not in ("/", ".")
         or len(shape) != len(chunks)
         or len(shape) > _MAX_NDIM
-        or not all(type(n) is int and 0 <= n < 2**63 for n in (*shape, *chunks))
+        or not all(0 <= n < 2**63 for n in (*shape, *chunks))
         or any(c == 0 and n for n, c in zip(shape, chunks, strict=True))
         or math.prod(grid_shape(shape, chunks)) >= MAX_BOX_CHUNKS
     ):

@@ -525,9 +525,9 @@ def _config(config: RepositoryConfig | Mapping[str, Any] | None) -> RepositoryCo
 def _overlaid(
     saved: RepositoryConfig, overlay: RepositoryConfig | Mapping[str, Any] | None
 ) -> RepositoryConfig:
-    if isinstance(overlay, RepositoryConfig):
-        return overlay
-    return saved.overlaid({} if overlay is None else overlay)
+    if overlay is None:
+        return saved
+    return overlay if isinstance(overlay, RepositoryConfig) else saved.overlaid(overlay)
 
 
 def _counted(location: str | os.PathLike[str] | Storage) -> MeteredStorage:

@@ -38,6 +38,7 @@ from zarr_manifests.errors import (
     ReadOnlyError,
     SessionClosedError,
 )
+from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock, Runtime
 from zarr_manifests.virtual.columns import VirtualRefs, table_of
@@ -73,6 +74,7 @@ class ManifestStore(Store):
         super().__init__(read_only=read_only)
         self._contents = contents
         self._runtime = runtime
+        self._shown: tuple[BlobRef | None, str] = None, ""
 
     @property
     def workspace(self) -> Workspace:
@@ -137,12 +139,16 @@ class ManifestStore(Store):
         return of.context.repository_id, of.storage.url, of.view.ref.key, lineage, self.read_only
 
     def __repr__(self) -> str:
-        mode, contents = "read-only" if self.read_only else "writable", self._contents
-        if isinstance(contents, ForkState):  # it is not opened for being shown
-            url, snapshot_id = contents.storage.url, snapshot_id_of(contents.head.key)
-        else:
-            url, snapshot_id = contents.storage.url, contents.view.snapshot_id
-        return f"<ManifestStore {url} at {snapshot_id}, {mode}>"
+        # Zarr asks for it with every array that it opens.
+        contents = self._contents
+        at = contents.head if isinstance(contents, ForkState) else contents.view.ref
+        known, text = self._shown
+        if known is not at:
+            # A pickled one is not opened for being shown.
+            mode = "read-only" if self.read_only else "writable"
+            text = f"<ManifestStore {contents.storage.url} at {snapshot_id_of(at.key)}, {mode}>"
+            self._shown = at, text
+        return text
 
     def _repr_html_(self) -> str:
         contents = self._contents

@@ -12,6 +12,7 @@ import zarr
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
+from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import MemoryStorage, Storage
 from zarr_manifests.testing import CountingStorage, LatencyStorage
@@ -67,6 +68,103 @@ def test_small_repository_opens_with_its_coordinates_in_one_request(commits: int
     value = ds.t2m[0, 0, 0].values
     assert value == weather(4).t2m.values[0, 0, 0]
     assert [record.op for record in counting.log] == ["get"]
+
+
+def many_arrays(arrays: int, *, coordinates: bool = True, commits: int = 1) -> MemoryStorage:
+    """Arrays with attributes and chunks in packs, over coordinates that are small."""
+    storage = MemoryStorage()
+    repository = Repository.create(storage, {"compaction": {"mode": "MANUAL"}})
+    for turn in range(commits):
+        session = repository.writable_session("main")
+        group = zarr.open_group(session.store, mode="a", use_consolidated=False)
+        for name, size in (("time", 64), ("lat", 30), ("lon", 40)) if coordinates else ():
+            values = np.arange(size) * 0.5 + turn
+            group.create_array(name, data=values, dimension_names=(name,), overwrite=True)
+        group.create_array(
+            "v0",
+            shape=(64, 30, 40),
+            chunks=(16, 30, 40),
+            dtype="f4",
+            dimension_names=("time", "lat", "lon"),
+            attributes={"long_name": "variable 0", "units": "m s-1", "turn": turn},
+            overwrite=True,
+        )
+        written = session.store.get_sync("v0/zarr.json")
+        assert written is not None
+        document = written.to_bytes()
+        for i in range(arrays):
+            renamed = document.replace(b"variable 0", f"variable {i}".encode())
+            put(session, f"v{i}/zarr.json", renamed)
+        put_chunks(session, arrays)
+        session.commit(f"all of them, {turn}")
+    return storage
+
+
+def put_chunks(session: Session, arrays: int) -> None:
+    rng = np.random.default_rng(0)
+    chunk = rng.bytes(3_000)
+    for i in range(arrays):
+        for at in range(4):
+            put(session, f"v{i}/c/{at}/0/0", chunk[rng.integers(1_000) :])
+
+
+@pytest.mark.parametrize("arrays", [80, 110, 200])
+def test_many_arrays_open_with_their_coordinates_in_one_request(arrays: int) -> None:
+    """Where the chunks of the others are is not in the way of opening."""
+    storage = many_arrays(arrays)
+    counting = CountingStorage(storage)
+    repository = Repository.open(counting, runtime=stopped_clock())
+    session = repository.readonly_session("main")
+    ds = xr.open_zarr(session.store, consolidated=False)
+    assert len(ds.data_vars) == arrays
+    assert (ds.time.values[-1], ds.lat.values[-1], ds.lon.values[-1]) == (31.5, 14.5, 19.5)
+    assert session.preload_report(wait_s=20).done
+    assert [(r.op, r.key) for r in counting.log] == [("get_tagged", "current")]
+    assert counting.bytes_read < 16 * 1024
+    # Where the chunks are is at hand, or, of so many arrays, in one object.
+    counting.reset()
+    assert all(session.store.get_sync(f"v{i}/c/0/0/0") is not None for i in range(arrays))
+    kinds = [record.key.split("/")[0] for record in counting.log]
+    assert (kinds.count("manifests"), kinds.count("chunks")) == (arrays > 80, arrays)
+
+
+@pytest.mark.parametrize("coordinates", [True, False])
+def test_a_run_of_many_arrays_embeds_what_opening_needs(coordinates: bool) -> None:
+    storage = many_arrays(110, coordinates=coordinates, commits=2)
+    report = Repository.open(storage).compact(mode="minor")
+    assert (report.deltas_before, report.deltas_after) == (2, 1)
+    view = Repository.open(storage).readonly_session("main").store.workspace.view
+    (run,) = view.snapshot.deltas
+    embedded = {part.node_id for part in run.embedded}
+    first = {node.node_id for path, node in view.nodes.items() if path in ("time", "lat", "lon")}
+    assert first <= embedded
+    assert run.coordinates == coordinates
+    assert 0 < len(embedded - first) < 30
+    assert len(run.manifests) == 1
+
+
+def test_only_a_delta_that_opening_needs_embeds_little() -> None:
+    storage = many_arrays(110, coordinates=False)
+    session = Repository.open(storage).writable_session("main")
+    put_chunks(session, 110)
+    session.commit("other chunks")
+    deltas = Repository.open(storage).readonly_session("main").store.workspace.view.snapshot.deltas
+    assert [delta.at_open for delta in deltas] == [True, False]
+    assert [len(delta.manifests) for delta in deltas] == [1, 0]
+
+
+def test_a_delta_is_compared_with_its_entry_once_for_all_arrays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    storage = many_arrays(20)
+    checked = []
+    check = DeltaEntry.check
+    monkeypatch.setattr(
+        DeltaEntry, "check", lambda entry, delta: (checked.append(entry), check(entry, delta))
+    )
+    store = Repository.open(storage).readonly_session("main").store
+    assert all(store.get_sync(f"v{i}/c/0/0/0") is not None for i in range(20))
+    assert len(checked) == 1
 
 
 def test_small_repository_opens_in_one_request_after_a_fold() -> None:

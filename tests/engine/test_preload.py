@@ -9,6 +9,8 @@ import tempfile
 import textwrap
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
 from zarr_manifests.errors import CorruptObjectError, SessionClosedError
+from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import CountingStorage, LatencyStorage
 from zarr_manifests.testing.wrapped import Call, WrappedStorage
@@ -118,6 +121,30 @@ def test_nothing_is_fetched_if_it_is_turned_off_or_here(forty: MemoryStorage) ->
     assert report.done
     assert {one.why for one in report.manifests} == {"it is here already"}
     assert manifests_read(counting) == []
+
+
+def test_nothing_is_planned_if_what_is_elsewhere_has_no_coordinates() -> None:
+    """A plan looks at every array, while the session's owner wants to begin."""
+    begun: list[Callable[[], None]] = []
+    runtime = replace(SYSTEM, background=begun.append)
+    storage = arrays(2, **{"inline-chunk-bytes": 0})
+    default = {"chunk-manifests": {"preload": {"arrays": None}}}
+
+    def preloads(config: dict[str, Any]) -> tuple[int, bool]:
+        begun.clear()
+        session = Repository.open(storage, config, runtime=runtime).readonly_session()
+        return len(begun), session.preload_report().done
+
+    assert preloads({}) == (1, False)
+    assert preloads(default) == (1, False)  # arrays of one axis may be coordinates
+    session = Repository.open(storage).writable_session()
+    for i in range(2):
+        del zarr.open_group(session.store, mode="a")[f"v{i}"]
+    zarr.create_array(session.store, name="v", shape=(4, 4), chunks=(1, 1), dtype="i1")[:] = 7
+    session.commit("others")
+    Repository.open(storage).compact(mode="full")
+    assert preloads({}) == (1, False)
+    assert preloads(default) == (0, True)
 
 
 def test_a_read_waits_for_the_fetch_in_flight(forty: MemoryStorage) -> None:

@@ -316,7 +316,13 @@ def _prepare(
         for i, table in enumerate(parts)
         if resident(table)
     }
-    plan = plan_embedding({place: len(data) for place, (_, data) in encoded.items()})
+    nodes = {**view.nodes, **changes.nodes}.values()
+    coordinates = coordinate_ids((node for node in nodes if node is not None), tables)
+    plan = plan_embedding(
+        {place: len(data) for place, (_, data) in encoded.items()},
+        {place for place in encoded if place[0] in coordinates},
+        changes_nodes=bool(changes.nodes or changes.truncated),
+    )
 
     def together(places: Sequence[tuple[bytes, int]]) -> Manifest:
         return Manifest(tuple(encoded[place] for place in places))

@@ -30,7 +30,7 @@ from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import ManifestsError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.delta import Delta
-from zarr_manifests.format.manifest import Manifest
+from zarr_manifests.format.manifest import Manifest, Part
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.format.root import Root
 from zarr_manifests.format.snapshot import DeltaEntry
@@ -172,10 +172,13 @@ class Preload:
         return PreloadReport(self.snapshot_id, manifests, done)
 
     def _any_is_elsewhere(self, view: SnapshotView) -> bool:
-        """Whether any manifest or delta would have to be fetched; quick, and before any plan."""
+        """Whether anything may have to be fetched; quick, and before any plan."""
+        any_axes = self._options.arrays is not None  # coordinates have one
         return any(
-            ref.copy is None and self._objects.recall(ref, _kind(ref)) is None
-            for ref in _refs_of(view)
+            ref.copy is None
+            and (any_axes or any(len(part.box.lo) == 1 for part in parts))
+            and self._objects.recall(ref, _kind(ref)) is None
+            for ref, parts in _refs_of(view)
         )
 
     def _planned(self) -> PreloadPlan:
@@ -244,15 +247,15 @@ class Preload:
                 self._ended.set_result(None)
 
 
-def _refs_of(view: SnapshotView) -> Iterator[BlobRef]:
-    """All objects with chunk refs."""
+def _refs_of(view: SnapshotView) -> Iterator[tuple[BlobRef, Sequence[Part]]]:
+    """All objects with chunk tables, and these."""
     for ref in view.manifests:
-        yield ref.blob
+        yield ref.blob, ref.parts
     for entry in view.snapshot.deltas:
         if entry.embedded:
-            yield entry.log
+            yield entry.log, entry.embedded
         for ref in entry.manifests:
-            yield ref.blob
+            yield ref.blob, ref.parts
 
 
 def _kind(ref: BlobRef) -> type[Delta] | type[Manifest]:
@@ -266,7 +269,7 @@ def _plan(objects: Objects, options: PreloadOptions, view: SnapshotView) -> Prel
         for node in view.nodes.values()
         if node.kind is NodeKind.ARRAY and node.node_id in known
     }
-    here = {ref.key for ref in _refs_of(view) if objects.recall(ref, _kind(ref)) is not None}
+    here = {ref.key for ref, _ in _refs_of(view) if objects.recall(ref, _kind(ref)) is not None}
     arrays = Facts(nodes, {}).values()
     return plan_preload(options, arrays, view.index, _without_digests(view), here)
 

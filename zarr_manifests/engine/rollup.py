@@ -63,7 +63,9 @@ def roll_up(
         for node_id, tables in parts.items()
     }
     sizes = {node: sum(len(data) for _, data in m.parts) for node, m in encoded.items()}
-    plan = plan_embedding(sizes)
+    coordinates = coordinate_ids(view.nodes.values(), sizes)
+    changes_nodes = bool(nodes or deleted or truncated)
+    plan = plan_embedding(sizes, coordinates, changes_nodes=changes_nodes)
     uploads, manifests = [], []
     for group in plan.manifests:
         packed = Manifest(tuple(part for node in group for part in encoded[node].parts))

@@ -53,6 +53,7 @@ __all__ = ["DIGESTS", "SnapshotView", "check_axes", "opening_kind"]
 DIGESTS: Final = "digests"
 """The first part of the keys of digests."""
 _BASE: Final = -1
+_ANY_NODE: Final = b""
 
 
 class SnapshotView:
@@ -140,14 +141,15 @@ class SnapshotView:
         loaded = objects.load_all(rest, runtime)
         found = loaded[due.key] if due is not None else Base((), ())
         opening = {position: loaded[other.key] for position, other in wanted}
-        for position, value in opening.items():
-            if isinstance(value, Delta):
-                snapshot.deltas[position].check(value)
         for entry in snapshot.digests:
             digest = objects.load(entry.blob, Digest)
             if not tells_about(digest, snapshot.deltas[entry.first : entry.stop]):
                 raise CorruptObjectError(f"{entry.blob.key} is a digest of other deltas")
-        return cls(objects, ref, snapshot, found, opening)
+        view = cls(objects, ref, snapshot, found, opening)
+        for position, value in opening.items():
+            if isinstance(value, Delta):
+                view._check(value, position)
+        return view
 
     def at_hand(self) -> SnapshotView:
         """The same view, but what would have to be fetched raises `NotAtHandError`."""
@@ -539,13 +541,21 @@ class SnapshotView:
         parts = [part for part in manifest.parts if part[0].node_id == node_id]
         if checked not in self._checked:
             if isinstance(found, Delta):
-                self.snapshot.deltas[source.position].check(found)
+                self._check(found, source.position)
             if tuple(part for part, _ in parts) != source.parts:
                 raise CorruptObjectError(
                     f"{source.blob.key} has no chunk tables such as the snapshot says it has"
                 )
             self._checked.add(checked)
         return parts[number]
+
+    def _check(self, delta: Delta, position: int) -> None:
+        """Refuse a delta that is not as its entry says; once, and not for each node."""
+        entry = self.snapshot.deltas[position]
+        checked = entry.log.key, _ANY_NODE, position
+        if checked not in self._checked:
+            entry.check(delta)
+            self._checked.add(checked)
 
     def _digests_of(self, node_id: bytes) -> dict[int, Digest]:
         """The digests that stand in place of their runs for the node, by where they begin.

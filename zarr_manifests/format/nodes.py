@@ -40,7 +40,7 @@ class NodeKind(IntEnum):
     OPAQUE = 2
 
 
-_KINDS: Final = frozenset(NodeKind)
+_KINDS: Final = {int(kind): kind for kind in NodeKind}
 _DOCUMENTS: Final = frozenset(DOCUMENTS)
 _BYTES: Final = frozenset({bytes})
 
@@ -87,8 +87,10 @@ class Node:
         meta = parse_documents(self.documents)
         object.__setattr__(self, "meta", meta)
         object.__setattr__(self, "array", meta if isinstance(meta, ArrayMeta) else None)
+        # One document that says what a node is makes it: what most nodes have.
         sound = len(self.node_id) == NODE_ID_BYTES and (
-            node_documents(self.documents).keys() == self.documents.keys()
+            (meta is not None and len(self.documents) == 1)
+            or node_documents(self.documents).keys() == self.documents.keys()
         )
         sound = sound and (
             (self.kind is NodeKind.GROUP and isinstance(meta, GroupMeta))
@@ -120,7 +122,7 @@ class Node:
                 and documents.keys() <= _DOCUMENTS
                 and set(map(type, documents.values())) <= _BYTES
             ):
-                return cls(path, node_id, NodeKind(kind), documents)
+                return cls(path, node_id, _KINDS[kind], documents)
         raise CorruptObjectError(f"{where}: path, id, kind and documents are due")
 
 
