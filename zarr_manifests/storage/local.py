@@ -45,6 +45,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.storage.disk import TEMP_PREFIX, PosixDisk, Temp, is_remote_filesystem
 from zarr_manifests.storage.handles import (
     Handle,
+    ahead_of,
     at_hand,
     forget,
     handle_of,
@@ -144,8 +145,17 @@ class LocalStorage:
         check_range(start, length)
         try:
             if length is not None:
-                handle = self._handle(key)  # kept for as long as its number is read from
-                return _read(handle.fd, start, length)
+                # Kept for as long as its number is read from.
+                handle = opened(self._prefix + key) or self._handle(key)
+                at, data = handle.ahead
+                if 0 <= start - at <= len(data) - length:
+                    return data[start - at : start - at + length]
+                most = ahead_of(handle, start, length)
+                data = _read(handle.fd, start, most)
+                if most > length:
+                    handle.ahead = start, data
+                    return data[:length]
+                return data
             path = self._prefix + check_key(key)
             fd = os.open(path, _READ)
             try:
