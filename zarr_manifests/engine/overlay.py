@@ -185,15 +185,17 @@ class Overlay:
 
     def find(self, key: str) -> Entry | None:
         """What is at the key; None if nothing is."""
-        check_key(key)
-        path = document_path(key)
-        if path is not None:
-            node, name = self.node(path), split(key)[1]
-            if self.keys is not None and path not in self.changes.nodes:
-                self.changes.reads.documents.add(path)
-            if node is not None and name in node.documents:
-                return InlineRef(node.documents[name])
-        chunk = self.chunk_at(key)
+        chunk = self._nearby(key)
+        if chunk is None:
+            check_key(key)
+            path = document_path(key)
+            if path is not None:
+                node, name = self.node(path), split(key)[1]
+                if self.keys is not None and path not in self.changes.nodes:
+                    self.changes.reads.documents.add(path)
+                if node is not None and name in node.documents:
+                    return InlineRef(node.documents[name])
+            chunk = self._search(key)
         if chunk is None:
             opaque = self.node(OPAQUE + key)
             if opaque is None:
@@ -255,18 +257,25 @@ class Overlay:
 
     def chunk_at(self, key: str) -> tuple[Node, Coords] | None:
         """The array and coordinate of which the key is a chunk, whether it is there or not."""
-        changed, stored, nearest = self.changes.nodes, self.view.nodes, self._nearest
-        if nearest is not None and not changed:
+        return self._nearby(key) or self._search(key)
+
+    def _nearby(self, key: str) -> tuple[Node, Coords] | None:
+        """The same if it is the array of the last chunk that was searched for, else None."""
+        nearest = self._nearest
+        if nearest is not None and not self.changes.nodes:
             of, node, prefix, match, shape = nearest
-            if of is stored and key.startswith(prefix) and (found := match(key, len(prefix))):
+            if (
+                of is self.view.nodes
+                and key.startswith(prefix)
+                and (found := match(key, len(prefix)))
+            ):
                 coords = tuple(map(int, found.groups()))
                 if all(map(lt, coords, shape)):
                     return node, coords
-        return self._search(key, changed, stored)
+        return None
 
-    def _search(
-        self, key: str, changed: Mapping[str, Node | None], stored: Mapping[str, Node]
-    ) -> tuple[Node, Coords] | None:
+    def _search(self, key: str) -> tuple[Node, Coords] | None:
+        changed, stored = self.changes.nodes, self.view.nodes
         end = len(key)
         while end > 0:
             end = key.rfind("/", 0, end)

@@ -35,6 +35,7 @@ _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # off Linux a read just w
 _COPIED_BYTES: Final = 16 * 1024
 """Up to here to read and to copy takes less than to ask first, or a call of the system for each."""
 _SMALL_BYTES: Final = 64 * 1024
+_NOWHERE: Final = 2**63
 _now_s: Final = SYSTEM.monotonic_s
 
 
@@ -57,7 +58,7 @@ class Handle:
     def __init__(self, path: str) -> None:
         self.fd = os.open(path, _READ)
         self.until_s = _now_s() + KEPT_S
-        self.ahead = -1, b""
+        self.ahead = _NOWHERE, b""
 
     def __del__(self, close: object = os.close) -> None:  # a default outlives the module
         if hasattr(self, "fd"):

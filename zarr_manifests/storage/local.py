@@ -142,14 +142,16 @@ class LocalStorage:
     # --- reading -----------------------------------------------------------------------------
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        if length is not None:
+            handle = opened(self._prefix + key)
+            if handle is not None:
+                at, data = handle.ahead
+                if 0 <= start - at <= len(data) - length <= len(data):
+                    return data[start - at : start - at + length]
         check_range(start, length)
         try:
             if length is not None:
-                # Kept for as long as its number is read from.
-                handle = opened(self._prefix + key) or self._handle(key)
-                at, data = handle.ahead
-                if 0 <= start - at <= len(data) - length:
-                    return data[start - at : start - at + length]
+                handle = self._handle(key)  # kept for as long as its number is read from
                 most = ahead_of(handle, start, length)
                 data = _read(handle.fd, start, most)
                 if most > length:
