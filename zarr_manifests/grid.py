@@ -98,10 +98,13 @@ class Box:
 
     def overlaps(self, other: Box) -> bool:
         """Whether the two boxes share a coordinate."""
-        return len(self.lo) == len(other.lo) and all(
-            max(a, c) < min(b, d)
-            for a, b, c, d in zip(self.lo, self.hi, other.lo, other.hi, strict=True)
-        )
+        if len(self.lo) != len(other.lo):
+            return False
+        # Every commit asks it of every live delta, and a generator takes three times as long.
+        for a, b, c, d in zip(self.lo, self.hi, other.lo, other.hi, strict=True):
+            if b <= c or d <= a or b <= a or d <= c:
+                return False
+        return True
 
     def shared_size(self, other: Box) -> int:
         """Number of coordinates that are in both boxes, of as many axes each."""

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 __all__ = [
     "SYSTEM",
     "ForkSafeLock",
+    "PerThread",
     "Runtime",
     "asked_at",
     "forks_made",
@@ -74,6 +75,32 @@ def _renew_locks() -> None:
 
 
 os.register_at_fork(after_in_child=_renew_locks)
+
+
+class PerThread[T]:
+    """A value that each thread makes for itself, since threads cannot share it.
+
+    Examples
+    --------
+    >>> from zarr_manifests.runtime import PerThread
+    >>> buffers = PerThread(bytearray)
+    >>> buffers.get() is buffers.get()
+    True
+    """
+
+    __slots__ = ("_local", "_make")
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._local = threading.local()
+
+    def get(self) -> T:
+        """What the calling thread has."""
+        try:
+            found: T = self._local.value
+        except AttributeError:
+            found = self._local.value = self._make()
+        return found
 
 
 class _Forks:

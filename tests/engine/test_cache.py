@@ -23,10 +23,12 @@ from zarr_manifests.engine.sizes import decoded_bytes
 from zarr_manifests.errors import ConfigError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, NativeRef
-from zarr_manifests.format.delta import Delta
+from zarr_manifests.format.counts import Count
+from zarr_manifests.format.delta import CommitKind, Delta
 from zarr_manifests.format.envelope import Fields, pack, unpack
-from zarr_manifests.format.manifest import Manifest
+from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.format.nodes import Base, Node, NodeKind
+from zarr_manifests.format.snapshot import _PARSED, DeltaEntry, Snapshot
 from zarr_manifests.format.virtual_sources import VirtualSource, VirtualSources
 from zarr_manifests.grid import Box
 from zarr_manifests.metrics import Meter
@@ -94,6 +96,47 @@ def decode_delta() -> Callable[[], Any]:
     return lambda: Delta.from_object(data, ref)
 
 
+def entry(i: int, manifests: int) -> DeltaEntry:
+    """An entry of a read list, as a commit of one array or of several makes it."""
+
+    def parts(n: int) -> tuple[Part, ...]:
+        nodes = [bytes([9, *j.to_bytes(11, "big")]) for j in range(n)]
+        return tuple(Part(one, Box((i + 300, 7000), (i + 301, 7001)), 500 + i) for one in nodes)
+
+    refs = tuple(
+        ManifestRef(BlobRef(f"manifests/{_SESSION}/{n}", 5000 + i, 2**31 + i), parts(2))
+        for n in range(manifests)
+    )
+    copy = bytes(200 + i) if i % 3 == 0 else None
+    log = BlobRef(f"deltas/{i:012d}-{'ab' * 12}/{i}", 200 + i, 2**31 + i, copy)
+    counts = tuple(Count(part.node_id, 1000 + i, 2**20 + i, 3) for part in parts(1 + 2 * manifests))
+    return DeltaEntry(log, i + 1, i + 1, False, parts(1), refs, False, counts)
+
+
+def decode_snapshot(manifests: int) -> Callable[[], Any]:
+    entries = tuple(entry(i, manifests) for i in range(50))
+    log = entries[-1].log.bare()
+    about: Any = (None, b"c" * 16, CommitKind.APPEND, "x", {}, 1, None)
+    data = Snapshot(*about, entries, log, sequence=50).encode()
+    ref = BlobRef.to(f"snapshots/{_SESSION}/0", data)
+
+    def decode() -> Snapshot:
+        _PARSED.clear()
+        value = Snapshot.from_object(data, ref)
+        _PARSED.clear()
+        return value
+
+    return decode
+
+
+def decode_small_snapshot() -> Callable[[], Any]:
+    return decode_snapshot(0)
+
+
+def decode_large_snapshot() -> Callable[[], Any]:
+    return decode_snapshot(3)
+
+
 def decode_sources() -> Callable[[], Any]:
     sources = [VirtualSource("c", f"day/{i}.nc") for i in range(3000)]
     packed = unpack(pack(VirtualSources.of(sources).pack()))
@@ -107,7 +150,16 @@ def make_overlay() -> Callable[[], Any]:
 
 @pytest.mark.parametrize(
     "prepare",
-    [decode_base, decode_manifest, decode_table, decode_delta, decode_sources, make_overlay],
+    [
+        decode_base,
+        decode_manifest,
+        decode_table,
+        decode_delta,
+        decode_small_snapshot,
+        decode_large_snapshot,
+        decode_sources,
+        make_overlay,
+    ],
 )
 def test_the_estimate_is_what_decoding_takes(prepare: Callable[[], Callable[[], Any]]) -> None:
     make = prepare()

@@ -207,6 +207,24 @@ def test_what_is_called_exact_is(data: st.DataObject) -> None:
     assert check(world.storage, world.head()).exact
 
 
+def test_what_comes_back_after_a_run_was_merged_is_counted_as_new() -> None:
+    storage = MemoryStorage()
+    repository = Repository.create(storage, {**CONFIG, "compaction": {"fan-in": 2}})
+    session = repository.writable_session()
+    make(session, "line", (12,))
+    fill(session, "line", 0)
+    session.commit("fill")
+    repository.compact(mode="full")
+    session = repository.writable_session()
+    session.store.workspace.delete_below("line")
+    gone = session.commit("delete")
+    make(session, "plane", (2, 2))
+    session.commit("another")
+    assert repository.compact(mode="minor").refs_merged == 0
+    totals = check(storage, repository.revert(gone, "main"))
+    assert totals["line"].total == totals["line"].delta == exactly(1, 8)
+
+
 # --- what is known for nothing ---------------------------------------------------------------
 
 

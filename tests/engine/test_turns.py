@@ -116,6 +116,75 @@ def test_a_writer_that_was_stopped_does_not_stop_the_others(tmp_path: Path) -> N
     turn.end()
 
 
+def test_of_those_who_wait_one_is_next_and_asks_often(tmp_path: Path) -> None:
+    made(tmp_path / "r")
+    storage = LocalStorage(tmp_path / "r")
+    holder, first, second = (storage.turn("swap") for _ in range(3))
+    assert holder.take()
+    assert not holder.is_next
+    assert not first.take()
+    assert not second.take()
+    assert (first.is_next, second.is_next) == (True, False)
+    holder.end()
+    assert first.take()
+    assert not first.is_next
+    assert not second.take()
+    assert second.is_next
+    first.end()
+    second.end()
+    third = storage.turn("swap")
+    assert third.take()
+    third.end()
+
+
+def test_who_waits_behind_another_asks_seldom(tmp_path: Path) -> None:
+    made(tmp_path / "r")
+    storage = LocalStorage(tmp_path / "r")
+    holder, first = storage.turn("swap"), storage.turn("swap")
+    assert holder.take()
+    assert not first.take()
+    watched = _Watched()
+    watched.asleep = [holder.end]  # `first` never asks again, and goes when it is given up
+    repository = Repository.open(tmp_path / "r", runtime=watched.runtime())
+    session = repository.writable_session()
+    zarr.open_array(session.store, path="a")[0] = 1
+    session.commit("behind")
+    assert len(watched.slept_s) == 1
+    assert watched.slept_s[0] >= 0.004
+    first.end()
+
+
+def test_who_is_next_asks_often(tmp_path: Path) -> None:
+    made(tmp_path / "r")
+    holder = LocalStorage(tmp_path / "r").turn("swap")
+    assert holder.take()
+    watched = _Watched()
+    watched.asleep = [holder.end]
+    put(Repository.open(tmp_path / "r", runtime=watched.runtime()), 3)
+    assert len(watched.slept_s) == 1
+    assert watched.slept_s[0] < 0.001
+
+
+def test_what_others_have_archived_is_not_written_again(tmp_path: Path) -> None:
+    made(tmp_path / "r")
+    counting = CountingStorage(LocalStorage(tmp_path / "r"))
+    mine = Repository.open(counting)
+    put(Repository.open(tmp_path / "r"), 1)
+    counting.reset()
+    put(mine, 2)
+    keys = {op: [c.key for c in counting.log if c.op == op] for op in ("create", "sync")}
+    assert not [key for key in keys["create"] if key.startswith("root/")]
+    archived = [key for key in keys["sync"] if key.startswith("root/")]
+    assert len(archived) == 1, "it is brought to the disk: who made it may have been stopped"
+
+    put(Repository.open(tmp_path / "r"), 3)
+    lost = max((tmp_path / "r" / "root").iterdir())
+    before = lost.read_bytes()
+    lost.unlink()  # as if the writer had been stopped right after its swap
+    put(mine, 4)
+    assert lost.read_bytes() == before
+
+
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_turn_ends_with_its_process(tmp_path: Path, killed: bool) -> None:
     made(tmp_path / "r")
@@ -166,6 +235,37 @@ def test_only_one_compacts_at_a_time(tmp_path: Path) -> None:
     put(repository, 6)
     assert len(repository.readonly_session().store.workspace.view.snapshot.deltas) < 4
     assert zarr.open_array(repository.readonly_session().store, path="a")[:7, 0].all()
+
+
+def test_a_compaction_swaps_in_its_turn_after_all_else_is_written(tmp_path: Path) -> None:
+    made(tmp_path / "r")
+    watched = _Watched()
+    counting = CountingStorage(LocalStorage(tmp_path / "r"))
+    repository = Repository.open(counting, runtime=watched.runtime())
+    for row in range(4):
+        put(repository, row)
+    other = Repository.open(tmp_path / "r")
+    session = other.writable_session()
+    zarr.open_array(session.store, path="a")[9] = 1
+    turn = LocalStorage(tmp_path / "r").turn("swap")
+    assert turn.take()
+
+    def commit() -> None:
+        """What the one does who has the turn."""
+        ops = [call.op for call in counting.log]
+        assert "create" in ops
+        assert ops.count("cas") == 1, "it has claimed compactions, and no more"
+        turn.end()
+        session.commit("in its turn")
+
+    counting.reset()
+    watched.asleep = [commit]
+    report = repository.compact("main", "full")
+    assert watched.slept_s
+    assert report.snapshot_id == repository.list_branches()["main"]
+    assert [call.op for call in counting.log].count("cas") == 2, "nothing is tried in vain"
+    rows = zarr.open_array(repository.readonly_session().store, path="a")[:, 0]
+    assert rows[[0, 1, 2, 3, 9]].all()
 
 
 def test_a_compaction_that_was_stopped_does_not_stop_all_others(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
 
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -15,7 +17,16 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format import envelope
 from zarr_manifests.format.blobs import BlobRef, with_copies
-from zarr_manifests.format.envelope import Fields, Kind, crc_of, decode, encode, unpack
+from zarr_manifests.format.envelope import (
+    Fields,
+    Kind,
+    crc_of,
+    decode,
+    encode,
+    pack,
+    unpack,
+    unpack_but,
+)
 from zarr_manifests.ids import crc32c
 
 KEY = f"deltas/{1:012d}-{'ab' * 12}/0"
@@ -104,6 +115,49 @@ def test_an_object_beyond_what_is_read_is_not_written(monkeypatch: pytest.Monkey
 def test_what_is_not_msgpack(data: bytes) -> None:
     with pytest.raises(CorruptObjectError, match="not msgpack"):
         unpack(data)
+
+
+payloads = st.dictionaries(
+    st.text(max_size=4),
+    st.recursive(
+        st.one_of(st.integers(-(2**63), 2**64 - 1), st.text(max_size=4), st.binary(max_size=4)),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+        max_leaves=6,
+    ),
+    max_size=4,
+)
+
+
+@given(payloads, st.lists(payloads, max_size=4))
+def test_items_that_stay_packed_are_the_same(
+    payload: dict[str, Any], items: list[dict[str, Any]]
+) -> None:
+    found = unpack_but(pack(payload | {"many": items}), "many")
+    assert [unpack(item) for item in found.pop("many")] == items
+    payload.pop("many", None)
+    assert found == payload == unpack_but(pack(payload), "many")
+
+
+@pytest.mark.parametrize("size", [1, 60_000])
+def test_a_map_of_which_a_list_stays_packed_may_lie_no_more_than_another(size: int) -> None:
+    plain = pack({"many": [[1], [2]], "other": bytes(size), "third": [{"a": 3}]})
+    assert unpack_but(plain, "many")["many"] == [b"\x91\x01", b"\x91\x02"]
+    assert unpack_but(plain, "many")["third"] == [{"a": 3}]
+    lies = [
+        plain[:-1],
+        plain + b"\x00",
+        b"\x93" + plain[1:],
+        plain.replace(b"\x92\x91\x01", b"\x82\x91\x01"),  # a map where the list is due
+        plain.replace(b"\x92\x91\x01\x91\x02", b"\xdd\xff\xff\xff\xff"),
+        b"\xdf\xff\xff\xff\xff" + plain[1:],
+        pack({"many": 3, "other": bytes(size)}),
+    ]
+    for lie in lies:
+        with pytest.raises(CorruptObjectError):
+            unpack_but(lie, "many")
+    many = pack({"many": [], "other": [[] for _ in range(400_000)]})
+    with pytest.raises(CorruptObjectError, match="too many lists and maps"):
+        unpack_but(many, "many")
 
 
 def test_fields_name_what_is_wrong_and_where() -> None:

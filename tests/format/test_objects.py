@@ -34,7 +34,7 @@ from zarr_manifests.format.chunk_table import (
     StoredRef,
     VirtualRef,
 )
-from zarr_manifests.format.counts import Count, Counted
+from zarr_manifests.format.counts import Count
 from zarr_manifests.format.delta import CommitKind, Delta
 from zarr_manifests.format.digest import Digest
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
@@ -102,7 +102,7 @@ manifest_refs = leaf_refs()
 
 def counts_from(least: int) -> st.SearchStrategy[tuple[Count, ...] | None]:
     number = st.integers(least, 2**62)
-    count = st.builds(Count, node_ids, number, number, st.integers(0, 7).map(Counted))
+    count = st.builds(Count, node_ids, number, number, st.integers(0, 7))
     several = st.lists(count, max_size=3, unique_by=lambda count: count.node_id).map(tuple)
     return st.none() | several
 

@@ -89,6 +89,7 @@ class Committed:
 
     at: RootAt
     head: BlobRef
+    snapshot: Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,9 @@ def commit(
     if changes.unsynced or sum(pack.nbytes for pack in packs) > _QUICK_BYTES:
         landing.upload_ahead()  # nobody is to wait for much
     with context.roots.turn(landing.upload_ahead) as held:
-        return landing.land(in_turn=held)
+        landed = landing.land(in_turn=held)
+    context.objects.remember(landed.head, landed.snapshot)  # nobody is to wait for this
+    return landed
 
 
 @dataclass(slots=True)
@@ -187,15 +190,14 @@ class _Landing:
             except (CorruptObjectError, MissingChunkError) as error:
                 at = _moved_since(context, tip, branch, error)
                 continue
-            archive = partial(context.roots.archive, at)  # what is to be replaced
-            self._upload([*placed.uploads, *uploads], archive)
+            archive = context.roots.archiving(at)  # what is to be replaced
+            self._upload([*placed.uploads, *uploads], *archive)
             new = root_with(context, root, branch, head, snapshot, uploads[-1].data)
             if self.replaces is not None:  # what it leaves is older than where a search may begin
                 new = replace(new, swept=0)
             landed = context.roots.swap(at, new, snapshot.commit_id)
             if landed is not None:
-                context.objects.remember(head, snapshot)
-                return Committed(landed, head)
+                return Committed(landed, head, snapshot)
             context.roots.backoff(attempt)
             at = context.roots.read()
         raise ConflictError(

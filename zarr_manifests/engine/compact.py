@@ -394,7 +394,24 @@ def _land(
     keys: SessionKeys,
 ) -> BlobRef | None:
     """Put the new read list under the branch; None if somebody else has compacted meanwhile."""
-    uploads: Sequence[Upload] = done.uploads
+    if not context.storage.capabilities.turns:
+        return _land_on(context, at, branch, view, done, done.uploads, keys)
+    creates = [partial(context.objects.create, u.key, u.data) for u in done.uploads]
+    context.runtime.parallel(creates)  # nobody is to wait for this
+    with context.roots.turn():
+        return _land_on(context, context.roots.read(), branch, view, done, (), keys)
+
+
+def _land_on(
+    context: Context,
+    at: RootAt,
+    branch: str,
+    view: SnapshotView,
+    done: _Compacted,
+    uploads: Sequence[Upload],
+    keys: SessionKeys,
+) -> BlobRef | None:
+    """The same, as often as others come first; with the uploads that are still to be made."""
     for attempt in range(_ATTEMPTS):
         tip = context.roots.with_branch(at.root, branch).branches.get(branch)
         if tip is None or keys.start < at.root.fence:

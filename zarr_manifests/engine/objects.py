@@ -116,12 +116,15 @@ class Objects:
         self.meter.add("cache_misses")
         return cast(T, self.cache.obtain(name, partial(self._decoded, ref, kind)))
 
-    def load_all(self, wanted: Sequence[tuple[BlobRef, type[_Decodable]]]) -> dict[str, Any]:
+    def load_all(
+        self, wanted: Sequence[tuple[BlobRef, type[_Decodable]]], runtime: Runtime | None = None
+    ) -> dict[str, Any]:
         """The decoded objects by key; what has to be fetched is, in one parallel round."""
         by_key = {ref.key: (ref, kind) for ref, kind in wanted}
         here = [key for key, (ref, kind) in by_key.items() if self.has(ref, kind)]
         loaded = {key: self.load(*by_key.pop(key)) for key in here}
-        fetched = self._runtime.parallel([partial(self.load, *each) for each in by_key.values()])
+        calls = [partial(self.load, *each) for each in by_key.values()]
+        fetched = (runtime or self._runtime).parallel(calls)
         return loaded | dict(zip(by_key, fetched, strict=True))
 
     def prefetch(self, wanted: Sequence[tuple[BlobRef, type[_Decodable]]]) -> None:
@@ -241,7 +244,9 @@ class AtHand(Objects):
             raise NotAtHandError(ref.key)
         return cast(T, kind.from_object(ref.copy, ref))
 
-    def load_all(self, wanted: Sequence[tuple[BlobRef, type[_Decodable]]]) -> dict[str, Any]:
+    def load_all(
+        self, wanted: Sequence[tuple[BlobRef, type[_Decodable]]], runtime: Runtime | None = None
+    ) -> dict[str, Any]:
         """The decoded objects by key."""
         return {ref.key: self.load(ref, kind) for ref, kind in wanted}
 

@@ -69,6 +69,7 @@ _RESENDS: Final = 5
 _BACKOFF_S: Final = 0.02
 _MAX_BACKOFF_S: Final = 1.0
 _TURN_S: Final = 10.0
+_NEXT_POLL_S: Final = 0.0002
 _TURN_POLL_S: Final = 0.004
 
 
@@ -149,17 +150,40 @@ class Roots:
         return latest is not None and latest.token == at.token and self._read_at == _Swaps.done
 
     def archive(self, at: RootAt) -> None:
-        """Make sure that the version is archived; part of the round before it is replaced.
+        """Make sure that the version is archived, which it must be before it is replaced."""
+        for call in self.archiving(at):
+            call()
+
+    def archiving(self, at: RootAt) -> list[Callable[[], None]]:
+        """What is still to be done to archive the version: a call for the round before the swap.
 
         A version that no operation made (a lease was taken, renewed or given up) is not.
         """
-        log = at.root.log
-        if log and log[-1].version != at.root.version:
-            return
-        if at.root.version > self._archived:
-            self._runtime.checkpoint("root.archive")
-            self._storage.create(archive_key(at.root.version), at.root.bare().encode())
-            self._archived = max(self._archived, at.root.version)
+        log, version = at.root.log, at.root.version
+        if version <= self._archived or (log and log[-1].version != version):
+            return []
+        self._runtime.checkpoint("root.archive")
+        if self._is_durable(archive_key(version)):
+            self._archived = max(self._archived, version)
+            return []
+        return [partial(self._archive, at.root)]
+
+    def _archive(self, root: Root) -> None:
+        self._storage.create(archive_key(root.version), root.bare().encode())
+        self._archived = max(self._archived, root.version)
+
+    def _is_durable(self, key: str) -> bool:
+        """Whether the object is there, and on the disk; False where to ask would be a request.
+
+        Where writers take turns it is: each one archives what it has made, in its own turn.
+        """
+        if not self._storage.capabilities.turns:
+            return False
+        try:
+            self._storage.sync([key])  # who has made it may have been stopped before that
+        except ObjectNotFoundError:
+            return False
+        return True
 
     # --- pages -------------------------------------------------------------------------------
 
@@ -242,7 +266,7 @@ class Roots:
         return refs
 
     @contextmanager
-    def turn(self, meanwhile: Callable[[], None]) -> Iterator[bool]:
+    def turn(self, meanwhile: Callable[[], None] = lambda: None) -> Iterator[bool]:
         """Have the other writers of this machine wait until the block is left; whether they do.
 
         Without it all but one of those who try at the same time would have made their commit for
@@ -260,7 +284,8 @@ class Roots:
                 meanwhile()
                 held = turn.take()
             while not held and self._runtime.monotonic_s() < until_s:
-                self._runtime.sleep(_TURN_POLL_S + self._runtime.jitter(_TURN_POLL_S))
+                poll_s = _NEXT_POLL_S if turn.is_next else _TURN_POLL_S
+                self._runtime.sleep(poll_s + self._runtime.jitter(poll_s))
                 held = turn.take()
             yield held
         finally:

@@ -274,7 +274,9 @@ class _Counter:
         there, lengths = np.zeros(len(coords), np.int64), np.zeros(len(coords), np.int64)
         if not len(coords):
             return there, lengths
-        near = self._near(node_id, coords)
+        around = Box.around_coords(coords)
+        over = [box for box, _ in self._boxes.get(node_id, ()) if box.overlaps(around)]
+        near = self._near(node_id, coords, over)
         if cut is not None:
             near &= inside(coords, cut)
         due = coords[near]
@@ -285,6 +287,8 @@ class _Counter:
         rows = sum(count for _, count in self._boxes.get(node_id, ()))
         if rows > _LOOKED_THROUGH + 4 * len(due):
             return there, lengths
+        if not over and not self._at_hand.has_leaves(node_id, around):
+            return there, lengths  # what most overwrites come to, found out at once
         try:
             table = self._at_hand.chunks_at(node_id, due)
         except _NOT_TOLD:
@@ -292,14 +296,14 @@ class _Counter:
         there[near], lengths[near] = _looked_up(table, due)
         return there, lengths
 
-    def _near(self, node_id: bytes, coords: IndexArray) -> npt.NDArray[np.bool_]:
-        """Which of the coordinates lie in the box of anything that is stored."""
+    def _near(
+        self, node_id: bytes, coords: IndexArray, over: Sequence[Box]
+    ) -> npt.NDArray[np.bool_]:
+        """Which of the coordinates lie in a leaf's box, or in one of these of live deltas."""
         near = self._view.index.locate(node_id, coords) >= 0
-        around = Box.around_coords(coords)
-        for box, _ in self._boxes.get(node_id, ()):
-            if box.overlaps(around):
-                rest = np.flatnonzero(~near)
-                near[rest] = within(box, coords[rest])
+        for box in over:
+            rest = np.flatnonzero(~near)
+            near[rest] = within(box, coords[rest])
         return near
 
     def _is_full(self, node_id: bytes) -> bool:
@@ -322,16 +326,18 @@ class _Counter:
         return boxes if around is None else [*boxes, around]
 
 
+def _joined(arrays: Sequence[IndexArray]) -> IndexArray:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
 class _Rows:
     """Chunks of one node that a commit sets and unsets; no two are the same."""
 
     def __init__(self, tables: Sequence[ChunkTable]) -> None:
-        each = [table for table in tables if len(table)]
-        ndim = each[0].box.ndim if each else 0
-        none = np.empty(0, np.int64)
-        self.coords = np.concatenate([np.empty((0, ndim), np.int64), *(t.coords() for t in each)])
-        self.set = np.concatenate([none, *(t.kind for t in each)]) != RefKind.UNSET
-        self.length = np.concatenate([none, *(t.length for t in each)])
+        each = [table for table in tables if len(table)] or list(tables[:1])
+        self.coords = _joined([table.coords() for table in each])
+        self.set = _joined([table.kind for table in each]) != RefKind.UNSET
+        self.length = _joined([table.length for table in each])
 
     def all_new(self) -> tuple[int, int]:
         """Chunks and bytes, if there was nothing before."""

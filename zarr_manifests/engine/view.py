@@ -136,21 +136,17 @@ class SnapshotView:
         `base` is the base it is expected to read, and `ahead` what else, if known: all of it is
         fetched in one round.
         """
-        calls: list[Any] = [partial(objects.load, ref, Snapshot)]
-        if base is not None:
-            calls.append(partial(objects.load, base, Base))
-        calls += [partial(objects.load, other, opening_kind(other)) for other in ahead]
-        snapshot: Snapshot = runtime.parallel(calls)[0]
+        first: list[Any] = [(ref, Snapshot)]
+        first += [(base, Base)] if base is not None else []
+        first += [(other, opening_kind(other)) for other in ahead]
+        snapshot: Snapshot = objects.load_all(first, runtime)[ref.key]
         due = base if base and snapshot.base and base.key == snapshot.base.key else snapshot.base
         wanted = snapshot.opening()
-        loads: list[Any] = [
-            partial(objects.load, other, opening_kind(other)) for _, other in wanted
-        ]
-        if due is not None:
-            loads.append(partial(objects.load, due, Base))
-        loaded = runtime.parallel(loads)
-        found = loaded.pop() if due is not None else Base((), ())
-        opening = dict(zip((position for position, _ in wanted), loaded, strict=True))
+        rest: list[Any] = [(other, opening_kind(other)) for _, other in wanted]
+        rest += [(due, Base)] if due is not None else []
+        loaded = objects.load_all(rest, runtime)
+        found = loaded[due.key] if due is not None else Base((), ())
+        opening = {position: loaded[other.key] for position, other in wanted}
         for position, value in opening.items():
             if isinstance(value, Delta):
                 snapshot.deltas[position].check(value)
@@ -320,6 +316,11 @@ class SnapshotView:
             found = self._layers(node_id, sources, loaded, keep=False)
             self._objects.cache.keep(name, found)
         return found
+
+    def has_leaves(self, node_id: bytes, box: Box) -> bool:
+        """Whether the node's leaves that share a chunk with the box need not be fetched."""
+        due = self._due_leaves(node_id, self.index.placed_in(node_id, box))
+        return all(self._objects.has(blob, kind) for blob, kind in due)
 
     def leaves(self, node_id: bytes, wanted: Callable[[Box], bool]) -> list[ChunkTable]:
         """The node's tables in the base, of the boxes that are wanted; nothing is laid over."""

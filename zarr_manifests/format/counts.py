@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntFlag
 from typing import Any, Final
 
 from zarr_manifests.errors import CorruptObjectError
@@ -24,33 +23,34 @@ _MOST: Final = 2**62
 _FLAGS: Final = range(1, 8)
 
 
-class Counted(IntFlag):
-    """How a count is meant."""
+class Counted:
+    """How a count is meant; numbers and no enumeration, since every commit tests many of them."""
 
-    EXACT = 0
-    CHUNKS_AT_MOST = 1
-    BYTES_AT_MOST = 2
-    WHOLE = 4
+    EXACT: Final = 0
+    CHUNKS_AT_MOST: Final = 1
+    BYTES_AT_MOST: Final = 2
+    WHOLE: Final = 4
     """It counts what there is, and not what is added: nothing older of the node counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Chunks of one node, or how many more there are (fewer: below 0), and their bytes."""
+    """Chunks of one node, or how many more there are (fewer: below 0), and their bytes.
+
+    `counted` is a sum of what `Counted` names.
+    """
 
     node_id: bytes
     chunks: int
     nbytes: int
-    counted: Counted = Counted.EXACT
+    counted: int = Counted.EXACT
 
 
 def pack_counts(counts: Sequence[Count] | None) -> list[Any] | None:
     """As a list for msgpack."""
     if counts is None:
         return None
-    return [
-        [c.node_id, c.chunks, c.nbytes, *([int(c.counted)] if c.counted else [])] for c in counts
-    ]
+    return [[c.node_id, c.chunks, c.nbytes, *([c.counted] if c.counted else [])] for c in counts]
 
 
 def parse_counts(fields: Fields, *, least: int = -_MOST) -> tuple[Count, ...] | None:
@@ -68,7 +68,7 @@ def parse_counts(fields: Fields, *, least: int = -_MOST) -> tuple[Count, ...] | 
                 and len(flags) <= 1
                 and all(type(flag) is int and flag in _FLAGS for flag in flags)
             ):
-                counts[node] = Count(node, chunks, nbytes, Counted(sum(flags)))
+                counts[node] = Count(node, chunks, nbytes, sum(flags))
             case _:
                 due = "node, chunks, bytes and perhaps how they are meant"
                 raise CorruptObjectError(f"{fields.where}.counts: {due} are due")

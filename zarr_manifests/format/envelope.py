@@ -19,10 +19,12 @@ same constant for every message, and a pointer that repeats it would tell no two
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from typing import Any, Final
 
 import msgpack
@@ -36,6 +38,7 @@ from zarr_manifests.errors import (
     UnsupportedFormatError,
 )
 from zarr_manifests.ids import crc32c
+from zarr_manifests.runtime import PerThread
 
 __all__ = [
     "FORMAT_VERSION",
@@ -48,6 +51,7 @@ __all__ = [
     "is_sound",
     "pack",
     "unpack",
+    "unpack_but",
 ]
 
 FORMAT_VERSION: Final = 1
@@ -63,6 +67,11 @@ _HEADER = struct.Struct("<8sIBBBBQ")
 _CRC_FROM: Final = 12
 _STORED, _ZSTD = 0, 1
 _ZSTD_LEVEL: Final = 3
+
+
+# To make one takes as long as to compress a small object.
+_COMPRESSOR: Final = PerThread(partial(zstandard.ZstdCompressor, level=_ZSTD_LEVEL))
+_DECOMPRESSOR: Final = PerThread(zstandard.ZstdDecompressor)
 
 
 class Kind(IntEnum):
@@ -107,6 +116,41 @@ def unpack(data: bytes) -> Any:
         raise CorruptObjectError(f"the payload is not msgpack: {error}") from error
 
 
+def unpack_but(data: bytes, name: str) -> Any:
+    """As `unpack`, of a map in which the items of the list of that name stay packed.
+
+    So whoever has seen an item before need not unpack it, and each of the others is bounded by
+    itself.
+    """
+    try:
+        _skip(data)
+        unpacker = msgpack.Unpacker(raw=False, strict_map_key=False, max_buffer_size=len(data) or 1)
+        unpacker.feed(data)
+        found: dict[Any, Any] = {}
+        for _ in range(unpacker.read_map_header()):
+            key = unpacker.unpack()
+            if key == name:
+                found[key] = _slices(data, unpacker, unpacker.read_array_header())
+            elif len(data) <= _FREE_CONTAINERS:
+                found[key] = unpacker.unpack()
+            else:
+                found[key] = unpack(*_slices(data, unpacker, 1))
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise CorruptObjectError(f"the payload is no map with a list {name!r}: {error}") from error
+    if unpacker.tell() != len(data):
+        raise CorruptObjectError("the payload is not msgpack: there are bytes behind it")
+    return found
+
+
+def _slices(data: bytes, unpacker: Any, count: int) -> list[bytes]:
+    """The next so many values that the unpacker of the data comes to, as they are."""
+    ends = [unpacker.tell()]
+    for _ in range(count):
+        unpacker.skip()
+        ends.append(unpacker.tell())
+    return [data[start:end] for start, end in itertools.pairwise(ends)]
+
+
 def _like_containers(data: bytes) -> int:
     """How many of the bytes could begin a list or map: 0x80 to 0x9f and 0xdc to 0xdf."""
     values = np.frombuffer(data, np.uint8)
@@ -140,7 +184,7 @@ def encode(kind: Kind, payload: Mapping[str, Any]) -> bytes:
         raise InvalidArgumentError(
             f"an object of {len(raw)} bytes is beyond {MAX_PAYLOAD_BYTES}; commit in several steps"
         )
-    packed = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(raw)
+    packed = _COMPRESSOR.get().compress(raw)
     smaller = len(packed) < len(raw) <= _expanded_at_most(packed)
     codec, body = (_ZSTD, packed) if smaller else (_STORED, raw)
     header = _HEADER.pack(MAGIC, 0, FORMAT_VERSION, kind, codec, 0, len(raw))
@@ -170,6 +214,7 @@ def decode[T](
     *,
     crc: int | None = None,
     length: int | None = None,
+    packed: str = "",
 ) -> T:
     """Check the envelope of `data` and parse its payload.
 
@@ -185,6 +230,8 @@ def decode[T](
         The object's key, for messages.
     crc, length : int, optional
         What the pointer to the object says.
+    packed : str, optional
+        Name of the list whose items are given to `parse` as they are, packed.
 
     Raises
     ------
@@ -194,14 +241,14 @@ def decode[T](
         If the object was written in a newer format or needs an unknown feature.
     """
     try:
-        return parse(Fields(_open(data, kind, crc, length), kind.name.lower()))
+        return parse(Fields(_open(data, kind, crc, length, packed), kind.name.lower()))
     except (CorruptObjectError, UnsupportedFormatError) as error:
         raise type(error)(f"{where}: {error}") from error
     except ManifestsError as error:  # a value that refuses to be built from what is on disk
         raise CorruptObjectError(f"{where}: {error}") from error
 
 
-def _open(data: bytes, kind: Kind, crc: int | None, length: int | None) -> Any:
+def _open(data: bytes, kind: Kind, crc: int | None, length: int | None, packed: str) -> Any:
     if length is not None and len(data) != length:
         raise CorruptObjectError(f"{len(data)} bytes where its pointer says {length}; {_MEND}")
     if len(data) < _HEADER.size or data[:8] != MAGIC:
@@ -222,7 +269,8 @@ def _open(data: bytes, kind: Kind, crc: int | None, length: int | None) -> Any:
         )
     if found != kind:
         raise CorruptObjectError(f"an object of kind {found} where {kind.name} is due")
-    return unpack(_payload(data[_HEADER.size :], codec, nbytes))
+    payload = _payload(data[_HEADER.size :], codec, nbytes)
+    return unpack_but(payload, packed) if packed else unpack(payload)
 
 
 def _expanded_at_most(body: bytes) -> int:
@@ -240,7 +288,7 @@ def _payload(body: bytes, codec: int, nbytes: int) -> bytes:
             # The frame's own size is compared before a byte of it is decompressed.
             if zstandard.frame_content_size(body) != nbytes:
                 raise CorruptObjectError("header and zstd frame disagree about the size")
-            body = zstandard.ZstdDecompressor().decompress(body, max_output_size=nbytes)
+            body = _DECOMPRESSOR.get().decompress(body, max_output_size=nbytes)
         except zstandard.ZstdError as error:
             raise CorruptObjectError(f"the payload does not decompress: {error}") from error
     elif codec != _STORED:

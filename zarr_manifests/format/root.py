@@ -267,7 +267,14 @@ class LogEntry:
 
     @classmethod
     def parse(cls, value: Any) -> LogEntry:
-        """From a list that `pack` made."""
+        """From a list that `pack` made; all but the newest have most likely been parsed before."""
+        try:
+            return _log_entry(*value)
+        except TypeError:
+            return cls._parse(value)
+
+    @classmethod
+    def _parse(cls, value: Any) -> LogEntry:
         match value:
             case [
                 int(version),
@@ -286,6 +293,11 @@ class LogEntry:
         raise CorruptObjectError(
             "root.log: version, time, operation, ref, snapshot, id, and perhaps a name are due"
         )
+
+
+@lru_cache(maxsize=4 * LOG_TAIL, typed=True)
+def _log_entry(*value: Any) -> LogEntry:
+    return LogEntry._parse(list(value))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import PARENT_COPY_BYTES, BlobRef, with_copies
 from zarr_manifests.format.counts import Count, pack_counts, parse_counts
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
-from zarr_manifests.format.envelope import MAX_MS, Fields, Kind, decode, encode
+from zarr_manifests.format.envelope import MAX_MS, Fields, Kind, decode, encode, unpack
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.ids import snapshot_id_of
 
@@ -129,20 +129,18 @@ class DeltaEntry:
 
     @classmethod
     def parse_all(cls, fields: Fields, name: str) -> tuple[DeltaEntry, ...]:
-        """From the field of that name, a list of maps that `pack` made.
+        """From the field of that name, a list of maps that `pack` made, each of them packed.
 
         A snapshot lists what its parent listed, and one more: most have been parsed before.
         """
         found = []
-        for i, value in enumerate(fields.items(name)):
-            log = value.get("log") if isinstance(value, dict) else None
-            key = log.get("k") if isinstance(log, dict) else None
-            raw, entry = _PARSED.get(key, (None, None)) if isinstance(key, str) else (None, None)
-            if entry is None or raw != value:
-                entry = cls._parse(Fields(value, f"{fields.where}.{name}[{i}]"))
+        for i, raw in enumerate(fields.items(name)):
+            entry = _PARSED.get(raw)
+            if entry is None:
+                entry = cls._parse(Fields(unpack(raw), f"{fields.where}.{name}[{i}]"))
                 if len(_PARSED) >= _MOST_PARSED:
                     _PARSED.clear()
-                _PARSED[entry.log.key] = value, entry
+                _PARSED[raw] = entry
             found.append(entry)
         return tuple(found)
 
@@ -161,8 +159,8 @@ class DeltaEntry:
 
 
 _MOST_PARSED: Final = 1024
-_PARSED: dict[str, tuple[Any, DeltaEntry]] = {}
-"""Entries by the key of their log, with what they were parsed from, which has to be the same."""
+_PARSED: dict[bytes, DeltaEntry] = {}
+"""Entries by the bytes that they were parsed from."""
 
 
 def _parts(manifests: Iterable[ManifestRef]) -> list[tuple[BlobRef, tuple[Part, ...]]]:
@@ -339,7 +337,8 @@ class Snapshot:
     @classmethod
     def from_object(cls, data: bytes, ref: BlobRef) -> Snapshot:
         """The snapshot that the object's bytes hold."""
-        return decode(data, Kind.SNAPSHOT, cls._parse, ref.key, crc=ref.crc32c, length=ref.length)
+        pointer: Any = {"crc": ref.crc32c, "length": ref.length}
+        return decode(data, Kind.SNAPSHOT, cls._parse, ref.key, **pointer, packed="deltas")
 
     @classmethod
     def _parse(cls, fields: Fields) -> Snapshot:

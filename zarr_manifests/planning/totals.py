@@ -79,7 +79,7 @@ class Tally:
             not count.counted & Counted.BYTES_AT_MOST,
         )
 
-    def count(self, node_id: bytes, counted: Counted = Counted.EXACT) -> Count:
+    def count(self, node_id: bytes, counted: int = Counted.EXACT) -> Count:
         """As a count of that node; its bytes are known."""
         assert self.nbytes is not None
         if not self.chunks_exact:
@@ -118,8 +118,14 @@ def lay_over(tallies: dict[bytes, Tally], entry: DeltaEntry, cut: Iterable[bytes
             tallies[node_id] = tallies.get(node_id, NOTHING).plus(more)
         return
     for count in entry.counts:
-        before = NOTHING if count.counted & Counted.WHOLE else tallies.get(count.node_id, NOTHING)
-        tallies[count.node_id] = before.plus(Tally.of(count))
+        flags = count.counted
+        before = NOTHING if flags & Counted.WHOLE else tallies.get(count.node_id, NOTHING)
+        tallies[count.node_id] = Tally(  # `before.plus(Tally.of(count))`, in half of the time
+            before.chunks + count.chunks,
+            None if before.nbytes is None else before.nbytes + count.nbytes,
+            before.chunks_exact and not flags & Counted.CHUNKS_AT_MOST,
+            before.nbytes_exact and not flags & Counted.BYTES_AT_MOST,
+        )
 
 
 def difference(before: Tally, after: Tally, count: Count) -> Tally:
@@ -143,7 +149,8 @@ def merged_counts(
 ) -> tuple[Count, ...] | None:
     """The counts of a run of these entries, in which those up to the sequence `after` do not count.
 
-    None if those of one of them are not known.
+    None if those of one of them are not known. Of nodes that are not alive it says only that
+    nothing is left, where it did: they may come back, and what is older counted them.
     """
     found: dict[bytes, Count] = {}
     for entry in entries:
@@ -159,7 +166,11 @@ def merged_counts(
             whole = old.counted & Counted.WHOLE
             both = Tally.of(old).plus(Tally.of(count))
             found[count.node_id] = both.count(count.node_id, whole)
-    return tuple(count for node_id, count in found.items() if node_id in alive)
+    return tuple(
+        count
+        for node_id, count in found.items()
+        if node_id in alive or count == Count(node_id, 0, 0, Counted.WHOLE)
+    )
 
 
 def alive_tallies(tallies: Mapping[bytes, Tally], nodes: Iterable[Node]) -> dict[str, Tally]:

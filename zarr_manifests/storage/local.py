@@ -52,7 +52,7 @@ from zarr_manifests.storage.handles import (
     opened,
     would_block,
 )
-from zarr_manifests.storage.locks import LockFile, exclusive
+from zarr_manifests.storage.locks import FileTurn, exclusive
 from zarr_manifests.storage.protocol import (
     Capabilities,
     ObjectInfo,
@@ -291,9 +291,9 @@ class LocalStorage:
                 forget(path)
 
     def turn(self, name: str) -> Turn:
-        """A turn, which is a lock file of its own; see `TakesTurns`."""
+        """A turn, which is a lock file or two of its own; see `TakesTurns`."""
         with self._writing(name):
-            return LockFile(f"{self._prefix}{_LOCK_NAME}-{name}")
+            return FileTurn(f"{self._prefix}{_LOCK_NAME}-{name}")
 
     def remove_temporary(self, before_ms: int) -> int:
         """Remove temporary files of killed writers that nobody has changed since then.

@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Iterator
 
-__all__ = ["LockFile", "exclusive"]
+__all__ = ["FileTurn", "LockFile", "exclusive"]
 
 # A forked child shares its parent's open files, and a lock lasts until the last of them is
 # closed: a child that outlives a killed parent would keep it. So a child closes them (and does
@@ -75,6 +75,48 @@ class LockFile:
         """Hold it and ask for it no more."""
         if os.getpid() == self._pid:  # a forked child has closed it; the number may be another's
             _closed(self._fd)
+
+
+class FileTurn:
+    """A turn at what the lock file at `path` stands for.
+
+    Who has asked in vain tries to be next, by a lock file beside it, which one of those who wait
+    can be. So one asks often, and the turn is taken at once when it ends; the others need not.
+
+    Raises
+    ------
+    OSError
+        If there can be no such file.
+    """
+
+    __slots__ = ("_lock", "_next", "_path", "is_next")
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._lock = LockFile(path)
+        self._next: LockFile | None = None
+        self.is_next = False
+
+    def take(self) -> bool:
+        """Have it, unless somebody else does; whether it is had."""
+        if self._lock.take():
+            self._leave_line()
+            return True
+        if self._next is None:
+            self._next = LockFile(f"{self._path}-next")
+        self.is_next = self.is_next or self._next.take()
+        return False
+
+    def end(self) -> None:
+        """Have it and wait for it no more."""
+        self._leave_line()
+        self._lock.end()
+
+    def _leave_line(self) -> None:
+        self.is_next = False
+        if self._next is not None:
+            self._next.end()
+            self._next = None
 
 
 def _opened(path: str) -> int:

@@ -282,6 +282,11 @@ class Turn(Protocol):
         """Whether it has it now."""
         ...
 
+    @property
+    def is_next(self) -> bool:
+        """Whether nobody else who waits comes first; then it may ask again soon."""
+        ...
+
     def end(self) -> None:
         """Have it no more, or ask for it no more."""
         ...
