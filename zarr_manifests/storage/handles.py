@@ -24,7 +24,18 @@ from typing import Final
 
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock
 
-__all__ = ["KEPT_S", "MOST", "Handle", "at_hand", "forget", "handle_of", "opened", "would_block"]
+__all__ = [
+    "AHEAD_BYTES",
+    "KEPT_S",
+    "MOST",
+    "Handle",
+    "ahead_of",
+    "at_hand",
+    "forget",
+    "handle_of",
+    "opened",
+    "would_block",
+]
 
 AHEAD_BYTES: Final = 64 * 1024
 KEPT_S: Final = 1.0
