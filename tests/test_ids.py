@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
+import google_crc32c
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zarr_manifests import ids
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.ids import (
     crc32c,
@@ -25,6 +29,33 @@ def test_crc32c_is_that_of_the_standard() -> None:
     assert crc32c(b"123456789") == 0xE3069283
     assert crc32c(bytes(32)) == 0x8A9136AA
     assert crc32c(memoryview(b"xx" + b"\xff" * 32)[2:]) == 0x62A8AB43
+
+
+@pytest.mark.parametrize("nbytes", [65535, 65536, 65537, 2**20 + 1])
+@pytest.mark.parametrize("aside", [False, True])
+def test_crc32c_of_many_bytes_is_the_same_with_and_without_the_library(
+    nbytes: int, aside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = random.Random(nbytes).randbytes(nbytes + 3)
+    due = [google_crc32c.value(data), google_crc32c.value(data[3:])]
+    if aside:
+        monkeypatch.setattr(ids, "_crc32c_at", None)
+    assert [crc32c(data), crc32c(memoryview(data)[3:])] == due
+
+
+def test_crc32c_of_many_bytes_lets_other_threads_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[int] = []
+    true = ids._crc32c_at
+    assert true is not None
+
+    def noted(address: int, nbytes: int) -> int:
+        called.append(nbytes)
+        return true(address, nbytes)
+
+    monkeypatch.setattr(ids, "_crc32c_at", noted)
+    crc32c(bytes(65535))
+    crc32c(bytes(65536))
+    assert called == [65536]
 
 
 @given(st.integers(0, 10**12 - 1), st.binary(min_size=12, max_size=12), st.integers(0, 10**9 - 1))

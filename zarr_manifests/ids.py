@@ -8,7 +8,9 @@ snapshot's id is its session and number joined by a hyphen, so its key follows f
 
 from __future__ import annotations
 
+import ctypes
 import re
+from collections.abc import Callable
 from typing import Final
 
 import google_crc32c
@@ -31,13 +33,36 @@ __all__ = [
 ]
 
 NODE_ID_BYTES: Final = 12
+_LARGE_BYTES: Final = 64 * 1024
 _RANDOM_BYTES: Final = 12
 _SESSION = re.compile(r"[0-9]{12}-[0-9a-f]{24}", re.ASCII)
 _SNAPSHOT = re.compile(r"([0-9]{12}-[0-9a-f]{24})-([0-9]{1,9})", re.ASCII)
 
 
+def _library_call() -> Callable[[int, int], int] | None:
+    """The library's own function, of an address and a length; None if it cannot be had.
+
+    By way of the extension module all other threads wait for it, which for a large chunk is long.
+    """
+    extension = getattr(google_crc32c, "_crc32c", None)  # there is none without a compiled library
+    if extension is None:
+        return None
+    try:
+        call = ctypes.CDLL(extension.__file__).crc32c_value
+    except (OSError, AttributeError):
+        return None
+    call.argtypes, call.restype = [ctypes.c_void_p, ctypes.c_size_t], ctypes.c_uint32
+    return call
+
+
+_crc32c_at: Final = _library_call()
+
+
 def crc32c(data: bytes | memoryview) -> int:
     """CRC-32C (Castagnoli) of `data`, as an unsigned 32-bit integer."""
+    if len(data) >= _LARGE_BYTES and _crc32c_at is not None:
+        array = np.frombuffer(data, np.uint8)  # which also keeps the bytes where they are
+        return _crc32c_at(array.ctypes.data, array.nbytes)
     plain = type(data) is bytes or not len(data)
     # A view is taken without a copy only as an array, which none of no bytes can be.
     value: int = google_crc32c.value(bytes(data) if plain else np.frombuffer(data, np.uint8))

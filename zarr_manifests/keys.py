@@ -108,8 +108,12 @@ class ChunkKeys:
 
     def decode(self, rest: str, ndim: int) -> Coords | None:
         """The coordinate a key below the array's path means, None if it is no chunk key."""
-        found = _chunk_key(self.kind, self.separator, ndim).fullmatch(rest)
+        found = self.pattern(ndim).fullmatch(rest)
         return None if found is None else tuple(map(int, found.groups()))
+
+    def pattern(self, ndim: int) -> re.Pattern[str]:
+        """What a chunk key looks like below the array's path, with a group for each axis."""
+        return _chunk_key(self.kind, self.separator, ndim)
 
     def decode_many(
         self, rests: Sequence[str], ndim: int
@@ -211,7 +215,8 @@ class ArrayMeta:
 
     def is_coordinate(self, path: str) -> bool:
         """Whether this is a CF coordinate variable: one axis, named as the array itself."""
-        return self.dimension_names == (split(path)[1],)
+        names = self.dimension_names
+        return names is not None and len(names) == 1 and names[0] == split(path)[1]
 
 
 def node_documents(found: Mapping[str, bytes]) -> dict[str, bytes]:

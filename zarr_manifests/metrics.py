@@ -195,10 +195,15 @@ os.register_at_fork(after_in_child=_REGISTRY.restart)
 
 
 def _count_reads(counts: dict[str, int], reads: deque[int]) -> None:
-    with contextlib.suppress(IndexError):  # there is none left
-        while True:
-            counts["bytes_read"] += reads.popleft()
-            counts["read_requests"] += 1
+    number = nbytes = 0
+    try:
+        with contextlib.suppress(IndexError):  # there is none left
+            while True:
+                nbytes += reads.popleft()
+                number += 1
+    finally:
+        counts["bytes_read"] += nbytes
+        counts["read_requests"] += number
 
 
 def _retire(counts: dict[str, int], reads: deque[int]) -> None:

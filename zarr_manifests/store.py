@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from zarr.abc.store import (
     ByteRequest,
     OffsetByteRequest,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["ManifestStore"]
 
 _REVIVING = ForkSafeLock()
+_BYTE = np.dtype(np.uint8)
 
 
 class ManifestStore(Store):
@@ -206,9 +208,7 @@ class ManifestStore(Store):
             if not workspace.moved_on(view, error):
                 raise
             data = self._read(workspace, key, byte_range)
-        if data is None:
-            return None
-        return (prototype or default_buffer_prototype()).buffer.from_bytes(data)
+        return None if data is None else _buffer(data, prototype)
 
     def _read(self, workspace: Workspace, key: str, byte_range: ByteRequest | None) -> bytes | None:
         entry = workspace.find(key)
@@ -242,7 +242,7 @@ class ManifestStore(Store):
                 raise
             again = partial(self.get_sync, key, prototype=prototype, byte_range=byte_range)
             return await asyncio.to_thread(again)
-        return (prototype or default_buffer_prototype()).buffer.from_bytes(data)
+        return _buffer(data, prototype)
 
     def _find(self, key: str) -> Entry | None:
         self.workspace.look()
@@ -449,6 +449,13 @@ def _restore(state: ForkState, read_only: bool) -> ManifestStore:
 def _directory(prefix: str) -> str:
     prefix = prefix.strip("/")
     return prefix + "/" if prefix else ""
+
+
+def _buffer(data: bytes, prototype: BufferPrototype | None) -> Buffer:
+    kind = (prototype or default_buffer_prototype()).buffer
+    if kind is CPUBuffer:  # as `from_bytes`, which takes half as long again
+        return CPUBuffer(np.frombuffer(data, _BYTE))
+    return kind.from_bytes(data)
 
 
 def _bytes(value: Buffer) -> bytes:

@@ -213,3 +213,88 @@ def test_what_ends_before_a_small_read_does_is_read_as_far_as_it_goes(tmp_path: 
     storage.create("a", b"0123")
     assert asyncio.run(storage.get_async("a", 2, 8)) == b"23"
     assert asyncio.run(storage.get_async("a", 8, 8)) == b""
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Where the system was asked to read, and how much."""
+    found: list[tuple[int, int]] = []
+    pread, preadv = os.pread, os.preadv
+
+    def read(fd: int, length: int, at: int) -> bytes:
+        found.append((at, length))
+        return pread(fd, length, at)
+
+    def read_at_hand(fd: int, buffers: Sequence[bytearray], at: int, flags: int) -> int:
+        found.append((at, len(buffers[0])))
+        return preadv(fd, buffers, at)
+
+    monkeypatch.setattr(handles, "_NOWAIT", 8)  # also where the system has none
+    monkeypatch.setattr(os, "pread", read)
+    monkeypatch.setattr(os, "preadv", read_at_hand)
+    return found
+
+
+KB = 1024
+LONG = bytes(i * 7 % 251 for i in range(200 * KB))
+
+
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_small_ranges_that_follow_one_another_are_read_ahead(
+    tmp_path: Path, calls: list[tuple[int, int]], in_loop: bool
+) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.create("a", LONG)
+    for at in range(0, 200 * KB, 4 * KB):
+        got = (
+            asyncio.run(storage.get_async("a", at, 4 * KB))
+            if in_loop
+            else storage.get("a", at, 4 * KB)
+        )
+        assert got == LONG[at : at + 4 * KB]
+    ahead = handles.AHEAD_BYTES
+    begun = [at for at, length in calls if length == ahead]
+    assert (calls[0], begun) == ((0, 4 * KB), [*range(4 * KB, 200 * KB, ahead)])
+    assert len(calls) <= 1 + len(begun) + 1  # one more finds the end of the file
+
+
+def test_ranges_here_and_there_are_read_as_they_are(
+    tmp_path: Path, calls: list[tuple[int, int]]
+) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.create("a", LONG)
+    asked = [(80 * KB, 4 * KB), (8 * KB, 4 * KB), (120 * KB, 4 * KB), (20 * KB, 4 * KB)]
+    for at, length in asked:
+        assert storage.get("a", at, length) == LONG[at : at + length]
+    assert calls == asked
+
+
+def test_large_ranges_are_not_read_ahead(tmp_path: Path, calls: list[tuple[int, int]]) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.create("a", LONG)
+    for at in range(0, 160 * KB, 40 * KB):
+        assert storage.get("a", at, 40 * KB) == LONG[at : at + 40 * KB]
+    assert {length for _, length in calls} == {40 * KB}
+
+
+def test_a_reader_that_lags_behind_does_not_stop_reading_ahead(
+    tmp_path: Path, calls: list[tuple[int, int]]
+) -> None:
+    """As one of two threads may that share the ranges of a file."""
+    storage = LocalStorage(tmp_path)
+    storage.create("a", LONG)
+    for at in (0, 2, 1, 3, 4, 5, 6, 7, 8):
+        assert storage.get("a", at * 4 * KB, 4 * KB) == LONG[at * 4 * KB : (at + 1) * 4 * KB]
+    assert [at // (4 * KB) for at, _ in calls] == [0, 2, 1, 3]
+
+
+def test_what_was_read_ahead_of_a_file_goes_with_it(tmp_path: Path, clock: Clock) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.create("a", LONG)
+    for at in (0, 10, 20):
+        storage.get("a", at, 10)
+    (tmp_path / "a").unlink()
+    assert storage.get("a", 30, 10) == LONG[30:40]
+    clock[0] += handles.KEPT_S
+    with pytest.raises(ObjectNotFoundError):
+        storage.get("a", 40, 10)

@@ -14,9 +14,10 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from operator import lt
-from typing import Final
+from typing import Final, NamedTuple
 
 from zarr_manifests.engine.changes import ChangeSet
 from zarr_manifests.engine.chunks import SessionKeys
@@ -48,6 +49,16 @@ OPAQUE: Final = "/"
 """The path of an opaque entry is its key behind this."""
 
 
+class _Nearest(NamedTuple):
+    """The array in which a chunk was found last."""
+
+    stored: Mapping[str, Node]
+    node: Node
+    prefix: str
+    match: Callable[[str, int], re.Match[str] | None]
+    end: Coords
+
+
 class Overlay:
     """A snapshot and a change set, to read. Thread-safe.
 
@@ -76,6 +87,8 @@ class Overlay:
         self.context = context
         self.lock = ForkSafeLock()
         self.follower: Follower | None = None
+        self._nearest: _Nearest | None = None
+        self._nested: tuple[Mapping[str, Node], bool] | None = None
 
     def start_at(self, view: SnapshotView, keys: SessionKeys | None) -> None:
         """Go on from this snapshot, without changes."""
@@ -172,15 +185,17 @@ class Overlay:
 
     def find(self, key: str) -> Entry | None:
         """What is at the key; None if nothing is."""
-        check_key(key)
-        path = document_path(key)
-        if path is not None:
-            node, name = self.node(path), split(key)[1]
-            if self.keys is not None and path not in self.changes.nodes:
-                self.changes.reads.documents.add(path)
-            if node is not None and name in node.documents:
-                return InlineRef(node.documents[name])
-        chunk = self.chunk_at(key)
+        chunk = self._nearby(key)
+        if chunk is None:
+            check_key(key)
+            path = document_path(key)
+            if path is not None:
+                node, name = self.node(path), split(key)[1]
+                if self.keys is not None and path not in self.changes.nodes:
+                    self.changes.reads.documents.add(path)
+                if node is not None and name in node.documents:
+                    return InlineRef(node.documents[name])
+            chunk = self._search(key)
         if chunk is None:
             opaque = self.node(OPAQUE + key)
             if opaque is None:
@@ -242,6 +257,24 @@ class Overlay:
 
     def chunk_at(self, key: str) -> tuple[Node, Coords] | None:
         """The array and coordinate of which the key is a chunk, whether it is there or not."""
+        return self._nearby(key) or self._search(key)
+
+    def _nearby(self, key: str) -> tuple[Node, Coords] | None:
+        """The same if it is the array of the last chunk that was searched for, else None."""
+        nearest = self._nearest
+        if nearest is not None and not self.changes.nodes:
+            of, node, prefix, match, shape = nearest
+            if (
+                of is self.view.nodes
+                and key.startswith(prefix)
+                and (found := match(key, len(prefix)))
+            ):
+                coords = tuple(map(int, found.groups()))
+                if all(map(lt, coords, shape)):
+                    return node, coords
+        return None
+
+    def _search(self, key: str) -> tuple[Node, Coords] | None:
         changed, stored = self.changes.nodes, self.view.nodes
         end = len(key)
         while end > 0:
@@ -249,12 +282,28 @@ class Overlay:
             path = key[:end] if end > 0 else ""
             node = changed[path] if path in changed else stored.get(path)
             if node is not None and (meta := node.array) is not None:
-                rest = key[end + 1 :] if end > 0 else key
-                coords = meta.chunk_keys.decode(rest, len(meta.shape))
+                pattern = meta.chunk_keys.pattern(len(meta.shape))
+                found = pattern.fullmatch(key, end + 1 if end > 0 else 0)
+                coords = None if found is None else tuple(map(int, found.groups()))
                 # `coords in meta.grid`, of coordinates of as many axes, none negative
                 if coords is not None and all(map(lt, coords, meta.grid.hi)):
+                    if not changed:
+                        self._note_nearest(node, meta, stored)
                     return node, coords
         return None
+
+    def _note_nearest(self, node: Node, meta: ArrayMeta, stored: Mapping[str, Node]) -> None:
+        """Note the array of a chunk that was asked for, as most likely that of the next one.
+
+        Of stored nodes, which never change; and only where no array lies below another's path, so
+        that no longer path than this one's can have a place for a key.
+        """
+        if self._nested is None or self._nested[0] is not stored:
+            self._nested = stored, _some_nested(stored)
+        if not self._nested[1]:
+            match = meta.chunk_keys.pattern(len(meta.shape)).fullmatch
+            prefix = node.path + "/" if node.path else ""
+            self._nearest = _Nearest(stored, node, prefix, match, meta.grid.hi)
 
     def keys_below(self, prefix: str) -> Iterator[str]:
         """All keys that start with `prefix`, in no particular order."""
@@ -290,6 +339,18 @@ class Overlay:
                     if key.startswith(prefix):
                         found.add(key[skip:].partition("/")[0])
         return found
+
+
+def _some_nested(nodes: Mapping[str, Node]) -> bool:
+    """Whether an array lies below another's path."""
+    arrays = {path for path, node in nodes.items() if node.array is not None}
+    for path in arrays:
+        end = len(path)
+        while end > 0:
+            end = max(path.rfind("/", 0, end), 0)
+            if path[:end] in arrays and end < len(path):
+                return True
+    return False
 
 
 def check_key(key: str) -> None:

@@ -84,7 +84,7 @@ class PackWrites:
     @property
     def some_ended(self) -> bool:
         """Whether there is a pack to take back."""
-        return any(flight.ended for flight in self._mine())
+        return bool(self._flights) and any(flight.ended for flight in self._mine())
 
     def begin(self, pack: Pack) -> Flight | None:
         """Begin to write a pack; what to wait for first, if too many are under way."""

@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from zarr_manifests.engine.changes import ChangeSet
 from zarr_manifests.errors import StorageError
@@ -48,7 +48,17 @@ class StagedRef(InlineRef):
     @classmethod
     def of(cls, data: bytes) -> StagedRef:
         """The chunk with these bytes."""
-        return cls(data, crc32c(data))
+        # As `cls(...)`, which takes twice as long.
+        new: StagedRef = _new(cls)
+        _set_data(new, data)
+        _set_checksum(new, crc32c(data))
+        return new
+
+
+_new: Final = object.__new__
+_new_tuple: Final = tuple.__new__
+_set_data: Final = InlineRef.__dict__["data"].__set__
+_set_checksum: Final = StagedRef.__dict__["crc32c"].__set__
 
 
 class _Place(NamedTuple):
@@ -96,7 +106,7 @@ class Pack:
         of, offset = int(number), 0
         for ref in self.staged:
             length = len(ref.data)
-            yield ref, NativeRef(session, of, offset, length, ref.crc32c)
+            yield ref, _new_tuple(NativeRef, (session, of, offset, length, ref.crc32c))
             offset += length
 
     @property
@@ -153,7 +163,7 @@ class Packs:
         if at not in self._places and at not in self._open:
             self._open[at] = ref
             self._open_bytes += len(ref.data)
-        self._places[at] = _Place(ref, node_id, coords)
+        self._places[at] = _new_tuple(_Place, (ref, node_id, coords))
 
     def full(self, changes: ChangeSet, nbytes: int) -> Pack | None:
         """The open pack, if `nbytes` more do not fit in; the caller writes and settles it."""

@@ -15,6 +15,7 @@ its objects, for as long as there is room, and is the same for all views of the 
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from typing import Any, Final, cast
@@ -46,7 +47,7 @@ from zarr_manifests.planning.merge import (
     pick,
     within,
 )
-from zarr_manifests.runtime import Runtime
+from zarr_manifests.runtime import SYSTEM, Runtime
 
 __all__ = ["DIGESTS", "SnapshotView", "check_axes", "opening_kind"]
 
@@ -54,6 +55,9 @@ DIGESTS: Final = "digests"
 """The first part of the keys of digests."""
 _BASE: Final = -1
 _ANY_NODE: Final = b""
+_ALONE_S: Final = 0.05
+"""For so long the cache is not told again that an overlay is in use."""
+_now_s: Final = SYSTEM.monotonic_s
 
 
 class SnapshotView:
@@ -111,6 +115,9 @@ class SnapshotView:
         self._index: BaseIndex | None = None
         self._live: dict[bytes, LiveSources] = {}  # by node, made when first asked for
         self._first: dict[bytes, Coords] = {}  # by node, until its overlay is made
+        # Overlays of nodes without a leaf, while the cache keeps them, and until when it is
+        # not asked for them; by node.
+        self._alone: dict[bytes, tuple[weakref.ref[Overlay], float]] = {}
         self._damaged: set[bytes] = set()  # nodes whose overlay could not be made
         # Objects, by key, node and position in the read list (that of the base is -1), known to
         # hold what this snapshot says they do.
@@ -182,6 +189,13 @@ class SnapshotView:
 
     def lookup(self, node_id: bytes, coords: Coords) -> ChunkRef | None:
         """Where the chunk is; None if it is absent."""
+        alone = self._alone.get(node_id)
+        if alone is not None:  # as nearly always where many chunks are read
+            overlay, until_s = alone[0](), alone[1]
+            if overlay is not None and overlay.table is not None and _now_s() < until_s:
+                ref = overlay.table.get(coords)
+                if ref is not None:
+                    return None if isinstance(ref, Unset) else ref
         due = self._leaf_at(node_id, coords)
         after = due[0].merged if due else 0
         loaded: dict[str, Any] = {}
@@ -197,6 +211,8 @@ class SnapshotView:
                 return self._reached(node_id, coords, reach, due)
             overlay = overlays[after]
             self._first.pop(node_id, None)
+        if not due and self.index.ndim(node_id) is None:
+            self._alone[node_id] = weakref.ref(overlay), _now_s() + _ALONE_S
         if overlay.table is not None:
             ref = overlay.table.get(coords)
             if ref is not None:

@@ -127,7 +127,7 @@ class Workspace(Overlay):
         self._before_change(key)
         if self._set_document(key, data):
             return
-        while not self._record(key, self.write(data), data):
+        while not self._set_chunk(key, self._place(data), data):
             pass
 
     async def set_async(self, key: str, data: bytes) -> None:
@@ -153,9 +153,8 @@ class Workspace(Overlay):
             assert self.keys is not None
             self.storage.create(self.keys.next("chunks"), b"")
 
-    def write(self, data: bytes | memoryview) -> ChunkRef:
-        """Take a chunk's bytes, inline, staged or as an object, and say where they are."""
-        ref = self._place(data)
+    def _set_chunk(self, key: str, ref: ChunkRef, data: bytes | memoryview) -> bool:
+        """Store a chunk as the ref says, and note it; False if it must be stored again."""
         if isinstance(ref, NativeRef):
             self.runtime.checkpoint("chunks.create")
             created = self.storage.create(ref.key, data, durable=False)
@@ -163,12 +162,13 @@ class Workspace(Overlay):
         elif isinstance(ref, StagedRef):
             if self._writes.some_ended:
                 self._take_back(self._writes.take)
-            with self.lock:
-                pack = self.packs.full(self.changes, ref.length)
-            if pack is not None:
-                self.runtime.checkpoint("chunks.create")
-                self._write_full(pack)
-        return ref
+            with self.lock:  # once for most chunks: two threads that write wait for each other
+                pack = self.packs.full(self.changes, len(data))
+                if pack is None:
+                    return self._note(key, ref, data)
+            self.runtime.checkpoint("chunks.create")
+            self._write_full(pack)
+        return self._record(key, ref, data)
 
     def _write_full(self, pack: Pack) -> None:
         """Write a pack, in the background if that pays."""
@@ -268,14 +268,17 @@ class Workspace(Overlay):
         attributes it holds came meanwhile.
         """
         with self.lock:
-            if self._set_document(key, data):
-                return True
-            if isinstance(ref, NativeRef):
-                if self.keys is None or ref.source != self.keys.session_id:
-                    return False
-                self.changes.unsynced.append(ref.key)
-            self._put(key, ref)
+            return self._note(key, ref, data)
+
+    def _note(self, key: str, ref: ChunkRef, data: bytes | memoryview) -> bool:
+        if self._set_document(key, data):
             return True
+        if isinstance(ref, NativeRef):
+            if self.keys is None or ref.source != self.keys.session_id:
+                return False
+            self.changes.unsynced.append(ref.key)
+        self._put(key, ref)
+        return True
 
     def _hold(self, node: Node, coords: Coords, ref: ChunkRef) -> None:
         """Put the ref into the change set; all refs that get there do so by this way."""

@@ -54,7 +54,7 @@ class Layer:
     tables: tuple[ChunkTable, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Overlay:
     """All deltas' words about one node: what is cut off the base, then the rows on top of it."""
 

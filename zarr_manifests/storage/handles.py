@@ -10,6 +10,9 @@ Invariants:
   the next file is opened after `KEPT_S`, or when the process ends.
 - A file is closed when nobody reads it any more, not when it is forgotten: a number that is being
   read from never becomes another file's.
+- Small ranges that follow one another are cut out of what was read ahead, which belongs to the open
+  file, is never more than `AHEAD_BYTES`, and ends with it. As files never change, it is what the
+  disk would say.
 - A forked child closes its copies. Reads say where they begin, so a parent and a child that read
   the same open file do not move each other.
 """
@@ -21,27 +24,52 @@ from typing import Final
 
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock
 
-__all__ = ["KEPT_S", "MOST", "Handle", "at_hand", "forget", "handle_of", "opened", "would_block"]
+__all__ = [
+    "AHEAD_BYTES",
+    "KEPT_S",
+    "MOST",
+    "Handle",
+    "ahead_of",
+    "at_hand",
+    "forget",
+    "handle_of",
+    "opened",
+    "would_block",
+]
 
+AHEAD_BYTES: Final = 64 * 1024
 KEPT_S: Final = 1.0
 MOST: Final = 64
 
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC
 _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # off Linux a read just waits
 _COPIED_BYTES: Final = 16 * 1024
-"""Up to here to read and to copy takes less than to ask first."""
+"""Up to here to read and to copy takes less than to ask first, or a call of the system for each."""
 _SMALL_BYTES: Final = 64 * 1024
+_NOWHERE: Final = 2**63
 _now_s: Final = SYSTEM.monotonic_s
 
 
 class Handle:
-    """An open file; it is closed with the last reference to this object."""
+    """An open file; it is closed with the last reference to this object.
 
-    __slots__ = ("fd", "until_s")
+    Attributes
+    ----------
+    fd : int
+        Its number.
+    until_s : float
+        Until when it is used without being opened anew.
+    ahead : tuple of int and bytes
+        Bytes that were read ahead, behind where they begin in the file; empty ones begin where the
+        last read ended.
+    """
+
+    __slots__ = ("ahead", "fd", "until_s")
 
     def __init__(self, path: str) -> None:
         self.fd = os.open(path, _READ)
         self.until_s = _now_s() + KEPT_S
+        self.ahead = _NOWHERE, b""
 
     def __del__(self, close: object = os.close) -> None:  # a default outlives the module
         if hasattr(self, "fd"):
@@ -82,16 +110,39 @@ def handle_of(path: str) -> Handle:
     return new
 
 
+def ahead_of(handle: Handle, start: int, length: int) -> int:
+    """How many bytes to read for a range: more where it goes on from the ones before it.
+
+    Threads that share the ranges of a file among them ask for them in nearly that order: one that
+    lags behind a little changes nothing.
+    """
+    at, data = handle.ahead
+    if length > _COPIED_BYTES:
+        return length
+    if 0 <= start - at <= len(data):
+        return AHEAD_BYTES
+    if not 0 < at - start <= AHEAD_BYTES:
+        handle.ahead = start + length, b""
+    return length
+
+
 def at_hand(handle: Handle, start: int, length: int) -> bytes | None:
     """The bytes of a small range, if they can be had without waiting for the disk."""
     if _NOWAIT is None or length > _COPIED_BYTES:
         return None
-    data = bytearray(length)
+    at, ahead = handle.ahead
+    if 0 <= start - at <= len(ahead) - length:
+        return ahead[start - at : start - at + length]
+    data = bytearray(ahead_of(handle, start, length))
     try:
-        complete = os.preadv(handle.fd, [data], start, _NOWAIT) == length
+        count = os.preadv(handle.fd, [data], start, _NOWAIT)
     except OSError:  # the read itself will say; or this filesystem cannot tell
         return None
-    return bytes(data) if complete else None
+    if count < length:
+        return None
+    if len(data) > length:
+        handle.ahead = start, bytes(memoryview(data)[:count])
+    return bytes(data[:length])
 
 
 def would_block(handle: Handle, start: int, length: int) -> bool:

@@ -45,6 +45,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.storage.disk import TEMP_PREFIX, PosixDisk, Temp, is_remote_filesystem
 from zarr_manifests.storage.handles import (
     Handle,
+    ahead_of,
     at_hand,
     forget,
     handle_of,
@@ -141,11 +142,22 @@ class LocalStorage:
     # --- reading -----------------------------------------------------------------------------
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        if length is not None:
+            handle = opened(self._prefix + key)
+            if handle is not None:
+                at, data = handle.ahead
+                if 0 <= start - at <= len(data) - length <= len(data):
+                    return data[start - at : start - at + length]
         check_range(start, length)
         try:
             if length is not None:
                 handle = self._handle(key)  # kept for as long as its number is read from
-                return _read(handle.fd, start, length)
+                most = ahead_of(handle, start, length)
+                data = _read(handle.fd, start, most)
+                if most > length:
+                    handle.ahead = start, data
+                    return data[:length]
+                return data
             path = self._prefix + check_key(key)
             fd = os.open(path, _READ)
             try:

@@ -1,0 +1,202 @@
+"""What finding the second chunk of an array costs, and what that must not hide."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import zarr
+from zarr.core.buffer import cpu
+
+from zarr_manifests import ManifestStore, Repository, Session
+from zarr_manifests.engine import view as views
+from zarr_manifests.engine.cache import DecodedCache
+from zarr_manifests.engine.overlay import Overlay
+from zarr_manifests.storage import MemoryStorage
+
+SIZE = 100
+"""Bytes of a chunk, which are more than a manifest takes in."""
+
+
+@pytest.fixture
+def repository() -> Repository:
+    return Repository.create(MemoryStorage(), {"inline-chunk-bytes": 10})
+
+
+@pytest.fixture
+def searched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Keys whose arrays were searched for."""
+    keys: list[str] = []
+    true = Overlay._search
+
+    def noted(self: Overlay, key: str, *of: object) -> object:
+        keys.append(key)
+        return true(self, key, *of)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Overlay, "_search", noted)
+    return keys
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Names that the cache of decoded objects was asked for."""
+    names: list[object] = []
+    true = DecodedCache.find
+
+    def noted(self: DecodedCache, name: tuple[object, ...]) -> object:
+        names.append(name)
+        return true(self, name)
+
+    monkeypatch.setattr(DecodedCache, "find", noted)
+    return names
+
+
+def put(store: ManifestStore, key: str, value: bytes) -> None:
+    store.set_sync(key, cpu.Buffer.from_bytes(value))
+
+
+def get(store: ManifestStore, key: str) -> bytes | None:
+    found = store.get_sync(key)
+    return None if found is None else found.to_bytes()
+
+
+def make(session: Session, name: str, chunks: int = 20) -> zarr.Array:
+    shape, chunk = (chunks * SIZE,), (SIZE,)
+    return zarr.create_array(
+        session.store,
+        name=name,
+        shape=shape,
+        chunks=chunk,
+        dtype="u1",
+        compressors=None,
+        overwrite=True,
+    )
+
+
+def begin(repository: Repository, *names: str) -> Session:
+    """A session on these arrays, committed, whose chunks are their numbers and one."""
+    session = repository.writable_session("main")
+    for name in names:
+        make(session, name)[:] = np.repeat(np.arange(1, 21), SIZE)
+    session.commit("arrays")
+    return session
+
+
+def test_further_chunks_of_an_array_are_not_searched_for(
+    repository: Repository, searched: list[str]
+) -> None:
+    session = begin(repository, "g/a", "g/b")
+    put(session.store, "g/a/c/33", b"off the grid")
+    session.commit("no chunk")
+    store = repository.readonly_session("main").store
+    searched.clear()
+    for i in range(20):
+        assert get(store, f"g/a/c/{i}") == bytes([i + 1]) * SIZE
+    assert searched == ["g/a/c/0"]
+    assert get(store, "g/b/c/3") == bytes([4]) * SIZE
+    assert get(store, "g/a/c/20") is None
+    assert get(store, "g/a/c/33") == b"off the grid"
+    assert get(store, "g/a/c/03") is None
+
+
+def test_a_chunk_of_an_array_below_another_is_found_there(repository: Repository) -> None:
+    """Its key may be one of both; that with the longest path counts."""
+    session = begin(repository, "a")
+    document = json.loads(get(session.store, "a/zarr.json") or b"")
+    document["chunk_key_encoding"] = {"name": "v2", "configuration": {"separator": "/"}}
+    put(session.store, "a/c/zarr.json", json.dumps(document).encode())
+    put(session.store, "a/c/7", b"n" * SIZE)
+    session.commit("an array below")
+    store = repository.readonly_session("main").store
+    assert get(store, "a/c/07") is None  # of neither
+    assert get(store, "a/c/7") == b"n" * SIZE
+    document["shape"] = [5 * SIZE]
+    put(session.store, "a/c/zarr.json", json.dumps(document).encode())
+    put(session.store, "a/c/4", b"n" * SIZE)
+    put(session.store, "a/c/9", b"o" * SIZE)  # which the shorter path alone has a place for
+    session.commit("a shorter array below")
+    store = repository.readonly_session("main").store
+    assert [get(store, f"a/c/{i}") for i in (9, 4)] == [b"o" * SIZE, b"n" * SIZE]
+
+
+def test_an_array_that_a_session_puts_below_another_is_seen_at_once(
+    repository: Repository,
+) -> None:
+    session = begin(repository, "a")
+    assert get(session.store, "a/c/7") == b"\x08" * SIZE
+    document = json.loads(get(session.store, "a/zarr.json") or b"")
+    document["chunk_key_encoding"] = {"name": "v2", "configuration": {"separator": "/"}}
+    put(session.store, "a/c/zarr.json", json.dumps(document).encode())
+    chunk = session.store.workspace.chunk_at("a/c/7")
+    assert chunk is not None
+    assert chunk[0].path == "a/c"
+
+
+def test_an_array_that_was_made_anew_is_not_taken_for_the_one_before(
+    repository: Repository,
+) -> None:
+    session = begin(repository, "a")
+    assert get(session.store, "a/c/7") == b"\x08" * SIZE
+    make(session, "a")[:] = 1
+    session.commit("anew")
+    assert get(session.store, "a/c/7") == b"\x01" * SIZE
+
+
+def test_further_chunks_of_one_table_are_found_without_the_cache(
+    repository: Repository, asked: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a moment; then it is asked again, as it must know what is in use."""
+    begin(repository, "a")
+    now = [100.0]
+    monkeypatch.setattr(views, "_now_s", lambda: now[0])
+    store = repository.readonly_session("main").store
+    for i in range(3):
+        get(store, f"a/c/{i}")
+    asked.clear()
+    for i in range(20):
+        assert get(store, f"a/c/{i}") == bytes([i + 1]) * SIZE
+    assert asked == []
+    now[0] += 1
+    get(store, "a/c/1")
+    assert len(asked) == 1
+    get(store, "a/c/2")
+    assert len(asked) == 1
+
+
+def test_what_the_cache_drops_is_not_kept_for_the_next_chunk(
+    repository: Repository, asked: list[object]
+) -> None:
+    begin(repository, "a")
+    store = repository.readonly_session("main").store
+    for i in range(3):
+        get(store, f"a/c/{i}")
+    view = store.workspace.view
+    (kept,) = view._alone.values()
+    assert kept[0]() is not None
+    store.workspace.context.objects.cache.clear()
+    assert kept[0]() is None
+    asked.clear()
+    assert get(store, "a/c/7") == b"\x08" * SIZE
+    assert asked
+
+
+def test_a_chunk_that_shares_an_object_takes_the_lock_once(repository: Repository) -> None:
+    session = begin(repository, "a")
+    workspace = session.store.workspace
+    taken: list[str] = []
+    true = workspace.lock
+
+    class Counted:
+        def __enter__(self) -> None:
+            taken.append("taken")
+            true.__enter__()
+
+        def __exit__(self, *of: object) -> None:
+            true.__exit__(*of)
+
+    workspace.lock = Counted()  # type: ignore[assignment]
+    put(session.store, "a/c/3", b"z" * SIZE)
+    assert taken == ["taken"]
+    workspace.lock = true
+    assert get(session.store, "a/c/3") == b"z" * SIZE
