@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +17,7 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
 from zarr_manifests.testing import CountingStorage, Fault, FaultyStorage, LatencyStorage
 
 
@@ -22,7 +25,7 @@ def key(n: int) -> str:
     return f"deltas/{1:012d}-{'ab' * 12}/{n}"
 
 
-def stored(storage: MemoryStorage, n: int) -> tuple[BlobRef, Delta]:
+def stored(storage: Storage, n: int) -> tuple[BlobRef, Delta]:
     delta = Delta(bytes([n]) * 16)
     storage.create(key(n), delta.encode())
     return BlobRef.to(key(n), delta.encode()), delta
@@ -52,6 +55,25 @@ def test_what_is_carried_along_or_remembered_is_not_fetched() -> None:
     objects.remember(two[0], two[1])
     assert objects.load(two[0], Delta) is two[1]
     assert counting.requests == 0
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_a_local_disk_is_asked_by_few_threads_a_distant_storage_by_as_many_as_it_takes(
+    tmp_path: Path, local: bool
+) -> None:
+    storage = LocalStorage(tmp_path / "r") if local else MemoryStorage()
+    wanted = [stored(storage, n) for n in range(30)]
+    abreast = []
+
+    def parallel(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        abreast.append(len(calls))
+        return [call() for call in calls]
+
+    whole: Any = parallel
+    objects = Objects(storage, replace(SYSTEM, parallel=whole))
+    found = objects.load_all([(ref, Delta) for ref, _ in wanted])
+    assert found == {ref.key: delta for ref, delta in wanted}
+    assert abreast == [8 if local else 30]
 
 
 def test_threads_that_want_the_same_object_wait_for_one_fetch() -> None:

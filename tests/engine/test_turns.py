@@ -154,6 +154,28 @@ def test_who_waits_behind_another_asks_seldom(tmp_path: Path) -> None:
     first.end()
 
 
+def test_who_is_next_reads_ahead_what_has_come_first(tmp_path: Path) -> None:
+    made(tmp_path / "r")
+    watched, counting = _Watched(), CountingStorage(LocalStorage(tmp_path / "r"))
+    repository = Repository.open(counting, runtime=watched.runtime())
+    session = repository.writable_session()
+    zarr.open_array(session.store, path="a")[0] = 1
+    for row in (5, 6):
+        put(Repository.open(tmp_path / "r"), row)
+    holder = LocalStorage(tmp_path / "r").turn("swap")
+    assert holder.take()
+    newest = {}
+
+    def end() -> None:
+        newest["version"] = repository._context.roots.latest.root.version
+        holder.end()
+
+    watched.asleep = [end]
+    session.commit("on top of both")
+    assert newest["version"] == repository._context.roots.latest.root.version - 1
+    assert zarr.open_array(repository.readonly_session().store, path="a")[[0, 5, 6], 0].all()
+
+
 def test_who_is_next_asks_often(tmp_path: Path) -> None:
     made(tmp_path / "r")
     holder = LocalStorage(tmp_path / "r").turn("swap")

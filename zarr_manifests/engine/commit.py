@@ -17,7 +17,7 @@ against each root that is about to be replaced, so the swap itself guarantees th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import ge, le
@@ -144,7 +144,7 @@ def commit(
     landing = _Landing(context, view, keys, branch, prepared, pending, replaces, source, rebasing)
     if changes.unsynced or sum(pack.nbytes for pack in packs) > _QUICK_BYTES:
         landing.upload_ahead()  # nobody is to wait for much
-    with context.roots.turn(landing.upload_ahead) as held:
+    with context.roots.turn(landing.upload_ahead, landing.look_ahead) as held:
         landed = landing.land(in_turn=held)
     context.objects.remember(landed.head, landed.snapshot)  # nobody is to wait for this
     return landed
@@ -219,6 +219,14 @@ class _Landing:
         """Upload what is the same on any tip, where writers take turns, and not in one's own."""
         if self.context.storage.capabilities.turns:
             self._upload(self.prepared.uploads)
+
+    def look_ahead(self) -> None:
+        """Read what has come first by now, so that little is left to be read in one's own turn."""
+        context = self.context
+        with suppress(CorruptObjectError):  # in one's turn this is told, or found to have moved
+            root = context.roots.with_branch(context.roots.read().root, self.branch)
+            if self.branch in root.branches:
+                context.open_branch(root.branches[self.branch])
 
     def _upload(self, uploads: Sequence[Upload], *besides: Callable[[], object]) -> None:
         """What is not there yet, in one round."""

@@ -266,12 +266,16 @@ class Roots:
         return refs
 
     @contextmanager
-    def turn(self, meanwhile: Callable[[], None] = lambda: None) -> Iterator[bool]:
+    def turn(
+        self,
+        meanwhile: Callable[[], None] = lambda: None,
+        when_next: Callable[[], None] = lambda: None,
+    ) -> Iterator[bool]:
         """Have the other writers of this machine wait until the block is left; whether they do.
 
         Without it all but one of those who try at the same time would have made their commit for
-        nothing. `meanwhile` is called if there is a wait. Nobody waits for ever: the holder may
-        have been stopped, or be slow.
+        nothing. `meanwhile` is called if there is a wait, and `when_next` when nobody comes first
+        any more. Nobody waits for ever: the holder may have been stopped, or be slow.
         """
         turn = self._turn("swap")
         if turn is None:
@@ -283,7 +287,11 @@ class Roots:
             if not held:
                 meanwhile()
                 held = turn.take()
+            looked = False
             while not held and self._runtime.monotonic_s() < until_s:
+                if turn.is_next and not looked:
+                    looked = True
+                    when_next()
                 poll_s = _NEXT_POLL_S if turn.is_next else _TURN_POLL_S
                 self._runtime.sleep(poll_s + self._runtime.jitter(poll_s))
                 held = turn.take()
