@@ -35,7 +35,16 @@ from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.digests import tells_about
 from zarr_manifests.planning.leaves import BaseIndex, PlacedLeaf
-from zarr_manifests.planning.live import Cut, LiveSources, Reach, Source, check_axes
+from zarr_manifests.planning.live import (
+    Cut,
+    LiveSources,
+    Reach,
+    Source,
+    any_at,
+    check_axes,
+    clipped,
+    picked,
+)
 from zarr_manifests.planning.merge import (
     Layer,
     Leaf,
@@ -354,17 +363,15 @@ class SnapshotView:
             for leaf in self.index.placed_in(node_id, Box.around_coords(coords))
             if ((coords >= leaf.part.box.lo) & (coords < leaf.part.box.hi)).all(axis=1).any()
         ]
-        sources = self._sources(node_id).where(_any_at(coords, due), coords.shape[1])
+        sources = self._sources(node_id).where(any_at(coords, due), coords.shape[1])
         afters = {0, *(leaf.merged for leaf in due)}
         overlays, loaded = self._fetch_some(node_id, afters, sources, due, coords)
-        picked = {after: _picked(overlay, coords) for after, overlay in overlays.items()}
+        over = {after: picked(overlay, coords) for after, overlay in overlays.items()}
         leaves = [
-            Leaf(
-                leaf.part.box, pick(self._leaf(node_id, leaf, loaded), coords), picked[leaf.merged]
-            )
+            Leaf(leaf.part.box, pick(self._leaf(node_id, leaf, loaded), coords), over[leaf.merged])
             for leaf in due
         ]
-        return fold_leaves(leaves, picked[0])
+        return fold_leaves(leaves, over[0])
 
     def chunks_in(self, node_id: bytes, box: Box) -> ChunkTable | None:
         """Of the node's chunks in the box those that are there.
@@ -381,7 +388,7 @@ class SnapshotView:
             lambda last, of: last > since and of.overlaps(box), box.ndim
         )
         overlays, loaded = self._fetch_some(node_id, afters, sources, due)
-        over = {after: _clipped(overlay, box) for after, overlay in overlays.items()}
+        over = {after: clipped(overlay, box) for after, overlay in overlays.items()}
         tables = [within(self._leaf(node_id, leaf, loaded), box) for leaf in due]
         if len(over) == 1:
             return fold(tables, *over.values())
@@ -628,45 +635,6 @@ class SnapshotView:
             if cut is not None:
                 cuts[position] = Cut(entry.last, cut)
         return LiveSources(sources, cuts)
-
-
-def _any_at(coords: IndexArray, leaves: Sequence[PlacedLeaf]) -> Callable[[int, Box], bool]:
-    """Tells whether a table of that sequence and box may say something of any of these chunks."""
-    outside = np.ones(len(coords), np.bool_)
-    within: dict[int, list[IndexArray]] = {}
-    for leaf in leaves:
-        here = ((coords >= leaf.part.box.lo) & (coords < leaf.part.box.hi)).all(axis=1)
-        within.setdefault(leaf.merged, []).append(coords[here])
-        outside &= ~here
-    within.setdefault(0, []).append(coords[outside])
-    joined = [(after, np.concatenate(found)) for after, found in within.items()]
-    groups = [(after, some, Box.around_coords(some)) for after, some in joined if len(some)]
-
-    def wanted(last: int, box: Box) -> bool:
-        return any(
-            last > after
-            and around.overlaps(box)
-            and bool(((some >= box.lo) & (some < box.hi)).all(axis=1).any())
-            for after, some, around in groups
-        )
-
-    return wanted
-
-
-def _picked(overlay: Overlay, coords: IndexArray) -> Overlay:
-    table = overlay.table
-    if table is not None:
-        check_axes(table.box, coords.shape[1])
-        table = pick(table, coords)
-    return Overlay(overlay.truncated, table)
-
-
-def _clipped(overlay: Overlay, box: Box) -> Overlay:
-    table = overlay.table
-    if table is not None:
-        check_axes(table.box, box.ndim)
-        table = within(table, box)
-    return Overlay(overlay.truncated, table)
 
 
 def opening_kind(ref: BlobRef) -> type[Delta | Digest]:

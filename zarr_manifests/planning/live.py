@@ -19,10 +19,21 @@ from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.digest import Digest
 from zarr_manifests.format.manifest import Manifest, Part
-from zarr_manifests.grid import Box, Coords
-from zarr_manifests.planning.merge import Layer, inside
+from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.planning.leaves import PlacedLeaf
+from zarr_manifests.planning.merge import Layer, Overlay, inside, pick, within
 
-__all__ = ["Cut", "LiveSources", "Place", "Reach", "Source", "check_axes"]
+__all__ = [
+    "Cut",
+    "LiveSources",
+    "Place",
+    "Reach",
+    "Source",
+    "any_at",
+    "check_axes",
+    "clipped",
+    "picked",
+]
 
 
 def check_axes(box: Box, ndim: int) -> None:
@@ -186,3 +197,44 @@ class LiveSources:
             (last, Layer(cut.shape if (cut := self._cuts.get(at)) else None, tuple(held)))
             for at, (last, held) in sorted(found.items())
         ]
+
+
+def any_at(coords: IndexArray, leaves: Sequence[PlacedLeaf]) -> Callable[[int, Box], bool]:
+    """Tells whether a table of that sequence and box may say something of any of these chunks."""
+    outside = np.ones(len(coords), np.bool_)
+    by_merged: dict[int, list[IndexArray]] = {}
+    for leaf in leaves:
+        here = ((coords >= leaf.part.box.lo) & (coords < leaf.part.box.hi)).all(axis=1)
+        by_merged.setdefault(leaf.merged, []).append(coords[here])
+        outside &= ~here
+    by_merged.setdefault(0, []).append(coords[outside])
+    joined = [(after, np.concatenate(found)) for after, found in by_merged.items()]
+    groups = [(after, some, Box.around_coords(some)) for after, some in joined if len(some)]
+
+    def wanted(last: int, box: Box) -> bool:
+        return any(
+            last > after
+            and around.overlaps(box)
+            and bool(((some >= box.lo) & (some < box.hi)).all(axis=1).any())
+            for after, some, around in groups
+        )
+
+    return wanted
+
+
+def picked(overlay: Overlay, coords: IndexArray) -> Overlay:
+    """What the overlay says of these chunks."""
+    table = overlay.table
+    if table is not None:
+        check_axes(table.box, coords.shape[1])
+        table = pick(table, coords)
+    return Overlay(overlay.truncated, table)
+
+
+def clipped(overlay: Overlay, box: Box) -> Overlay:
+    """What the overlay says of the chunks in the box."""
+    table = overlay.table
+    if table is not None:
+        check_axes(table.box, box.ndim)
+        table = within(table, box)
+    return Overlay(overlay.truncated, table)
