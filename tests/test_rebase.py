@@ -421,6 +421,27 @@ def test_policies_decide_whose_chunks_stay() -> None:
         assert [found[f"a/c/{at}"] for at in ("0/0", "0/1", "1/1")] == [first, b"01", b"11"]
 
 
+@pytest.mark.parametrize(
+    ("policy", "left"), [("ours", b"mine"), ("theirs", None), ("fail", ConflictError)]
+)
+def test_a_chunk_that_others_deleted_is_theirs_even_if_it_was_gone_already(
+    policy: str, left: Any
+) -> None:
+    repository = base()
+    late = repository.writable_session()
+    ACTIONS["unset 00"](late)
+    in_turn(repository, ACTIONS["unset 00"])
+    mine = repository.writable_session()
+    ACTIONS["write 00"](mine)
+    late.commit("deletes what is deleted")
+    if left is ConflictError:
+        with pytest.raises(ConflictError):
+            mine.commit("mine", rebase=policy)
+        return
+    mine.commit("mine", rebase=policy)
+    assert contents(repository).get("a/c/0/0") == left
+
+
 def test_a_policy_of_the_others_may_leave_nothing_of_a_commit() -> None:
     found = both(base(), ACTIONS["write 00"], ACTIONS["write 00 other"], rebase=lambda _: "theirs")
     assert found["a/c/0/0"] == b"other"

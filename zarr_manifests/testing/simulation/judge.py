@@ -366,8 +366,12 @@ class Judge:
         self, attempt: Attempt, changes: tuple[Change, ...], tip: Known
     ) -> tuple[Change, ...]:
         """The changes as the attempt's terms have them on top of the tip."""
-        taken = [self._effects(*landed) for landed in self._between(attempt, tip)]
-        places = set[tuple[object, ...]]().union(*taken)
+        between = [*self._between(attempt, tip)]
+        taken = [self._effects(*landed) for landed in between]
+        # A chunk that somebody wrote or deleted is theirs, even if it was so already when that
+        # landed: the log has it all the same.
+        touched = [c.place for _, o in between for c in o.changes if isinstance(c, SetChunk)]
+        places = set[tuple[object, ...]](touched).union(*taken)
         placed = attempt.terms.place(changes, places, self.known[attempt.base].state, tip.state)
         if attempt.terms.relocates and placed != changes:
             self.count("appends put behind others")
