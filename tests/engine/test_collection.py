@@ -226,6 +226,33 @@ def test_expiry_keeps_what_is_new_enough_or_needed() -> None:
         repository.expire_snapshots()
 
 
+def test_the_first_expiry_waits_for_a_lease_on_what_tags_alone_have() -> None:
+    clock, storage = Clock(), MemoryStorage()
+    repository = make(storage, world(clock))
+    fill(repository, 0)
+    repository.create_branch("side")
+    with repository.transaction("side", message="leased") as store:
+        zarr.open_array(store, path="a")[:] = 7
+    leased = repository.list_branches()["side"]
+    with repository.transaction("side", message="tagged") as store:
+        zarr.open_array(store, path="a")[:] = 8
+    repository.create_tag("kept", repository.list_branches()["side"])
+    repository.delete_branch("side")
+    fill(repository, 1)
+    with repository.lease(leased) as lease:
+        for dry_run in (True, False):
+            report = repository.expire_snapshots(keep_last=1, dry_run=dry_run)
+            assert (report.snapshots, report.kept) == ((), {"main": 4})
+        renew_all(repository._context)
+        lease.check()
+        repository.garbage_collect(NOW)
+        assert read(repository.readonly_session(snapshot_id=leased)) == [7] * 8
+    assert repository.expire_snapshots(keep_last=1).kept == {"main": 1}
+    assert [i.message for i in repository.ancestry(tag="kept")] == ["tagged"]
+    with pytest.raises(SnapshotExpiredError):
+        repository.create_branch("late", leased)
+
+
 def test_a_branch_made_from_a_cut_history_has_its_floor() -> None:
     storage = MemoryStorage()
     repository = make(storage)

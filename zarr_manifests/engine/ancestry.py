@@ -30,6 +30,7 @@ __all__ = [
     "ancestors",
     "find_in_history",
     "floor_below",
+    "has_expired",
     "is_missing",
     "locate",
     "snapshot_ref",
@@ -120,7 +121,7 @@ def locate(context: Context, root: Root, snapshot_id: str) -> tuple[BlobRef, Sna
 
 def floor_below(context: Context, root: Root, ref: BlobRef) -> str | None:
     """Id of the oldest snapshot that the history of the one at `ref` still has; None for all."""
-    if not _has_expired(root):
+    if not has_expired(root):
         return None
     own = snapshot_id_of(ref.key)
     try:
@@ -131,7 +132,7 @@ def floor_below(context: Context, root: Root, ref: BlobRef) -> str | None:
 
 def tag_floor(root: Root, ref: BlobRef) -> str | None:
     """The floor of a tag's own history, whatever branches have of it."""
-    return snapshot_id_of(ref.key) if _has_expired(root) else None
+    return snapshot_id_of(ref.key) if has_expired(root) else None
 
 
 def is_missing(error: BaseException) -> bool:
@@ -141,7 +142,8 @@ def is_missing(error: BaseException) -> bool:
     )
 
 
-def _has_expired(root: Root) -> bool:
+def has_expired(root: Root) -> bool:
+    """Whether there has been an expiry, so that tags have lost what is before them."""
     main = root.branches.get("main")  # never in a page
     return main is not None and main.floor is not None
 

@@ -2,14 +2,19 @@
 
 What leaves history is listed in the root as pending until a collection has deleted its objects.
 Nothing is deleted here.
+
+Invariant: what is leased stays in history. A branch's floor goes no higher than a leased snapshot.
+The first expiry also takes from tags what is before them; it is put off while a leased snapshot is
+in no other history.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 
-from zarr_manifests.engine.ancestry import ages
+from zarr_manifests.engine.ancestry import ages, has_expired
 from zarr_manifests.engine.context import Context
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.root import Branch, Root
@@ -19,6 +24,7 @@ from zarr_manifests.planning.expiry import Aged, Retention, kept_count, with_pen
 __all__ = ["ExpiryReport", "expire"]
 
 _ATTEMPTS = 100
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,13 @@ def expire(context: Context, retention: Retention, *, dry_run: bool) -> ExpiryRe
             name: _cut(context, branch, retention, leased)
             for name, branch in whole.branches.items()
         }
+        if any(cut.gone for cut in cuts.values()) and (
+            held := _held_by_tags(context, whole, cuts, leased)
+        ):
+            _LOG.warning("nothing expires yet: %s is leased, and in the history of tags only", held)
+            counts = {name: len(cut.kept) + len(cut.gone) for name, cut in cuts.items()}
+            report = ExpiryReport({}, counts, dry_run)
+            return root
         report = ExpiryReport(
             {n: tuple(a.snapshot_id for a in cut.gone) for n, cut in cuts.items() if cut.gone},
             {name: len(cut.kept) for name, cut in cuts.items()},
@@ -87,6 +100,22 @@ def _cut(context: Context, branch: Branch, retention: Retention, leased: frozens
         parent = snapshot.parent
     count = kept_count(line, retention, leased)
     return _Cut(line[:count], line[count:], parent)
+
+
+def _held_by_tags(
+    context: Context, whole: Root, cuts: Mapping[str, _Cut], leased: Set[str]
+) -> str | None:
+    """A leased snapshot that would leave history with what is before tags, if there is one."""
+    if has_expired(whole):
+        return None  # tags have lost that
+    of_branches = {aged.snapshot_id for cut in cuts.values() for aged in (*cut.kept, *cut.gone)}
+    of_tags = {snapshot_id_of(ref.key) for ref in whole.tags.values()}
+    due = leased - of_branches - of_tags
+    for ref in whole.tags.values() if due else ():
+        for older, _ in ages(context, ref):
+            if snapshot_id_of(older.key) in due:
+                return snapshot_id_of(older.key)
+    return None
 
 
 def _applied(whole: Root, cuts: Mapping[str, _Cut]) -> Root:
