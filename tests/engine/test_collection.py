@@ -17,6 +17,7 @@ import zarr
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
+from zarr_manifests.engine.ancestry import ages
 from zarr_manifests.engine.leases import renew_all, take
 from zarr_manifests.engine.roots import Roots
 from zarr_manifests.errors import (
@@ -251,6 +252,49 @@ def test_the_first_expiry_waits_for_a_lease_on_what_tags_alone_have() -> None:
     assert [i.message for i in repository.ancestry(tag="kept")] == ["tagged"]
     with pytest.raises(SnapshotExpiredError):
         repository.create_branch("late", leased)
+
+
+@pytest.mark.parametrize("how", ["tagged", "on a branch", "in no history"])
+def test_the_first_expiry_waits_for_no_other_lease(how: str) -> None:
+    storage = MemoryStorage()
+    repository = make(storage)
+    repository.create_branch("side")
+    leased, last = fill(repository, 7, "side"), fill(repository, 8, "side")
+    repository.create_tag("kept", leased if how == "tagged" else last)
+    with repository.lease(leased):
+        if how != "on a branch":
+            repository.delete_branch("side")
+        if how == "in no history":
+            repository.delete_tag("kept")
+            repository.create_tag("another")
+        fill(repository, 1)
+        assert len(repository.expire_snapshots(keep_last=1).expired["main"]) == 2
+        repository.garbage_collect(NOW)
+        assert read(repository.readonly_session(snapshot_id=leased)) == [7] * 8
+
+
+def test_looking_for_leases_below_tags_walks_each_history_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    repository = make(MemoryStorage())
+    repository.create_branch("side")
+    leased = fill(repository, 7, "side")
+    for value in range(20):
+        fill(repository, value)
+        repository.create_tag(f"t{value}")
+    walked: list[str] = []
+
+    def counted(*given: Any) -> Any:
+        for ref, snapshot in ages(*given):
+            walked.append(ref.key)
+            yield ref, snapshot
+
+    with repository.lease(leased):
+        repository.delete_branch("side")
+        monkeypatch.setattr("zarr_manifests.engine.expire.ages", counted)
+        assert repository.expire_snapshots(keep_last=1, dry_run=True).kept == {"main": 1}
+    # In the branch, and by way of tags; where one tag's way meets another's it ends.
+    assert len(walked) <= 2 * len(set(walked)) + 20
 
 
 def test_a_branch_made_from_a_cut_history_has_its_floor() -> None:

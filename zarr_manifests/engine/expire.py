@@ -111,10 +111,14 @@ def _held_by_tags(
     of_branches = {aged.snapshot_id for cut in cuts.values() for aged in (*cut.kept, *cut.gone)}
     of_tags = {snapshot_id_of(ref.key) for ref in whole.tags.values()}
     due = leased - of_branches - of_tags
+    seen: set[str] = set()
     for ref in whole.tags.values() if due else ():
         for older, _ in ages(context, ref):
             if snapshot_id_of(older.key) in due:
                 return snapshot_id_of(older.key)
+            if older.key in seen:
+                break  # all that is older was looked at by way of another tag
+            seen.add(older.key)
     return None
 
 
