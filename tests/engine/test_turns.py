@@ -154,6 +154,18 @@ def test_who_waits_behind_another_asks_seldom(tmp_path: Path) -> None:
     first.end()
 
 
+def test_who_cannot_stand_in_line_waits_all_the_same(tmp_path: Path) -> None:
+    made(tmp_path / "r")
+    (tmp_path / "r" / ".lock-swap-next").mkdir()  # so that there can be no such file
+    holder = LocalStorage(tmp_path / "r").turn("swap")
+    assert holder.take()
+    watched = _Watched()
+    watched.asleep = [holder.end]
+    put(Repository.open(tmp_path / "r", runtime=watched.runtime()), 3)
+    assert len(watched.slept_s) == 1
+    assert watched.slept_s[0] >= 0.004
+
+
 def test_who_is_next_reads_ahead_what_has_come_first(tmp_path: Path) -> None:
     made(tmp_path / "r")
     watched, counting = _Watched(), CountingStorage(LocalStorage(tmp_path / "r"))

@@ -223,7 +223,7 @@ class _Landing:
     def look_ahead(self) -> None:
         """Read what has come first by now, so that little is left to be read in one's own turn."""
         context = self.context
-        with suppress(CorruptObjectError):  # in one's turn this is told, or found to have moved
+        with suppress(ManifestsError):  # in one's turn it is told, or nobody's concern any more
             root = context.roots.with_branch(context.roots.read().root, self.branch)
             if self.branch in root.branches:
                 context.open_branch(root.branches[self.branch])

@@ -102,9 +102,12 @@ class FileTurn:
         if self._lock.take():
             self._leave_line()
             return True
-        if self._next is None:
-            self._next = LockFile(f"{self._path}-next")
-        self.is_next = self.is_next or self._next.take()
+        if self.is_next:
+            return False
+        with contextlib.suppress(OSError):  # who cannot be next asks all the same, if not often
+            if self._next is None:
+                self._next = LockFile(f"{self._path}-next")
+            self.is_next = self._next.take()
         return False
 
     def end(self) -> None:
