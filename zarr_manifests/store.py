@@ -280,7 +280,7 @@ class ManifestStore(Store):
         """Write the value at the key."""
         self._check_writable()
         if self._supports_sync_io:
-            self.workspace.set(key, self._value(value))
+            self.workspace.set(key, self._value(value), in_loop=True)
         else:
             await self.workspace.set_async(key, _bytes(value))
 

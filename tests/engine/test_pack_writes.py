@@ -1,7 +1,8 @@
-"""Packs that are written in the background, on a local disk."""
+"""Packs that are written in the background while an event loop goes on, on a local disk."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections import Counter
@@ -66,7 +67,7 @@ def chunk(i: int) -> bytes:
 
 
 def put(session: Session, i: int, value: bytes | None = None) -> None:
-    session.store.set_sync(f"a/c/{i}", cpu.Buffer.from_bytes(value or chunk(i)))
+    asyncio.run(session.store.set(f"a/c/{i}", cpu.Buffer.from_bytes(value or chunk(i))))
 
 
 def get(session: Session, i: int) -> bytes:
@@ -244,6 +245,18 @@ def test_a_forked_child_waits_for_none_of_its_parents_writes(
     monkeypatch.setattr(os, "getpid", lambda: -1)
     assert len(writes._mine()) == 0
     assert writes.take(all_of_them=True) == []
+
+
+def test_a_thread_of_a_writer_writes_a_pack_itself(tmp_path: Path) -> None:
+    """One more thread would ask for Python's lock again and again; the writer's others go on."""
+    disk = Disk()
+    disk.let_go()
+    with begun(tmp_path, disk) as session:
+        for i in range(PACK + 1):
+            session.store.set_sync(f"a/c/{i}", cpu.Buffer.from_bytes(chunk(i)))
+        assert list(packs_in(tmp_path).values()) == [PACK * SIZE]
+        session.commit("all")
+    check(tmp_path, {i: chunk(i) for i in range(PACK + 1)})
 
 
 def test_in_memory_packs_are_written_in_place() -> None:

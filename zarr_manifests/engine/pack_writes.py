@@ -1,4 +1,4 @@
-"""Packs written while the session goes on: by background threads, a few at a time.
+"""Packs written while an event loop goes on: by background threads, a few at a time.
 
 Invariants:
 

@@ -122,12 +122,15 @@ class Workspace(Overlay):
         self.packs.relocate(changes)
         self.reader = self._reader(view)
 
-    def set(self, key: str, data: bytes | memoryview) -> None:
-        """Write `data` at the key; a view is of more than `most_packed` bytes."""
+    def set(self, key: str, data: bytes | memoryview, *, in_loop: bool = False) -> None:
+        """Write `data` at the key; a view is of more than `most_packed` bytes.
+
+        An event loop, for which all else would wait, says that it is one.
+        """
         self._before_change(key)
         if self._set_document(key, data):
             return
-        while not self._set_chunk(key, self._place(data), data):
+        while not self._set_chunk(key, self._place(data), data, in_loop):
             pass
 
     async def set_async(self, key: str, data: bytes) -> None:
@@ -153,7 +156,7 @@ class Workspace(Overlay):
             assert self.keys is not None
             self.storage.create(self.keys.next("chunks"), b"")
 
-    def _set_chunk(self, key: str, ref: ChunkRef, data: bytes | memoryview) -> bool:
+    def _set_chunk(self, key: str, ref: ChunkRef, data: bytes | memoryview, in_loop: bool) -> bool:
         """Store a chunk as the ref says, and note it; False if it must be stored again."""
         if isinstance(ref, NativeRef):
             self.runtime.checkpoint("chunks.create")
@@ -167,12 +170,16 @@ class Workspace(Overlay):
                 if pack is None:
                     return self._note(key, ref, data)
             self.runtime.checkpoint("chunks.create")
-            self._write_full(pack)
+            self._write_full(pack, in_loop)
         return self._record(key, ref, data)
 
-    def _write_full(self, pack: Pack) -> None:
-        """Write a pack, in the background if that pays."""
-        if not self._writes.pays:
+    def _write_full(self, pack: Pack, in_loop: bool) -> None:
+        """Write a pack; for an event loop in the background, if that pays.
+
+        Threads that write chunks are several, and go on while one of them writes a pack. One in
+        the background would only be another one that asks for Python's lock again and again.
+        """
+        if not (in_loop and self._writes.pays):
             try:
                 pack.write(self.storage, durable=False)
             finally:
@@ -382,25 +389,27 @@ class Workspace(Overlay):
         if node is None:
             return
         self.changes.forget(node.node_id)
-        if path in self.view.nodes:
-            self.changes.nodes[path] = None
-        else:
-            self.changes.nodes.pop(path, None)
+        self._change_node(path, None, differs=path in self.view.nodes)
 
     def _new_node(
         self, path: str, kind: NodeKind, documents: Mapping[str, bytes] | None = None
     ) -> Node:
         node = Node(path, self.runtime.random_bytes(NODE_ID_BYTES), kind, documents or {})
-        self.changes.nodes[path] = node
+        self._change_node(path, node)
         return node
+
+    def _change_node(self, path: str, node: Node | None, *, differs: bool = True) -> None:
+        """Have this node, or none, at the path; all changes of nodes come by this way."""
+        if differs:
+            self.changes.nodes[path] = node
+        else:
+            self.changes.nodes.pop(path, None)
+        self._stamp = object()
 
     def put_node(self, path: str, node: Node | None) -> None:
         """Have this node, or none, at the path; its chunks are not looked at."""
         with self.lock:
-            if self.view.nodes.get(path) == node:
-                self.changes.nodes.pop(path, None)
-            else:
-                self.changes.nodes[path] = node
+            self._change_node(path, node, differs=self.view.nodes.get(path) != node)
 
     def settled_chunks(self, node: Node) -> ChunkTable | None:
         """As `chunks`, with no chunk staged: a table would carry its bytes as if it were inline."""
@@ -481,7 +490,7 @@ class Workspace(Overlay):
         if not stays:
             self._replace_node(node.path, documents)
             return
-        self.changes.nodes[node.path] = replace(node, documents=documents)
+        self._change_node(node.path, replace(node, documents=documents))
         if isinstance(now, ArrayMeta):
             self._adopt(node.path)
 
