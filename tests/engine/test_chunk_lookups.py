@@ -93,7 +93,7 @@ def test_further_chunks_of_an_array_are_not_searched_for(
     searched.clear()
     for i in range(20):
         assert get(store, f"g/a/c/{i}") == bytes([i + 1]) * SIZE
-    assert searched == ["g/a/c/0"]
+    assert searched == ["g/a/c/0", "g/a/c/1"]  # of two after one another, most likely more
     assert get(store, "g/b/c/3") == bytes([4]) * SIZE
     assert get(store, "g/a/c/20") is None
     assert get(store, "g/a/c/33") == b"off the grid"
@@ -131,6 +131,56 @@ def test_an_array_that_a_session_puts_below_another_is_seen_at_once(
     chunk = session.store.workspace.chunk_at("a/c/7")
     assert chunk is not None
     assert chunk[0].path == "a/c"
+
+
+def test_chunks_of_an_array_that_the_session_has_made_are_not_searched_for_either(
+    repository: Repository, searched: list[str]
+) -> None:
+    session = repository.writable_session("main")
+    array = make(session, "g/a")
+    searched.clear()
+    array[:] = 1
+    assert searched == ["g/a/c/0", "g/a/c/1"]
+    array.resize((30 * SIZE,))
+    for i in range(20, 30):
+        put(session.store, f"g/a/c/{i}", b"x" * SIZE)
+    assert [key for key in searched if "/c/" in key][2:] == ["g/a/c/20", "g/a/c/21"]
+    array.resize((25 * SIZE,))
+    assert session.store.workspace.chunk_at("g/a/c/24") is not None
+    assert session.store.workspace.chunk_at("g/a/c/27") is None
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_as_many_changed_nodes_as_before_need_not_be_the_same(
+    repository: Repository, committed: bool
+) -> None:
+    session = repository.writable_session("main")
+    make(session, "a")[:] = 1
+    if committed:
+        session.commit("array")
+    make(session, "b")
+    store, workspace = session.store, session.store.workspace
+    for i in range(3):  # it is known well by now
+        put(store, f"a/c/{i}", b"x" * SIZE)
+    document = json.loads(get(store, "a/zarr.json") or b"")
+    document["chunk_key_encoding"] = {"name": "v2", "configuration": {"separator": "/"}}
+    store.delete_sync("b/zarr.json")
+    put(store, "a/c/zarr.json", json.dumps(document).encode())
+    chunk = workspace.chunk_at("a/c/7")
+    assert chunk is not None
+    assert chunk[0].path == "a/c"
+    for i in (8, 9):
+        put(store, f"a/c/{i}", b"y" * SIZE)
+    assert workspace.chunk_at("a/c/9") == (workspace.node("a/c"), (9,))
+
+
+def test_what_is_discarded_is_not_found_any_more(repository: Repository) -> None:
+    session = begin(repository, "a")
+    make(session, "b")
+    for i in range(3):
+        put(session.store, f"b/c/{i}", b"x" * SIZE)
+    session.discard_changes()
+    assert session.store.workspace.chunk_at("b/c/2") is None
 
 
 def test_an_array_that_was_made_anew_is_not_taken_for_the_one_before(

@@ -14,6 +14,7 @@ Invariants:
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from operator import lt
@@ -50,12 +51,15 @@ OPAQUE: Final = "/"
 
 
 class _Nearest(NamedTuple):
-    """The array in which a chunk was found last."""
+    """The array in which chunks were found last, and what the nodes were then."""
 
     stored: Mapping[str, Node]
+    changed: Mapping[str, Node | None]
+    stamp: object
     node: Node
     prefix: str
-    match: Callable[[str, int], re.Match[str] | None]
+    match: Callable[[str, int], re.Match[str] | None] | None
+    """None if an array lies below the path of this one, so that it may have a place for a key."""
     end: Coords
 
 
@@ -87,8 +91,9 @@ class Overlay:
         self.context = context
         self.lock = ForkSafeLock()
         self.follower: Follower | None = None
+        self._stamp = object()  # another one after each change of a node
+        self._found: Node | None = None
         self._nearest: _Nearest | None = None
-        self._nested: tuple[Mapping[str, Node], bool] | None = None
 
     def start_at(self, view: SnapshotView, keys: SessionKeys | None) -> None:
         """Go on from this snapshot, without changes."""
@@ -260,21 +265,25 @@ class Overlay:
         return self._nearby(key) or self._search(key)
 
     def _nearby(self, key: str) -> tuple[Node, Coords] | None:
-        """The same if it is the array of the last chunk that was searched for, else None."""
+        """The same if it is the array of the last chunks that were searched for, else None."""
         nearest = self._nearest
-        if nearest is not None and not self.changes.nodes:
-            of, node, prefix, match, shape = nearest
+        if nearest is not None:
+            stored, changed, stamp, node, prefix, match, end = nearest
             if (
-                of is self.view.nodes
+                match is not None
+                and stamp is self._stamp
+                and changed is self.changes.nodes
+                and stored is self.view.nodes
                 and key.startswith(prefix)
                 and (found := match(key, len(prefix)))
             ):
                 coords = tuple(map(int, found.groups()))
-                if all(map(lt, coords, shape)):
+                if all(map(lt, coords, end)):
                     return node, coords
         return None
 
     def _search(self, key: str) -> tuple[Node, Coords] | None:
+        stamp = self._stamp  # before anything is looked at, since others may change it meanwhile
         changed, stored = self.changes.nodes, self.view.nodes
         end = len(key)
         while end > 0:
@@ -287,23 +296,33 @@ class Overlay:
                 coords = None if found is None else tuple(map(int, found.groups()))
                 # `coords in meta.grid`, of coordinates of as many axes, none negative
                 if coords is not None and all(map(lt, coords, meta.grid.hi)):
-                    if not changed:
-                        self._note_nearest(node, meta, stored)
+                    self._note_found(node, meta, stored, changed, stamp)
                     return node, coords
         return None
 
-    def _note_nearest(self, node: Node, meta: ArrayMeta, stored: Mapping[str, Node]) -> None:
-        """Note the array of a chunk that was asked for, as most likely that of the next one.
-
-        Of stored nodes, which never change; and only where no array lies below another's path, so
-        that no longer path than this one's can have a place for a key.
-        """
-        if self._nested is None or self._nested[0] is not stored:
-            self._nested = stored, _some_nested(stored)
-        if not self._nested[1]:
-            match = meta.chunk_keys.pattern(len(meta.shape)).fullmatch
-            prefix = node.path + "/" if node.path else ""
-            self._nearest = _Nearest(stored, node, prefix, match, meta.grid.hi)
+    def _note_found(
+        self,
+        node: Node,
+        meta: ArrayMeta,
+        stored: Mapping[str, Node],
+        changed: Mapping[str, Node | None],
+        stamp: object,
+    ) -> None:
+        """Note the array of two chunks one after another as most likely that of the next one."""
+        again, self._found = self._found is node, node
+        if not again or (
+            (known := self._nearest) is not None
+            and (known.node is node and known.stamp is stamp)
+            and (known.changed is changed and known.stored is stored)
+        ):
+            return
+        prefix = node.path + "/" if node.path else ""
+        nested = any(
+            path.startswith(prefix) and other is not node and other and other.array is not None
+            for path, other in itertools.chain(stored.items(), list(changed.items()))
+        )
+        match = None if nested else meta.chunk_keys.pattern(len(meta.shape)).fullmatch
+        self._nearest = _Nearest(stored, changed, stamp, node, prefix, match, meta.grid.hi)
 
     def keys_below(self, prefix: str) -> Iterator[str]:
         """All keys that start with `prefix`, in no particular order."""
@@ -339,18 +358,6 @@ class Overlay:
                     if key.startswith(prefix):
                         found.add(key[skip:].partition("/")[0])
         return found
-
-
-def _some_nested(nodes: Mapping[str, Node]) -> bool:
-    """Whether an array lies below another's path."""
-    arrays = {path for path, node in nodes.items() if node.array is not None}
-    for path in arrays:
-        end = len(path)
-        while end > 0:
-            end = max(path.rfind("/", 0, end), 0)
-            if path[:end] in arrays and end < len(path):
-                return True
-    return False
 
 
 def check_key(key: str) -> None:
