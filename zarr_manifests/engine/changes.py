@@ -269,7 +269,8 @@ class ChangeSet:
 
         These are durable.
         """
-        found = {ref.key for _, _, ref in self.refs() if isinstance(ref, NativeRef)}
+        objects = {ref[:2] for _, _, ref in self.refs() if isinstance(ref, NativeRef)}
+        found = {NativeRef(*each, 0, 0, 0).key for each in objects}
         found.update(*map(native_keys, filter(resident, self._all_rows())))
         return found
 

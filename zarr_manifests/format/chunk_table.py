@@ -140,7 +140,9 @@ _MOST: Final = {
 }
 _new_tuple: Final = tuple.__new__
 # Plain numbers: a lookup compares with them, and an enum's members are slow to reach.
-_INLINE, _NATIVE, _VIRTUAL = int(RefKind.INLINE), int(RefKind.NATIVE), int(RefKind.VIRTUAL)
+_UNSET, _INLINE, _NATIVE, _VIRTUAL = map(
+    int, (RefKind.UNSET, RefKind.INLINE, RefKind.NATIVE, RefKind.VIRTUAL)
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -337,31 +339,28 @@ class ChunkTable:
     @classmethod
     def build(cls, box: Box, index: Column, refs: Sequence[StoredRef]) -> ChunkTable:
         """The table of refs that are sorted by their linear index in `box`."""
-        columns = {name: np.zeros(len(refs), np.int64) for name in _COLUMNS}
         numbers: dict[str, int] = {}
         files: dict[VirtualSource, int] = {}
         inline: list[bytes] = []
         filled = 0
-        for row, ref in enumerate(refs):
+        rows: list[tuple[int, int, int, int, int, int]] = []  # in the order of `_COLUMNS`
+        for ref in refs:
             match ref:
+                case NativeRef(source, number, offset, length, crc):
+                    source_at = numbers.setdefault(source, len(numbers))
+                    rows.append((_NATIVE, source_at, number, offset, length, crc))
                 case InlineRef(data):
-                    columns["kind"][row] = RefKind.INLINE
-                    columns["offset"][row], columns["length"][row] = filled, len(data)
+                    rows.append((_INLINE, 0, 0, filled, len(data), 0))
                     inline.append(data)
                     filled += len(data)
-                case NativeRef(source, number, offset, length, crc):
-                    columns["kind"][row] = RefKind.NATIVE
-                    columns["source"][row] = numbers.setdefault(source, len(numbers))
-                    columns["number"][row], columns["crc32c"][row] = number, crc
-                    columns["offset"][row], columns["length"][row] = offset, length
                 case VirtualRef(file, offset, length, known):
-                    columns["kind"][row] = RefKind.VIRTUAL
-                    columns["source"][row] = files.setdefault(file, len(files))
-                    columns["offset"][row], columns["length"][row] = offset, length
-                    if known is not None:
-                        columns["number"][row], columns["crc32c"][row] = 1, known
+                    source_at = files.setdefault(file, len(files))
+                    is_known, crc = (0, 0) if known is None else (1, known)
+                    rows.append((_VIRTUAL, source_at, is_known, offset, length, crc))
                 case Unset():
-                    columns["kind"][row] = RefKind.UNSET
+                    rows.append((_UNSET, 0, 0, 0, 0, 0))
+        each = np.array(rows, np.int64).reshape(-1, len(_COLUMNS)).T
+        columns = dict(zip(_COLUMNS, map(np.ascontiguousarray, each), strict=True))
         dense = len(refs) == box.size
         return cls(
             box,
