@@ -13,6 +13,7 @@ from zarr.core.buffer import cpu
 from zarr_manifests import Repository
 from zarr_manifests.engine import commit, compact
 from zarr_manifests.format.counts import Count, Counted
+from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.storage import MemoryStorage
 
 CONFIG = {"compaction": {"mode": "MANUAL"}, "inline-chunk-bytes": 16}
@@ -45,14 +46,22 @@ def _planted(
     monkeypatch: pytest.MonkeyPatch, wrong: Wrong, sums: Mapping[str, int] | None = None
 ) -> None:
     """Have commits count wrongly."""
-    real = commit.counted
+    counts_of, sums_with = commit.counts_of, commit.sums_with
+    right: dict[tuple[Count, ...], tuple[Count, ...]] = {}
 
-    def counted(*args: Any) -> Any:
-        entry, right = real(*args)
-        assert entry.counts
-        return replace(entry, counts=tuple(map(wrong, entry.counts))), {**right, **(sums or {})}
+    def wrongly(*args: Any) -> tuple[Count, ...]:
+        counts = counts_of(*args)
+        assert counts
+        planted = tuple(map(wrong, counts))
+        right[planted] = counts
+        return planted
 
-    monkeypatch.setattr(commit, "counted", counted)
+    def summed(entry: DeltaEntry, *args: Any) -> dict[str, int]:
+        assert entry.counts is not None
+        return {**sums_with(replace(entry, counts=right[entry.counts]), *args), **(sums or {})}
+
+    monkeypatch.setattr(commit, "counts_of", wrongly)
+    monkeypatch.setattr(commit, "sums_with", summed)
 
 
 def test_what_is_right_is_no_problem(repository: Repository) -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Amount, Repository, Session, Totals
+from zarr_manifests.engine import commit
 from zarr_manifests.errors import ConflictError, InvalidArgumentError, NotFoundError
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import CountingStorage
@@ -473,3 +474,38 @@ def test_a_commit_counts_what_it_touches_only() -> None:
         of, _, number = snapshot_id.rpartition("-")
         sizes.append(storage.head(f"snapshots/{of}/{number}").nbytes)
     assert sizes[1] - sizes[0] < 32
+
+
+# --- others that come first ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("theirs", "mine", "times"),
+    [
+        ([0, 1, 9], [5, 6], 1 + 1),  # near: in their box
+        ([0, 1], [5, 6], 1),  # apart: what is counted before the turn is so on top of them, too
+        ([5, 7], [5, 6], 1 + 1),  # the same bytes, which would be counted twice
+    ],
+)
+def test_what_others_have_written_first_is_counted_once(
+    monkeypatch: pytest.MonkeyPatch, theirs: list[int], mine: list[int], times: int
+) -> None:
+    storage = MemoryStorage()
+    repository = Repository.create(storage, CONFIG)
+    with repository.transaction(message="array") as store:
+        zarr.create_array(store, name="line", shape=(12,), chunks=(1,), dtype="u1")
+    first, second = (repository.writable_session() for _ in range(2))
+    fill(first, "line", *theirs)
+    fill(second, "line", *mine)
+    first.commit("first")
+    counted, true = [], commit.counts_of
+
+    def noted(*args: Any) -> Any:
+        counted.append(args)
+        return true(*args)
+
+    monkeypatch.setattr(commit, "counts_of", noted)
+    totals = check(storage, second.commit("second"))
+    refs = len({*theirs, *mine})
+    assert totals.total == exactly(refs, 8 * refs)
+    assert len(counted) == times

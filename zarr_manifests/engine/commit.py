@@ -35,7 +35,7 @@ from zarr_manifests.engine.packs import Pack
 from zarr_manifests.engine.rebasing import Mine, Rebasing, rebase_delta
 from zarr_manifests.engine.roots import RootAt, Roots
 from zarr_manifests.engine.spill import Rows, Spilled, resident, rows_of
-from zarr_manifests.engine.totals import counted
+from zarr_manifests.engine.totals import counts_of, sums_with
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import (
     Conflict,
@@ -49,6 +49,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import RefKind
+from zarr_manifests.format.counts import Count
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
 from zarr_manifests.format.envelope import pack, unpack
 from zarr_manifests.format.manifest import Manifest, ManifestRef
@@ -94,7 +95,11 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A commit, encoded; independent of the tip it lands on but for the snapshot's place."""
+    """A commit, encoded; independent of the tip it lands on but for the snapshot's place.
+
+    `counts` say what it changes, if that is known: on what it was made on, and on what came after
+    that as far as it is apart from it.
+    """
 
     delta: Delta
     uploads: tuple[Upload, ...]
@@ -103,6 +108,7 @@ class _Prepared:
     tables: Mapping[bytes, Sequence[Rows]]
     manifests: Mapping[str, Manifest]
     reads: Reads
+    counts: tuple[Count, ...] | None = None
 
 
 def commit(
@@ -137,6 +143,7 @@ def commit(
         If it cannot be found out whether the swap took effect.
     """
     prepared = _prepare(context, view, changes, keys, message, metadata, len(packs))
+    prepared = _counted(context, view, prepared)
     pending: list[Callable[[], object]] = [
         partial(pack.write, context.storage, durable=True) for pack in packs
     ]
@@ -371,6 +378,16 @@ def _prepare(
     return _Prepared(delta, tuple(uploads), log.ref, snapshot, tables, written, changes.reads)
 
 
+def _counted(context: Context, view: SnapshotView, prepared: _Prepared) -> _Prepared:
+    """The commit with its counts: nobody is to wait for what can be found out before one's turn."""
+    fetch = partial(rows_of, context.objects)
+    try:
+        counts = counts_of(prepared.delta, prepared.tables, view, fetch)
+    except (CorruptObjectError, MissingChunkError):
+        return prepared  # the base may have been collected; what the tip says counts then
+    return replace(prepared, counts=counts)
+
+
 def _place(
     context: Context,
     prepared: _Prepared,
@@ -388,8 +405,11 @@ def _place(
     coordinates = coordinate_ids(nodes.values(), held)
     sequence = parent.snapshot.sequence + 1
     entry = DeltaEntry.of(prepared.log, prepared.delta, sequence, coordinates)
-    fetch = partial(rows_of, context.objects)
-    entry, sums = counted(entry, parent, prepared.delta, prepared.tables, fetch)
+    counts = prepared.counts
+    if counts is None:
+        fetch = partial(rows_of, context.objects)
+        counts = counts_of(prepared.delta, prepared.tables, parent, fetch)
+    entry = replace(entry, counts=counts)
     snapshot = replace(
         prepared.snapshot,
         parent=parent.ref.bare(),
@@ -400,7 +420,7 @@ def _place(
         sequence=sequence,
         # Never before the tip, or `as_of` would find what was not there yet.
         written_ms=max(prepared.snapshot.written_ms, tip.written_ms),
-        sums=sums,
+        sums=sums_with(entry, parent, prepared.delta),
     ).with_delta_copies(known)
     uploads = []
     if needs_digest(snapshot):
@@ -495,11 +515,12 @@ def _rebased(
 ) -> tuple[SnapshotView, _Prepared]:
     """The tip, opened, if the commit may be put on top of it; and the commit as it is there."""
     mine = Mine.of(prepared.delta, prepared.tables, prepared.reads)
-    on, delta, uploads = rebase_delta(
+    moved = rebase_delta(
         context, view, tip, prepared.delta, mine, prepared.manifests, rebasing, keys
     )
+    on, delta, uploads = moved.on, moved.delta, moved.uploads
     if delta is prepared.delta:
-        return on, prepared
+        return on, prepared if moved.apart else replace(prepared, counts=None)
     log = Upload.of(keys, "deltas", delta.encode())
     context.objects.remember(log.ref, delta)
     used = {ref.blob.key for ref in delta.manifests}
@@ -513,6 +534,7 @@ def _rebased(
         log=log.ref,
         snapshot=snapshot,
         tables=_tables_of(delta, {**prepared.manifests, **written}, _spilled(prepared.tables)),
+        counts=None,
     )
 
 

@@ -31,7 +31,7 @@ from zarr_manifests.planning.merge import Layer, merge_layers, without
 from zarr_manifests.planning.reads import Reads
 from zarr_manifests.planning.rebase import Policy, Rebased, rebase
 
-__all__ = ["Mine", "Rebasing", "changes_between", "rebase_changes", "rebase_delta"]
+__all__ = ["Mine", "Moved", "Rebasing", "changes_between", "rebase_changes", "rebase_delta"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,28 @@ class Mine:
         return cls(nodes, delta.truncated, tables, reads)
 
 
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A commit's delta, moved.
+
+    Parameters
+    ----------
+    on : SnapshotView
+        The tip, opened.
+    delta : Delta
+        As it is there; the same object where nothing in it has to change.
+    uploads : sequence of Upload
+        What else must be uploaded for it.
+    apart : bool
+        Whether those who came first are known to have touched none of its chunks, and no node.
+    """
+
+    on: SnapshotView
+    delta: Delta
+    uploads: Sequence[Upload] = ()
+    apart: bool = False
+
+
 def rebase_delta(
     context: Context,
     view: SnapshotView,
@@ -98,12 +120,11 @@ def rebase_delta(
     written: Mapping[str, Manifest],
     rebasing: Rebasing,
     keys: SessionKeys,
-) -> tuple[SnapshotView, Delta, list[Upload]]:
-    """The tip, opened; the delta as it is there; and what else must be uploaded for it.
+) -> Moved:
+    """Put a delta on top of the tip.
 
     `mine` is what the delta says, and `written` are the manifests that it refers to, by key, but
-    for those that were spilled. The delta that comes back is the same object where nothing in it
-    has to change.
+    for those that were spilled.
 
     Raises
     ------
@@ -111,8 +132,10 @@ def rebase_delta(
         If it cannot be put on top of what came first.
     """
     on, moved = _onto(context, view, tip, mine, rebasing)
+    if moved is None:
+        return Moved(on, delta, apart=True)
     if not moved.dropped and moved.nodes == mine.nodes:
-        return on, delta, []
+        return Moved(on, delta)
     embedded, manifests = delta.embedded, delta.manifests
     uploads: list[Upload] = []
     if moved.dropped:
@@ -124,7 +147,7 @@ def rebase_delta(
         embedded=embedded,
         manifests=manifests,
     )
-    return on, changed, uploads
+    return Moved(on, changed, uploads)
 
 
 def _left(
@@ -176,6 +199,7 @@ def rebase_changes(
     tables = {node: parts for node in changes.touched() if (parts := changes.parts(node))}
     mine = Mine(changes.nodes, changes.truncated, tables, changes.reads)
     on, moved = _onto(context, view, tip, mine, rebasing)
+    moved = moved or Rebased((), mine.nodes)
     result = changes.copy()
     result.nodes = dict(moved.nodes)
     for node_id, coords in moved.dropped.items():
@@ -199,9 +223,10 @@ def rebase_changes(
 
 def _onto(
     context: Context, view: SnapshotView, tip: Branch, mine: Mine, rebasing: Rebasing
-) -> tuple[SnapshotView, Rebased]:
+) -> tuple[SnapshotView, Rebased | None]:
+    """The tip, opened, and what becomes of mine; None if nothing was anywhere near it."""
     if rebasing.allowed and not rebasing.serializable and _apart(context, view, tip, mine):
-        return context.open_branch(tip), Rebased((), mine.nodes)
+        return context.open_branch(tip), None
     between = _between(context, view, tip)
     if not rebasing.allowed:
         raise ConflictError(

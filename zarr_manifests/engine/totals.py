@@ -43,7 +43,15 @@ from zarr_manifests.planning.totals import (
     sums_of,
 )
 
-__all__ = ["changes_of", "counted", "counts_of_base", "ref_counts", "sums_after", "tallies_of"]
+__all__ = [
+    "changes_of",
+    "counts_of",
+    "counts_of_base",
+    "ref_counts",
+    "sums_after",
+    "sums_with",
+    "tallies_of",
+]
 
 _LOOKED_THROUGH: Final = 16_384
 """Rows of deltas that are brought together to look a few chunks up; more for more chunks."""
@@ -153,23 +161,32 @@ def _name(leaf: PlacedLeaf) -> LeafName:
     return leaf.part.node_id, leaf.part.box, blob.key, blob.crc32c
 
 
-def counted(
-    entry: DeltaEntry,
-    parent: SnapshotView,
+def counts_of(
     delta: Delta,
     tables: Mapping[bytes, Sequence[Rows]],
+    view: SnapshotView,
     fetch: Callable[[Rows], ChunkTable],
-) -> tuple[DeltaEntry, dict[str, int]]:
-    """The entry of a commit on top of `parent` with its counts, and all there is after it.
+) -> tuple[Count, ...]:
+    """By how much a commit with this delta, made on the view, changes each node's chunks.
 
-    `tables` are the delta's; `fetch` gives those that are not in memory.
+    `tables` are the delta's; `fetch` gives those that are not in memory. What it says is so on any
+    later snapshot, too, if the commits between have not touched the same chunks, nor any node.
     """
-    counter = _Counter(parent, fetch)
-    after = {path: node for path, node in parent.nodes.items() if path not in delta.deleted}
-    after |= {node.path: node for node in delta.nodes}
-    entry = replace(entry, counts=counter.counts(delta, tables, after.values()))
-    lay_over(counter.tallies, entry)
-    return entry, sums_of(counter.tallies, after.values())
+    return _Counter(view, fetch).counts(delta, tables, _nodes_after(view, delta).values())
+
+
+def sums_with(entry: DeltaEntry, parent: SnapshotView, delta: Delta) -> dict[str, int]:
+    """All there is after a commit on `parent` whose entry, with its counts, this is."""
+    tallies = tallies_of(parent)
+    lay_over(tallies, entry)
+    return sums_of(tallies, _nodes_after(parent, delta).values())
+
+
+def _nodes_after(view: SnapshotView, delta: Delta) -> Mapping[str, Node]:
+    if not (delta.nodes or delta.deleted):
+        return view.nodes
+    after = {path: node for path, node in view.nodes.items() if path not in delta.deleted}
+    return after | {node.path: node for node in delta.nodes}
 
 
 def sums_after(
