@@ -188,7 +188,7 @@ ROWS = [
         "eight processes commit disjoint chunks",
         contending,
         _TWO,
-        {"processes": (8, 8, 2), "commits": (25, 10, 2)},
+        {"processes": (8, 8, 2), "commits": (125, 25, 2)},
         "s/commit",
         "fused",
         durability=_NO_FSYNC,

@@ -129,6 +129,20 @@ def decode_snapshot(manifests: int) -> Callable[[], Any]:
     return decode
 
 
+def decode_snapshot_without_deltas() -> Callable[[], Any]:
+    parent, base, log = (
+        BlobRef(f"{kind}/{i:012d}-{'ab' * 12}/{i}", 2000 + i, 2**31 + i, b"c" * n)
+        for i, (kind, n) in enumerate([("snapshots", 0), ("nodes", 5000), ("deltas", 0)])
+    )
+    totals = {"refs-set": 1000, "refs-unset": 2000, "chunk-bytes": 2**40, "chunk-objects": 300}
+    sums = {"chunks": 10**6, "chunk-bytes": 2**50, "arrays": 300, "groups": 400}
+    metadata = {f"name {i}": ["value", i * 1000] for i in range(12)}
+    about: Any = (parent, b"c" * 16, CommitKind.APPEND, "why" * 30, metadata, 2**41, base)
+    data = Snapshot(*about, (), log, totals, {"q" * 40: 900}, (), 50, sums).encode()
+    ref = BlobRef.to(f"snapshots/{_SESSION}/0", data)
+    return lambda: Snapshot.from_object(data, ref)
+
+
 def decode_small_snapshot() -> Callable[[], Any]:
     return decode_snapshot(0)
 
@@ -155,6 +169,7 @@ def make_overlay() -> Callable[[], Any]:
         decode_manifest,
         decode_table,
         decode_delta,
+        decode_snapshot_without_deltas,
         decode_small_snapshot,
         decode_large_snapshot,
         decode_sources,

@@ -151,7 +151,8 @@ def commit(
     landing = _Landing(context, view, keys, branch, prepared, pending, replaces, source, rebasing)
     if changes.unsynced or sum(pack.nbytes for pack in packs) > _QUICK_BYTES:
         landing.upload_ahead()  # nobody is to wait for much
-    with context.roots.turn(landing.upload_ahead, landing.look_ahead) as held:
+    ahead = partial(landing.upload_ahead, abreast=False)
+    with context.roots.turn(ahead, landing.look_ahead) as held:
         landed = landing.land(in_turn=held)
     context.objects.remember(landed.head, landed.snapshot)  # nobody is to wait for this
     return landed
@@ -222,10 +223,13 @@ class _Landing:
         self.pending += [partial(context.storage.sync, k) for k in _due_syncs(changes)]
         return parent, _relocated(context, parent, changes, self.prepared, keys)
 
-    def upload_ahead(self) -> None:
-        """Upload what is the same on any tip, where writers take turns, and not in one's own."""
+    def upload_ahead(self, *, abreast: bool = True) -> None:
+        """Upload what is the same on any tip, where writers take turns, and not in one's own.
+
+        Not `abreast` while one waits anyway: more threads would only be in the way of others.
+        """
         if self.context.storage.capabilities.turns:
-            self._upload(self.prepared.uploads)
+            self._upload(self.prepared.uploads, abreast=abreast)
 
     def look_ahead(self) -> None:
         """Read what has come first by now, so that little is left to be read in one's own turn."""
@@ -235,27 +239,40 @@ class _Landing:
             if self.branch in root.branches:
                 context.open_branch(root.branches[self.branch])
 
-    def _upload(self, uploads: Sequence[Upload], *besides: Callable[[], object]) -> None:
+    def _upload(
+        self,
+        uploads: Sequence[Upload],
+        *besides: Callable[[], object],
+        abreast: bool = True,
+    ) -> None:
         """What is not there yet, in one round."""
         context, keys = self.context, self.keys
         due = [upload for upload in uploads if not keys.has_written(upload.key)]
         calls = [*self.pending, *besides]
         calls += [partial(context.objects.create, u.key, u.data) for u in due]
-        _upload(context, calls, self.branch, keys)
+        _upload(context, calls, self.branch, keys, abreast)
         self.pending = []
         for upload in due:
             keys.note_written(upload.key, upload.data)
 
 
 def _upload(
-    context: Context, calls: Sequence[Callable[[], object]], branch: str, keys: SessionKeys
+    context: Context,
+    calls: Sequence[Callable[[], object]],
+    branch: str,
+    keys: SessionKeys,
+    abreast: bool,
 ) -> None:
     """Make the calls of an upload round; all must succeed.
 
     A collection may have deleted chunks of a session behind the fence: then that is the error.
     """
     try:
-        context.runtime.parallel(calls)
+        if abreast:
+            context.runtime.parallel(calls)
+        else:
+            for call in calls:
+                call()
     except ObjectNotFoundError:
         root = context.roots.with_branch(context.roots.read().root, branch)
         _checked_tip(context.roots, root, branch, keys)

@@ -6,9 +6,9 @@ Objects that exist once for the whole process (small numbers, classes, the empty
 counted all the same where they are few; what matters are bytes, texts, arrays and containers.
 
 This runs for every object that is decoded. So how a type is walked through is found out once for
-each type, and of a long sequence, whose items are alike, only some are looked at. The entries of a
-read list, which every commit reads and writes, are not walked through: of what they are made of
-it is known how large it is.
+each type, and of a long sequence, whose items are alike, only some are looked at. Snapshots and
+the entries of their read lists, which every commit reads and writes, are not walked through: of
+what they are made of it is known how large it is.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from zarr_manifests.format.snapshot import DeltaEntry
+from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 
 __all__ = ["decoded_bytes"]
 
 type _Parts = Callable[[Any], Sequence[Any]]
 _MOST: Final = 16
+_SNAPSHOT_BYTES: Final = 1000
+_BLOB_BYTES: Final = 200
 _ENTRY_BYTES: Final = 450
 _PART_BYTES: Final = 400
 _MANIFEST_BYTES: Final = 500
@@ -43,7 +45,7 @@ def decoded_bytes(value: Any) -> int:
     >>> 80_000 <= decoded_bytes((np.zeros(10_000), b"")) <= 81_000
     True
     """
-    total, due = 0.0, [(value, 1.0)]
+    total, due = 0.0, list[tuple[Any, float]]([(value, 1.0)])
     seen: set[int] = set()
     while due:
         item, weight = due.pop()
@@ -53,6 +55,13 @@ def decoded_bytes(value: Any) -> int:
         kind = type(item)
         if kind is DeltaEntry:
             total += weight * _entry_bytes(item)
+            continue
+        if kind is Snapshot:
+            blobs = [blob for blob in (item.parent, item.base, item.log) if blob is not None]
+            copies = sum(len(blob.copy or b"") for blob in blobs)
+            total += weight * (_SNAPSHOT_BYTES + _BLOB_BYTES * len(blobs) + copies)
+            rest = item.deltas, item.message, item.metadata, item.streams, item.digests
+            due.extend([(part, weight) for part in rest if part])
             continue
         total += weight * sys.getsizeof(item)
         if kind not in _PARTS:
