@@ -14,6 +14,7 @@ from workloads import (
     scanning,
     sizing,
     writing,
+    writing_durably,
 )
 
 _TWO = ("zarr_manifests", "icechunk")
@@ -89,6 +90,16 @@ ROWS = [
         _LARGE,
         "s/chunk",
         "fused",
+    ),
+    Row(
+        "large-write-durable",
+        "1 MB chunks, write, commit and have them on the disk",
+        writing_durably,
+        tuple(name for name in _ALL if name != "MemoryStore"),
+        _LARGE,
+        "s/chunk",
+        "fused",
+        durability="on the disk at the end, theirs by a sync of the filesystem",
         due={"icechunk": 1.0},
     ),
     Row(
@@ -183,17 +194,21 @@ ROWS = [
         durability="-",
         due={"generated": 0.6},
     ),
-    Row(
-        "contending",
-        "eight processes commit disjoint chunks",
-        contending,
-        _TWO,
-        {"processes": (8, 8, 2), "commits": (125, 25, 2)},
-        "s/commit",
-        "fused",
-        durability=_NO_FSYNC,
-        due={"icechunk": 5.0},
-        in_memory=True,
+    *(
+        Row(
+            f"contending-{total}",
+            f"eight processes commit disjoint chunks, {int(total):,} commits in all",
+            contending,
+            _TWO,
+            {"processes": (8, 8, 2), "commits": (int(total) // 8, int(total) // 16, 2)},
+            "s/commit",
+            "fused",
+            durability=_NO_FSYNC,
+            due=due,
+            in_memory=True,
+            most_rounds=rounds,
+        )
+        for total, rounds, due in (("200", 5, {}), ("2000", 3, {"icechunk": 5.0}))
     ),
     Row(
         "commits-10k",

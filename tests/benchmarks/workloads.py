@@ -7,6 +7,7 @@ outside of the time it takes.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -32,6 +33,15 @@ _SEED = 7
 
 def writing(case: Case) -> Iterator[Figure]:
     """Write all chunks of an array, and commit."""
+    return _writing(case, lambda contestant: None)
+
+
+def writing_durably(case: Case) -> Iterator[Figure]:
+    """The same, until all of it is on the disk, be it by the commit or after it."""
+    return _writing(case, Contestant.make_durable)
+
+
+def _writing(case: Case, then: Callable[[Contestant], None]) -> Iterator[Figure]:
     use_pipeline(case.pipeline)
     chunks = case.sizes["chunks"]
     data = values(chunks, case.sizes["chunk_bytes"])
@@ -40,9 +50,11 @@ def writing(case: Case) -> Iterator[Figure]:
         contestant.create()
         store, commit = contestant.writer()
         array = new_array(store, data)
+        os.sync()  # nobody is to wait for what others have left to be written
         with Watch() as watch:
             array[:] = data
             commit()
+            then(contestant)
         last = zarr.open_array(contestant.reader(), path="a", mode="r")[chunks - 1]
         assert np.array_equal(last, data[-1])
         yield watch.figure(chunks)
