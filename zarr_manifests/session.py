@@ -22,13 +22,12 @@ from zarr_manifests.engine.changes import ChangeSet, ForkState
 from zarr_manifests.engine.commit import (
     Committed,
     amending,
-    checked_message,
-    checked_metadata,
     commit,
     delta_of,
     deltas_between,
 )
 from zarr_manifests.engine.forks import freeze, merge_forks
+from zarr_manifests.engine.labels import checked_message, checked_metadata
 from zarr_manifests.engine.observed import observed, observed_compaction
 from zarr_manifests.engine.patch import combined, patch
 from zarr_manifests.engine.preload import PreloadReport

@@ -30,8 +30,8 @@ from xarray.backends import BackendEntrypoint, ZarrBackendEntrypoint
 
 from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.engine.changes import ChangeSet, ForkState, same_bytes
-from zarr_manifests.engine.commit import checked_message, checked_metadata
 from zarr_manifests.engine.forks import freeze, revive
+from zarr_manifests.engine.labels import checked_message, checked_metadata
 from zarr_manifests.errors import (
     AlreadyExistsError,
     InvalidArgumentError,

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import ge, le
 from typing import Any, Final
 
 from zarr_manifests.engine.ancestry import find_in_history, is_missing
@@ -29,6 +28,7 @@ from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.digesting import with_digest
 from zarr_manifests.engine.epochs import check_writer
+from zarr_manifests.engine.labels import kind_of, totals_of
 from zarr_manifests.engine.logs import delta_of, deltas_between, footprint_of
 from zarr_manifests.engine.objects import Upload
 from zarr_manifests.engine.packs import Pack
@@ -42,18 +42,14 @@ from zarr_manifests.errors import (
     ConflictError,
     CorruptObjectError,
     FencedError,
-    InvalidArgumentError,
     ManifestsError,
     MissingChunkError,
     ObjectNotFoundError,
 )
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.counts import Count
-from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
-from zarr_manifests.format.envelope import pack, unpack
+from zarr_manifests.format.delta import COMMIT_ID_BYTES, Delta
 from zarr_manifests.format.manifest import Manifest, ManifestRef
-from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.root import Branch, LogEntry, Root
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.ids import snapshot_id_of
@@ -67,8 +63,6 @@ from zarr_manifests.planning.reads import Reads
 __all__ = [
     "Committed",
     "amending",
-    "checked_message",
-    "checked_metadata",
     "commit",
     "delta_of",
     "deltas_between",
@@ -289,31 +283,6 @@ def _due_syncs(changes: ChangeSet) -> list[list[str]]:
     return [due[i::_SYNCED_ABREAST] for i in range(min(len(due), _SYNCED_ABREAST))]
 
 
-def checked_message(message: object) -> str:
-    """The message, if a commit can have it."""
-    if not isinstance(message, str) or not message.strip():
-        raise InvalidArgumentError("a commit needs a message: say in a line what it does")
-    try:
-        message.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidArgumentError(f"the message is no valid Unicode text: {error}") from error
-    return message
-
-
-def checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The metadata, if a commit can have it."""
-    checked = dict(metadata or {})
-    try:
-        unpack(pack([[checked]]))  # as deep as it will lie; not all that packs can be unpacked
-    except (TypeError, ValueError, OverflowError, CorruptObjectError) as error:
-        raise InvalidArgumentError(
-            f"commit metadata must be made of strings, numbers, lists and maps: {error}"
-        ) from error
-    if not all(isinstance(name, str) for name in checked):
-        raise InvalidArgumentError("the names in commit metadata must be strings")
-    return checked
-
-
 def _checked_tip(roots: Roots, root: Root, branch: str, keys: SessionKeys) -> Branch:
     tip = root.branches.get(branch)
     if tip is None:
@@ -382,14 +351,14 @@ def _prepare(
     snapshot = Snapshot(
         view.ref.bare(),
         commit_id,
-        _kind(context, view, changes, tables),
+        kind_of(context, view, changes, tables),
         message,
         metadata,
         context.runtime.now_ms(),
         None,
         (),
         log.ref,
-        _totals(tables, len(changes.unsynced) + packs),
+        totals_of(tables, len(changes.unsynced) + packs),
     )
     context.objects.remember(log.ref, delta)
     return _Prepared(delta, tuple(uploads), log.ref, snapshot, tables, written, changes.reads)
@@ -587,71 +556,3 @@ def _relocated(
     placed = _prepare(context, on, changes, keys, old.message, old.metadata, 0, old.commit_id)
     totals = {**placed.snapshot.totals, "chunk-objects": old.totals["chunk-objects"]}
     return replace(placed, snapshot=replace(placed.snapshot, totals=totals))
-
-
-def _totals(tables: Mapping[bytes, Sequence[Rows]], chunk_objects: int) -> dict[str, int]:
-    each = [rows for parts in tables.values() for rows in parts]
-    unset = sum(map(_unset, each))
-    return {
-        "refs-set": sum(map(len, each)) - unset,
-        "refs-unset": unset,
-        "chunk-bytes": sum(map(_written_bytes, each)),
-        "chunk-objects": chunk_objects,
-    }
-
-
-def _unset(rows: Rows) -> int:
-    if isinstance(rows, Spilled):
-        return rows.unset
-    return int((rows.kind == RefKind.UNSET).sum())
-
-
-def _written_bytes(rows: Rows) -> int:
-    if isinstance(rows, Spilled):
-        return rows.written_bytes
-    return int(rows.length[rows.kind != RefKind.VIRTUAL].sum())
-
-
-def _kind(
-    context: Context,
-    view: SnapshotView,
-    changes: ChangeSet,
-    tables: Mapping[bytes, Sequence[Rows]],
-) -> CommitKind:
-    """The commit's label: deletions first, then whether written chunks lie beyond the old grid."""
-    each = [(node, rows) for node, parts in tables.items() for rows in parts]
-    unset = any(_unset(rows) for _, rows in each)
-    # Where the chunks of an array were moved, all that was there is cut off, and has new rows.
-    cut = any(any(shape) or node not in tables for node, shape in changes.truncated.items())
-    alive = {node.node_id for node in changes.nodes.values() if node is not None}  # or moved
-    gone = {view.nodes[path].node_id for path, node in changes.nodes.items() if node is None}
-    if unset or cut or gone - alive:
-        return CommitKind.DELETE
-    if not tables:
-        return CommitKind.METADATA
-    before = {node.node_id: node for node in view.nodes.values()}
-    return (
-        CommitKind.APPEND
-        if all(_beyond(context, before.get(node), rows) for node, rows in each)
-        else CommitKind.OVERWRITE
-    )
-
-
-def _beyond(context: Context, before: Node | None, rows: Rows) -> bool:
-    """Whether all rows are what an append writes.
-
-    They are if they lie outside the array's grid as it was or in its partial edge, or belong to
-    a coordinate, which an append writes anew.
-    """
-    if before is None or before.array is None:
-        return before is None
-    meta = before.array
-    if meta.is_coordinate(before.path):
-        return True
-    whole = tuple(n // c if c else 0 for n, c in zip(meta.shape, meta.chunk_shape, strict=True))
-    if any(map(ge, rows.box.lo, whole)):
-        return True
-    if all(map(le, rows.box.hi, whole)):
-        return False
-    coords = rows_of(context.objects, rows).coords()
-    return bool((coords >= whole).any(axis=1).all())
