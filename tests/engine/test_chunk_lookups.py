@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import zarr
 from zarr.core.buffer import cpu
 
 from zarr_manifests import ManifestStore, Repository, Session
+from zarr_manifests.engine import overlay
 from zarr_manifests.engine import view as views
 from zarr_manifests.engine.cache import DecodedCache
 from zarr_manifests.engine.overlay import Overlay
@@ -172,6 +174,49 @@ def test_as_many_changed_nodes_as_before_need_not_be_the_same(
     for i in (8, 9):
         put(store, f"a/c/{i}", b"y" * SIZE)
     assert workspace.chunk_at("a/c/9") == (workspace.node("a/c"), (9,))
+
+
+def test_an_interrupt_while_a_node_goes_leaves_nothing_behind(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = repository.writable_session("main")
+    make(session, "a")
+    store, workspace = session.store, session.store.workspace
+    for i in range(3):
+        put(store, f"a/c/{i}", b"x" * SIZE)
+
+    class Interrupted(dict[str, Any]):
+        """Comes when the node is gone, and before anything else is done."""
+
+        def pop(self, *given: Any) -> Any:
+            super().pop(*given)
+            raise KeyboardInterrupt
+
+    workspace.changes.nodes = Interrupted(workspace.changes.nodes)
+    for i in range(3):
+        put(store, f"a/c/{i}", b"x" * SIZE)
+    with pytest.raises(KeyboardInterrupt):
+        store.delete_sync("a/zarr.json")
+    assert workspace.node("a") is None
+    assert workspace.chunk_at("a/c/2") is None
+
+
+def test_what_lies_below_what_is_found_out_once(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(repository, *(f"g/{i}" for i in range(5)))
+    found, true = [], overlay._above_arrays
+
+    def noted(nodes: Any) -> Any:
+        found.append(nodes)
+        return true(nodes)
+
+    monkeypatch.setattr(overlay, "_above_arrays", noted)
+    store = repository.readonly_session("main").store
+    for i in (0, 1, 2, 3, 4, 0, 1):
+        for n in range(3):
+            assert get(store, f"g/{i}/c/{n}") == bytes([n + 1]) * SIZE
+    assert len(found) == 1
 
 
 def test_what_is_discarded_is_not_found_any_more(repository: Repository) -> None:

@@ -14,9 +14,8 @@ Invariants:
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from operator import lt
 from typing import Final, NamedTuple
 
@@ -94,6 +93,7 @@ class Overlay:
         self._stamp = object()  # another one after each change of a node
         self._found: Node | None = None
         self._nearest: _Nearest | None = None
+        self._above: tuple[Mapping[str, Node], Set[str]] | None = None
 
     def start_at(self, view: SnapshotView, keys: SessionKeys | None) -> None:
         """Go on from this snapshot, without changes."""
@@ -316,10 +316,12 @@ class Overlay:
             and (known.changed is changed and known.stored is stored)
         ):
             return
+        if self._above is None or self._above[0] is not stored:
+            self._above = stored, _above_arrays(stored)
         prefix = node.path + "/" if node.path else ""
-        nested = any(
+        nested = node.path in self._above[1] or any(
             path.startswith(prefix) and other is not node and other and other.array is not None
-            for path, other in itertools.chain(stored.items(), list(changed.items()))
+            for path, other in list(changed.items())
         )
         match = None if nested else meta.chunk_keys.pattern(len(meta.shape)).fullmatch
         self._nearest = _Nearest(stored, changed, stamp, node, prefix, match, meta.grid.hi)
@@ -358,6 +360,18 @@ class Overlay:
                     if key.startswith(prefix):
                         found.add(key[skip:].partition("/")[0])
         return found
+
+
+def _above_arrays(nodes: Mapping[str, Node]) -> Set[str]:
+    """Paths that an array lies below."""
+    found: set[str] = set()
+    for path, node in nodes.items():
+        if node.array is not None:
+            end = len(path)
+            while end > 0:
+                end = max(path.rfind("/", 0, end), 0)
+                found.add(path[:end])
+    return found
 
 
 def check_key(key: str) -> None:

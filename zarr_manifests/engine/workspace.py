@@ -400,6 +400,7 @@ class Workspace(Overlay):
 
     def _change_node(self, path: str, node: Node | None, *, differs: bool = True) -> None:
         """Have this node, or none, at the path; all changes of nodes come by this way."""
+        self._stamp = object()  # also before: an interrupt may come between
         if differs:
             self.changes.nodes[path] = node
         else:
