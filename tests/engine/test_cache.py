@@ -198,6 +198,16 @@ def test_a_constant_column_counts_as_the_single_number_it_is() -> None:
     assert decoded_bytes(np.zeros(10_000)[:10]) > 80_000, "a part keeps the whole alive"
 
 
+def test_a_snapshot_is_as_large_as_what_it_counts() -> None:
+    """Which is four numbers, unless somebody who wants to fill the memory has written it."""
+    about: Any = (None, b"c" * 16, CommitKind.APPEND, "why", {}, 1, None)
+    log = BlobRef(f"deltas/{_SESSION}/0", 1, 1)
+    few, many = ({f"name {i}": 2**40 + i for i in range(n)} for n in (0, 50_000))
+    for totals, sums in ((many, few), (few, many)):
+        snapshot = Snapshot(*about, (), log, totals, {}, (), 1, sums)
+        assert 0.7 < decoded_bytes(snapshot) / decoded_bytes(many) < 1.4
+
+
 def test_of_many_alike_some_are_looked_at() -> None:
     rng = np.random.default_rng(3)
     many = tuple((rng.bytes(int(n)), str(n)) for n in rng.integers(100, 400, 5000))

@@ -29,6 +29,7 @@ type _Parts = Callable[[Any], Sequence[Any]]
 _MOST: Final = 16
 _SNAPSHOT_BYTES: Final = 1000
 _BLOB_BYTES: Final = 200
+_NUMBER_BYTES: Final = 100
 _ENTRY_BYTES: Final = 450
 _PART_BYTES: Final = 400
 _MANIFEST_BYTES: Final = 500
@@ -59,7 +60,8 @@ def decoded_bytes(value: Any) -> int:
         if kind is Snapshot:
             blobs = [blob for blob in (item.parent, item.base, item.log) if blob is not None]
             copies = sum(len(blob.copy or b"") for blob in blobs)
-            total += weight * (_SNAPSHOT_BYTES + _BLOB_BYTES * len(blobs) + copies)
+            numbers = _NUMBER_BYTES * (len(item.totals) + len(item.sums))
+            total += weight * (_SNAPSHOT_BYTES + _BLOB_BYTES * len(blobs) + copies + numbers)
             rest = item.deltas, item.message, item.metadata, item.streams, item.digests
             due.extend([(part, weight) for part in rest if part])
             continue
