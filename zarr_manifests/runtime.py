@@ -33,6 +33,7 @@ __all__ = [
     "forks_made",
     "handed_over",
     "next_step",
+    "one_by_one",
     "start_thread",
 ]
 
@@ -188,6 +189,18 @@ def _run_parallel[R](calls: Sequence[Callable[[], R]]) -> list[R]:
     finally:
         wait(futures)
     return [first, *(future.result() for future in futures)]
+
+
+def one_by_one[R](calls: Sequence[Callable[[], R]]) -> list[R]:
+    """Run the calls one after another on this thread, and stop at the first that fails.
+
+    Examples
+    --------
+    >>> from zarr_manifests.runtime import one_by_one
+    >>> one_by_one([lambda: 1, lambda: 2])
+    [1, 2]
+    """
+    return [call() for call in calls]
 
 
 def _run_in_background(call: Callable[[], None]) -> None:

@@ -33,7 +33,14 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
-from zarr_manifests.testing import Call, Fault, FaultyStorage, SimulatedCrash, WrappedStorage
+from zarr_manifests.testing import (
+    Call,
+    Fault,
+    FaultyStorage,
+    SimulatedCrash,
+    WrappedStorage,
+    in_order,
+)
 
 NOW = timedelta(0)
 CONFIG = {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0, "max-delta-count": 10}
@@ -50,17 +57,9 @@ class Clock:
 
 
 def world(clock: Clock | None = None) -> Any:
-    """One call after the other, no waiting, and no timers but by hand."""
+    """Everything in order, by that clock."""
     given = clock or Clock()
-    return replace(
-        SYSTEM,
-        now_ms=lambda: given.ms,
-        monotonic_s=lambda: given.ms / 1000,
-        jitter=lambda limit_s: 0.0,
-        sleep=lambda seconds: None,
-        parallel=lambda calls: [call() for call in calls],
-        later=lambda delay_s, call: lambda: None,
-    )
+    return in_order(now_ms=lambda: given.ms, monotonic_s=lambda: given.ms / 1000)
 
 
 def make(storage: Storage, runtime: Any = None) -> Repository:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +22,16 @@ from zarr.core.buffer import cpu
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine import repack
 from zarr_manifests.errors import ManifestsError
-from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage, Storage
 from zarr_manifests.testing import (
     CrashableLocalStorage,
     FaultKind,
     FaultyStorage,
     SimulatedCrash,
+    in_order,
 )
 
-# One call after the other, always in the same order, and no waiting.
-RUNTIME = replace(
-    SYSTEM,
-    jitter=lambda limit_s: 0.0,
-    sleep=lambda seconds: None,
-    parallel=lambda calls: [call() for call in calls],
-)
+RUNTIME = in_order()
 KINDS: tuple[FaultKind, ...] = ("crash_before", "crash_after", "lose_answer")
 MANUAL = {
     "compaction": {"mode": "MANUAL", "fan-in": 2, "size-ratio": 0.1},

@@ -12,7 +12,10 @@ from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository
 from zarr_manifests.engine import commit, compact
+from zarr_manifests.engine.totals import Effect
+from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.format.counts import Count, Counted
+from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.storage import MemoryStorage
 
@@ -46,22 +49,21 @@ def _planted(
     monkeypatch: pytest.MonkeyPatch, wrong: Wrong, sums: Mapping[str, int] | None = None
 ) -> None:
     """Have commits count wrongly."""
-    counts_of, sums_with = commit.counts_of, commit.sums_with
-    right: dict[tuple[Count, ...], tuple[Count, ...]] = {}
+    true, right = commit.effect_of, dict[Any, Any]()
 
-    def wrongly(*args: Any) -> tuple[Count, ...]:
-        counts = counts_of(*args)
-        assert counts
-        planted = tuple(map(wrong, counts))
-        right[planted] = counts
-        return planted
+    class Wrongly(Effect):
+        def sums(self, parent: SnapshotView, entry: DeltaEntry, delta: Delta) -> dict[str, int]:
+            found = super().sums(parent, replace(entry, counts=right[entry.counts]), delta)
+            return {**found, **(sums or {})}
 
-    def summed(entry: DeltaEntry, *args: Any) -> dict[str, int]:
-        assert entry.counts is not None
-        return {**sums_with(replace(entry, counts=right[entry.counts]), *args), **(sums or {})}
+    def planted(*given: Any) -> Effect:
+        found = true(*given)
+        assert found.counts
+        counts = tuple(map(wrong, found.counts))
+        right[counts] = found.counts
+        return Wrongly(counts, found.view, found.before)
 
-    monkeypatch.setattr(commit, "counts_of", wrongly)
-    monkeypatch.setattr(commit, "sums_with", summed)
+    monkeypatch.setattr(commit, "effect_of", planted)
 
 
 def test_what_is_right_is_no_problem(repository: Repository) -> None:

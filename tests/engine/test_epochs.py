@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -18,9 +17,9 @@ from zarr_manifests.engine.roots import Roots
 from zarr_manifests.errors import ConflictError, FencedError, NotFoundError
 from zarr_manifests.format.root import Root
 from zarr_manifests.planning.compaction import CompactionMode
-from zarr_manifests.runtime import SYSTEM, Runtime
+from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage, Storage
-from zarr_manifests.testing import Call, WrappedStorage
+from zarr_manifests.testing import Call, WrappedStorage, in_order
 
 NOW = timedelta(0)
 CONFIG = {
@@ -30,19 +29,8 @@ CONFIG = {
 }
 
 
-def world() -> Runtime:
-    """One call after the other, no waiting, and no timers."""
-    return replace(
-        SYSTEM,
-        jitter=lambda limit_s: 0.0,
-        sleep=lambda seconds: None,
-        parallel=lambda calls: [call() for call in calls],
-        later=lambda delay_s, call: lambda: None,
-    )
-
-
 def make(storage: Storage) -> Repository:
-    repository = Repository.create(storage, CONFIG, runtime=world())
+    repository = Repository.create(storage, CONFIG, runtime=in_order())
     with repository.transaction(message="make a") as store:
         array = zarr.create_array(store, name="a", shape=(8,), chunks=(2,), dtype="i4")
         array[:] = 1
@@ -64,7 +52,7 @@ def root_of(storage: Storage) -> Root:
 
 
 def others(storage: Storage) -> Repository:
-    return Repository.open(storage, runtime=world())
+    return Repository.open(storage, runtime=in_order())
 
 
 # --- writers -------------------------------------------------------------------------------------

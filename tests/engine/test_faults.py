@@ -45,16 +45,10 @@ from zarr_manifests.testing import (
     FaultyStorage,
     SimulatedCrash,
     WrappedStorage,
+    in_order,
 )
 
-# One call after the other, always in the same order, and no waiting.
-RUNTIME = replace(
-    SYSTEM,
-    jitter=lambda limit_s: 0.0,
-    sleep=lambda seconds: None,
-    parallel=lambda calls: [call() for call in calls],
-    later=lambda delay_s, call: lambda: None,
-)
+RUNTIME = in_order()
 KINDS: tuple[FaultKind, ...] = (
     "fail_before",
     "fail_after",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from zarr_manifests import Repository
 from zarr_manifests.engine.roots import Roots
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.testing import CountingStorage
+from zarr_manifests.testing import CountingStorage, in_order
 
 HOLDERS, TIMEOUT_S, COMMITS, SWAP_MS = 100, 120, 60, 3_000
 
@@ -34,15 +34,8 @@ class World:
     timers: int = 0
 
     def runtime(self, **given: Any) -> Any:
-        return replace(
-            SYSTEM,
-            now_ms=lambda: self.ms,
-            monotonic_s=lambda: self.ms / 1000,
-            sleep=lambda _: None,
-            parallel=lambda calls: [call() for call in calls],
-            later=self.later,
-            **given,
-        )
+        clock = {"now_ms": lambda: self.ms, "monotonic_s": lambda: self.ms / 1000}
+        return in_order(**{**clock, "jitter": SYSTEM.jitter, "later": self.later, **given})
 
     def later(self, delay_s: float, call: Callable[[], None]) -> Callable[[], None]:
         self.timers += 1

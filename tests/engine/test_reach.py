@@ -38,9 +38,9 @@ from zarr_manifests.format.pages import Page
 from zarr_manifests.format.root import Root
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
-from zarr_manifests.runtime import SYSTEM, Runtime
+from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.testing import CountingStorage
+from zarr_manifests.testing import CountingStorage, in_order
 
 NOW = timedelta(0)
 KINDS = {
@@ -56,17 +56,6 @@ KIND_AT = 13
 """Where an object's kind is in its first bytes."""
 # Nothing of what has expired need be there; an object of an unknown kind of index is not opened.
 NOT_FOLLOWED = {("Pending", "newest"), ("IndexDirectory", "others")}
-
-
-def world() -> Runtime:
-    """One call after the other, no waiting, and no timers."""
-    return replace(
-        SYSTEM,
-        jitter=lambda limit_s: 0.0,
-        sleep=lambda seconds: None,
-        parallel=lambda calls: [call() for call in calls],
-        later=lambda delay_s, call: lambda: None,
-    )
 
 
 # --- a repository with every kind of pointer -----------------------------------------------------
@@ -97,7 +86,7 @@ def everything() -> MemoryStorage:
         "pack-chunk-bytes": 16,
         "compaction": {"mode": "MANUAL", "fan-in": 2},
     }
-    repository = Repository.create(storage, config, runtime=world())
+    repository = Repository.create(storage, config, runtime=in_order())
     with repository.transaction(message="make") as store:
         root = zarr.create_group(store)
         root.create_array("a", shape=(8,), chunks=(4,), dtype="i8", compressors=None)
@@ -286,7 +275,7 @@ def test_the_repository_has_every_pointer_that_the_format_has(everything: Memory
 
 def test_collection_marks_what_can_be_reached(everything: MemoryStorage) -> None:
     due = Walk(everything).root()
-    repository = Repository.open(everything, runtime=world())
+    repository = Repository.open(everything, runtime=in_order())
     root = repository._context.roots.read().root
     marked, _ = _mark(repository._context, root, lambda stage, done: None)
     assert due - marked == set()
@@ -298,7 +287,7 @@ def test_a_collection_leaves_what_can_be_reached_and_no_more(everything: MemoryS
     for info in everything.list():
         storage.put(info.key, everything.get(info.key))
     due = Walk(storage).root()
-    report = Repository.open(storage, runtime=world()).garbage_collect(NOW)
+    report = Repository.open(storage, runtime=in_order()).garbage_collect(NOW)
     assert report.objects["snapshots"] == 4
     left = {info.key for info in storage.list()}
     assert due - left == set()
@@ -311,13 +300,13 @@ def test_a_collection_leaves_what_can_be_reached_and_no_more(everything: MemoryS
         for key in left - due
         if key.startswith("indexes/")  # an unknown kind keeps them all
     }
-    assert Repository.open(storage, runtime=world()).verify().problems == ()
+    assert Repository.open(storage, runtime=in_order()).verify().problems == ()
 
 
 def test_verification_reads_all_that_can_be_reached(everything: MemoryStorage) -> None:
     due = Walk(everything).root()
     counting = CountingStorage(everything)
-    assert Repository.open(counting, runtime=world()).verify().problems == ()
+    assert Repository.open(counting, runtime=in_order()).verify().problems == ()
     read = {record.key for record in counting.log}
     assert due - read == set()
 
@@ -344,7 +333,7 @@ def test_verification_finds_each_of_many_damaged_objects(
         if damage != "deleted":
             storage.put(key, damaged[damage])
     changed = {key for key in due if damage != "swapped" or storage.get(key) != held[key]}
-    report = Repository.open(storage, runtime=world()).verify()
+    report = Repository.open(storage, runtime=in_order()).verify()
     assert len(changed) > 1
     assert changed - {problem.key for problem in report.problems} == set()
 
@@ -355,5 +344,5 @@ def test_verification_finds_damage_of_an_index_of_a_kind_to_come(everything: Mem
         for info in everything.list():
             storage.put(info.key, everything.get(info.key))
         storage.put(key, storage.get(key)[:-1])
-        problems = Repository.open(storage, runtime=world()).verify().problems
+        problems = Repository.open(storage, runtime=in_order()).verify().problems
         assert [problem.key for problem in problems] == [key]

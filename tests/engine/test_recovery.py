@@ -21,24 +21,14 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.testing import in_order
 
 NOW = timedelta(0)
 CONFIG = {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0, "max-delta-count": 10}
 
 
-def world() -> Runtime:
-    """One call after the other, no waiting, and no timers."""
-    return replace(
-        SYSTEM,
-        jitter=lambda limit_s: 0.0,
-        sleep=lambda seconds: None,
-        parallel=lambda calls: [call() for call in calls],
-        later=lambda delay_s, call: lambda: None,
-    )
-
-
 def make(storage: MemoryStorage) -> Repository:
-    repository = Repository.create(storage, CONFIG, runtime=world())
+    repository = Repository.create(storage, CONFIG, runtime=in_order())
     with repository.transaction(message="make a") as store:
         array = zarr.create_array(store, name="a", shape=(8,), chunks=(2,), dtype="i4")
         array[:] = 1
@@ -99,7 +89,7 @@ def hash_of(i: int) -> str:
 
 def problems(storage: MemoryStorage) -> str:
     try:
-        report = Repository.open(storage, runtime=world()).verify()
+        report = Repository.open(storage, runtime=in_order()).verify()
     except CorruptObjectError as error:  # of the root
         return f"current {error}"
     return "\n".join(map(str, report.problems))
@@ -134,7 +124,7 @@ def test_verification_finds_every_damage_of_every_object(whole: MemoryStorage) -
 
 def test_verification_does_not_trust_what_the_process_knows(whole: MemoryStorage) -> None:
     storage = copy_of(whole)
-    repository = Repository.open(storage, runtime=world())
+    repository = Repository.open(storage, runtime=in_order())
     assert repository.verify().ok
     ref = repository.readonly_session().store.workspace.view.ref
     storage.delete_many([ref.key])
@@ -149,7 +139,7 @@ def test_a_lost_root_is_recovered_and_says_what_may_be_lost() -> None:
     write(session, 9)
     version = repository._context.roots.read().root.version
     storage.delete_many(["current"])
-    report = Repository.recover(storage, runtime=world())
+    report = Repository.recover(storage, runtime=in_order())
     assert report.recovered == version - 1  # a lease leaves no archive
     assert report.version == report.recovered + 2
     assert report.perhaps_lost == (report.recovered + 1,)
@@ -157,7 +147,7 @@ def test_a_lost_root_is_recovered_and_says_what_may_be_lost() -> None:
     assert root.fence == root.version == report.version
     assert root.leases == ()
     assert root.epochs == {"collector": root.version, "compactor": root.version}
-    again = Repository.open(storage, runtime=world())
+    again = Repository.open(storage, runtime=in_order())
     assert next(info.snapshot_id for info in again.ancestry()) == written
     with pytest.raises(FencedError):
         session.commit("of before")
@@ -165,7 +155,7 @@ def test_a_lost_root_is_recovered_and_says_what_may_be_lost() -> None:
     assert again.verify().ok
     assert next(iter(again.ops_log())).operation == "commit overwrite"
     with pytest.raises(InvalidArgumentError, match="nothing to recover"):
-        Repository.recover(storage, runtime=world())
+        Repository.recover(storage, runtime=in_order())
 
 
 def test_a_damaged_root_and_a_damaged_head_are_recovered() -> None:
@@ -176,12 +166,12 @@ def test_a_damaged_root_and_a_damaged_head_are_recovered() -> None:
     version = repository._context.roots.read().root.version
     storage.put("current", b"damaged")
     storage.delete_many([f"snapshots/{lost.rpartition('-')[0]}/{lost.rpartition('-')[2]}"])
-    report = Repository.recover(storage, runtime=world())
+    report = Repository.recover(storage, runtime=in_order())
     assert report.recovered == version - 1
     assert report.perhaps_lost == (version,)
     assert list(report.skipped) == [version]
     assert report.version == version + 2
-    again = Repository.open(storage, runtime=world())
+    again = Repository.open(storage, runtime=in_order())
     assert next(iter(again.ancestry())).snapshot_id == before
     assert read(again.readonly_session()) == [2] * 8
     with pytest.raises(NotARepositoryError):
@@ -220,7 +210,7 @@ def test_a_restore_that_a_collection_overtakes_is_refused() -> None:
     repository = make(storage)
     version = repository._context.roots.read().root.version
     fill(repository, 3)
-    other = Repository.open(storage, runtime=world())
+    other = Repository.open(storage, runtime=in_order())
     roots, swap = repository._context.roots, repository._context.roots.swap
     ran = []
 
@@ -252,7 +242,7 @@ def test_the_operations_log_says_who_did_what_to_which_ref_and_when() -> None:
     storage, at_ms = MemoryStorage(), 1_700_000_000_000
 
     def of(name: str, seconds: int) -> Runtime:
-        return replace(world(), who=lambda: name, now_ms=lambda: at_ms + 1000 * seconds)
+        return replace(in_order(), who=lambda: name, now_ms=lambda: at_ms + 1000 * seconds)
 
     ann = Repository.create(storage, CONFIG, runtime=of("ann@desk", 0))
     bob = Repository.open(storage, runtime=of("bob@\udc80" + "x" * 200, 1))
@@ -265,7 +255,7 @@ def test_the_operations_log_says_who_did_what_to_which_ref_and_when() -> None:
     ann.garbage_collect(NOW)
     storage.delete_many(["current"])
     Repository.recover(storage, runtime=of("carl@desk", 3))
-    log = list(Repository.open(storage, runtime=world()).ops_log())
+    log = list(Repository.open(storage, runtime=in_order()).ops_log())
     assert [(one.by[:9], one.operation, one.ref) for one in log][::-1] == [
         ("ann@desk", "create", "main"),
         ("bob@?xxxx", "commit metadata", "main"),

@@ -25,7 +25,6 @@ from zarr_manifests.errors import (
     NotFoundError,
 )
 from zarr_manifests.format.chunk_table import NativeRef
-from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage, Storage
 from zarr_manifests.testing import (
     CountingStorage,
@@ -33,15 +32,10 @@ from zarr_manifests.testing import (
     FaultKind,
     FaultyStorage,
     SimulatedCrash,
+    in_order,
 )
 
-# One call after the other, always in the same order, and no waiting.
-RUNTIME = replace(
-    SYSTEM,
-    jitter=lambda limit_s: 0.0,
-    sleep=lambda seconds: None,
-    parallel=lambda calls: [call() for call in calls],
-)
+RUNTIME = in_order()
 CHUNK = 100
 CONFIG = {
     "inline-chunk-bytes": 8,

@@ -29,7 +29,7 @@ from zarr_manifests.format.root import LOG_TAIL
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import crc32c
-from zarr_manifests.runtime import SYSTEM, Runtime
+from zarr_manifests.runtime import SYSTEM, Runtime, one_by_one
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import CountingStorage, LatencyStorage
 
@@ -337,7 +337,7 @@ def test_the_first_chunk_under_many_deltas_takes_four_rounds(ahead: MemoryStorag
 def test_what_is_read_in_turn_takes_more_rounds(ahead: MemoryStorage) -> None:
     """The counts tell: without threads, each request is a round."""
     counting = CountingStorage(LatencyStorage(ahead, latency_s=0))
-    in_turn = replace(stopped_clock(), parallel=lambda calls: [call() for call in calls])
+    in_turn = replace(stopped_clock(), parallel=one_by_one)
     session = Repository.open(counting, runtime=in_turn).readonly_session("main")
     assert get(session, "huge/c/17") == CHUNK
     assert counting.rounds() == counting.requests > 4

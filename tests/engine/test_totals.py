@@ -18,6 +18,7 @@ from zarr.core.buffer import cpu
 
 from zarr_manifests import Amount, Repository, Session, Totals
 from zarr_manifests.engine import commit
+from zarr_manifests.engine import totals as totals_module
 from zarr_manifests.errors import ConflictError, InvalidArgumentError, NotFoundError
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import CountingStorage
@@ -479,6 +480,22 @@ def test_a_commit_counts_what_it_touches_only() -> None:
 # --- others that come first ------------------------------------------------------------------
 
 
+def test_what_there_is_is_found_out_once_for_a_commit(
+    storage: MemoryStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = cold(storage)
+    fill(session, "line", 3, 4)
+    asked, true = [], totals_module.tallies_of
+
+    def noted(view: Any, **given: Any) -> Any:
+        asked.append(view)
+        return true(view, **given)
+
+    monkeypatch.setattr(totals_module, "tallies_of", noted)
+    session.commit("two chunks")
+    assert len(asked) == 1
+
+
 @pytest.mark.parametrize(
     ("theirs", "mine", "times"),
     [
@@ -498,13 +515,13 @@ def test_what_others_have_written_first_is_counted_once(
     fill(first, "line", *theirs)
     fill(second, "line", *mine)
     first.commit("first")
-    counted, true = [], commit.counts_of
+    counted, true = [], commit.effect_of
 
     def noted(*args: Any) -> Any:
         counted.append(args)
         return true(*args)
 
-    monkeypatch.setattr(commit, "counts_of", noted)
+    monkeypatch.setattr(commit, "effect_of", noted)
     totals = check(storage, second.commit("second"))
     refs = len({*theirs, *mine})
     assert totals.total == exactly(refs, 8 * refs)

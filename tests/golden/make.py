@@ -31,7 +31,7 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.envelope import crc_of, pack
 from zarr_manifests.format.pages import Page
 from zarr_manifests.format.root import Lease, LogEntry, PageRef, Pending, Root
-from zarr_manifests.runtime import Runtime
+from zarr_manifests.runtime import Runtime, one_by_one
 from zarr_manifests.storage import MemoryStorage
 
 HERE = Path(__file__).parent
@@ -51,9 +51,6 @@ def load(name: str) -> Any:
 def fixed_runtime(seed: int) -> Runtime:
     """A clock that ticks at every look, and randomness that is none."""
     ticks, chance = count(1_700_000_000_000, 1000), random.Random(seed)
-
-    def one_by_one(calls: Any) -> list[Any]:
-        return [call() for call in calls]
 
     return Runtime(
         now_ms=lambda: next(ticks),

@@ -35,7 +35,7 @@ from zarr_manifests.engine.packs import Pack
 from zarr_manifests.engine.rebasing import Mine, Rebasing, rebase_delta
 from zarr_manifests.engine.roots import RootAt, Roots
 from zarr_manifests.engine.spill import Rows, Spilled, resident, rows_of
-from zarr_manifests.engine.totals import counts_of, sums_with
+from zarr_manifests.engine.totals import Effect, effect_of
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import (
     Conflict,
@@ -47,7 +47,6 @@ from zarr_manifests.errors import (
     ObjectNotFoundError,
 )
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.counts import Count
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, Delta
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.root import Branch, LogEntry, Root
@@ -59,6 +58,7 @@ from zarr_manifests.planning.digests import (
 )
 from zarr_manifests.planning.packing import plan_embedding
 from zarr_manifests.planning.reads import Reads
+from zarr_manifests.runtime import one_by_one
 
 __all__ = [
     "Committed",
@@ -91,8 +91,8 @@ class Committed:
 class _Prepared:
     """A commit, encoded; independent of the tip it lands on but for the snapshot's place.
 
-    `counts` say what it changes, if that is known: on what it was made on, and on what came after
-    that as far as it is apart from it.
+    Its `effect` is known if it has been found out on what it was made on, and what came after that
+    is apart from it.
     """
 
     delta: Delta
@@ -102,7 +102,7 @@ class _Prepared:
     tables: Mapping[bytes, Sequence[Rows]]
     manifests: Mapping[str, Manifest]
     reads: Reads
-    counts: tuple[Count, ...] | None = None
+    effect: Effect | None = None
 
 
 def commit(
@@ -262,11 +262,8 @@ def _upload(
     A collection may have deleted chunks of a session behind the fence: then that is the error.
     """
     try:
-        if abreast:
-            context.runtime.parallel(calls)
-        else:
-            for call in calls:
-                call()
+        run = context.runtime.parallel if abreast else one_by_one
+        run(calls)
     except ObjectNotFoundError:
         root = context.roots.with_branch(context.roots.read().root, branch)
         _checked_tip(context.roots, root, branch, keys)
@@ -365,13 +362,13 @@ def _prepare(
 
 
 def _counted(context: Context, view: SnapshotView, prepared: _Prepared) -> _Prepared:
-    """The commit with its counts: nobody is to wait for what can be found out before one's turn."""
+    """The commit with its effect: nobody is to wait for what can be found out before one's turn."""
     fetch = partial(rows_of, context.objects)
     try:
-        counts = counts_of(prepared.delta, prepared.tables, view, fetch)
+        effect = effect_of(prepared.delta, prepared.tables, view, fetch)
     except (CorruptObjectError, MissingChunkError):
         return prepared  # the base may have been collected; what the tip says counts then
-    return replace(prepared, counts=counts)
+    return replace(prepared, effect=effect)
 
 
 def _place(
@@ -391,11 +388,11 @@ def _place(
     coordinates = coordinate_ids(nodes.values(), held)
     sequence = parent.snapshot.sequence + 1
     entry = DeltaEntry.of(prepared.log, prepared.delta, sequence, coordinates)
-    counts = prepared.counts
-    if counts is None:
+    effect = prepared.effect
+    if effect is None:
         fetch = partial(rows_of, context.objects)
-        counts = counts_of(prepared.delta, prepared.tables, parent, fetch)
-    entry = replace(entry, counts=counts)
+        effect = effect_of(prepared.delta, prepared.tables, parent, fetch)
+    entry = replace(entry, counts=effect.counts)
     snapshot = replace(
         prepared.snapshot,
         parent=parent.ref.bare(),
@@ -406,7 +403,7 @@ def _place(
         sequence=sequence,
         # Never before the tip, or `as_of` would find what was not there yet.
         written_ms=max(prepared.snapshot.written_ms, tip.written_ms),
-        sums=sums_with(entry, parent, prepared.delta),
+        sums=effect.sums(parent, entry, prepared.delta),
     ).with_delta_copies(known)
     uploads = []
     if needs_digest(snapshot):
@@ -506,7 +503,7 @@ def _rebased(
     )
     on, delta, uploads = moved.on, moved.delta, moved.uploads
     if delta is prepared.delta:
-        return on, prepared if moved.apart else replace(prepared, counts=None)
+        return on, prepared if moved.apart else replace(prepared, effect=None)
     log = Upload.of(keys, "deltas", delta.encode())
     context.objects.remember(log.ref, delta)
     used = {ref.blob.key for ref in delta.manifests}
@@ -520,7 +517,7 @@ def _rebased(
         log=log.ref,
         snapshot=snapshot,
         tables=_tables_of(delta, {**prepared.manifests, **written}, _spilled(prepared.tables)),
-        counts=None,
+        effect=None,
     )
 
 

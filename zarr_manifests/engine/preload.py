@@ -15,12 +15,12 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 from zarr_manifests.config.manifests import Preload as PreloadOptions
 from zarr_manifests.engine.context import Context
@@ -35,7 +35,7 @@ from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.format.root import Root
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.planning.preload import Candidate, PreloadPlan, plan_preload
-from zarr_manifests.runtime import ForkSafeLock, Runtime
+from zarr_manifests.runtime import ForkSafeLock, Runtime, one_by_one
 
 __all__ = ["Preload", "PreloadReport", "PreloadState", "PreloadedManifest", "RefsPreload"]
 
@@ -304,7 +304,6 @@ class RefsPreload:
 
     def __init__(self, context: Context, root: Root) -> None:
         # One call of the runtime's `parallel` must not wait for others of it.
-        one_by_one: Any = _in_turn
         self._runtime = replace(context.runtime, parallel=one_by_one)
         self._context, self._root = context, root
         options = context.config.chunk_manifests.preload
@@ -357,7 +356,3 @@ class RefsPreload:
             return SnapshotView.open(objects, self._runtime, tip.head, tip.base, tip.ahead)
         ref = roots.with_tag(self._root, name).tags.get(name)
         return None if ref is None else SnapshotView.open(objects, self._runtime, ref)
-
-
-def _in_turn(calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    return [call() for call in calls]

@@ -132,10 +132,8 @@ def rebase_delta(
         If it cannot be put on top of what came first.
     """
     on, moved = _onto(context, view, tip, mine, rebasing)
-    if moved is None:
-        return Moved(on, delta, apart=True)
     if not moved.dropped and moved.nodes == mine.nodes:
-        return Moved(on, delta)
+        return Moved(on, delta, apart=moved.apart)
     embedded, manifests = delta.embedded, delta.manifests
     uploads: list[Upload] = []
     if moved.dropped:
@@ -199,7 +197,6 @@ def rebase_changes(
     tables = {node: parts for node in changes.touched() if (parts := changes.parts(node))}
     mine = Mine(changes.nodes, changes.truncated, tables, changes.reads)
     on, moved = _onto(context, view, tip, mine, rebasing)
-    moved = moved or Rebased((), mine.nodes)
     result = changes.copy()
     result.nodes = dict(moved.nodes)
     for node_id, coords in moved.dropped.items():
@@ -223,10 +220,9 @@ def rebase_changes(
 
 def _onto(
     context: Context, view: SnapshotView, tip: Branch, mine: Mine, rebasing: Rebasing
-) -> tuple[SnapshotView, Rebased | None]:
-    """The tip, opened, and what becomes of mine; None if nothing was anywhere near it."""
+) -> tuple[SnapshotView, Rebased]:
     if rebasing.allowed and not rebasing.serializable and _apart(context, view, tip, mine):
-        return context.open_branch(tip), None
+        return context.open_branch(tip), Rebased((), mine.nodes, apart=True)
     between = _between(context, view, tip)
     if not rebasing.allowed:
         raise ConflictError(

@@ -13,7 +13,7 @@ Invariant: what is called exact is so for every reader of the snapshot, whatever
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -44,12 +44,12 @@ from zarr_manifests.planning.totals import (
 )
 
 __all__ = [
+    "Effect",
     "changes_of",
-    "counts_of",
     "counts_of_base",
+    "effect_of",
     "ref_counts",
     "sums_after",
-    "sums_with",
     "tallies_of",
 ]
 
@@ -161,25 +161,45 @@ def _name(leaf: PlacedLeaf) -> LeafName:
     return leaf.part.node_id, leaf.part.box, blob.key, blob.crc32c
 
 
-def counts_of(
+@dataclass(frozen=True, slots=True, eq=False)
+class Effect:
+    """What a commit does to how much there is.
+
+    Parameters
+    ----------
+    counts : tuple of Count
+        By how much it changes each node's chunks. It is so on any later snapshot, too, if the
+        commits between have not touched the same chunks, nor any node.
+    view : SnapshotView
+        What it was found out on.
+    before : mapping of bytes to Tally
+        What there is of each node there.
+    """
+
+    counts: tuple[Count, ...]
+    view: SnapshotView
+    before: Mapping[bytes, Tally]
+
+    def sums(self, parent: SnapshotView, entry: DeltaEntry, delta: Delta) -> dict[str, int]:
+        """All there is after the commit on `parent`, which has this entry with the counts."""
+        tallies = dict(self.before) if parent is self.view else tallies_of(parent)
+        lay_over(tallies, entry)
+        return sums_of(tallies, _nodes_after(parent, delta).values())
+
+
+def effect_of(
     delta: Delta,
     tables: Mapping[bytes, Sequence[Rows]],
     view: SnapshotView,
     fetch: Callable[[Rows], ChunkTable],
-) -> tuple[Count, ...]:
-    """By how much a commit with this delta, made on the view, changes each node's chunks.
+) -> Effect:
+    """What a commit with this delta does on top of the view.
 
-    `tables` are the delta's; `fetch` gives those that are not in memory. What it says is so on any
-    later snapshot, too, if the commits between have not touched the same chunks, nor any node.
+    `tables` are the delta's; `fetch` gives those that are not in memory.
     """
-    return _Counter(view, fetch).counts(delta, tables, _nodes_after(view, delta).values())
-
-
-def sums_with(entry: DeltaEntry, parent: SnapshotView, delta: Delta) -> dict[str, int]:
-    """All there is after a commit on `parent` whose entry, with its counts, this is."""
-    tallies = tallies_of(parent)
-    lay_over(tallies, entry)
-    return sums_of(tallies, _nodes_after(parent, delta).values())
+    tallies = tallies_of(view)
+    counter = _Counter(view, tallies, fetch)
+    return Effect(counter.counts(delta, tables, _nodes_after(view, delta).values()), view, tallies)
 
 
 def _nodes_after(view: SnapshotView, delta: Delta) -> Mapping[str, Node]:
@@ -201,11 +221,16 @@ def sums_after(
 class _Counter:
     """Counts what one commit on top of a snapshot changes."""
 
-    def __init__(self, view: SnapshotView, fetch: Callable[[Rows], ChunkTable]) -> None:
+    def __init__(
+        self,
+        view: SnapshotView,
+        tallies: Mapping[bytes, Tally],
+        fetch: Callable[[Rows], ChunkTable],
+    ) -> None:
         self._view = view
         self._fetch = fetch
         self._at_hand = view.at_hand()
-        self.tallies = tallies_of(view)
+        self._tallies = tallies
         self._nodes = {node.node_id: node for node in view.nodes.values()}
         self._boxes: dict[bytes, list[tuple[Box, int]]] = {}
 
@@ -221,7 +246,7 @@ class _Counter:
         """
         touched = dict.fromkeys((*tables, *delta.truncated))
         for node in delta.nodes:
-            if node.node_id not in self._nodes and node.node_id in self.tallies:
+            if node.node_id not in self._nodes and node.node_id in self._tallies:
                 touched[node.node_id] = None  # it was there once, and comes back
         for entry in self._view.snapshot.deltas:
             for part in entry.parts():
@@ -233,7 +258,7 @@ class _Counter:
         }
         if delta.nodes or delta.deleted:
             for node_id in self._nodes.keys() - {node.node_id for node in nodes}:
-                if node_id in self.tallies:
+                if node_id in self._tallies:
                     found[node_id] = Count(node_id, 0, 0, Counted.WHOLE)
         return tuple(c for c in found.values() if c.chunks or c.nbytes or c.counted)
 
@@ -325,7 +350,7 @@ class _Counter:
 
     def _is_full(self, node_id: bytes) -> bool:
         """Whether the array has each of its chunks."""
-        tally, meta = self.tallies.get(node_id, NOTHING), self._nodes[node_id].array
+        tally, meta = self._tallies.get(node_id, NOTHING), self._nodes[node_id].array
         grid = Box((), ()) if meta is None else meta.grid
         if not tally.chunks_exact or tally.chunks != grid.size:
             return False

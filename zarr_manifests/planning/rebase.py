@@ -72,11 +72,14 @@ class Rebased:
         Nodes to make or change on the tip, by path; None deletes one.
     dropped : mapping of bytes to int64[n, ndim]
         By node id: chunks of this commit that are left as the others have them.
+    apart : bool
+        Whether the others are known to have touched none of its chunks, and no node.
     """
 
     conflicts: tuple[Conflict, ...]
     nodes: Mapping[str, Node | None] = field(default_factory=dict)
     dropped: Mapping[bytes, IndexArray] = field(default_factory=dict)
+    apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ an object store.
 from zarr_manifests.testing.counting import CountingStorage, Record
 from zarr_manifests.testing.crash import CrashableLocalStorage, CrashDisk
 from zarr_manifests.testing.faulty import Fault, FaultKind, FaultyStorage, SimulatedCrash
+from zarr_manifests.testing.in_order import in_order
 from zarr_manifests.testing.isolation import (
     Operation,
     Transaction,
@@ -33,4 +34,5 @@ __all__ = [
     "Violation",
     "WrappedStorage",
     "check_isolation",
+    "in_order",
 ]

@@ -1,0 +1,40 @@
+"""A runtime in which the same calls are made in the same order each time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from zarr_manifests.runtime import SYSTEM, Runtime, one_by_one
+
+__all__ = ["in_order"]
+
+
+def in_order(**given: Any) -> Runtime:
+    """One call after another on one thread, no waiting, and no timers; else as `SYSTEM`.
+
+    What a commit sends comes in the same order each time, so a fault that is to hit a certain call
+    hits it.
+
+    Parameters
+    ----------
+    **given
+        Fields of `Runtime` that are to be something else.
+
+    Examples
+    --------
+    >>> import zarr_manifests as zm
+    >>> from zarr_manifests.storage import MemoryStorage
+    >>> from zarr_manifests.testing import in_order
+    >>> runtime = in_order(now_ms=lambda: 1_700_000_000_000)
+    >>> repo = zm.Repository.create(MemoryStorage(), runtime=runtime)
+    >>> [info.written_at.isoformat() for info in repo.ancestry()]
+    ['2023-11-14T22:13:20+00:00']
+    """
+    fixed: dict[str, Any] = {
+        "jitter": lambda limit_s: 0.0,
+        "sleep": lambda seconds: None,
+        "parallel": one_by_one,
+        "later": lambda delay_s, call: lambda: None,
+    }
+    return replace(SYSTEM, **{**fixed, **given})
