@@ -33,6 +33,7 @@ from zarr_manifests.format.chunk_table import (
     StoredRef,
     Unset,
     VirtualRef,
+    chunk_key,
     native_keys,
 )
 from zarr_manifests.format.nodes import Node
@@ -270,7 +271,7 @@ class ChangeSet:
         These are durable.
         """
         objects = {ref[:2] for _, _, ref in self.refs() if isinstance(ref, NativeRef)}
-        found = {NativeRef(*each, 0, 0, 0).key for each in objects}
+        found = {chunk_key(*each) for each in objects}
         found.update(*map(native_keys, filter(resident, self._all_rows())))
         return found
 

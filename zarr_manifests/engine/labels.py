@@ -1,6 +1,7 @@
 """What a commit says of itself: message and metadata, its kind, and what it wrote.
 
-None of it decides anything: kinds are labels, and the totals are for who reads the history.
+All of it is for who reads the history. What can be stored is checked before anything is written;
+how a commit lands depends on none of it.
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ __all__ = [
     "StoredRef",
     "Unset",
     "VirtualRef",
+    "chunk_key",
     "native_keys",
 ]
 
@@ -62,6 +63,11 @@ class InlineRef:
     def length(self) -> int:
         """Bytes of the chunk."""
         return len(self.data)
+
+
+def chunk_key(session: str, number: int) -> str:
+    """The key of the chunk object of that number of a session."""
+    return f"chunks/{session}/{number}"
 
 
 class NativeRef(NamedTuple):
@@ -91,7 +97,7 @@ class NativeRef(NamedTuple):
     @property
     def key(self) -> str:
         """The object's key in the storage."""
-        return f"chunks/{self.source}/{self.number}"
+        return chunk_key(self.source, self.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +388,7 @@ def native_keys(table: ChunkTable) -> set[str]:
     native = table.kind == RefKind.NATIVE
     pairs = np.stack([table.source[native], table.number[native]], axis=1)
     return {
-        NativeRef(table.sources[source], number, 0, 0, 0).key
+        chunk_key(table.sources[source], number)
         for source, number in np.unique(pairs, axis=0).tolist()
     }
 
