@@ -67,6 +67,9 @@ class Workspace(Overlay):
 
     Attributes
     ----------
+    inline_chunk_bytes, most_packed : int
+        Bytes of the largest chunk that lies in a manifest, and of the largest that shares an
+        object; larger ones are not kept in memory.
     inline : bool
         Whether the storage answers at once, so that an event loop need not wait for it.
     pid : int
@@ -89,6 +92,7 @@ class Workspace(Overlay):
         self.inline = context.storage.capabilities.inline
         self.runtime = context.runtime
         self.inline_chunk_bytes = context.config.inline_chunk_bytes
+        self.most_packed = max(self.inline_chunk_bytes, context.config.pack_chunk_bytes)
         self.origin = origin
         self.closed: str | None = None
         self._writes = PackWrites(self.storage, self.runtime)
@@ -251,15 +255,10 @@ class Workspace(Overlay):
                 [partial(pack.write, self.storage, durable=False) for pack in packs]
             )
 
-    @property
-    def most_packed(self) -> int:
-        """Bytes of the largest chunk that shares an object; those of larger ones are not kept."""
-        return max(self.inline_chunk_bytes, self.context.config.pack_chunk_bytes)
-
     def _place(self, data: bytes | memoryview) -> ChunkRef:
         if len(data) <= self.inline_chunk_bytes:
             return InlineRef(bytes(data))
-        if len(data) <= self.context.config.pack_chunk_bytes:
+        if len(data) <= self.most_packed:
             return StagedRef.of(bytes(data))
         return native_ref(self._new_chunk_key(), 0, len(data), crc32c(data))
 
