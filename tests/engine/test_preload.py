@@ -250,8 +250,7 @@ def until(true: Any) -> None:
 
 def test_a_forked_child_reads_what_its_parent_was_fetching(forty: MemoryStorage) -> None:
     code = """
-        import os, sys, threading
-        from zarr.core.buffer import cpu
+        import faulthandler, os, sys
         from zarr_manifests import Repository
         from zarr_manifests.testing import LatencyStorage
         from zarr_manifests.storage import from_url
@@ -259,6 +258,7 @@ def test_a_forked_child_reads_what_its_parent_was_fetching(forty: MemoryStorage)
         session = repository.readonly_session()
         child = os.fork()
         if not child:
+            faulthandler.dump_traceback_later(30, exit=True)  # where it hangs, if it does
             assert session.preload_report(wait_s=60).done
             value = session.store.get_sync("v39/c/0")
             os._exit(0 if value is not None and value.to_bytes() == b"\\0" else 1)
