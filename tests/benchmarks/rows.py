@@ -90,6 +90,7 @@ ROWS = [
         _LARGE,
         "s/chunk",
         "fused",
+        due={"icechunk": 1.0},
     ),
     Row(
         "large-write-durable",
@@ -204,11 +205,11 @@ ROWS = [
             "s/commit",
             "fused",
             durability=_NO_FSYNC,
-            due=due,
+            due={"icechunk": 5.0},
             in_memory=True,
             most_rounds=rounds,
         )
-        for total, rounds, due in (("200", 5, {}), ("2000", 3, {"icechunk": 5.0}))
+        for total, rounds in (("200", 5), ("2000", 3))
     ),
     Row(
         "commits-10k",
