@@ -6,9 +6,11 @@ Invariant: an index makes answers quicker, and no answer another; without any al
 from __future__ import annotations
 
 from zarr_manifests.engine.arrange import node_path
+from zarr_manifests.engine.following import opened
 from zarr_manifests.engine.index import Presence, build_index
 from zarr_manifests.engine.totals import tallies_of
 from zarr_manifests.errors import NotFoundError
+from zarr_manifests.format.root import Branch
 from zarr_manifests.history import ArrayStats, IndexReport
 from zarr_manifests.planning.totals import NOTHING
 from zarr_manifests.versions import DEFAULT_BRANCH, Versions
@@ -48,7 +50,12 @@ class Indexes(Versions):
         >>> stats.initialized_chunks, stats.total_chunks, stats.fraction
         (1, 4, 0.25)
         """
-        view = self._context.open_branch(self._point(branch, tag, snapshot_id))
+        return opened(
+            lambda: self._array_stats(path, self._point(branch, tag, snapshot_id), branch)
+        )
+
+    def _array_stats(self, path: str, point: Branch, branch: str | None) -> ArrayStats:
+        view = self._context.open_branch(point)
         node = view.nodes.get(node_path(path))
         if node is None or node.array is None:
             raise NotFoundError(f"there is no array /{node_path(path)}")

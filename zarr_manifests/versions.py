@@ -21,6 +21,7 @@ from zarr_manifests.engine.ancestry import (
 )
 from zarr_manifests.engine.commit import deltas_between, footprint_of
 from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.following import opened
 from zarr_manifests.engine.incremental import changes_between
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import (
@@ -91,7 +92,8 @@ class Versions:
         >>> totals.delta.refs
         1
         """
-        return Totals.of(self._context.open_branch(self._point(branch, tag, snapshot_id)))
+        view = opened(lambda: self._context.open_branch(self._point(branch, tag, snapshot_id)))
+        return Totals.of(view)
 
     def diff(self, start: str, end: str) -> Diff:
         """What changed after snapshot `start` up to snapshot `end`.

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -34,11 +35,10 @@ from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
 from zarr_manifests.testing import (
-    Call,
     Fault,
     FaultyStorage,
+    InterruptingStorage,
     SimulatedCrash,
-    WrappedStorage,
     in_order,
 )
 
@@ -683,14 +683,14 @@ def test_a_reader_gets_a_lease_at_whatever_moment_of_a_collection() -> None:
     make(storage)
     for number in range(1, 20):
         other = Repository.open(storage, runtime=world())
-        racing = Interrupting(storage, 0, lambda other=other: other.garbage_collect(NOW))  # type: ignore[misc]
+        racing = InterruptingStorage(storage, partial(other.garbage_collect, NOW))
         repository = Repository.open(racing, runtime=world())
         head = repository.list_branches()["main"]
-        racing.count, racing._number = 0, number
+        racing.arm(number)
         with repository.lease(head) as lease:
-            assert [one.snapshot for one in leases(storage)] == [head] or racing.count < number
+            assert [one.snapshot for one in leases(storage)] == [head] or len(racing.ops) < number
             lease.check()
-        if racing.count < number:
+        if len(racing.ops) < number:
             break
     assert 3 < number < 19
 
@@ -831,31 +831,13 @@ def dead_chunks(storage: Storage) -> int:
     return report.objects.get("chunks", 0)
 
 
-class Interrupting(WrappedStorage):
-    """Does something before one call."""
-
-    def __init__(self, storage: Storage, number: int, action: Callable[[], None]) -> None:
-        super().__init__(storage)
-        self.count = 0
-        self._number, self._action = number, action
-
-    def interrupt_at(self, number: int) -> None:
-        self._number = number
-
-    def _around[R](self, call: Call[R]) -> R:
-        self.count += 1
-        if self.count == self._number:
-            self._action()
-        return super()._around(call)
-
-
 def test_commits_at_any_moment_of_a_collection_are_whole_or_refused() -> None:
     """Of a session opened before, with and without a lease, and of one opened at that moment."""
     made = prepared()
-    counting = Interrupting(copy_of(made), 0, lambda: None)
+    counting = InterruptingStorage(copy_of(made), lambda: None)
     Repository.open(counting, runtime=world()).garbage_collect(NOW)
     landed = refused = 0
-    for number in range(1, counting.count + 1):
+    for number in range(1, len(counting.ops) + 1):
         for leased in (False, True):
             storage = copy_of(made)
             writer = Repository.open(storage, runtime=world())
@@ -876,7 +858,7 @@ def test_commits_at_any_moment_of_a_collection_are_whole_or_refused() -> None:
                 done.append(fresh.commit("new"))
                 writer.create_branch("new")
 
-            racing = Interrupting(storage, number, commit)
+            racing = InterruptingStorage(storage, commit, number)
             Repository.open(racing, runtime=world()).garbage_collect(NOW)
             after = Repository.open(storage, runtime=world())
             if not done:
@@ -888,7 +870,7 @@ def test_commits_at_any_moment_of_a_collection_are_whole_or_refused() -> None:
                 assert len(done) == 2
                 assert read(after.readonly_session()) == [70, 70, 21, 21, 71, 71, 21, 21]
             landed += len(done)
-    assert landed > counting.count * 3
+    assert landed > len(counting.ops) * 3
     assert refused > 0
 
 
@@ -911,19 +893,18 @@ def test_a_tip_that_goes_while_a_commit_is_put_on_top_of_it_is_not_told_as_damag
             assert report.fence == session.store.workspace.keys.start
             assert tip not in {info.snapshot_id for info in again.ancestry()}
 
-        racing = Interrupting(storage, 0, reset)
+        racing = InterruptingStorage(storage, reset)
         session = Repository.open(racing, runtime=world(clock)).writable_session()
         write(session, 5, slice(0, 2))
         clock.advance(timedelta(days=1))
         elsewhere.commit("another chunk")
         write(elsewhere, 8, slice(6, 8))
         tip = elsewhere.commit("again")
-        before = racing.count
-        racing.interrupt_at(before + number)
+        racing.arm(number)
         session.commit("on top of it")  # or of what there is instead
         after = Repository.open(storage, runtime=world(clock))
         assert after.verify().problems == ()
-        return racing.count - before
+        return len(racing.ops)
 
     calls = race(0)
     assert calls >= 8
@@ -955,12 +936,11 @@ def test_a_head_that_goes_while_it_is_opened_is_not_told_as_damage(how: str) -> 
             again.expire_snapshots(keep_last=1)
             assert again.garbage_collect(NOW).objects["snapshots"] >= 2
 
-        racing = Interrupting(storage, 0, reset)
+        racing = InterruptingStorage(storage, reset)
         repository = Repository.open(racing, runtime=world(clock))
         repository.readonly_session(snapshot_id=base)
         clock.advance(timedelta(hours=1))
-        opening = racing.count
-        racing.interrupt_at(opening + number)
+        racing.arm(number)
         match how:
             case "branch":
                 session = repository.readonly_session()
@@ -971,7 +951,7 @@ def test_a_head_that_goes_while_it_is_opened_is_not_told_as_damage(how: str) -> 
         due = before[1 if how == "as_of" else 0]
         assert session.snapshot_id in (due, base)
         seen.add(session.snapshot_id)
-        return racing.count - opening
+        return len(racing.ops)
 
     seen: set[str] = set()
     calls = race(0)
@@ -1041,12 +1021,12 @@ def test_the_root_is_archived_before_anything_is_deleted() -> None:
 
 def test_a_second_collector_takes_over() -> None:
     made = prepared()
-    counting = Interrupting(copy_of(made), 0, lambda: None)
+    counting = InterruptingStorage(copy_of(made), lambda: None)
     Repository.open(counting, runtime=world()).garbage_collect(NOW)
-    for number in range(1, counting.count + 1):
+    for number in range(1, len(counting.ops) + 1):
         storage = copy_of(made)
         other = Repository.open(storage, runtime=world())
-        racing = Interrupting(storage, number, lambda other=other: other.garbage_collect(NOW))  # type: ignore[misc]
+        racing = InterruptingStorage(storage, partial(other.garbage_collect, NOW), number)
         with contextlib.suppress(FencedError):
             Repository.open(racing, runtime=world()).garbage_collect(NOW)
         after = Repository.open(storage, runtime=world())

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from zarr_manifests.format.root import Root
 from zarr_manifests.planning.compaction import CompactionMode
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage, Storage
-from zarr_manifests.testing import Call, WrappedStorage, in_order
+from zarr_manifests.testing import InterruptingStorage, in_order
 
 NOW = timedelta(0)
 CONFIG = {
@@ -132,24 +131,7 @@ def test_no_epoch_comes_twice_when_a_branch_is_made_again() -> None:
     assert repository.verify().ok
 
 
-class Interrupting(WrappedStorage):
-    """Does something before one call."""
-
-    def __init__(self, storage: Storage, number: int, action: Callable[[], Any]) -> None:
-        super().__init__(storage)
-        self.count = 0
-        self.ops: list[str] = []
-        self._number, self._action = number, action
-
-    def _around[R](self, call: Call[R]) -> R:
-        self.count += 1
-        self.ops.append(call.op)
-        if self.count == self._number:
-            self._action()
-        return super()._around(call)
-
-
-def interrupted(number: int, action: str) -> tuple[Interrupting, Session]:
+def interrupted(number: int, action: str) -> tuple[InterruptingStorage, Session]:
     """A session about to commit, and the storage that makes a claim before the call of a number."""
     storage = MemoryStorage()
     make(storage)
@@ -160,9 +142,9 @@ def interrupted(number: int, action: str) -> tuple[Interrupting, Session]:
         else:
             claim_compaction(others(storage)._context.roots)
 
-    racing = Interrupting(storage, 0, claim)
+    racing = InterruptingStorage(storage, claim)
     session = write(others(racing).writable_session(), 5)
-    racing.count, racing._number = 0, number
+    racing.arm(number)
     return racing, session
 
 
@@ -202,11 +184,10 @@ def test_a_compactor_that_another_has_overtaken_is_refused() -> None:
     for number in range(1, 200):
         storage = MemoryStorage()
         with_deltas(storage)
-        racing = Interrupting(
-            storage, 0, lambda storage=storage: claim_compaction(others(storage)._context.roots)
-        )
+        roots = others(storage)._context.roots
+        racing = InterruptingStorage(storage, partial(claim_compaction, roots))
         zombie = others(racing)
-        racing.count, racing._number = 0, number
+        racing.arm(number)
         try:
             compact_branch(zombie._context, "main", CompactionMode.FULL, claim=True)
             landed = True
@@ -216,7 +197,7 @@ def test_a_compactor_that_another_has_overtaken_is_refused() -> None:
         assert (len(head.deltas) == 0) == landed
         assert read(others(storage)) == [3] * 8
         operations = [one.operation for one in others(storage).ops_log()]
-        if "claim compaction" not in operations or racing.count < number:
+        if "claim compaction" not in operations or len(racing.ops) < number:
             break
         outcomes.append(landed)
         assert others(storage).compact(mode="full").snapshot_id is not None or landed
@@ -258,17 +239,15 @@ def test_a_collector_that_another_has_overtaken_stops() -> None:
         with_deltas(storage)
         write(others(storage).writable_session(), 77)  # chunks that are never committed
         others(storage).expire_snapshots(keep_last=1)
-        racing = Interrupting(
-            storage, 0, lambda storage=storage: others(storage).garbage_collect(NOW)
-        )
+        racing = InterruptingStorage(storage, partial(others(storage).garbage_collect, NOW))
         zombie = others(racing)
-        racing.count, racing._number, racing.ops = 0, number, []
+        racing.arm(number)
         overtaken = False
         try:
             zombie.garbage_collect(NOW)
         except FencedError:
             overtaken = True
-        if racing.count < number:
+        if len(racing.ops) < number:
             break
         before, after = racing.ops[: number - 1], racing.ops[number:]
         assert overtaken == ("cas" in before)

@@ -25,6 +25,7 @@ from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.digesting import with_digest
 from zarr_manifests.engine.epochs import check_compactor, claim_compaction
+from zarr_manifests.engine.following import opened
 from zarr_manifests.engine.index import Presence, leaf_names, with_entries
 from zarr_manifests.engine.objects import Upload, tallied_reads
 from zarr_manifests.engine.pending import Heap
@@ -137,8 +138,13 @@ def compact_branch(
     """
     ratio = context.config.compaction.size_ratio if size_ratio is None else size_ratio
     with tallied_reads() as read:
-        at = claim_compaction(context.roots) if claim and not dry_run else context.roots.latest
-        report, head = _compact(context, at, branch, mode, ratio, dry_run=dry_run)
+        known = [claim_compaction(context.roots) if claim and not dry_run else context.roots.latest]
+
+        def attempt() -> tuple[CompactionReport, BlobRef | None]:
+            at = known.pop() if known else context.roots.read()
+            return _compact(context, at, branch, mode, ratio, dry_run=dry_run)
+
+        report, head = opened(attempt)
     return replace(report, bytes_read=read.nbytes), head
 
 

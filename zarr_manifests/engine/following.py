@@ -33,11 +33,15 @@ def open_head(context: Context, branch: str, now: SnapshotView) -> SnapshotView:
     NotFoundError
         If the branch is gone.
     """
-    root = context.roots.read().root
-    tip = context.roots.with_branch(root, branch).branches.get(branch)
-    if tip is None:
-        raise NotFoundError(f"branch {branch!r}, which the session reads, was deleted")
-    return now if tip.head.key == now.ref.key else context.open_branch(tip)
+
+    def newest() -> SnapshotView:
+        root = context.roots.read().root
+        tip = context.roots.with_branch(root, branch).branches.get(branch)
+        if tip is None:
+            raise NotFoundError(f"branch {branch!r}, which the session reads, was deleted")
+        return now if tip.head.key == now.ref.key else context.open_branch(tip)
+
+    return opened(newest)
 
 
 def expired(

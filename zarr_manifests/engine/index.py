@@ -27,6 +27,7 @@ import numpy as np
 from zarr_manifests.engine.arrange import node_path
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.following import opened
 from zarr_manifests.engine.objects import Upload
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.engine.workspace import Workspace
@@ -386,6 +387,10 @@ def with_entries(
 
 def build_index(context: Context, branch: str) -> IndexReport:
     """Index the leaves of the branch's base that the index does not have yet."""
+    return opened(partial(_build_index, context, branch))
+
+
+def _build_index(context: Context, branch: str) -> IndexReport:
     at = context.roots.read()
     tip = context.roots.with_branch(at.root, branch).branches.get(branch)
     if tip is None:

@@ -28,6 +28,7 @@ from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.commit import root_with
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.digesting import with_digest
+from zarr_manifests.engine.following import opened
 from zarr_manifests.engine.objects import Upload
 from zarr_manifests.engine.observed import observed_compaction
 from zarr_manifests.engine.packs import check_created
@@ -62,13 +63,15 @@ from zarr_manifests.planning.packs import (
     uses_of,
 )
 
-__all__ = ["Progress", "RepackReport", "repack_chunks"]
+__all__ = ["REPACKED", "Progress", "RepackReport", "repack_chunks"]
 
 type Progress = Callable[[str, int], None]
 """Called with what is being done and how many objects of it are done."""
 type _Moved = tuple[bytes, ChunkTable, ChunkTable]
 """Node id, and the rows that move, as they were and as they are to be."""
 
+REPACKED: Final = "repack chunks"
+"""The message of a commit that moves chunks."""
 ROUND_CHUNKS = 250_000
 _ABREAST: Final = 8
 """Packs that are read, and then written, side by side."""
@@ -136,9 +139,12 @@ def repack_chunks(
     ConflictError
         If the branch was deleted, or others came first too often.
     """
-    at = context.roots.read()
-    view = _head(context, at, branch)
-    uses = _uses(context, view, progress)
+
+    def look() -> tuple[RootAt, dict[str, Use]]:
+        at = context.roots.read()
+        return at, _uses(context, _head(context, at, branch), progress)
+
+    at, uses = opened(look)
     sizes = _sizes(context, uses)
     due = due_packs(uses, sizes, min_live)
     report = RepackReport(
@@ -226,6 +232,17 @@ class _Repacking:
 
     def move(self, packs: frozenset[str]) -> BlobRef | None:
         """Move what is live in these packs; the new head, None if nothing was left to move."""
+        view, tables = opened(partial(self._rows_in, packs))
+        moves = Moves(tables)
+        for step in by_bytes(moves.ranges, _ABREAST * self.context.config.pack_bytes):
+            self._copy(moves, step)
+        moved = moves.rows(self.keys.session_id)
+        return self._land(view, moved) if moved else None
+
+    def _rows_in(
+        self, packs: frozenset[str]
+    ) -> tuple[SnapshotView, list[tuple[bytes, ChunkTable]]]:
+        """The head, and by node the chunks that lie in these packs."""
         view = _head(self.context, self.context.roots.read(), self.branch)
         tables = []
         for node_id in _node_ids(view):
@@ -233,11 +250,7 @@ class _Repacking:
             rows = None if table is None else moved_rows(table, packs)
             if rows is not None:
                 tables.append((node_id, rows))
-        moves = Moves(tables)
-        for step in by_bytes(moves.ranges, _ABREAST * self.context.config.pack_bytes):
-            self._copy(moves, step)
-        moved = moves.rows(self.keys.session_id)
-        return self._land(view, moved) if moved else None
+        return view, tables
 
     def _copy(self, moves: Moves, step: Sequence[Range]) -> None:
         """Write the chunks of one step into new packs."""
@@ -302,14 +315,12 @@ class _Repacking:
         if not self.damaged:
             return
         why = {(one.key, one.offset): text for one, text in self.damaged}
-        view = _head(self.context, self.context.roots.read(), self.branch)
-        keys = frozenset(one.key for one, _ in self.damaged)
+        view, tables = opened(partial(self._rows_in, frozenset(one.key for one, _ in self.damaged)))
+        paths = {node.node_id: path for path, node in view.nodes.items()}
         named = []
-        for path in sorted(view.nodes):
-            node = view.nodes[path]
-            table = None if node.kind is NodeKind.GROUP else view.chunks(node.node_id)
-            rows = None if table is None else moved_rows(table, keys)
-            for one in () if rows is None else Moves([(node.node_id, rows)]).ranges:
+        for node_id, rows in tables:
+            path = paths[node_id]
+            for one in Moves([(node_id, rows)]).ranges:
                 if (one.key, one.offset) in why:
                     text = why[one.key, one.offset]
                     named.append(f"a chunk of /{path} ({one.key}, offset {one.offset}) {text}")
@@ -329,20 +340,7 @@ class _Repacking:
         commit_id = context.runtime.random_bytes(COMMIT_ID_BYTES)
         total = sum(len(new) for _, _, new in moved)
         for attempt in range(_ATTEMPTS):
-            at = context.roots.read()
-            tip = context.roots.with_branch(at.root, branch).branches.get(branch)
-            if tip is None:
-                raise ConflictError(f"branch {branch!r} was deleted meanwhile; nothing was moved")
-            if self.keys.start < at.root.fence:
-                raise FencedError(
-                    f"the repacking of {branch!r} began at version {self.keys.start}, before the "
-                    f"repository's fence {at.root.fence}: its packs may have been collected. "
-                    "Nothing was changed; start it again"
-                )
-            current, kept = view, [(node_id, new) for node_id, _, new in moved]
-            if tip.head.key != view.ref.key:
-                current = context.open_branch(tip)
-                kept = _unchanged(current, moved)
+            at, current, kept = opened(partial(self._standing, view, moved))
             self.progress("committing", sum(len(table) for _, table in kept))
             head = self._try(at, current, commit_id, kept) if kept else None
             if head is not None or not kept:
@@ -356,6 +354,26 @@ class _Repacking:
             f"repacking {branch!r}: other writers came first {_ATTEMPTS} times; nothing was "
             "changed, start it again later"
         )
+
+    def _standing(
+        self, view: SnapshotView, moved: Sequence[_Moved]
+    ) -> tuple[RootAt, SnapshotView, list[tuple[bytes, ChunkTable]]]:
+        """The root, the head by now, and the new rows of those chunks that nobody has changed."""
+        context, branch = self.context, self.branch
+        at = context.roots.read()
+        tip = context.roots.with_branch(at.root, branch).branches.get(branch)
+        if tip is None:
+            raise ConflictError(f"branch {branch!r} was deleted meanwhile; nothing was moved")
+        if self.keys.start < at.root.fence:
+            raise FencedError(
+                f"the repacking of {branch!r} began at version {self.keys.start}, before the "
+                f"repository's fence {at.root.fence}: its packs may have been collected. "
+                "Nothing was changed; start it again"
+            )
+        if tip.head.key == view.ref.key:
+            return at, view, [(node_id, new) for node_id, _, new in moved]
+        current = context.open_branch(tip)
+        return at, current, _unchanged(current, moved)
 
     def _try(
         self,
@@ -405,7 +423,7 @@ class _Repacking:
             parent=current.ref.bare(),
             commit_id=delta.commit_id,
             kind=CommitKind.REWRITE,
-            message="repack chunks",
+            message=REPACKED,
             metadata={},
             written_ms=max(self.context.runtime.now_ms(), before.written_ms),
             # Of no array there are more chunks or bytes than before.

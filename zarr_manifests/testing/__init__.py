@@ -9,6 +9,7 @@ from zarr_manifests.testing.counting import CountingStorage, Record
 from zarr_manifests.testing.crash import CrashableLocalStorage, CrashDisk
 from zarr_manifests.testing.faulty import Fault, FaultKind, FaultyStorage, SimulatedCrash
 from zarr_manifests.testing.in_order import in_order
+from zarr_manifests.testing.interrupting import InterruptingStorage
 from zarr_manifests.testing.isolation import (
     Operation,
     Transaction,
@@ -26,6 +27,7 @@ __all__ = [
     "Fault",
     "FaultKind",
     "FaultyStorage",
+    "InterruptingStorage",
     "LatencyStorage",
     "Operation",
     "Record",

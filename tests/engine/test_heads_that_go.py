@@ -1,0 +1,141 @@
+"""A head that goes while something is done to it, or read of it, is not told as damage.
+
+The branch is reset and its old head collected, before each storage call in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from zarr_manifests import Repository
+from zarr_manifests.errors import CorruptObjectError, FencedError, ManifestsError
+from zarr_manifests.storage import MemoryStorage, Storage
+from zarr_manifests.testing import InterruptingStorage, in_order
+
+CONFIG = {"inline-chunk-bytes": 0, "compaction": {"mode": "MANUAL"}}
+CELLS = 8
+
+
+def noise(seed: int) -> str:
+    """So long and so varied that no copy of it is carried along."""
+    return np.random.default_rng(seed).bytes(20_000).hex()
+
+
+def prepared() -> tuple[MemoryStorage, str]:
+    """A repository whose head needs many objects, and the id of what it was before."""
+    storage = MemoryStorage()
+    repository = Repository.create(storage, CONFIG, runtime=in_order())
+    with repository.transaction(message="make a") as store:
+        array = zarr.create_array(
+            store, name="a", shape=(CELLS,), chunks=(1,), dtype="i8", compressors=None
+        )
+        array[:] = 1
+    base = repository.readonly_session().snapshot_id
+    for value in range(2):
+        with repository.transaction(message="on top") as store:
+            zarr.open_group(store).attrs["large"] = noise(value)
+            zarr.open_array(store, path="a")[value : value + 4] = value  # packs partly dead
+        if not value:
+            repository.compact(mode="full")
+    return storage, base
+
+
+def copy_of(storage: Storage) -> MemoryStorage:
+    copy = MemoryStorage()
+    for info in storage.list():
+        copy.put(info.key, storage.get(info.key))
+    return copy
+
+
+def opened(storage: Storage) -> Repository:
+    return Repository.open(storage, runtime=in_order())
+
+
+OPERATIONS: dict[str, Callable[[Repository], Any]] = {
+    "totals": lambda repository: repository.totals(),
+    "array_stats": lambda repository: repository.array_stats("a"),
+    "build_index": lambda repository: repository.build_index(),
+    "compact": lambda repository: repository.compact(mode="full"),
+    "dry run": lambda repository: repository.compact(mode="full", dry_run=True),
+    "repack": lambda repository: repository.repack(min_live=1.0),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_head_that_goes_meanwhile_is_not_told_as_damage(name: str) -> None:
+    operation, (made, base) = OPERATIONS[name], prepared()
+
+    def race(number: int) -> int:
+        storage = copy_of(made)
+
+        def reset() -> None:
+            others = opened(storage)
+            others.reset_branch("main", base)
+            others.expire_snapshots(keep_last=1)
+            assert others.garbage_collect(timedelta(0)).objects["snapshots"] >= 2
+
+        racing = InterruptingStorage(storage, reset)
+        repository = opened(racing)
+        racing.arm(number)
+        try:
+            operation(repository)
+        except FencedError:  # its own objects may have gone with the head
+            assert name in ("build_index", "repack")
+        calls = len(racing.ops)
+        if number:
+            after = opened(storage)
+            assert np.asarray(zarr.open_array(after.readonly_session().store, path="a")).sum() == 8
+            assert after.verify().problems == ()
+        return calls
+
+    calls = race(0)
+    assert calls >= 3
+    for number in range(1, calls + 1):
+        race(number)
+
+
+@pytest.mark.parametrize("how", ["refresh", "follow"])
+def test_a_head_that_goes_while_a_reader_goes_on_to_it_is_not_told_as_damage(how: str) -> None:
+    made, base = prepared()
+
+    def race(number: int) -> int:
+        storage = copy_of(made)
+        opened(storage).reset_branch("main", base)
+
+        def reset() -> None:
+            others = opened(storage)
+            others.reset_branch("main", base)
+            others.expire_snapshots(keep_last=1)
+            others.garbage_collect(timedelta(0))
+
+        racing = InterruptingStorage(storage, reset)
+        repository = opened(racing)
+        follow = {"follow": True, "follow_interval": timedelta(0)} if how == "follow" else {}
+        session = repository.readonly_session("main", **follow)  # type: ignore[arg-type]
+        with opened(storage).transaction(message="on top") as store:
+            zarr.open_group(store).attrs["large"] = noise(3)
+            zarr.open_array(store, path="a")[0] = 0
+        racing.arm(number)
+        if how == "refresh":
+            session.refresh()
+        assert np.asarray(zarr.open_array(session.store, path="a", mode="r")).sum() in (7, 8)
+        return len(racing.ops)
+
+    calls = race(0)
+    for number in range(1, calls + 1):
+        race(number)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_what_a_head_in_history_lacks_is_damage(name: str) -> None:
+    made, _ = prepared()
+    view = opened(made).readonly_session().store.workspace.view
+    made.delete_many([view.snapshot.log.key])
+    with pytest.raises((CorruptObjectError, ManifestsError), match="not there"):
+        OPERATIONS[name](opened(made))

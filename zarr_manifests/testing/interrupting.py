@@ -1,0 +1,61 @@
+"""Lets others do something at one moment of what is done to a storage."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from zarr_manifests.storage import Storage
+from zarr_manifests.testing.wrapped import Call, WrappedStorage
+
+__all__ = ["InterruptingStorage"]
+
+
+class InterruptingStorage(WrappedStorage):
+    """Calls a function right before one call; a loop over `at` tries every moment.
+
+    Parameters
+    ----------
+    storage : Storage
+        The storage the calls are passed on to.
+    action : callable
+        What others do then, by a storage of their own. Called once.
+    at : int
+        The number of the call that it comes before; 0 for none, until `arm` says it.
+
+    Attributes
+    ----------
+    ops : list of str
+        The names of the calls made, since `arm` if that was called.
+
+    Examples
+    --------
+    >>> from zarr_manifests.storage import MemoryStorage
+    >>> from zarr_manifests.testing import InterruptingStorage
+    >>> below = MemoryStorage()
+    >>> storage = InterruptingStorage(below, lambda: below.create("a", b"theirs"), at=2)
+    >>> list(storage.list()), storage.create("a", b"ours"), below.get("a"), storage.ops
+    ([], False, b'theirs', ['list', 'create'])
+    """
+
+    def __init__(self, storage: Storage, action: Callable[[], object], at: int = 0) -> None:
+        super().__init__(storage)
+        self._action = action
+        self.arm(at)
+
+    def arm(self, at: int) -> None:
+        """Count calls from now on, and act before the call with that number."""
+        self.ops: list[str] = []
+        self._at = at
+
+    def _count(self, op: str) -> None:
+        self.ops.append(op)
+        if len(self.ops) == self._at:
+            self._action()
+
+    def _around[R](self, call: Call[R]) -> R:
+        self._count(call.op)
+        return super()._around(call)
+
+    async def _around_async[R](self, call: Call[R], run: Callable[[], Awaitable[R]]) -> R:
+        self._count(call.op)
+        return await super()._around_async(call, run)
