@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from zarr_manifests.engine import (
     rebasing,
     recover,
     relocating,
+    repacking,
     rollup,
 )
 from zarr_manifests.engine.changes import Merge
@@ -297,6 +299,14 @@ def dropped_before_merged(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compact._Work, "_unmerged", lambda *args: iter(()))
 
 
+@mutant("A repacking puts chunks back that others have changed since it read them.")
+def repacked_over_newer(patch: pytest.MonkeyPatch) -> None:
+    def all_of_them(current: Any, moved: Any) -> list[Any]:
+        return [(node_id, new) for node_id, _, new in moved]
+
+    patch.setattr(repacking, "_unchanged", all_of_them)
+
+
 # --- the fence, leases, expiry, collection -----------------------------------------------------
 
 
@@ -314,6 +324,20 @@ def claim_not_checked(patch: pytest.MonkeyPatch) -> None:
 @mutant("A compactor goes on although another has taken over.")
 def zombie_compactor(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compact, "check_compactor", lambda *args: None)
+
+
+@mutant("A repacking from before the fence lands.")
+def repacked_behind_the_fence(patch: pytest.MonkeyPatch) -> None:
+    standing = repacking._Repacking._standing
+
+    def unfenced(self: Any, *args: Any) -> Any:
+        keys, self.keys = self.keys, SimpleNamespace(start=1 << 40)
+        try:
+            return standing(self, *args)
+        finally:
+            self.keys = keys
+
+    patch.setattr(repacking._Repacking, "_standing", unfenced)
 
 
 @mutant("A lease counts by the clock of who looks at it, not by its being there.")
@@ -412,16 +436,16 @@ SEEDS: dict[str, int] = {
     "swap-without-compare": 0,
     "log-walk-left-out": 12,
     "unknown-taken-for-lost": 73,
-    "failed-uploads-ignored": 3,
+    "failed-uploads-ignored": 10,
     "old-root-reused": 27,
     "conflicts-ignored": 1,
     "dependent-reads-left-out": 1,
     "serializable-reads-left-out": 1,
-    "left-to-others-and-written": 3,
+    "left-to-others-and-written": 35,
     "appended-in-place": 11,
     "any-base-will-do": 1,
-    "all-is-apart": 3,
-    "amended-unseen": 10,
+    "all-is-apart": 5,
+    "amended-unseen": 18,
     "refs-to-anywhere": 5,
     "restore-without-guard": 0,
     "merge-overwrites": 4,
@@ -433,18 +457,20 @@ SEEDS: dict[str, int] = {
     "run-of-no-neighbours": 1,
     "deletions-left-out-of-runs": 15,
     "dropped-before-merged": 11,
+    "repacked-over-newer": 126,
     "no-fence-check": 3,
     "claim-not-checked": 2,
     "zombie-compactor": 13,
+    "repacked-behind-the-fence": 431,
     "lease-checked-by-clock": 1384,
     "leases-not-honoured": 36,
     "leased-snapshots-expire": 0,
-    "lease-on-the-expired": 3,
+    "lease-on-the-expired": 25,
     "lease-behind-the-fence": 36,
     "collected-beyond-the-fence": 2,
     "logs-not-marked": 2,
-    "tags-not-marked": 8,
-    "marked-too-early": 6,
+    "tags-not-marked": 24,
+    "marked-too-early": 0,
     "archive-before-the-deletions-left-out": 11,
 }
 

@@ -92,6 +92,7 @@ def test_all_that_can_happen_does_happen() -> None:
         "forks that clash",
         "overwritten on purpose",
         "appends put behind others",
+        "chunks repacked",
         "tidied up",
         "recovered",
         "refused",

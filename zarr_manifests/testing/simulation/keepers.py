@@ -1,7 +1,8 @@
 """Who keeps a repository small, and who must not suffer from it.
 
-`Expirer`, `Collector` and `Restorer` do the maintenance. `LeaseReader` and `LeaseWriter` hold
-leases and are slow, so that they would lose what they read and write if these kept nothing.
+`Expirer`, `Collector`, `Repacker` and `Restorer` do the maintenance. `LeaseReader` and
+`LeaseWriter` hold leases and are slow, so that they would lose what they read and write if these
+kept nothing.
 `ExclusiveWriter` shuts others out of a branch.
 """
 
@@ -26,12 +27,22 @@ from zarr_manifests.testing.simulation.actors import (
     scribble,
 )
 from zarr_manifests.testing.simulation.attempts import RefChange
+from zarr_manifests.testing.simulation.judge import Judge
 from zarr_manifests.testing.simulation.process import Process
 from zarr_manifests.testing.simulation.world import BrokenPromiseError
 
-__all__ = ["Collector", "ExclusiveWriter", "Expirer", "LeaseReader", "LeaseWriter", "Restorer"]
+__all__ = [
+    "Collector",
+    "ExclusiveWriter",
+    "Expirer",
+    "LeaseReader",
+    "LeaseWriter",
+    "Repacker",
+    "Restorer",
+]
 
 _GRACES_S: Final = (0.0, 0.0, 1.0, 3600.0)
+_MIN_LIVE: Final = (0.3, 0.7, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +79,31 @@ class Collector:
             beside = process.judge.counts.get("collect garbage", 0) > others + 1
             # Another collection may delete what this one is about to mark; it then gives up.
             process.expect(error, disturbed, (ManifestsError,) if beside else (ConflictError,))
+
+
+@dataclass(frozen=True, slots=True)
+class Repacker:
+    """Moves chunks out of packs that are partly dead."""
+
+    name: str
+
+    def act(self, process: Process) -> None:
+        process.wait(process.rng.random())
+        branch, judge = branch_for(process), process.judge
+        disturbed, before = process.wire.disturbed, _shut_out(judge)
+        try:
+            report = process.repository().repack(branch, process.rng.choice(_MIN_LIVE))
+        except ManifestsError as error:
+            fenced = (FencedError,) if _shut_out(judge) != before else ()
+            process.expect(error, disturbed, (*gone(branch), ConflictError, *fenced))
+            return
+        judge.count("chunks repacked", report.chunks)
+        judge.count("chunks overtaken while repacked", report.chunks_overtaken)
+
+
+def _shut_out(judge: Judge) -> tuple[int, int]:
+    """What changes when a collection or a compaction shuts others out."""
+    return judge.root.fence if judge.root else 0, judge.counts.get("claim compaction", 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from zarr_manifests.testing.simulation.keepers import (
     Expirer,
     LeaseReader,
     LeaseWriter,
+    Repacker,
     Restorer,
 )
 from zarr_manifests.testing.simulation.process import Process
@@ -170,6 +171,9 @@ def _run(world: World, judge: Judge, rng: random.Random) -> None:
         cast += [one for pair in rng.sample(_RIVALS, rng.randrange(1, 3)) for one in pair]
     if rng.random() < 0.6:
         cast += rng.sample(_KEEPERS, rng.randrange(2, 6))
+    # Drawn apart, so that who else takes part is as it would be without.
+    if random.Random(f"repacker/{world.seed}").random() < 0.25:
+        cast.append(Repacker("repacker"))
     world.run({actor.name: _life(world, judge, actor, weather) for actor in cast})
     world.flush()
     last = Process(world, judge, "last", _CALM)
