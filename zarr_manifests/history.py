@@ -11,7 +11,7 @@ from typing import Any
 from zarr_manifests.engine.collect import CollectionReport
 from zarr_manifests.engine.expire import ExpiryReport
 from zarr_manifests.engine.index import IndexReport
-from zarr_manifests.engine.recover import LoggedOperation, RecoveryReport
+from zarr_manifests.engine.recover import LoggedOperation, RecoveryReport, RestoreReport
 from zarr_manifests.engine.repacking import RepackReport
 from zarr_manifests.engine.totals import changes_of, tallies_of
 from zarr_manifests.engine.verify import Problem, VerifyReport
@@ -40,6 +40,7 @@ __all__ = [
     "Problem",
     "RecoveryReport",
     "RepackReport",
+    "RestoreReport",
     "SnapshotInfo",
     "Status",
     "Totals",

@@ -13,7 +13,7 @@ from zarr_manifests.engine.collect import CollectionReport, collect
 from zarr_manifests.engine.expire import ExpiryReport, expire
 from zarr_manifests.engine.heartbeat import Held
 from zarr_manifests.engine.leases import checked_timeout_ms, give_up, take
-from zarr_manifests.engine.recover import LoggedOperation, operations, restore
+from zarr_manifests.engine.recover import LoggedOperation, RestoreReport, operations, restore
 from zarr_manifests.engine.repacking import RepackReport, repack_chunks
 from zarr_manifests.engine.verify import VerifyReport, verify
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
@@ -280,11 +280,18 @@ class Maintenance(Indexes):
         """
         return verify(self._context, progress or _ignore)
 
-    def restore(self, version: int) -> None:
+    def restore(self, version: int, *, dry_run: bool = False) -> RestoreReport:
         """Let branches and tags be what they were in an older version of the root.
 
         Only these: configuration, leases and what has been collected stay as they are, and a tag
         that was deleted since stays so. `ops_log` lists the versions.
+
+        Parameters
+        ----------
+        version : int
+            The version.
+        dry_run : bool
+            Only say which branches and tags would move.
 
         Raises
         ------
@@ -292,8 +299,18 @@ class Maintenance(Indexes):
             If the version is older than the last collection of garbage.
         NotFoundError
             If there is no archive of that version.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://restore-example")
+        >>> with repo.transaction(message="by mistake") as store:
+        ...     _ = zarr.create_group(store, path="gruop")
+        >>> report = repo.restore(1)
+        >>> list(report.branches), [info.message for info in repo.ancestry()]
+        (['main'], ['create repository'])
         """
-        restore(self._context, version)
+        return restore(self._context, version, dry_run=dry_run)
 
     def ops_log(self) -> Iterator[LoggedOperation]:
         """Who did what to which branch or tag, and when; newest first.

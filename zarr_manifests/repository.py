@@ -212,12 +212,22 @@ class Repository(Imports):
 
     @staticmethod
     def recover(
-        location: str | os.PathLike[str] | Storage, *, runtime: Runtime = SYSTEM
+        location: str | os.PathLike[str] | Storage,
+        *,
+        dry_run: bool = False,
+        runtime: Runtime = SYSTEM,
     ) -> RecoveryReport:
         """Make a repository usable again whose root is lost, damaged, or leads to what is.
 
         The newest archived root of which all it reaches is there is taken. No writer of before
         can commit afterwards. Chunk objects are only looked for; `verify` reads them.
+
+        Parameters
+        ----------
+        location : str, os.PathLike or Storage
+            Where it lies, as for `open`.
+        dry_run : bool
+            Only say which version would be taken; nothing is changed.
 
         Returns
         -------
@@ -233,7 +243,7 @@ class Repository(Imports):
         CorruptObjectError
             If there is none that leads to a whole repository.
         """
-        return recover(_storage(location), runtime)
+        return recover(_storage(location), runtime, dry_run=dry_run)
 
     @staticmethod
     def exists(location: str | os.PathLike[str] | Storage) -> bool:

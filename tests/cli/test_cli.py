@@ -455,6 +455,31 @@ def test_dead_bytes_are_counted_and_moved_away_from(tmp_path: Path) -> None:
     assert call("repack", path, "--branch", "other").exit_code == 1
 
 
+def test_refs_are_brought_back_and_what_would_be_is_told_before(url: str) -> None:
+    repo = zm.Repository.open(url)
+    version = next(repo.ops_log()).version
+    head = repo.list_branches()["main"]
+    repo.create_tag("later")
+    repo.delete_branch("trial")
+    told = lines("restore", url, version, "--dry-run")
+    (trial,) = (one.snapshot_id for one in repo.ops_log() if one.version == version)
+    assert [line.split() for line in told[:-1]] == [
+        ["what", "name", "was", "would", "be"],
+        ["branch", "trial", "not", "there", trial],
+        ["tag", "later", head, "not", "there"],
+    ]
+    assert told[-1] == f"branches and tags would be those of version {version} again"
+    assert "later" in repo.list_tags()
+    assert lines("restore", url, version)[1:-1] == told[1:-1]
+    assert repo.list_branches()["trial"] == trial
+    after = next(repo.ops_log()).version
+    repo.create_branch("more")
+    repo.delete_branch("more")
+    assert lines("restore", url, after) == [
+        f"branches and tags are those of version {after} again; `ops` lists this, too"
+    ]
+
+
 def test_a_repository_is_made_small_checked_and_brought_back(url: str) -> None:
     assert lines("expire", url, "--keep-last", "1", "--dry-run")[0].split()[:3] == [
         "branch",
@@ -478,12 +503,18 @@ def test_a_repository_is_made_small_checked_and_brought_back(url: str) -> None:
     assert call("restore", url, 10**6).exit_code == 2
     assert call("gc", url, "--grace", "soon").exit_code == 2
     assert call("recover", url).exit_code == 2
+    head = next(zm.Repository.open(url).ancestry()).snapshot_id
     (Path(url) / "current").write_bytes(b"damaged")
     refused = call("verify", url)
     assert refused.exit_code == 1
     assert "zarr-manifests recover" in refused.stderr
     (Path(url) / "current").unlink()
-    assert f"took version {version}" in lines("recover", url)[0]
+    told = lines("recover", url, "--dry-run")
+    assert told[1].split() == ["main", head]
+    assert told[-1].startswith(f"would take version {version}; the root would be version ")
+    done = lines("recover", url)
+    assert done[:-1] == told[:-1]
+    assert done[-1].startswith(f"took version {version}; the root is now version ")
     chunk = next((Path(url) / "snapshots").rglob("*-*/*"))
     chunk.write_bytes(b"damaged")
     found = call("verify", url)

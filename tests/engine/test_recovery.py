@@ -139,7 +139,11 @@ def test_a_lost_root_is_recovered_and_says_what_may_be_lost() -> None:
     write(session, 9)
     version = repository._context.roots.read().root.version
     storage.delete_many(["current"])
+    told = Repository.recover(storage, dry_run=True, runtime=in_order())
+    assert not any(info.key == "current" for info in storage.list())  # nothing was made
     report = Repository.recover(storage, runtime=in_order())
+    assert report == replace(told, dry_run=False)
+    assert report.branches == {"main": written}
     assert report.recovered == version - 1  # a lease leaves no archive
     assert report.version == report.recovered + 2
     assert report.perhaps_lost == (report.recovered + 1,)
@@ -190,7 +194,12 @@ def test_a_version_is_restored_refs_only() -> None:
     repository.delete_branch("side")
     repository.delete_tag("gone")
     repository.create_tag("new")
-    repository.restore(version)
+    now = repository.list_branches()["main"]
+    told = repository.restore(version, dry_run=True)
+    assert told.branches == {"main": (now, before), "side": (None, before)}
+    assert told.tags == {"new": (now, None)}
+    assert repository.list_branches() == {"main": now}  # nothing has moved
+    assert repository.restore(version) == replace(told, dry_run=False)
     assert repository.list_branches() == refs
     assert repository.list_tags() == {}  # a deleted tag stays deleted
     assert next(iter(repository.ancestry())).snapshot_id == before

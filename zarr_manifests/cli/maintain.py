@@ -116,24 +116,39 @@ def run_ops(url: Url, limit: _Limit = _SHOWN) -> None:
     console().print(table)
 
 
-def run_restore(url: Url, version: _Version) -> None:
+def run_restore(url: Url, version: _Version, dry_run: _DryRun = False) -> None:
     """Let branches and tags be what they were in an older version of the root."""
-    Repository.open(url).restore(version)
-    console().print(
-        f"branches and tags are those of version {version} again; `ops` lists this, too"
+    report = Repository.open(url).restore(version, dry_run=dry_run)
+    table = columns("what", "name", "was", "would be" if dry_run else "is now")
+    for what, moved in (("branch", report.branches), ("tag", report.tags)):
+        for name, (was, now) in moved.items():
+            table.add_row(what, plain_text(name), was or "not there", now or "not there")
+    out = console()
+    if table.row_count:
+        out.print(table)
+    said = "would be" if dry_run else "are"
+    out.print(
+        f"branches and tags {said} those of version {version} again"
+        + ("" if dry_run else "; `ops` lists this, too")
     )
 
 
-def run_recover(url: Url) -> None:
+def run_recover(url: Url, dry_run: _DryRun = False) -> None:
     """Make a new root from the newest whole archive, where the root is lost or damaged."""
-    report = Repository.recover(url)
+    report = Repository.recover(url, dry_run=dry_run)
     out = console()
     for version, why in report.skipped.items():
         out.print(plain_text(f"version {version} was not taken: {why}"), soft_wrap=True)
+    table = columns("branch", "snapshot")
+    for name, snapshot_id in report.branches.items():
+        table.add_row(plain_text(name), snapshot_id)
+    out.print(table)
     lost = ", ".join(map(str, report.perhaps_lost))
+    took = "would take version" if dry_run else "took version"
+    now = "would be version" if dry_run else "is now version"
     out.print(
-        f"took version {report.recovered}; the root is version {report.version} now. What version "
-        f"{lost} did, if there was one, is not in it",
+        f"{took} {report.recovered}; the root {now} {report.version}. What version {lost} did, "
+        "if there was one, is not in it",
         soft_wrap=True,
     )
 

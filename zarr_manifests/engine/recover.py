@@ -12,7 +12,7 @@ has no leases, and its epochs are raised, so that no writer of before can go on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -20,7 +20,7 @@ from zarr_manifests.engine.collect import archived_versions
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.epochs import COLLECTOR, COMPACTOR, restored_epoch
 from zarr_manifests.engine.objects import Objects
-from zarr_manifests.engine.roots import RootAt, Roots
+from zarr_manifests.engine.roots import Roots
 from zarr_manifests.engine.verify import closure_problems
 from zarr_manifests.errors import (
     ConflictError,
@@ -34,11 +34,20 @@ from zarr_manifests.errors import (
     StorageError,
     UnsupportedStorageError,
 )
-from zarr_manifests.format.root import ROOT_KEY, LogEntry, Root, archive_key
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.root import ROOT_KEY, Branch, LogEntry, Root, archive_key
+from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage, Token
 
-__all__ = ["LoggedOperation", "RecoveryReport", "operations", "recover", "restore"]
+__all__ = [
+    "LoggedOperation",
+    "RecoveryReport",
+    "RestoreReport",
+    "operations",
+    "recover",
+    "restore",
+]
 
 _ATTEMPTS = 100
 _KINDS = (COMPACTOR, COLLECTOR)
@@ -91,8 +100,29 @@ class LoggedOperation:
 
 
 @dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """What going back to an older version has moved, or would.
+
+    Parameters
+    ----------
+    version : int
+        The version whose branches and tags these are.
+    branches, tags : mapping of str to (str or None, str or None)
+        Those that are not what they were before: the ids of their snapshots before and after,
+        None where there was none, or is none any more.
+    dry_run : bool
+        Whether nothing was changed.
+    """
+
+    version: int
+    branches: dict[str, tuple[str | None, str | None]]
+    tags: dict[str, tuple[str | None, str | None]]
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class RecoveryReport:
-    """What a recovery has done.
+    """What a recovery has done, or would do.
 
     Parameters
     ----------
@@ -100,16 +130,22 @@ class RecoveryReport:
         The version of the root whose archive was taken.
     version : int
         The version of the root now.
+    branches : mapping of str to str
+        The id of each branch's head.
     perhaps_lost : tuple of int
         Versions after it that there may have been, or were, and that are not in the root now.
     skipped : mapping of int to str
         Newer archives that were not taken, and what was wrong with each.
+    dry_run : bool
+        Whether nothing was changed.
     """
 
     recovered: int
     version: int
+    branches: dict[str, str]
     perhaps_lost: tuple[int, ...]
     skipped: dict[int, str]
+    dry_run: bool = False
 
 
 def operations(context: Context) -> Iterator[LoggedOperation]:
@@ -128,7 +164,7 @@ def operations(context: Context) -> Iterator[LoggedOperation]:
         root = Root.from_object(data, archive_key(versions[-1]))
 
 
-def restore(context: Context, version: int) -> None:
+def restore(context: Context, version: int, *, dry_run: bool = False) -> RestoreReport:
     """Let branches and tags be what they were in that version.
 
     Raises
@@ -149,10 +185,13 @@ def restore(context: Context, version: int) -> None:
             f"there is no archive of version {version}; `repo.ops_log()` lists the versions"
         ) from error
 
+    report = RestoreReport(version, {}, {}, dry_run)
+
     def change(root: Root) -> Root:
+        nonlocal report
         _check_restorable(root, version)
         whole = context.roots.whole(root)
-        return replace(
+        new = replace(
             whole,
             branches={
                 name: replace(
@@ -166,8 +205,31 @@ def restore(context: Context, version: int) -> None:
             deleted_branches=(),
             swept=0,
         )
+        tags = _moved(whole.tags, new.tags)
+        report = RestoreReport(version, _moved(_heads(whole), _heads(new)), tags, dry_run)
+        return new
 
-    context.roots.update(change, f"restore {version}", "", "", _ATTEMPTS)
+    if dry_run:
+        change(context.roots.read().root)
+    else:
+        context.roots.update(change, f"restore {version}", "", "", _ATTEMPTS)
+    return report
+
+
+def _heads(root: Root) -> dict[str, BlobRef]:
+    return {name: branch.head for name, branch in root.branches.items()}
+
+
+def _moved(
+    before: Mapping[str, BlobRef], after: Mapping[str, BlobRef]
+) -> dict[str, tuple[str | None, str | None]]:
+    """The ids of snapshots before and after, of those names for which they are not the same."""
+
+    def at(refs: Mapping[str, BlobRef], name: str) -> str | None:
+        return snapshot_id_of(refs[name].key) if name in refs else None
+
+    both = {name: (at(before, name), at(after, name)) for name in sorted({*before, *after})}
+    return {name: (was, now) for name, (was, now) in both.items() if was != now}
 
 
 def _check_restorable(root: Root, version: int) -> None:
@@ -185,7 +247,7 @@ def _check_restorable(root: Root, version: int) -> None:
 # --- recovery ----------------------------------------------------------------------------------
 
 
-def recover(storage: Storage, runtime: Runtime) -> RecoveryReport:
+def recover(storage: Storage, runtime: Runtime, *, dry_run: bool = False) -> RecoveryReport:
     """Make a new root from the newest archive whose closure is there.
 
     Raises
@@ -219,9 +281,16 @@ def recover(storage: Storage, runtime: Runtime) -> RecoveryReport:
     for version in versions:
         found = _sound(storage, runtime, version)
         if isinstance(found, Root):
-            made = _install(storage, runtime, found, newest, token)
+            roots = Roots(storage, runtime)
+            new = _renewed(found, roots.whole(found).branches, newest + 2, runtime)
+            if not dry_run and roots.install(new, token) is None:
+                raise ConflictError(
+                    f"somebody else has changed the root of {storage.url} meanwhile; look at it "
+                    "first"
+                )
+            heads = {name: snapshot_id_of(ref.key) for name, ref in sorted(_heads(new).items())}
             lost = tuple(range(version + 1, max(newest, version + 1) + 1))
-            return RecoveryReport(version, made.root.version, lost, skipped)
+            return RecoveryReport(version, new.version, heads, lost, skipped, dry_run)
         skipped[version] = found
     raise CorruptObjectError(
         f"none of the {len(versions)} archives in {storage.url} leads to a whole repository; the "
@@ -267,23 +336,20 @@ def _sound(storage: Storage, runtime: Runtime, version: int) -> Root | str:
     return str(problems[0]) if problems else root
 
 
-def _install(
-    storage: Storage, runtime: Runtime, archived: Root, newest: int, token: Token | None
-) -> RootAt:
-    """Swap the archived root in, for what lies there."""
-    roots = Roots(storage, runtime)
-    version = newest + 2
+def _renewed(
+    archived: Root, branches: Mapping[str, Branch], version: int, runtime: Runtime
+) -> Root:
+    """The root to be, of that version, from an archived one and all of its branches."""
     now_ms, operation = runtime.now_ms(), runtime.random_bytes(16)
     entry = LogEntry(version, now_ms, "recover", "", "", operation, runtime.who())
-    branches = {
-        name: replace(branch, epoch=version if branch.epoch else 0)
-        for name, branch in roots.whole(archived).branches.items()
-    }
     pages = {s: refs for s, refs in archived.pages.items() if s not in ("branches", "leases")}
-    new = replace(
+    return replace(
         archived,
         version=version,
-        branches=branches,
+        branches={
+            name: replace(branch, epoch=version if branch.epoch else 0)
+            for name, branch in branches.items()
+        },
         pages=pages,
         deleted_branches=(),
         leases=(),
@@ -293,9 +359,3 @@ def _install(
         collected=version,
         epochs={**archived.epochs, **dict.fromkeys(_KINDS, version)},
     ).with_log(entry)
-    found = roots.install(new, token)
-    if found is None:
-        raise ConflictError(
-            f"somebody else has changed the root of {storage.url} meanwhile; look at it first"
-        )
-    return found
