@@ -230,7 +230,8 @@ class ManifestStore(Store):
             # Here where nothing is waited for, as for documents: a thread for each of many would
             # take as long as all else, and neighbouring chunks ask for their bytes in one turn.
             if workspace.inline or workspace.is_at_hand(key):
-                entry = self._find(key)
+                workspace.look()
+                entry = workspace.find(key)
             else:
                 entry = await asyncio.to_thread(self._find, key)
             if entry is None:

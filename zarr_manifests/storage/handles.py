@@ -33,6 +33,7 @@ __all__ = [
     "at_hand",
     "forget",
     "handle_of",
+    "known",
     "opened",
     "would_block",
 ]
@@ -87,6 +88,16 @@ def opened(path: str) -> Handle | None:
     return found if found is not None and _now_s() < found.until_s else None
 
 
+def known(path: str, start: int, length: int) -> bytes | None:
+    """The bytes of that range, if they were read ahead of a file that was opened a moment ago."""
+    handle = opened(path)
+    if handle is not None:
+        at, ahead = handle.ahead
+        if 0 <= start - at <= len(ahead) - length <= len(ahead):
+            return ahead[start - at : start - at + length]
+    return None
+
+
 def handle_of(path: str) -> Handle:
     """The file at the path, opened now or a moment ago; keep the object while reading.
 
@@ -130,9 +141,6 @@ def at_hand(handle: Handle, start: int, length: int) -> bytes | None:
     """The bytes of a small range, if they can be had without waiting for the disk."""
     if _NOWAIT is None or length > _COPIED_BYTES:
         return None
-    at, ahead = handle.ahead
-    if 0 <= start - at <= len(ahead) - length:
-        return ahead[start - at : start - at + length]
     data = bytearray(ahead_of(handle, start, length))
     try:
         count = os.preadv(handle.fd, [data], start, _NOWAIT)

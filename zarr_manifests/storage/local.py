@@ -49,6 +49,7 @@ from zarr_manifests.storage.handles import (
     at_hand,
     forget,
     handle_of,
+    known,
     opened,
     would_block,
 )
@@ -144,7 +145,7 @@ class LocalStorage:
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         if length is not None:
             handle = opened(self._prefix + key)
-            if handle is not None:
+            if handle is not None:  # as `known`, whose call takes 2 % of a small read
                 at, data = handle.ahead
                 if 0 <= start - at <= len(data) - length <= len(data):
                     return data[start - at : start - at + length]
@@ -218,6 +219,9 @@ class LocalStorage:
     async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         # Here if the system has the bytes at hand, since a thread takes ten times as long.
         if length:
+            ahead = known(self._prefix + key, start, length)
+            if ahead is not None:
+                return ahead
             check_range(start, length)
             try:
                 handle = self._handle(key)
