@@ -350,8 +350,14 @@ def _commit_often(
     with Watch() as watch:
         ready.wait()
         times[2 * number] = time.perf_counter()  # a clock that all processes share
-        _overwrite(contestant, repository, data, range(number * commits, (number + 1) * commits))
-        times[2 * number + 1] = time.perf_counter()
+        try:
+            mine = range(number * commits, (number + 1) * commits)
+            _overwrite(contestant, repository, data, mine)
+            times[2 * number + 1] = time.perf_counter()
+        except BaseException:
+            ready.abort()  # nobody is to wait for this one
+            raise
+        ready.wait()  # an exit takes a processor for as long as twenty commits
     peaks[number] = watch.peak_bytes
 
 
@@ -372,8 +378,8 @@ def _overwrite(
 def contending(case: Case) -> Iterator[Figure]:
     """Eight processes, each with commits of one chunk of its own: seconds for each commit.
 
-    From when all are ready to the last commit of the last; how long it takes a process to begin
-    and to exit is not in it. Commits that were lost are not counted.
+    From when all are ready to the last commit of the last; what it takes a process to begin and to
+    exit is not in it: those that are done first wait for the others. Commits that were lost are not counted.
     """
     commits, processes = case.sizes["commits"], case.sizes["processes"]
     context = multiprocessing.get_context("spawn")
