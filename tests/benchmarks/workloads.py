@@ -379,7 +379,8 @@ def contending(case: Case) -> Iterator[Figure]:
     """Eight processes, each with commits of one chunk of its own: seconds for each commit.
 
     From when all are ready to the last commit of the last; what it takes a process to begin and to
-    exit is not in it: those that are done first wait for the others. Commits that were lost are not counted.
+    exit is not in it: those that are done first wait for the others. Commits that were lost are
+    not counted.
     """
     commits, processes = case.sizes["commits"], case.sizes["processes"]
     context = multiprocessing.get_context("spawn")

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from operator import lt
 from typing import Final, NamedTuple
 
+from zarr_manifests.engine.ahead import RefsAhead
 from zarr_manifests.engine.changes import ChangeSet
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
@@ -99,6 +100,7 @@ class Overlay:
         """Go on from this snapshot, without changes."""
         self.view = view
         self.keys = keys
+        self._ahead = RefsAhead()
         self.changes = ChangeSet(
             spill=Spill(self.context.objects, keys, self.context.config.spill_refs)
         )
@@ -190,7 +192,13 @@ class Overlay:
 
     def find(self, key: str) -> Entry | None:
         """What is at the key; None if nothing is."""
+        view = self.view
+        if self.keys is None:
+            known = self._ahead.find(view, key)
+            if known is not None:
+                return known
         chunk = self._nearby(key)
+        near = chunk is not None
         if chunk is None:
             check_key(key)
             path = document_path(key)
@@ -208,7 +216,13 @@ class Overlay:
             chunk = opaque, ()
         if self.keys is not None:
             self._note_read(*chunk)
-        return self.ref(*chunk)
+            return self.ref(*chunk)
+        ref = self.ref(*chunk)
+        # Of another view the array would be another one; and of one that is not near, some chunks'
+        # keys may be those of an array below it.
+        if ref is not None and near and view is self.view:
+            self._ahead.note(view, *chunk)
+        return ref
 
     def is_at_hand(self, key: str) -> bool:
         """Whether `look` and `find` need no request at this moment, nor any long work."""

@@ -18,6 +18,7 @@ import copy
 import weakref
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
+from operator import le
 from typing import Any, Final, cast
 
 import numpy as np
@@ -25,7 +26,13 @@ import numpy as np
 from zarr_manifests.engine.objects import AtHand, Objects
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.chunk_table import ChunkRef, ChunkTable, Unset
+from zarr_manifests.format.chunk_table import (
+    ChunkRef,
+    ChunkTable,
+    NativeRef,
+    Unset,
+    VirtualRef,
+)
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.digest import Digest
 from zarr_manifests.format.manifest import Manifest, Part
@@ -231,6 +238,29 @@ class SnapshotView:
         if cut is not None and not inside(np.array(coords, np.int64).reshape(1, -1), cut)[0]:
             return None
         return self._in_leaf(node_id, coords, due, loaded)
+
+    def following(
+        self, node_id: bytes, coords: Coords, most: int, grid: Box
+    ) -> list[tuple[Coords, NativeRef | VirtualRef]]:
+        """Where the next chunks of the grid after this one are, in C order.
+
+        As far as one table in memory says. Those that are not there, or lie inline, are left out.
+        """
+        due = self._leaf_at(node_id, coords)
+        overlay = self._known_overlay(node_id, due[0].merged if due else 0)
+        if overlay is None or overlay.truncated is not None:
+            return []
+        table = overlay.table
+        if due:
+            if table is not None or not self._objects.has_tables(due[0].manifest.blob, node_id):
+                return []
+            table = self._leaf(node_id, due[0], {})
+        elif table is None or self.index.ndim(node_id) is not None:
+            return []
+        row = table.row_of(coords)
+        if row is None or not all(map(le, table.box.hi, grid.hi)):
+            return []
+        return table.refs_between(row + 1, row + 1 + most)
 
     def knows(self, node_id: bytes, coords: Coords) -> bool:
         """Whether `lookup` of the chunk finds all in memory and decoded."""

@@ -262,6 +262,27 @@ class ChunkTable:
         row = self.row_of(coords)
         return None if row is None else self.ref(row)
 
+    def refs_between(self, start: int, stop: int) -> list[tuple[Coords, NativeRef | VirtualRef]]:
+        """Coordinate and ref of the rows from `start` to before `stop`, as far as there are any.
+
+        Left out are rows that unset a chunk or have it inline. In one step, many take a fourth of
+        what `ref` takes.
+        """
+        stop = min(stop, len(self))
+        index = np.arange(start, stop) if self.index is None else self.index[start:stop]
+        coords = map(tuple, self.box.unravel(index).tolist())
+        columns = (getattr(self, name)[start:stop].tolist() for name in _COLUMNS)
+        found: list[tuple[Coords, NativeRef | VirtualRef]] = []
+        rows = zip(coords, *columns, strict=True)
+        for where, kind, source, number, offset, length, crc in rows:
+            if kind == _NATIVE:
+                fields = self.sources[source], number, offset, length, crc
+                found.append((where, _new_tuple(NativeRef, fields)))
+            elif kind == _VIRTUAL:
+                known = crc if number else None
+                found.append((where, VirtualRef(self.virtual[source], offset, length, known)))
+        return found
+
     def pack(self) -> dict[str, Any]:
         """As a map for msgpack.
 
