@@ -194,7 +194,7 @@ class _Landing:
                 continue
             archive = context.roots.archiving(at)  # what is to be replaced
             self._upload([*placed.uploads, *uploads], *archive)
-            new = root_with(context, root, branch, head, snapshot, uploads[-1].data)
+            new = root_with(context, root, branch, snapshot, uploads[-1])
             if self.replaces is not None:  # what it leaves is older than where a search may begin
                 new = replace(new, swept=0)
             landed = context.roots.swap(at, new, snapshot.commit_id)
@@ -418,9 +418,17 @@ def _place(
 
 
 def root_with(
-    context: Context, root: Root, branch: str, head: BlobRef, snapshot: Snapshot, data: bytes
+    context: Context,
+    root: Root,
+    branch: str,
+    snapshot: Snapshot,
+    head: Upload,
+    base: Upload | None = None,
 ) -> Root:
-    """The next root: the branch moved to `head`, and the operation logged."""
+    """The next root: the branch moved to the snapshot, and the operation logged.
+
+    `head` is the snapshot, encoded, and `base` its base, if it is a new one.
+    """
     entry = LogEntry(
         root.version + 1,
         context.runtime.now_ms(),
@@ -431,11 +439,12 @@ def root_with(
     )
     tip = root.branches[branch]
     # A base that stays keeps the copy it has in the root.
-    same_base = tip.base and snapshot.base and tip.base.key == snapshot.base.key
-    base = tip.base if same_base else snapshot.base
-    moved = replace(tip, head=head, base=base, ahead=snapshot.ahead)
+    stays = tip.base and snapshot.base and tip.base.key == snapshot.base.key
+    of = tip.base if stays else snapshot.base
+    moved = replace(tip, head=head.ref, base=of, ahead=snapshot.ahead)
     new = replace(root, branches={**root.branches, branch: moved})
-    return new.with_log(entry).with_copies({head.key: data}, branch)
+    copies = {upload.key: upload.data for upload in (head, base) if upload is not None}
+    return new.with_log(entry).with_copies(copies, branch)
 
 
 def _moved_since(context: Context, tip: Branch, branch: str, error: ManifestsError) -> RootAt:

@@ -22,6 +22,7 @@ from functools import partial
 import numpy as np
 
 from zarr_manifests.engine.chunks import SessionKeys
+from zarr_manifests.engine.commit import root_with
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.digesting import with_digest
 from zarr_manifests.engine.epochs import check_compactor, claim_compaction
@@ -48,7 +49,6 @@ from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
 from zarr_manifests.format.index import IndexEntry
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.nodes import Base, NodeKind
-from zarr_manifests.format.root import LogEntry
 from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.compaction import CompactionMode, Size, merge_groups
@@ -101,7 +101,7 @@ class _Compacted:
 
     old: tuple[DeltaEntry, ...]
     base: BlobRef | None
-    base_data: bytes
+    new_base: Upload | None
     base_sequence: int
     counts: tuple[Count, ...] | None
     manifests: tuple[ManifestRef, ...]
@@ -248,7 +248,7 @@ class _Work:
         view, snapshot = self._view, self._view.snapshot
         uploads: list[Upload] = []
         manifests, sequence, counts = view.manifests, view.base_sequence, view.counts
-        base, base_data = snapshot.base, b""
+        base, new_base = snapshot.base, None
         if self._base_is_due():
             manifests, small = self._repack()
             sequence = snapshot.sequence
@@ -261,10 +261,10 @@ class _Work:
                 sequence,
                 counts,
             )
-            upload = Upload(self._keys.next("nodes"), made.encode())
-            self._context.objects.remember(upload.ref, made)
-            base, base_data = upload.ref, upload.data
-            uploads += [*self._bitmaps, upload]
+            new_base = Upload(self._keys.next("nodes"), made.encode())
+            base = new_base.ref
+            self._context.objects.remember(base, made)
+            uploads += [*self._bitmaps, new_base]
         dropped = self._droppable(BaseIndex(manifests), sequence)
         entries, kept, runs = self._rolled_up(dropped)
         uploads += runs
@@ -277,7 +277,7 @@ class _Work:
         return _Compacted(
             snapshot.deltas,
             base,
-            base_data,
+            new_base,
             sequence,
             counts,
             manifests,
@@ -491,21 +491,9 @@ def _try(
         calls.append(partial(context.objects.create, directory.key, directory.data))
     context.runtime.parallel(calls)
     head = made[-1]
-    entry = LogEntry(
-        at.root.version + 1,
-        context.runtime.now_ms(),
-        "commit rewrite",
-        branch,
-        snapshot_id_of(head.key),
-        done.commit_id,
-    )
-    copies = {head.key: head.data}
-    base = tip.base
-    if done.base_data and done.base is not None:
-        base, copies = done.base, copies | {done.base.key: done.base_data}
-    moved = replace(tip, head=head.ref, base=base, ahead=snapshot.ahead)
-    root = replace(old, branches={**old.branches, branch: moved}).with_log(entry)
-    landed = context.roots.swap(at, root.with_copies(copies, branch), done.commit_id)
+    indexed = replace(old, branches={**old.branches, branch: tip})
+    root = root_with(context, indexed, branch, snapshot, head, done.new_base)
+    landed = context.roots.swap(at, root, done.commit_id)
     if landed is None:
         return None
     context.objects.remember(head.ref, snapshot)

@@ -403,7 +403,7 @@ class _Repacking:
         calls.append(partial(context.roots.archive, at))
         context.runtime.parallel(calls)
         tip = context.roots.with_branch(at.root, self.branch)
-        root = root_with(context, tip, self.branch, head.ref, snapshot, head.data)
+        root = root_with(context, tip, self.branch, snapshot, head)
         if context.roots.swap(at, root, commit_id) is None:
             return None
         context.objects.remember(head.ref, snapshot)
