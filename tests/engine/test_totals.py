@@ -20,6 +20,7 @@ from zarr_manifests import Amount, Repository, Session, Totals
 from zarr_manifests.engine import commit
 from zarr_manifests.engine import totals as totals_module
 from zarr_manifests.errors import ConflictError, InvalidArgumentError, NotFoundError
+from zarr_manifests.keys import ArrayMeta
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import CountingStorage
 
@@ -526,3 +527,42 @@ def test_what_others_have_written_first_is_counted_once(
     refs = len({*theirs, *mine})
     assert totals.total == exactly(refs, 8 * refs)
     assert len(counted) == times
+
+
+def test_of_many_arrays_a_commit_asks_only_those_it_touches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And what the base says of each is made out once, whoever commits on it."""
+    storage = MemoryStorage()
+    repository = Repository.create(storage, {"inline-chunk-bytes": 0})
+    session = repository.writable_session()
+    for i in range(60):
+        make(session, f"array{i}", (4,))
+        fill(session, f"array{i}", 1)
+    session.commit("make many")
+    repository.compact(mode="full")
+    asked: list[str] = []
+    true = ArrayMeta.is_coordinate
+
+    def is_coordinate(self: ArrayMeta, path: str) -> bool:
+        asked.append(path)
+        return true(self, path)
+
+    bases: list[Any] = []
+    tallies = totals_module.base_tallies
+
+    def base_tallies(*args: Any) -> Any:
+        bases.append(args)
+        return tallies(*args)
+
+    repository = Repository.open(storage)
+    session = repository.writable_session()
+    monkeypatch.setattr(ArrayMeta, "is_coordinate", is_coordinate)
+    monkeypatch.setattr(totals_module, "base_tallies", base_tallies)
+    for i in range(3):
+        session = repository.writable_session() if i == 2 else session
+        fill(session, "array7", i + 1)
+        session.commit("one chunk")
+    assert set(asked) <= {"array7"}
+    assert len(bases) == 1
+    check_sums(session.store.workspace.view.snapshot.sums, repository.totals())

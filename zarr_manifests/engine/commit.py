@@ -16,7 +16,7 @@ against each root that is about to be replaced, so the swap itself guarantees th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -49,6 +49,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, Delta
 from zarr_manifests.format.manifest import Manifest, ManifestRef
+from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.root import Branch, LogEntry, Root
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.ids import snapshot_id_of
@@ -314,8 +315,8 @@ def _prepare(
         for i, table in enumerate(parts)
         if resident(table)
     }
-    nodes = {**view.nodes, **changes.nodes}.values()
-    coordinates = coordinate_ids((node for node in nodes if node is not None), tables)
+    changed = [node for node in changes.nodes.values() if node is not None]
+    coordinates = _coordinates(view, changed, tables)
     plan = plan_embedding(
         {place: len(data) for place, (_, data) in encoded.items()},
         {place for place in encoded if place[0] in coordinates},
@@ -337,7 +338,7 @@ def _prepare(
     commit_id = commit_id or context.runtime.random_bytes(COMMIT_ID_BYTES)
     delta = Delta(
         commit_id,
-        tuple(node for node in changes.nodes.values() if node is not None),
+        tuple(changed),
         {p: view.nodes[p].node_id for p, n in changes.nodes.items() if n is None},
         dict(changes.truncated),
         together(plan.embedded),
@@ -359,6 +360,18 @@ def _prepare(
     )
     context.objects.remember(log.ref, delta)
     return _Prepared(delta, tuple(uploads), log.ref, snapshot, tables, written, changes.reads)
+
+
+def _coordinates(
+    view: SnapshotView, changed: Iterable[Node], among: Collection[bytes]
+) -> frozenset[bytes]:
+    """Those of the ids that are coordinates' after these changes to the view.
+
+    No other node is looked at: there may be thousands.
+    """
+    now = {node.node_id: node for node in changed}
+    found = (now.get(node_id) or view.by_id.get(node_id) for node_id in among)
+    return coordinate_ids((node for node in found if node is not None), among)
 
 
 def _counted(context: Context, view: SnapshotView, prepared: _Prepared) -> _Prepared:
@@ -383,9 +396,8 @@ def _place(
     It comes after or instead of `tip`.
     """
     known = {upload.key: upload.data for upload in prepared.uploads}
-    nodes = {**parent.nodes, **{node.path: node for node in prepared.delta.nodes}}
     held = {part.node_id for part in prepared.delta.embedded.directory()}
-    coordinates = coordinate_ids(nodes.values(), held)
+    coordinates = _coordinates(parent, prepared.delta.nodes, held)
     sequence = parent.snapshot.sequence + 1
     entry = DeltaEntry.of(prepared.log, prepared.delta, sequence, coordinates)
     effect = prepared.effect
@@ -407,6 +419,7 @@ def _place(
     ).with_delta_copies(known)
     uploads = []
     if needs_digest(snapshot):
+        nodes = {**parent.nodes, **{node.path: node for node in prepared.delta.nodes}}
         snapshot, digest = with_digest(
             context, snapshot, nodes.values(), parent.base_sequence, keys
         )

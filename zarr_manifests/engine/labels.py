@@ -89,10 +89,9 @@ def kind_of(
         return CommitKind.DELETE
     if not tables:
         return CommitKind.METADATA
-    before = {node.node_id: node for node in view.nodes.values()}
     return (
         CommitKind.APPEND
-        if all(_beyond(context, before.get(node), rows) for node, rows in each)
+        if all(_beyond(context, view.by_id.get(node), rows) for node, rows in each)
         else CommitKind.OVERWRITE
     )
 

@@ -10,7 +10,7 @@ room, and are the same for all views of the snapshot.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from typing import Any, Final, cast
 
@@ -73,17 +73,28 @@ class SnapshotTables:
         """The base's leaves, to search in; made when first asked for, and once for each base."""
         found = self._index
         if found is None:
-            base = self.snapshot.base
-            found = None if base is None else self._objects.recall(base, BaseIndex)
-            if found is None:
-                sets = {ref.blob.key: ref.packed_for for ref in self.manifests if ref.packed_for}
-                try:
-                    found = BaseIndex(self.manifests, sets)
-                except InvalidArgumentError as error:
-                    raise CorruptObjectError(f"snapshot {self.snapshot_id}: {error}") from error
-                if base is not None:
-                    self._objects.remember(base, found)
+            found = self.of_base(BaseIndex, self._make_index)
             self._index = found
+        return found
+
+    def _make_index(self) -> BaseIndex:
+        sets = {ref.blob.key: ref.packed_for for ref in self.manifests if ref.packed_for}
+        try:
+            return BaseIndex(self.manifests, sets)
+        except InvalidArgumentError as error:
+            raise CorruptObjectError(f"snapshot {self.snapshot_id}: {error}") from error
+
+    def of_base[T](self, kind: type[T], make: Callable[[], T]) -> T:
+        """What follows from the base alone: made once for all snapshots that read it.
+
+        As long as there is room; nobody may change it.
+        """
+        base = self.snapshot.base
+        found = None if base is None else self._objects.recall(base, kind)
+        if found is None:
+            found = make()
+            if base is not None:
+                self._objects.remember(base, found)
         return found
 
     def _leaf(self, node_id: bytes, leaf: PlacedLeaf, loaded: Mapping[str, Any]) -> ChunkTable:

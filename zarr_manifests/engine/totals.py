@@ -60,13 +60,20 @@ _UNSURE: Final = Tally(chunks_exact=False, nbytes_exact=False)
 _NOT_TOLD: Final = (NotAtHandError, CorruptObjectError)  # whoever reads what is damaged is told
 
 
+class _BaseTallies(dict[bytes, Tally]):
+    """What a base says of each node; there may be thousands, and each commit asks."""
+
+
 def tallies_of(view: SnapshotView, *, stop: int | None = None) -> dict[bytes, Tally]:
     """What there is of each node, by what the base and the read list say; nothing is fetched.
 
     With `stop`, before the entry at that position of the read list.
     """
-    entries = view.snapshot.deltas[:stop]
-    return _tallies_over(view, view.counts, view.manifests, view.base_sequence, entries)
+    entries, counts = view.snapshot.deltas[:stop], view.counts
+    if counts is None:
+        return _tallies_over(view, counts, view.manifests, view.base_sequence, entries)
+    base = view.of_base(_BaseTallies, lambda: _BaseTallies(base_tallies(counts, ())))
+    return _laid_over(view, dict(base), view.base_sequence, entries)
 
 
 def changes_of(view: SnapshotView) -> dict[bytes, Tally]:
@@ -101,7 +108,15 @@ def _tallies_over(
         parts += [part for ref in manifests for part in ref.parts]
         older = [entry for entry in entries if entry.first <= base_sequence]
         parts += [part for entry in older for part in entry.parts()]
-    found = base_tallies(counts, parts)
+    return _laid_over(view, base_tallies(counts, parts), base_sequence, entries)
+
+
+def _laid_over(
+    view: SnapshotView,
+    found: dict[bytes, Tally],
+    base_sequence: int,
+    entries: Sequence[DeltaEntry],
+) -> dict[bytes, Tally]:
     for entry in entries:
         if entry.last > base_sequence:
             lay_over(found, entry, () if entry.counts is not None else view.touched())
@@ -231,7 +246,7 @@ class _Counter:
         self._fetch = fetch
         self._at_hand = view.at_hand()
         self._tallies = tallies
-        self._nodes = {node.node_id: node for node in view.nodes.values()}
+        self._nodes = view.by_id
         self._boxes: dict[bytes, list[tuple[Box, int]]] = {}
 
     def counts(

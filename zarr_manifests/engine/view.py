@@ -79,6 +79,8 @@ class SnapshotView(SnapshotTables):
         The snapshot itself.
     nodes : mapping of str to Node
         All nodes by path.
+    by_id : mapping of bytes to Node
+        The same by their ids.
     manifests : tuple of ManifestRef
         The base's leaf directory.
     base_sequence : int
@@ -109,7 +111,8 @@ class SnapshotView(SnapshotTables):
                     nodes.pop(path, None)
                 nodes.update((node.path, node) for node in found.nodes)
         self.nodes: Mapping[str, Node] = nodes
-        if len({node.node_id for node in nodes.values()}) != len(nodes):
+        self.by_id: Mapping[bytes, Node] = {node.node_id: node for node in nodes.values()}
+        if len(self.by_id) != len(nodes):
             raise CorruptObjectError(f"two nodes of snapshot {self.snapshot_id} have the same id")
         self._first: dict[bytes, Coords] = {}  # by node, until its overlay is made
         # Overlays of nodes without a leaf, while the cache keeps them, and until when it is

