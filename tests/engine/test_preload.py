@@ -21,7 +21,11 @@ import zarr
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
+from zarr_manifests.config.manifests import Preload as PreloadOptions
+from zarr_manifests.engine import preload
+from zarr_manifests.engine.repack import Facts
 from zarr_manifests.errors import CorruptObjectError, SessionClosedError
+from zarr_manifests.planning.leaves import ArrayFacts
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import CountingStorage, LatencyStorage
@@ -367,3 +371,37 @@ def test_opening_with_coordinates_reads_no_data_manifest(two_hundred: MemoryStor
     assert counting.rounds() <= 3
     assert counting.bytes_read < 256 * 1024
     assert not of_data & {record.key for record in counting.log}
+
+
+def test_only_coordinates_are_looked_at_closer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be thousands of arrays, and each session that opens asks."""
+    storage = MemoryStorage()
+    repository = Repository.create(storage)
+    session = repository.writable_session()
+    for name in ("time", *(f"v{i}" for i in range(20))):
+        zarr.create_array(
+            session.store,
+            name=name,
+            shape=(4,),
+            chunks=(1,),
+            dtype="i1",
+            dimension_names=("time",),
+        )
+        put(session, f"{name}/c/0", b"1")
+    session.commit("write")
+    repository.compact(mode="full")
+    looked: list[str] = []
+
+    class Noted(Facts):
+        def __getitem__(self, node_id: bytes) -> ArrayFacts:
+            found = super().__getitem__(node_id)
+            looked.append(found.path)
+            return found
+
+    monkeypatch.setattr(preload, "Facts", Noted)
+    view = Repository.open(storage).readonly_session().store.workspace.view
+    objects = repository._context.objects
+    looked.clear()
+    plan = preload._plan(objects, PreloadOptions(), view)
+    assert looked == ["/time"]
+    assert [one.candidate.refs for one in plan.skipped] == [21]  # its manifest came along

@@ -264,10 +264,13 @@ def _kind(ref: BlobRef) -> type[Delta] | type[Manifest]:
 
 def _plan(objects: Objects, options: PreloadOptions, view: SnapshotView) -> PreloadPlan:
     known = {part.node_id for ref in view.manifests for part in ref.parts} | view.touched()
+    # Of thousands of arrays few are coordinates, and more is found out of these only.
     nodes = {
         node.node_id: node
         for node in view.nodes.values()
-        if node.kind is NodeKind.ARRAY and node.node_id in known
+        if node.kind is NodeKind.ARRAY
+        and node.node_id in known
+        and (options.arrays is not None or (node.array and node.array.is_coordinate(node.path)))
     }
     here = {ref.key for ref, _ in _refs_of(view) if objects.recall(ref, _kind(ref)) is not None}
     arrays = Facts(nodes, {}).values()
