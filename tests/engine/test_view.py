@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository
 from zarr_manifests.engine.objects import Objects
@@ -335,3 +337,30 @@ def test_numbers_of_axes_that_do_not_agree(
                 ask()
             except ManifestsError:
                 continue
+
+
+def test_snapshots_of_one_base_share_its_nodes_while_none_has_changed() -> None:
+    """There may be thousands, and a commit of one chunk is not to go through them."""
+    repository = Repository.create(MemoryStorage(), {"inline-chunk-bytes": 0})
+    session = repository.writable_session()
+    for i in range(20):
+        zarr.create_array(session.store, name=f"v{i}", shape=(4,), chunks=(1,), dtype="i1")
+    session.commit("make many")
+    repository.compact(mode="full")
+    session = repository.writable_session()
+    before = session.store.workspace.view
+    session.store.set_sync("v3/c/0", cpu.Buffer.from_bytes(b"1"))
+    session.commit("one chunk")
+    after = session.store.workspace.view
+    assert after.ref != before.ref
+    assert after.nodes is before.nodes
+    assert after.by_id is before.by_id
+    zarr.open_group(session.store)["v3"].attrs["units"] = "K"
+    session.store.workspace.delete_below("v4/")
+    session.commit("an attribute, and one array less")
+    last = session.store.workspace.view
+    assert "v4" in before.nodes
+    assert set(before.nodes) - set(last.nodes) == {"v4"}
+    assert last.by_id == {node.node_id: node for node in last.nodes.values()}
+    assert b"units" in last.nodes["v3"].documents["zarr.json"]
+    assert b"units" not in before.nodes["v3"].documents["zarr.json"]

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import le
 from typing import Any, Final
 
@@ -68,6 +69,19 @@ _ALONE_S: Final = 0.05
 _now_s: Final = SYSTEM.monotonic_s
 
 
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    """Nodes by path and by id; nobody changes these."""
+
+    by_path: Mapping[str, Node]
+    by_id: Mapping[bytes, Node]
+
+    @classmethod
+    def of(cls, nodes: Iterable[Node]) -> _Nodes:
+        by_path = {node.path: node for node in nodes}
+        return cls(by_path, {node.node_id: node for node in by_path.values()})
+
+
 class SnapshotView(SnapshotTables):
     """What a snapshot says. Thread-safe; made by `open`.
 
@@ -102,17 +116,22 @@ class SnapshotView(SnapshotTables):
         super().__init__(objects, ref, snapshot, base.manifests, opening)
         self.base_sequence = base.sequence
         self.counts = base.counts if snapshot.base is not None else ()
-        nodes = {node.path: node for node in base.nodes}
+        # Where no delta has changed any, the nodes are those of all snapshots of this base.
+        known = self.of_base(_Nodes, lambda: _Nodes.of(base.nodes))
         ends = {entry.first: snapshot.deltas[entry.stop - 1].last for entry in snapshot.digests}
+        nodes = None
         for position in sorted(opening):
             found = opening[position]
-            if ends.get(position, snapshot.deltas[position].last) > base.sequence:
+            newer = ends.get(position, snapshot.deltas[position].last) > base.sequence
+            if newer and (found.deleted or found.nodes):
+                nodes = dict(known.by_path) if nodes is None else nodes
                 for path in found.deleted:
                     nodes.pop(path, None)
                 nodes.update((node.path, node) for node in found.nodes)
-        self.nodes: Mapping[str, Node] = nodes
-        self.by_id: Mapping[bytes, Node] = {node.node_id: node for node in nodes.values()}
-        if len(self.by_id) != len(nodes):
+        if nodes is not None:
+            known = _Nodes.of(nodes.values())
+        self.nodes, self.by_id = known.by_path, known.by_id
+        if len(self.by_id) != len(self.nodes):
             raise CorruptObjectError(f"two nodes of snapshot {self.snapshot_id} have the same id")
         self._first: dict[bytes, Coords] = {}  # by node, until its overlay is made
         # Overlays of nodes without a leaf, while the cache keeps them, and until when it is
