@@ -568,3 +568,13 @@ def test_no_repository_is_made_among_files_that_no_key_can_name(tmp_path: Path, 
     if path.parent != tmp_path:
         path.parent.rmdir()
     Repository.create(tmp_path)
+
+
+def test_what_a_recovery_would_do_can_be_asked_where_nothing_can_be_swapped() -> None:
+    storage = MemoryStorage()
+    Repository.create(storage).create_tag("empty")
+    storage.delete_many(["current"])
+    with pytest.raises(UnsupportedStorageError, match="compare-and-swap"):
+        Repository.recover(_WithoutSwap(storage))
+    told = Repository.recover(_WithoutSwap(storage), dry_run=True)
+    assert told.recovered == Repository.recover(storage).recovered

@@ -14,7 +14,13 @@ import pytest
 import zarr
 
 from zarr_manifests import Repository
-from zarr_manifests.errors import CorruptObjectError, FencedError, ManifestsError
+from zarr_manifests.engine import following
+from zarr_manifests.errors import (
+    CorruptObjectError,
+    FencedError,
+    ManifestsError,
+    ObjectNotFoundError,
+)
 from zarr_manifests.storage import MemoryStorage, Storage
 from zarr_manifests.testing import InterruptingStorage, in_order
 
@@ -139,3 +145,18 @@ def test_what_a_head_in_history_lacks_is_damage(name: str) -> None:
     made.delete_many([view.snapshot.log.key])
     with pytest.raises((CorruptObjectError, ManifestsError), match="not there"):
         OPERATIONS[name](opened(made))
+
+
+def test_what_is_missing_here_and_there_by_turns_is_damage() -> None:
+    """What is told first may differ from one try to the next; it ends all the same."""
+    tries = 0
+
+    def attempt() -> None:
+        nonlocal tries
+        tries += 1
+        missing = f"deltas/{tries % 2}"
+        raise CorruptObjectError(f"{missing} is not there") from ObjectNotFoundError(missing)
+
+    with pytest.raises(CorruptObjectError, match="not there"):
+        following.opened(attempt)
+    assert tries == 3

@@ -73,14 +73,14 @@ def opened[R](attempt: Callable[[], R]) -> R:
     What is missing may have been in history when the root was read and collected since; so it is
     damage only if it is missing again when everything is read anew.
     """
-    missed = ""
+    missed: set[str] = set()
     while True:
         try:
             return attempt()
         except (CorruptObjectError, MissingChunkError) as error:
-            if not is_missing(error) or str(error) == missed:
+            if not is_missing(error) or str(error) in missed:
                 raise
-            missed = str(error)
+            missed.add(str(error))
 
 
 def collected(context: Context, keys: SessionKeys, error: ManifestsError) -> FencedError | None:

@@ -263,7 +263,7 @@ def recover(storage: Storage, runtime: Runtime, *, dry_run: bool = False) -> Rec
     StorageError
         If the storage fails; nothing was changed, unless the answer of the swap was lost.
     """
-    if not storage.capabilities.cas:
+    if not (storage.capabilities.cas or dry_run):
         raise UnsupportedStorageError(f"{storage.url} cannot compare-and-swap")
     token, current = _current(storage)
     if current is not None:
