@@ -534,7 +534,9 @@ def test_of_many_arrays_a_commit_asks_only_those_it_touches(
 ) -> None:
     """And what the base says of each is made out once, whoever commits on it."""
     storage = MemoryStorage()
-    repository = Repository.create(storage, {"inline-chunk-bytes": 0})
+    no_preload = {"preload": {"max-manifests": 0}}  # which looks at all arrays, beside the commit
+    config = {"inline-chunk-bytes": 0, "chunk-manifests": no_preload}
+    repository = Repository.create(storage, config)
     session = repository.writable_session()
     for i in range(60):
         make(session, f"array{i}", (4,))
