@@ -39,6 +39,7 @@ from zarr_manifests.testing import (
     FaultyStorage,
     InterruptingStorage,
     SimulatedCrash,
+    copy_of,
     in_order,
 )
 
@@ -787,13 +788,6 @@ def prepared() -> MemoryStorage:
     write(session, 99)
     repository.expire_snapshots(keep_last=2)
     return storage
-
-
-def copy_of(storage: Storage) -> MemoryStorage:
-    copy = MemoryStorage()
-    for info in storage.list():
-        copy.put(info.key, storage.get(info.key))
-    return copy
 
 
 def test_a_crash_at_any_call_of_a_collection_loses_nothing() -> None:

@@ -28,6 +28,7 @@ from zarr_manifests.testing import (
     FaultKind,
     FaultyStorage,
     SimulatedCrash,
+    copy_of,
     in_order,
 )
 
@@ -185,13 +186,6 @@ def template() -> tuple[MemoryStorage, Made]:
 @pytest.fixture(autouse=True)
 def _small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repack, "STEP_REFS", 6)
-
-
-def copy_of(storage: Storage) -> MemoryStorage:
-    copy = MemoryStorage()
-    for info in storage.list():
-        copy.put(info.key, storage.get(info.key))
-    return copy
 
 
 def ends(

@@ -45,6 +45,7 @@ from zarr_manifests.testing import (
     FaultyStorage,
     SimulatedCrash,
     WrappedStorage,
+    copy_of,
     in_order,
 )
 
@@ -91,13 +92,6 @@ def seed(storage: Storage, max_delta_count: int = 50) -> None:
     put(session, "a/c/0", b"old")
     put(session, "a/c/1", b"old" + BIG)
     session.commit("old")
-
-
-def copy_of(storage: Storage) -> MemoryStorage:
-    copy = MemoryStorage()
-    for info in storage.list():
-        copy.put(info.key, storage.get(info.key))
-    return copy
 
 
 def change(storage: Storage) -> str:

@@ -22,7 +22,7 @@ from zarr_manifests.errors import (
     ObjectNotFoundError,
 )
 from zarr_manifests.storage import MemoryStorage, Storage
-from zarr_manifests.testing import InterruptingStorage, in_order
+from zarr_manifests.testing import InterruptingStorage, copy_of, in_order
 
 CONFIG = {"inline-chunk-bytes": 0, "compaction": {"mode": "MANUAL"}}
 CELLS = 8
@@ -50,13 +50,6 @@ def prepared() -> tuple[MemoryStorage, str]:
         if not value:
             repository.compact(mode="full")
     return storage, base
-
-
-def copy_of(storage: Storage) -> MemoryStorage:
-    copy = MemoryStorage()
-    for info in storage.list():
-        copy.put(info.key, storage.get(info.key))
-    return copy
 
 
 def opened(storage: Storage) -> Repository:

@@ -21,7 +21,7 @@ from zarr_manifests.ids import new_session_id, snapshot_id_of
 from zarr_manifests.planning.paging import PAGES_MOST, ROOT_BYTES
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.testing import CountingStorage, LatencyStorage
+from zarr_manifests.testing import CountingStorage, LatencyStorage, copy_of
 
 TAGS, BRANCHES = 10_000, 5_000
 
@@ -270,13 +270,6 @@ def leased() -> MemoryStorage:
     leases = tuple(lease(i) for i in range(LEASES))
     swap(storage, {"leases": leases})
     return storage
-
-
-def copy_of(made: MemoryStorage) -> MemoryStorage:
-    copy = MemoryStorage()
-    for info in made.list():
-        copy.put(info.key, made.get(info.key))
-    return copy
 
 
 def test_leases_leave_the_root_like_refs(leased: MemoryStorage) -> None:

@@ -21,7 +21,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.testing import in_order
+from zarr_manifests.testing import copy_of, in_order
 
 NOW = timedelta(0)
 CONFIG = {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0, "max-delta-count": 10}
@@ -51,13 +51,6 @@ def read(session: Session) -> list[int]:
 
 def keys(storage: MemoryStorage) -> list[str]:
     return [info.key for info in storage.list()]
-
-
-def copy_of(storage: MemoryStorage) -> MemoryStorage:
-    copy = MemoryStorage()
-    for info in storage.list():
-        copy.put(info.key, storage.get(info.key))
-    return copy
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,7 @@ from zarr_manifests.testing import (
     FaultKind,
     FaultyStorage,
     SimulatedCrash,
+    copy_of,
     in_order,
 )
 
@@ -469,13 +470,6 @@ def test_a_pack_that_is_short() -> None:
 # --- crashes ---------------------------------------------------------------------------------
 
 KINDS: tuple[FaultKind, ...] = ("crash_before", "crash_after", "lose_answer")
-
-
-def copy_of(storage: Storage) -> MemoryStorage:
-    copy = MemoryStorage()
-    for info in storage.list():
-        copy.put(info.key, storage.get(info.key))
-    return copy
 
 
 def repack_in(storage: Storage) -> object:

@@ -31,7 +31,7 @@ from zarr_manifests.grid import Box
 from zarr_manifests.ids import crc32c
 from zarr_manifests.runtime import SYSTEM, Runtime, one_by_one
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.testing import CountingStorage, LatencyStorage
+from zarr_manifests.testing import CountingStorage, LatencyStorage, copy_of
 
 LEAVES, LEAF_ROWS = 8, 125_000
 CHUNK = b"\x05" * 8
@@ -173,13 +173,6 @@ def ahead(request: pytest.FixtureRequest, large: MemoryStorage) -> MemoryStorage
         session.commit(f"append {commit}")
     assert len(session.store.workspace.view.snapshot.deltas) == 49
     return storage
-
-
-def copy_of(storage: MemoryStorage) -> MemoryStorage:
-    copy = MemoryStorage()
-    for info in storage.list():
-        copy.put(info.key, storage.get(info.key))
-    return copy
 
 
 def cold(storage: MemoryStorage) -> tuple[CountingStorage, Repository]:

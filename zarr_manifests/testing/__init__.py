@@ -5,6 +5,7 @@ Each storage wraps any storage, and they wrap one another:
 an object store.
 """
 
+from zarr_manifests.testing.copies import copy_of
 from zarr_manifests.testing.counting import CountingStorage, Record
 from zarr_manifests.testing.crash import CrashableLocalStorage, CrashDisk
 from zarr_manifests.testing.faulty import Fault, FaultKind, FaultyStorage, SimulatedCrash
@@ -36,5 +37,6 @@ __all__ = [
     "Violation",
     "WrappedStorage",
     "check_isolation",
+    "copy_of",
     "in_order",
 ]

@@ -1,0 +1,25 @@
+"""A storage as it is at one moment, to try something on it more than once."""
+
+from __future__ import annotations
+
+from zarr_manifests.storage import MemoryStorage, Storage
+
+__all__ = ["copy_of"]
+
+
+def copy_of(storage: Storage) -> MemoryStorage:
+    """All objects of a storage, in memory; what is done to the copy the storage does not see.
+
+    Examples
+    --------
+    >>> from zarr_manifests.storage import MemoryStorage
+    >>> from zarr_manifests.testing import copy_of
+    >>> made = MemoryStorage()
+    >>> copy = copy_of(made)
+    >>> copy.create("a", b"1"), list(made.list())
+    (True, [])
+    """
+    copy = MemoryStorage()
+    for info in storage.list():
+        copy.put(info.key, storage.get(info.key))
+    return copy
