@@ -47,7 +47,7 @@ def roll_up(
             nodes.pop(path, None)
         deleted |= delta.deleted
         nodes |= {node.path: node for node in delta.nodes}
-    alive = {node.node_id for node in view.nodes.values()}
+    alive = view.by_id.keys()
     truncated: dict[bytes, Coords] = {}
     parts: dict[bytes, list[ChunkTable]] = {}
     for node_id, layers in _layers(context, entries, deltas).items():

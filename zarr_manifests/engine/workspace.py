@@ -507,10 +507,7 @@ class Workspace(Overlay):
 
     def _is_stored(self, node: Node) -> bool:
         """Whether the snapshot has the node, there or, if it was moved, elsewhere."""
-        here = self.view.nodes.get(node.path)
-        if here is not None and here.node_id == node.node_id:
-            return True
-        return any(known.node_id == node.node_id for known in self.view.nodes.values())
+        return node.node_id in self.view.by_id
 
     def _replace_node(self, path: str, documents: Mapping[str, bytes]) -> None:
         """Put a new node at the path (or none); chunks of the old one keep their keys' values."""

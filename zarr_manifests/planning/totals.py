@@ -7,7 +7,7 @@ that is called exact is the number; any other is not less than it; bytes may not
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -145,7 +145,7 @@ def difference(before: Tally, after: Tally, count: Count) -> Tally:
 
 
 def merged_counts(
-    entries: Sequence[DeltaEntry], after: int, alive: set[bytes]
+    entries: Sequence[DeltaEntry], after: int, alive: Collection[bytes]
 ) -> tuple[Count, ...] | None:
     """The counts of a run of these entries, in which those up to the sequence `after` do not count.
 
@@ -196,7 +196,7 @@ def sum_of(tallies: Iterable[Tally]) -> Tally:
 
 def sums_of(tallies: Mapping[bytes, Tally], nodes: Iterable[Node]) -> dict[str, int]:
     """What a snapshot says of all that is in it."""
-    # `sum_of(alive_tallies(...))`, in a tenth of the time: each commit does it for all nodes.
+    # `sum_of(alive_tallies(...))`, in a fifth of the time: each commit does it for all nodes.
     arrays = groups = chunks = nbytes = 0
     chunks_exact = nbytes_exact = nbytes_known = True
     for node in nodes:
