@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.walk import SnapshotsAhead
 from zarr_manifests.errors import (
     CorruptObjectError,
     MissingChunkError,
@@ -42,7 +43,8 @@ def ancestors(
     context: Context, start: BlobRef, floor: str | None = None
 ) -> Iterator[tuple[BlobRef, Snapshot]]:
     """The snapshot and those before it, newest first, down to the one with the id `floor`."""
-    return _walk(start, floor, lambda ref: context.objects.load(ref, Snapshot))
+    objects = context.objects
+    return _walk(context, start, floor, lambda ref, data: objects.load(ref, Snapshot, data))
 
 
 def ages(
@@ -50,20 +52,28 @@ def ages(
 ) -> Iterator[tuple[BlobRef, Snapshot | Ancestor]]:
     """The same in less time, of what only the age is asked: what is read is not all decoded."""
     objects = context.objects
-    return _walk(start, floor, lambda r: objects.recall(r, Snapshot) or objects.load(r, Ancestor))
+
+    def load(ref: BlobRef, fetched: bytes | None) -> Snapshot | Ancestor:
+        return objects.recall(ref, Snapshot) or objects.load(ref, Ancestor, fetched)
+
+    return _walk(context, start, floor, load)
 
 
 def _walk[T: Snapshot | Ancestor](
-    start: BlobRef, floor: str | None, load: Callable[[BlobRef], T]
+    context: Context,
+    start: BlobRef,
+    floor: str | None,
+    load: Callable[[BlobRef, bytes | None], T],
 ) -> Iterator[tuple[BlobRef, T]]:
     last = None if floor is None else snapshot_key(floor)
+    ahead = SnapshotsAhead(context.objects, context.runtime)
     ref: BlobRef | None = start
     seen: set[str] = set()
     while ref is not None:
         if ref.key in seen:
             raise CorruptObjectError(f"{ref.key} is its own ancestor; the history is damaged")
         seen.add(ref.key)
-        snapshot = load(ref)
+        snapshot = load(ref, ahead.take(ref))
         yield ref, snapshot
         ref = snapshot.parent if ref.key != last else None
 

@@ -115,6 +115,10 @@ class DiskCache:
             raise _refusal(self._folder)
         return self
 
+    def has(self, ref: BlobRef) -> bool:
+        """Whether there is a file for the object; it may turn out to be damaged."""
+        return os.path.lexists(self._path(ref))
+
     def get(self, ref: BlobRef) -> bytes | None:
         """The object's bytes, sound; None if they are not here."""
         path = self._path(ref)

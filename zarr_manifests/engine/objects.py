@@ -103,8 +103,8 @@ class Objects:
         self.cache = DecodedCache(options or CacheOptions(), runtime, self.meter)
         self._disk = disk
 
-    def load[T: _Decodable](self, ref: BlobRef, kind: type[T]) -> T:
-        """The decoded object that `ref` points to.
+    def load[T: _Decodable](self, ref: BlobRef, kind: type[T], fetched: bytes | None = None) -> T:
+        """The decoded object that `ref` points to; `fetched` is what lies there, if at hand.
 
         Raises
         ------
@@ -117,7 +117,7 @@ class Objects:
             self.meter.add("cache_hits")
             return cast(T, found)
         self.meter.add("cache_misses")
-        return cast(T, self.cache.obtain(name, partial(self._decoded, ref, kind)))
+        return cast(T, self.cache.obtain(name, partial(self._decoded, ref, kind, fetched)))
 
     def load_all(
         self, wanted: Sequence[tuple[BlobRef, type[_Decodable]]], runtime: Runtime | None = None
@@ -185,16 +185,28 @@ class Objects:
         """Whether `load` needs no request at this moment."""
         return ref.copy is not None or _name(ref, kind) in self.cache
 
+    def is_near(self, ref: BlobRef, kind: type[_Decodable]) -> bool:
+        """Whether `load` most likely needs no request: it is in memory, or in the folder."""
+        return self.has(ref, kind) or (self._disk is not None and self._disk.has(ref))
+
+    def guess(self, key: str) -> bytes | None:
+        """What lies at a key that no pointer was seen to; None if it cannot be had."""
+        self._runtime.checkpoint("objects.get")
+        try:
+            return self.storage.get(key)
+        except StorageError:  # who really needs it is told when it asks
+            return None
+
     def has_tables(self, ref: BlobRef, node_id: bytes) -> bool:
         """Whether `tables` needs nothing of the manifest at this moment."""
         return _tables_name(ref, node_id) in self.cache
 
-    def _decoded(self, ref: BlobRef, kind: type[_Decodable]) -> Any:
+    def _decoded(self, ref: BlobRef, kind: type[_Decodable], fetched: bytes | None = None) -> Any:
         if ref.copy is None and self._disk is not None:
             data = self._disk.get(ref)
             if data is not None:
                 return kind.from_object(data, ref)
-        data = self._bytes(ref)
+        data = self._bytes(ref) if fetched is None else fetched
         value = kind.from_object(data, ref)
         if ref.copy is None and self._disk is not None:
             self._disk.put(ref, data)  # now that it is known to be sound
@@ -241,8 +253,8 @@ class AtHand(Objects):
         self.storage, self.meter, self.cache = objects.storage, objects.meter, objects.cache
         self._runtime, self._disk = objects._runtime, None
 
-    def load[T: _Decodable](self, ref: BlobRef, kind: type[T]) -> T:
-        """The decoded object that `ref` points to.
+    def load[T: _Decodable](self, ref: BlobRef, kind: type[T], fetched: bytes | None = None) -> T:
+        """The decoded object that `ref` points to; `fetched` is what lies there, if at hand.
 
         Raises
         ------
@@ -252,9 +264,10 @@ class AtHand(Objects):
         found = self.recall(ref, kind)
         if found is not None:
             return found
-        if ref.copy is None:
+        data = ref.copy if fetched is None else fetched
+        if data is None:
             raise NotAtHandError(ref.key)
-        return cast(T, kind.from_object(ref.copy, ref))
+        return cast(T, kind.from_object(data, ref))
 
     def load_all(
         self, wanted: Sequence[tuple[BlobRef, type[_Decodable]]], runtime: Runtime | None = None
