@@ -6,6 +6,7 @@ import multiprocessing
 import pickle
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,22 @@ def test_metadata_that_cannot_be_kept_is_refused(repository: Repository, metadat
         session.commit("x", metadata=metadata)
     session.commit("x")
     assert get(Repository.open(repository.storage).readonly_session(), "a/c/0") == b"1"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_after_its_block_a_transaction_takes_no_changes(
+    repository: Repository, fails: bool
+) -> None:
+    with suppress(ZeroDivisionError), repository.transaction(message="x") as store:
+        array = zarr.open_array(store, path="a")
+        array[0] = 7
+        assert not fails or 1 / 0
+    with pytest.raises(SessionClosedError, match="its transaction has ended"):
+        array[1] = 8
+    assert array[0] == 7
+    head = zarr.open_array(repository.readonly_session().store, path="a", mode="r")
+    assert head[1] != 8
+    assert (head[0] == 7) is not fails
 
 
 def test_status_and_discard(repository: Repository) -> None:

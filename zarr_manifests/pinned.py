@@ -125,9 +125,12 @@ class Pinned:
         ...     list(zarr.open_group(session.store, mode="r"))
         ['air']
         """
+        self._close("close() was called")
+
+    def _close(self, why: str) -> None:
         self._preload.cancel()
         if self._workspace.closed is None:
-            self._workspace.closed = "close() was called; open another one to make changes"
+            self._workspace.closed = f"{why}; open another one to make changes"
         try:
             self.release_lease()
         except ManifestsError:

@@ -183,14 +183,18 @@ class Sessions(Maintenance):
     ) -> Iterator[ManifestStore]:
         """A store whose changes are committed at the end of the block, or not at all.
 
-        If the block raises, nothing is committed; if it changes nothing, no commit is made.
+        If the block raises, nothing is committed; if it changes nothing, no commit is made. After
+        the block what was opened from the store can be read, and refuses to be changed.
         """
         session = self.writable_session(branch)
-        yield session.store
-        if session.has_changes:
-            session.commit(message, metadata)
-        else:
-            session.check_forks()
+        try:
+            yield session.store
+            if session.has_changes:
+                session.commit(message, metadata)
+            else:
+                session.check_forks()
+        finally:
+            session._close("its transaction has ended")
 
     def _open_tag(self, tag: str) -> SnapshotView:
         tags = self._context.roots.with_tag(self._fresh_root(), tag).tags
