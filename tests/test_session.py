@@ -150,6 +150,39 @@ def test_after_its_block_a_transaction_takes_no_changes(
     assert (head[0] == 7) is not fails
 
 
+def test_what_is_cut_off_is_told(repository: Repository) -> None:
+    session = repository.writable_session()
+    array = zarr.create_array(session.store, name="long", shape=(8,), chunks=(2,), dtype="i2")
+    array[:] = 7
+    array.resize((2,))
+    assert session.status().truncated == {}  # none of it was there before
+    array.resize((8,))
+    array[:] = 7
+    before = session.commit("fill")
+
+    session = repository.writable_session()
+    array = zarr.open_array(session.store, path="long")
+    array.resize((3,))
+    array.resize((8,))
+    assert session.has_changes
+    status = session.status()
+    assert status
+    assert status.truncated == {"/long": (2,)}
+    assert "/long: cut to (2,) chunks" in str(status)
+    session.commit("cut")
+    with repository.transaction(message="and more") as store:
+        array = zarr.open_array(store, path="long")
+        array.resize((1,))
+        array.resize((8,))
+        zarr.create_array(store, name="new", shape=(8,), chunks=(2,), dtype="i2").resize((2,))
+    diff = repository.diff(before, repository.list_branches()["main"])
+    assert diff.truncated == {"/long": (1,)}
+    with repository.transaction(message="delete") as store:
+        del zarr.open_group(store)["long"]
+    diff = repository.diff(before, repository.list_branches()["main"])
+    assert (diff.deleted, diff.truncated) == (("/long",), {})
+
+
 def test_status_and_discard(repository: Repository) -> None:
     session = repository.writable_session("main")
     assert not session.status()

@@ -65,6 +65,11 @@ class Contents(Bulk):
                 if node in paths and node not in opaque and (count := changes.count(node))
             },
             {_absolute(old): _absolute(new) for old, new in moved.items()},
+            {
+                _absolute(paths[node]): shape
+                for node, shape in changes.truncated.items()
+                if node in paths
+            },
         )
 
     def du(self) -> tuple[ArrayUsage, ...]:

@@ -134,6 +134,10 @@ class Diff:
     moved : mapping of str to str
         New path by old; these are neither created nor deleted, but updated if their metadata
         changed too.
+    truncated : mapping of str to tuple of int
+        Of arrays that were made smaller, or whose chunks were moved, though they may have grown
+        again since: the shape of the chunk grid, in chunks along each axis, beyond which all chunks
+        went. Which these were is not looked up; `chunks` does not have them.
     """
 
     created: tuple[str, ...]
@@ -141,6 +145,7 @@ class Diff:
     deleted: tuple[str, ...]
     chunks: Mapping[str, IndexArray]
     moved: Mapping[str, str] = field(default_factory=dict)
+    truncated: Mapping[str, Coords] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,6 +377,9 @@ class Status:
         Number of chunks written or removed, by absolute path.
     moved : mapping of str to str
         New path by old; these are neither created nor deleted.
+    truncated : mapping of str to tuple of int
+        Of arrays of the snapshot that were made smaller, or whose chunks were moved, though they
+        may have grown again since: the shape of the chunk grid beyond which all chunks went.
     """
 
     created: tuple[str, ...]
@@ -379,15 +387,18 @@ class Status:
     deleted: tuple[str, ...]
     chunks: Mapping[str, int]
     moved: Mapping[str, str] = field(default_factory=dict)
+    truncated: Mapping[str, Coords] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return any((self.created, self.updated, self.deleted, self.chunks, self.moved))
+        listed = self.created, self.updated, self.deleted, self.chunks, self.moved, self.truncated
+        return any(listed)
 
     def __str__(self) -> str:
         if not self:
             return "no changes"
         lines = [f"{sign} {path}" for sign, path in self._signed()]
         lines += [f"> {old} to {new}" for old, new in moved_tops(self.moved).items()]
+        lines += [f"  {path}: cut to {shape} chunks" for path, shape in self.truncated.items()]
         lines += [f"  {path}: {n} chunks" for path, n in self.chunks.items()]
         return "\n".join(lines)
 

@@ -34,10 +34,11 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.root import Branch, Root, check_ref_name
-from zarr_manifests.grid import IndexArray
+from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.history import Change, Diff, SnapshotInfo, Totals
 from zarr_manifests.ids import is_snapshot_id, snapshot_id_of
 from zarr_manifests.planning.arrange import moved_paths
+from zarr_manifests.planning.merge import narrower
 
 __all__ = ["DEFAULT_BRANCH", "Versions", "known_ref"]
 
@@ -381,7 +382,24 @@ def _difference(
         _absolute(old.keys() - same.keys()),
         _changed_chunks(context, after, deltas),
         dict(zip(map(_slashed, moved), map(_slashed, moved.values()), strict=True)),
+        _truncated(before, after, deltas),
     )
+
+
+def _truncated(
+    before: SnapshotView, after: SnapshotView, deltas: Sequence[Delta]
+) -> dict[str, Coords]:
+    """By path, to what shape of its grid an array was cut that was there before."""
+    cuts: dict[bytes, Coords | None] = {}
+    for delta in deltas:
+        for node_id, shape in delta.truncated.items():
+            cuts[node_id] = narrower(cuts.get(node_id), shape)
+    there = ((before.by_id.get(i), after.by_id.get(i), shape) for i, shape in cuts.items())
+    return {
+        _slashed(new.path): shape
+        for old, new, shape in there
+        if old is not None and new is not None and shape is not None
+    }
 
 
 def _changed_chunks(
