@@ -70,6 +70,26 @@ def test_create_append_and_region(client, tmp_path):
     assert messages(tmp_path) == ["create", "append", "patch"]
 
 
+@pytest.mark.parametrize(
+    "where", [{}, {"inline-chunk-bytes": 0}, {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0}]
+)
+@pytest.mark.parametrize("spill_refs", [100_000, 1000, 200])
+def test_blocks_of_very_many_chunks_are_written(client, tmp_path, spill_refs, where):
+    """So many that workers put their refs into tables, or have no room for them in memory."""
+    rows = np.arange(1, 1801, dtype="i4")
+    repository = zm.Repository.create(tmp_path, {"spill-refs": spill_refs, **where})
+    made = xr.Dataset({"v": ("x", da.from_array(rows, chunks=600))})
+    encoding = {"v": {"chunks": (1,), "compressors": None}}
+    zm.write(made, repository, message="create", encoding=encoding)
+    assert np.array_equal(head(repository, mask_and_scale=False).v, rows)
+    patch = xr.Dataset({"v": ("x", da.from_array(-rows[:1200], chunks=600))})
+    zm.write(patch, repository, message="patch", region={"x": slice(300, 1500)})
+    expected = rows.copy()
+    expected[300:1500] = -rows[:1200]
+    assert np.array_equal(head(repository, mask_and_scale=False).v, expected)
+    assert repository.verify().ok
+
+
 def test_reading_on_the_workers(client, tmp_path):
     first = zm.write(field(0, 8), tmp_path, message="create", encoding=ENCODING)
     zm.write(field(0, 8) + 1, tmp_path, message="replace", mode="w", encoding=ENCODING)

@@ -534,14 +534,15 @@ def _write_block(
 
 def _fork_with(origin: ForkState, copy_id: str, own: ChangeSet) -> Fork:
     """The fork as it was when the block had been written; of chunks, those of the block's array."""
-    before = replace(
-        origin.before,
-        chunks={node: refs for node, refs in origin.before.chunks.items() if node in own.chunks},
-        unsynced=[],
-    )
-    after = replace(
-        before,
-        chunks={node: {**before.chunks.get(node, {}), **own.chunks[node]} for node in own.chunks},
-        unsynced=own.unsynced,
-    )
+    changed = own.touched()
+    kept = {node: refs for node, refs in origin.before.chunks.items() if node in changed}
+    # Nothing is spilled here: the session that merges them does that.
+    before = replace(origin.before, chunks=kept, unsynced=[], spill=None)
+    after = before.copy()
+    after.unsynced, after.reads = own.unsynced, own.reads
+    for node_id in changed:
+        for rows in own.tables.get(node_id, ()):
+            after.put_table(node_id, rows)
+        if node_id in own.chunks:
+            after.chunks[node_id] = {**after.chunks.get(node_id, {}), **own.chunks[node_id]}
     return Fork(replace(origin, copy_id=copy_id, before=before, after=after))
