@@ -326,3 +326,20 @@ def test_a_crash_after_the_commit_leaves_all_of_it(tmp_path: Path) -> None:
     assert values.tolist() == list(b"012")  # type: ignore[union-attr]
     assert version_of(reader.readonly_session(), 8_999) == 1
     assert reader.verify().ok
+
+
+def test_what_is_spilled_while_forks_are_merged_survives_a_crash(tmp_path: Path) -> None:
+    storage = CrashableLocalStorage(tmp_path / "repository")
+    session = make(storage).writable_session()
+    forks = [session.fork() for _ in range(3)]
+    for i, fork in enumerate(forks):  # two have more than there is room for
+        for at in range(600 * i, 600 * (i + 1)):
+            fork.store.set_sync(f"a/c/{at}", cpu.Buffer.from_bytes(bytes([at % 251 + 1])))
+    session.merge(*forks)
+    assert spilled(session)
+    session.commit("all of them")
+    storage.disk.crash()
+    reader = Repository.open(storage, virtual_containers=CONTAINERS)
+    values = zarr.open_array(reader.readonly_session().store, path="a")[:1800]
+    assert np.array_equal(values, np.arange(1800) % 251 + 1)
+    assert reader.verify().ok

@@ -538,6 +538,10 @@ class Merge:
     def _take(
         self, theirs: ChangeSet, after: ChangeSet, replaced: Iterable[bytes], copy_id: str
     ) -> None:
+        # First of all: rows that are written to a manifest name objects that must be durable.
+        known = self.owners.objects
+        self.mine.unsynced += [key for key in theirs.unsynced if key not in known]
+        known.update(theirs.unsynced)
         for node_id in replaced:
             self.mine.forget(node_id)
         for path, node in theirs.nodes.items():
@@ -557,9 +561,6 @@ class Merge:
         for node_id, shape in theirs.truncated.items():
             cut = narrower(self.mine.truncated.get(node_id), shape)
             self.mine.truncated[node_id] = cut or shape
-        known = self.owners.objects
-        self.mine.unsynced += [key for key in theirs.unsynced if key not in known]
-        known.update(theirs.unsynced)
         self.mine.reads.add(theirs.reads)
 
     def _chunk_conflicts(
