@@ -343,3 +343,31 @@ def test_what_is_spilled_while_forks_are_merged_survives_a_crash(tmp_path: Path)
     values = zarr.open_array(reader.readonly_session().store, path="a")[:1800]
     assert np.array_equal(values, np.arange(1800) % 251 + 1)
     assert reader.verify().ok
+
+
+@pytest.mark.parametrize("budget", [10_000_000, 40, 12])
+def test_a_copy_that_is_merged_again_brings_nothing_back(budget: int) -> None:
+    """However many chunks it has: in memory one by one, as tables, or not in memory."""
+    repository = Repository.create(MemoryStorage(), {**CONFIG, "spill-refs": budget})
+    with repository.transaction(message="array") as store:
+        zarr.create_array(store, name="a", shape=(60,), chunks=(1,), dtype="u1", compressors=None)
+    session = repository.writable_session()
+    fork, other = session.fork(), session.fork()
+    array = zarr.open_array(fork.store, path="a")
+    array[:3] = 7
+    session.merge(fork)
+    session.store.delete_sync("a/c/1")
+    array[3:30] = 8
+    session.merge(fork)
+    session.store.delete_sync("a/c/20")
+    zarr.open_array(other.store, path="a")[40:60] = 9
+    session.merge(other, fork)
+    array[2] = array[31] = 5
+    session.merge(fork)
+    expected = np.zeros(60, np.uint8)
+    expected[:3], expected[3:30], expected[40:60] = 7, 8, 9
+    expected[[1, 20]], expected[[2, 31]] = 0, 5
+    assert zarr.open_array(session.store, path="a")[:].tolist() == expected.tolist()  # type: ignore[union-attr]
+    session.commit("merged")
+    head = zarr.open_array(repository.readonly_session().store, path="a")
+    assert head[:].tolist() == expected.tolist()  # type: ignore[union-attr]

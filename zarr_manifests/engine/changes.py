@@ -388,13 +388,15 @@ class Owners:
     """What has been merged: the copy that each chunk and node came from, and what it was then.
 
     `tables` are older than `chunks`, which say the same of single chunks, and in the order of
-    their merging. `objects` are the keys of the chunk objects that copies have brought.
+    their merging. `objects` are the keys of the chunk objects that copies have brought, and
+    `copies` those that were merged.
     """
 
     chunks: dict[tuple[bytes, Coords], tuple[str, StoredRef]] = field(default_factory=dict)
     nodes: dict[str, tuple[str, Node | None]] = field(default_factory=dict)
     tables: dict[bytes, tuple[tuple[str, Rows], ...]] = field(default_factory=dict)
     objects: set[str] = field(default_factory=set)
+    copies: set[str] = field(default_factory=set)
 
     def of(
         self, node_id: bytes, coords: Coords, fetch: Callable[[Rows], ChunkTable]
@@ -410,12 +412,13 @@ class Owners:
 
     def copy(self) -> Owners:
         """A copy that shares nothing mutable."""
-        return Owners(dict(self.chunks), dict(self.nodes), dict(self.tables), set(self.objects))
+        mappings = dict(self.chunks), dict(self.nodes), dict(self.tables)
+        return Owners(*mappings, set(self.objects), set(self.copies))
 
     def take(self, other: Owners) -> None:
         """Become equal to `other`."""
         self.chunks, self.nodes, self.tables = other.chunks, other.nodes, other.tables
-        self.objects = other.objects
+        self.objects, self.copies = other.objects, other.copies
 
 
 class Merge:
@@ -450,6 +453,8 @@ class Merge:
         Returns the conflicts; where there are any, nothing was applied.
         """
         theirs = after.since(before)
+        if copy_id in self.owners.copies:
+            self._leave_out_merged(theirs, copy_id)
         self._single_out(before, theirs, copy_id)
         for node_id, refs in [*theirs.chunks.items()]:  # what was merged before counts once
             new = {c: ref for c, ref in refs.items() if self._owner(node_id, c) != (copy_id, ref)}
@@ -500,6 +505,35 @@ class Merge:
             return ()
         return ours.beyond(node_id, was)
 
+    def _leave_out_merged(self, theirs: ChangeSet, copy_id: str) -> None:
+        """Of a copy's tables leave out what it has brought before, which counts once."""
+        owned, single = self.owners.tables, self.owners.chunks
+        for node_id, parts in list(theirs.tables.items()):
+            brought = [rows for owner, rows in owned.get(node_id, ()) if owner == copy_id]
+            refs = {
+                coords: ref
+                for (node, coords), (owner, ref) in single.items()
+                if node == node_id and owner == copy_id
+            }
+            layers = [*brought, ChunkTable.of(refs)] if refs else brought
+            left: list[Rows] = []
+            for rows in parts:
+                near = [layer for layer in layers if layer.box.overlaps(rows.box)]
+                if not resident(rows) and rows in near:
+                    continue  # as it was
+                new = self._beyond(theirs.rows(rows), near) if near else rows
+                left += [] if new is None else [new]
+            theirs.tables[node_id] = tuple(left)
+            if not left:
+                del theirs.tables[node_id]
+
+    def _beyond(self, table: ChunkTable, layers: Sequence[Rows]) -> ChunkTable | None:
+        """The rows of the table that are not as these layers have them, the last of which wins."""
+        known = merge_layers([Layer(None, tuple(map(self.mine.rows, layers)))]).table
+        if known is None:
+            return table
+        return difference(table, select(known, shared_rows(known, table)))
+
     def _single_out(self, before: ChangeSet, theirs: ChangeSet, copy_id: str) -> None:
         """Of refs that a fork has set in bulk, look one by one at those the session has, too."""
         for node_id, parts in list(theirs.tables.items()):
@@ -542,6 +576,7 @@ class Merge:
         known = self.owners.objects
         self.mine.unsynced += [key for key in theirs.unsynced if key not in known]
         known.update(theirs.unsynced)
+        self.owners.copies.add(copy_id)
         for node_id in replaced:
             self.mine.forget(node_id)
         for path, node in theirs.nodes.items():
