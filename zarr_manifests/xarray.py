@@ -28,6 +28,7 @@ import xarray as xr
 import zarr
 from xarray.backends import BackendEntrypoint, ZarrBackendEntrypoint
 
+from zarr_manifests.agreement import check_agreement
 from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.engine.changes import ChangeSet, ForkState, same_bytes
 from zarr_manifests.engine.forks import freeze, revive
@@ -260,10 +261,14 @@ def write(
     ------
     AlreadyExistsError
         If the group has data, and neither `mode`, `append_dim` nor `region` says what to do.
+    NotARepositoryError
+        If `region`, `mode="r+"` or another branch than `main` is given, and there is none.
     NotFoundError
         If there is no such branch, or nothing that `region` could be part of.
     InvalidArgumentError
-        If arguments contradict each other.
+        If arguments contradict each other; or if the values would mean something else in the
+        arrays that are there, whose attributes stay (other units, or times that cannot be told in
+        theirs), or an append would leave some of them shorter or replace an index coordinate.
     ConflictError
         If somebody else has committed to the same chunks or metadata meanwhile, or two tasks
         wrote to the same chunk.
@@ -285,20 +290,33 @@ def write(
     if relocate and append_dim is None:
         raise InvalidArgumentError("relocate goes with append_dim: it is appends that it moves")
     message, metadata = checked_message(message), checked_metadata(metadata)
-    if isinstance(location, Repository):
-        repository = location
-    else:
-        repository = Repository.open_or_create(location, config)
-    session = repository.writable_session(branch)
+    session = _repository(location, config, branch, mode, region).writable_session(branch)
     if relocate:
         session.append_mode(append_dim)  # type: ignore[arg-type]  # checked there
     options = _zarr_options(session.store, group, mode, append_dim, region)
+    if options["mode"] != "w":
+        check_agreement(ds, session.store, (group or "").strip("/"), options["append_dim"])
     encoding = {name: dict(how) for name, how in (encoding or {}).items()}
     place = dict(region) if isinstance(region, Mapping) else region
     _write(ds, session, options, place, encoding)
     if _changes_nothing(session.store):
         return session.snapshot_id
     return session.commit(message, metadata)
+
+
+def _repository(
+    location: _Location,
+    config: RepositoryConfig | Mapping[str, Any] | None,
+    branch: str,
+    mode: _WriteMode | None,
+    region: _Region | None,
+) -> Repository:
+    """The repository; made, unless what is to be written can only go to one that is there."""
+    if isinstance(location, Repository):
+        return location
+    if region is not None or mode == "r+" or branch != "main":
+        return Repository.open(location, config)
+    return Repository.open_or_create(location, config)
 
 
 def _check_arguments(

@@ -1,0 +1,206 @@
+"""What a dataset has to agree on with the arrays that it goes on with.
+
+xarray writes values into arrays that are there and leaves their attributes alone. So values mean
+what the attributes of the first write say: days since 1990 that are appended to days since 1980 are
+ten years off, and times that cannot be told in whole days are written in hours, which nobody will
+know of. An append makes some arrays longer, and a dataset opens only if all arrays of a dimension
+are of one length. Here such writes are refused, before anything is written.
+
+Invariant: no data is read but that of the dataset's own times and index coordinates.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Hashable, Iterable, Mapping
+from datetime import timedelta
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import xarray as xr
+import zarr
+from xarray.conventions import decode_cf_variable, encode_cf_variable
+
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.format.nodes import Node
+from zarr_manifests.keys import split
+from zarr_manifests.store import ManifestStore
+
+__all__ = ["check_agreement"]
+
+_MEANING: Final = ("units", "calendar")
+_ENCODING: Final = (*_MEANING, "scale_factor", "add_offset")
+_CLOSE: Final = 1e-6
+"""Relative; coordinates that differ by less come from the same grid."""
+_OFF: Final = (np.timedelta64(1, "s"), timedelta(seconds=1))
+"""By so much times are off that are others, and not just rounded; of numpy's, and of cftime's."""
+_LISTED: Final = 5
+
+
+def check_agreement(
+    ds: xr.Dataset, store: ManifestStore, group: str, append_dim: Hashable | None
+) -> None:
+    """Refuse a dataset that would mean something else once it is in the arrays of the group.
+
+    Parameters
+    ----------
+    ds : Dataset
+        What is to be written.
+    store : ManifestStore
+        Where to.
+    group : str
+        Path of the group, which has arrays.
+    append_dim : hashable, optional
+        The dimension that is appended along.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If units or calendar are others than those of an array that is there, or times cannot be
+        told in these; or if after the append arrays would not be of one length, or an index
+        coordinate would not be that of what is there.
+    """
+    arrays = {
+        split(path)[1]: node
+        for path, node in store.workspace.nodes().items()
+        if path and split(path)[0] == group and node.array is not None
+    }
+    if append_dim is not None:
+        _check_lengths(ds, arrays, append_dim)
+    for name in sorted(map(str, ds.variables)):
+        if name in arrays:
+            stored = zarr.open_array(store, path=arrays[name].path, mode="r")
+            _check_variable(name, ds.variables[name], stored, append_dim)
+
+
+def _check_lengths(ds: xr.Dataset, arrays: Mapping[str, Node], append_dim: Hashable) -> None:
+    lengths: dict[str, int] = {}
+    for name, node in arrays.items():
+        names = node.array.dimension_names if node.array is not None else None
+        if names is not None and append_dim in names:
+            assert node.array is not None
+            lengths[name] = node.array.shape[names.index(str(append_dim))]
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name} {n}" for name, n in sorted(lengths.items())[:_LISTED])
+        raise InvalidArgumentError(
+            f"the arrays along {append_dim!r} are of different lengths already ({listed}), so that "
+            "an append would put its values side by side wrongly; resize them to one length first"
+        )
+    missing = lengths.keys() - set(map(str, ds.variables))
+    if missing:
+        raise InvalidArgumentError(
+            f"{_names(missing)} would be left shorter than the rest along {append_dim!r}, and the "
+            "group could not be opened as a dataset any more: append all of its variables "
+            "together, or drop those arrays"
+        )
+    new = {str(k) for k, v in ds.variables.items() if append_dim in v.dims} - lengths.keys()
+    if new and any(lengths.values()):
+        raise InvalidArgumentError(
+            f"{_names(new)} is not there yet, so that an append would leave it shorter than the "
+            f"rest along {append_dim!r}: write it at full length first, or drop it from the append"
+        )
+
+
+def _check_variable(
+    name: str, variable: xr.Variable, stored: zarr.Array[Any], append_dim: Hashable | None
+) -> None:
+    attributes = dict(stored.attrs)
+    for key in _MEANING:
+        there, given = attributes.get(key), variable.attrs.get(key)
+        if not (given is None or there is None or _same_units(str(given), str(there))):
+            raise InvalidArgumentError(
+                f"{name!r} is in {key} {given!r}, and the array that is there in {there!r}, which "
+                "stays: convert the values, or drop the attribute if it means the same"
+            )
+    if variable.chunks is not None:
+        return  # xarray itself refuses to encode lazy times in other units
+    if variable.dtype.kind in "mM" or (variable.dtype == object and "units" in attributes):
+        _check_times(name, variable, stored, attributes)
+    is_index = variable.dims == (name,) and append_dim is not None and name != append_dim
+    if is_index and variable.shape == stored.shape and not _same(variable, stored, attributes):
+        raise InvalidArgumentError(
+            f"the values of {name!r} are not those that are there, which an append would replace "
+            f"for all that was written before: bring the dataset onto the same {name!r} (such as "
+            f"by sortby or reindex), or drop {name!r} if only its values are wrong"
+        )
+
+
+def _same_units(one: str, other: str) -> bool:
+    """Whether both stand for the same; reference dates can be written in several ways."""
+    if one == other:
+        return True
+    if " since " not in one or " since " not in other:
+        return False
+    try:
+        a, b = (_decoded(np.array([0, 1]), {"units": units}) for units in (one, other))
+    except ValueError:
+        return False
+    return bool((a == b).all())
+
+
+def _check_times(
+    name: str, variable: xr.Variable, stored: zarr.Array[Any], attributes: Mapping[str, Any]
+) -> None:
+    """Refuse times that would be read as others."""
+    given = variable.values
+    meaning = {key: attributes[key] for key in _MEANING if key in attributes}
+    if not given.size or "units" not in meaning:
+        return
+    kept = {key: attributes[key] for key in _ENCODING if key in attributes}
+    encoded = _encoded(name, given, {**kept, "dtype": stored.dtype})
+    try:
+        read = _decoded(encoded.values, meaning, cftime=given.dtype == object)
+        off = np.flatnonzero(_off(read, given))
+        what = f"{given[off[0]]} would be read as {read[off[0]]}" if off.size else ""
+    except ValueError as error:  # so far off that there is no such date
+        what = f"what would be written cannot be read ({error})"
+    if what:
+        raise InvalidArgumentError(
+            f"{name!r} cannot be told in {meaning['units']!r} as {stored.dtype}, which is how the "
+            f"array that is there has it, and which stays: {what}. Write the array anew in units "
+            f"that have room for both, such as encoding={{{name!r}: {{'units': 'seconds since "
+            f"1970-01-01'}}}}"
+        )
+
+
+def _off(read: Any, given: Any) -> npt.NDArray[np.bool_]:
+    if read.dtype.kind == given.dtype.kind:
+        return np.asarray(np.abs(read - given) >= _OFF[given.dtype.kind == "O"])
+    # Of other calendars, or so far off that numpy has no such dates.
+    texts = given.astype("M8[s]").astype(str) if given.dtype.kind == "M" else given.astype(str)
+    told: npt.NDArray[np.bool_] = np.array([time.isoformat() for time in read]) != texts
+    return told
+
+
+def _encoded(name: str, values: Any, encoding: Mapping[str, Any]) -> xr.Variable:
+    """The values as xarray would write them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what they warn of is what is looked for
+        own = xr.Variable(("values",), values, {}, dict(encoding))
+        return encode_cf_variable(own, name=name)
+
+
+def _decoded(values: Any, attributes: Mapping[str, Any], *, cftime: bool = False) -> Any:
+    coder = xr.coders.CFDatetimeCoder(use_cftime=cftime or None)
+    own = xr.Variable(("values",), values, dict(attributes))
+    return decode_cf_variable("values", own, decode_times=coder, decode_timedelta=True).values
+
+
+def _same(variable: xr.Variable, stored: zarr.Array[Any], attributes: Mapping[str, Any]) -> bool:
+    times = variable.dtype.kind in "mMO"
+    wanted = _ENCODING if times else _ENCODING[len(_MEANING) :]
+    encoding = {key: attributes[key] for key in wanted if key in attributes}
+    new = np.asarray(
+        _encoded("values", variable.values, {**encoding, "dtype": stored.dtype}).values
+    )
+    old = np.asarray(stored[...])
+    if new.dtype.kind in "iufb" and old.dtype.kind in "iufb":
+        return np.allclose(new.astype(old.dtype), old, rtol=_CLOSE, atol=0.0, equal_nan=True)
+    return np.array_equal(new.astype(str), old.astype(str))
+
+
+def _names(names: Iterable[str]) -> str:
+    found = sorted(names)
+    rest = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+    return ", ".join(map(repr, found[:_LISTED])) + rest
