@@ -42,6 +42,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.chunk_table import Unset
 from zarr_manifests.format.envelope import MAGIC
 from zarr_manifests.format.nodes import NodeKind
+from zarr_manifests.keys import V3_DOCUMENT, split
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.storage import Storage, from_url
@@ -374,7 +375,23 @@ def _zarr_options(
     if append_dim is not None and not arrays:
         mode, append_dim = "a", None
     default = "r+" if region is not None and append_dim is None else "a"
-    return {"group": path or None, "mode": mode or default, "append_dim": append_dim}
+    return {
+        "group": path or None,
+        "mode": mode or default,
+        "append_dim": append_dim,
+        "zarr_format": _zarr_format(store, path, replaced=mode == "w"),
+    }
+
+
+def _zarr_format(store: ManifestStore, path: str, *, replaced: bool) -> int:
+    """That of the group, or of the nearest above it; no node is seen from one of another format."""
+    nodes = store.workspace.nodes()
+    if replaced and not path:
+        return 3
+    path = split(path)[0] if replaced else path
+    while path and path not in nodes:
+        path, _ = split(path)
+    return 2 if path in nodes and V3_DOCUMENT not in nodes[path].documents else 3
 
 
 def _write(
@@ -391,7 +408,6 @@ def _write(
             region=region,
             encoding=encoding,
             consolidated=False,
-            zarr_format=3,
         )
         return
     _check_reachable(session.store.workspace.storage)
@@ -478,7 +494,6 @@ def _write_in_memory(
         write_region=region,
         safe_chunks=True,
         consolidated=False,
-        zarr_format=3,
     )
     ds = zarr_store._validate_and_autodetect_region(ds)
     zarr_store._validate_encoding(encoding)

@@ -198,3 +198,65 @@ def test_arrays_in_the_key_space_of_another(tmp_path: Path) -> None:
     assert nested.tolist() == np.eye(3).tolist()
     opaque = {path[1:] for path in store.workspace.nodes() if path.startswith("/")}
     assert opaque == {"a/c/7/0", "a/c/00"}
+
+
+# --- beside what was imported ------------------------------------------------------------------
+
+
+def of_v2(tmp_path: Path, path: str = "/") -> zm.Repository:
+    v2(tmp_path / "source")
+    containers = {"source": str(tmp_path / "source")}
+    repository = zm.Repository.create(tmp_path / "repository", virtual_containers=containers)
+    repository.import_zarr(tmp_path / "source", path)
+    return repository
+
+
+def groups(repository: zm.Repository) -> set[str]:
+    return set(xr.open_datatree(repository, engine="zarr_manifests").groups)
+
+
+def test_what_is_written_beside_an_import_hides_nothing(tmp_path: Path) -> None:
+    repository = of_v2(tmp_path)
+    before = xr.open_dataset(repository, engine="zarr_manifests").load()
+    mean = before[["u"]].mean("time")
+    zm.write(mean, repository, message="a group of its own", group="mean/of/all")
+    assert groups(repository) == {"/", "/more", "/more/deep", "/mean", "/mean/of", "/mean/of/all"}
+    zm.write(before[["flag"]].rename(flag="other"), repository, message="more", mode="a")
+    later = before.drop_vars(["flag", "level"]).assign_coords(
+        time=before.time + np.timedelta64(7, "D")
+    )
+    zm.write(later, repository, message="append", append_dim="time")
+    patch = later[["u"]].isel(time=slice(0, 2)) * 0
+    zm.write(patch.drop_vars("time"), repository, message="patch", region={"time": slice(2, 4)})
+    found = xr.open_dataset(repository, engine="zarr_manifests").load()
+    assert set(found) == {*before, "other"}
+    expected = xr.concat([before.u, later.u], "time")
+    expected[2:4] = 0
+    xr.testing.assert_allclose(found.u, expected)
+    xr.testing.assert_allclose(
+        xr.open_dataset(repository, engine="zarr_manifests", group="mean/of/all").u, mean.u
+    )
+    zm.write(mean, repository, message="all of it anew", mode="w")
+    with repository.readonly_session() as session:
+        assert zarr.open_group(session.store, mode="r").metadata.zarr_format == 3
+
+
+def test_an_import_is_seen_from_the_groups_that_are_made_for_it(tmp_path: Path) -> None:
+    repository = of_v2(tmp_path, "/from/elsewhere")
+    assert {"/from/elsewhere", "/from/elsewhere/more/deep"} <= groups(repository)
+    root = zarr.open_group(repository.readonly_session().store, mode="r")
+    assert root["from/elsewhere/level"][()] == 850  # type: ignore[index]
+
+
+def test_what_is_not_seen_from_above_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    v2(tmp_path / "source")
+    containers = {"source": str(tmp_path / "source")}
+    repository = zm.Repository.create(tmp_path / "repository", virtual_containers=containers)
+    with repository.transaction(message="newer") as store:
+        zarr.create_group(store, path="newer")
+    repository.import_zarr(tmp_path / "source", "/newer/old")
+    assert "another Zarr format than / and /newer" in caplog.text
+    found = xr.open_dataset(repository, engine="zarr_manifests", group="newer/old")
+    assert found.level == 850

@@ -8,6 +8,7 @@ Invariant: nothing that is there already is changed, and nothing is left out.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -23,7 +24,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.chunk_table import ChunkTable, VirtualRef
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import IndexArray
-from zarr_manifests.keys import V3_DOCUMENT, join, split
+from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V2_GROUP, V3_DOCUMENT, join, split
 from zarr_manifests.virtual.columns import table_of
 from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.files import VirtualReader
@@ -33,7 +34,11 @@ __all__ = ["import_references"]
 
 _SLICE_KEYS: Final = 1 << 17
 """Keys looked at at once."""
-_GROUP: Final = b'{"zarr_format":3,"node_type":"group","attributes":{}}'
+_GROUPS: Final = {
+    V3_DOCUMENT: b'{"zarr_format":3,"node_type":"group","attributes":{}}',
+    V2_GROUP: b'{"zarr_format":2}',
+}
+_LOG = logging.getLogger(__name__)
 
 
 def import_references(
@@ -64,7 +69,8 @@ def import_references(
         If an array's metadata is not understood.
     """
     path = path.strip("/")
-    _make_room(workspace, path)
+    v3 = not references.values or any(split(k)[1] == V3_DOCUMENT for k in references.values)
+    _make_room(workspace, path, V3_DOCUMENT if v3 else V2_GROUP)
     _write_values(workspace, path, references)
     rows_of, others = _by_array(workspace, path, references)
     reader = VirtualReader(trusted)
@@ -170,7 +176,8 @@ def _decoded(
     return coords, known & (coords < np.asarray(shape, np.int64)).all(axis=1)
 
 
-def _make_room(workspace: Workspace, path: str) -> None:
+def _make_room(workspace: Workspace, path: str, document: str) -> None:
+    """See that nothing is at the path, and make the groups above it, with that document each."""
     below = path + "/" if path else ""
     for other, node in workspace.nodes().items():
         name = other.removeprefix("/")
@@ -180,22 +187,35 @@ def _make_room(workspace: Workspace, path: str) -> None:
             )
         if node.array is not None and path.startswith(other + "/" if other else ""):
             raise InvalidArgumentError(f"/{other} is an array, and holds no other nodes")
-    while path:
-        path, _ = split(path)
-        if workspace.node(path) is None:
-            workspace.set(join(path, V3_DOCUMENT), _GROUP)
+    above, others = path, []
+    while above:
+        above, _ = split(above)
+        group = workspace.node(above)
+        if group is None:
+            workspace.set(join(above, document), _GROUPS[document])
+        elif (V3_DOCUMENT in group.documents) != (document == V3_DOCUMENT):
+            others.append(f"/{above}")
+    if others:
+        _LOG.warning(
+            "what was imported to /%s is of another Zarr format than %s: it can be opened by its "
+            "path, and is not seen from there",
+            path,
+            " and ".join(others[::-1]),
+        )
 
 
 def _write_values(workspace: Workspace, path: str, references: References) -> None:
     # Parents before what is in them, documents before chunks.
     order = sorted(references.values, key=lambda key: (key.count("/"), key))
-    documents = [k for k in order if split(k)[1] in (V3_DOCUMENT, ".zarray", ".zgroup", ".zattrs")]
+    documents = [
+        k for k in order if split(k)[1] in (V3_DOCUMENT, V2_ARRAY, V2_GROUP, V2_ATTRIBUTES)
+    ]
     taken = set(documents)
     for key in (*documents, *(k for k in order if k not in taken)):
         workspace.set(join(path, key), references.values[key])
     for key in documents:
         place = join(path, split(key)[0]) if "/" in key else path
-        if split(key)[1] in (V3_DOCUMENT, ".zarray") and workspace.node(place) is None:
+        if split(key)[1] in (V3_DOCUMENT, V2_ARRAY) and workspace.node(place) is None:
             raise UnsupportedFormatError(
                 f"the Zarr metadata {key!r} is not understood, so that its chunks cannot be told "
                 "from other keys"
