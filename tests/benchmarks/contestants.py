@@ -71,9 +71,11 @@ class Ours(Contestant):
     def open(self, **options: Any) -> zm.Repository:
         return zm.Repository.open(str(self.folder / "r"), **options)
 
+    def distant(self, port: int) -> zm.Repository:
+        return zm.Repository.open(HttpStorage(port, self.folder / "r"))
+
     def distant_reader(self, port: int) -> Store:
-        storage = HttpStorage(port, self.folder / "r")
-        return zm.Repository.open(storage).readonly_session("main").store
+        return self.distant(port).readonly_session("main").store
 
     def make_durable(self) -> None:
         """Each commit has done it."""
@@ -121,12 +123,16 @@ class Icechunk(Contestant):
 
         return icechunk.Repository.open(self.storage(), **options)
 
-    def distant_reader(self, port: int) -> Store:
+    def distant(self, port: int) -> Any:
         import icechunk
 
         icechunk.set_logs_filter("error")
         storage = icechunk.http_storage(f"http://127.0.0.1:{port}", opts={"allow_http": "true"})
-        return icechunk.Repository.open(storage).readonly_session("main").store
+        return icechunk.Repository.open(storage)
+
+    def distant_reader(self, port: int) -> Store:
+        store: Store = self.distant(port).readonly_session("main").store
+        return store
 
     def writer(self) -> tuple[Store, Callable[[], object]]:
         repository = self.open()

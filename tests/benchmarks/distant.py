@@ -1,8 +1,9 @@
 """Repositories that are read from far away: over HTTP from this machine, each answer delayed.
 
-A server in a process of its own gives the files below a folder, whole or by range, and keeps the
-connections open. Both contestants read by it: theirs with its own HTTP client, ours with the small
-one here, since what is compared is how many requests wait for each other.
+A server in a process of its own gives the files below a folder, whole or by range, lists them a
+thousand at a time, as object stores do, and keeps the connections open. Both contestants read by
+it: theirs with its own HTTP client, ours with the small one here, since what is compared is how
+many requests wait for each other.
 """
 
 from __future__ import annotations
@@ -10,17 +11,22 @@ from __future__ import annotations
 import asyncio
 import http.client
 import http.server
+import json
 import multiprocessing
 import threading
 import time
+import urllib.parse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
 from zarr_manifests.errors import ObjectNotFoundError
-from zarr_manifests.storage import Capabilities, LocalStorage, Tagged
+from zarr_manifests.storage import Capabilities, LocalStorage, ObjectInfo, Tagged
 from zarr_manifests.testing import WrappedStorage
+
+_PAGE = 1000  # keys in an answer, as on S3
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -38,13 +44,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._answer(body=False)
 
     def _answer(self, *, body: bool) -> None:
-        path = self.root / self.path.lstrip("/")
-        if not path.is_file():
+        place, _, asked = self.path.partition("?")
+        path = self.root / place.lstrip("/")
+        if asked:
+            data = self._listing(urllib.parse.parse_qs(asked))
+        elif path.is_file():
+            data = path.read_bytes()
+        else:
             self.send_response(404)
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
-        data = path.read_bytes()
         total, wanted = len(data), self.headers.get("Range", "")
         if wanted.startswith("bytes="):
             first, _, last = wanted.removeprefix("bytes=").partition("-")
@@ -62,6 +72,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         if body:
             self.wfile.write(data)
+
+    def _listing(self, asked: dict[str, list[str]]) -> bytes:
+        (prefix,), after = asked["prefix"], asked.get("after", [""])[0]
+        infos = LocalStorage(self.root).list(prefix, after)
+        page = [(info.key, info.nbytes, info.modified_ms) for info in islice(infos, _PAGE)]
+        return json.dumps(page).encode()
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""
@@ -113,17 +129,30 @@ class HttpStorage(WrappedStorage):
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         if length == 0:
             return b""
+        end = "" if length is None else start + length - 1
+        ranged = {"Range": f"bytes={start}-{end}"} if start or length is not None else {}
+        return self._asked(f"/{key}", ranged)
+
+    def list(self, prefix: str = "", after: str = "") -> Iterator[ObjectInfo]:
+        while True:
+            query = urllib.parse.urlencode({"prefix": prefix, "after": after})
+            page = json.loads(self._asked(f"/?{query}", {}))
+            for info in page:
+                yield ObjectInfo(*info)
+            if len(page) < _PAGE:
+                return
+            after = page[-1][0]
+
+    def _asked(self, path: str, headers: dict[str, str]) -> bytes:
         connection = getattr(self._local, "connection", None)
         if connection is None:
             connection = http.client.HTTPConnection("127.0.0.1", self._port)
             self._local.connection = connection
-        end = "" if length is None else start + length - 1
-        ranged = {"Range": f"bytes={start}-{end}"} if start or length is not None else {}
-        connection.request("GET", f"/{key}", headers=ranged)
+        connection.request("GET", path, headers=headers)
         response = connection.getresponse()
         data = response.read()
         if response.status == 404:
-            raise ObjectNotFoundError(f"there is no {key}")
+            raise ObjectNotFoundError(f"there is no {path}")
         return data
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:

@@ -21,6 +21,7 @@ from contestants import (
     use_pipeline,
     values,
 )
+from distant import served
 from runner import Case, Figure, Watch
 
 _CHUNK_BYTES = 4096
@@ -130,6 +131,28 @@ def collecting(case: Case) -> Iterator[Figure]:
                 "bytes left": left_bytes,
             },
         )
+
+
+def remembering(case: Case) -> Iterator[Figure]:
+    """List the whole history of a repository that is far away and of which nothing is known."""
+    use_pipeline(case.pipeline)
+    commits = case.sizes["commits"]
+    contestant = CONTESTANTS[case.contestant](case.folder)
+    _create(contestant, 100)
+    data, writer = values(_EACH, _CHUNK_BYTES), _Writer(contestant)
+    for i in range(commits):
+        at = i * _EACH % 100
+        writer.array()[at : at + _EACH] = data
+        writer.commit(f"overwrite {i}")
+    assert isinstance(contestant, Ours | Icechunk)
+    with served(case.folder / "r", case.sizes["delay_ms"]) as port:
+        while True:
+            contestant.forget()
+            with Watch() as watch:
+                repository = contestant.distant(port)
+                messages = {info.message for info in repository.ancestry(branch="main")}
+            assert {f"overwrite {i}" for i in range(commits)} <= messages
+            yield watch.figure()
 
 
 def _collect(contestant: Contestant) -> None:

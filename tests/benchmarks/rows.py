@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from histories import aging, collecting
+from histories import aging, collecting, remembering
 from runner import Growth, Row
 from workloads import (
     appending,
@@ -184,6 +184,16 @@ ROWS = [
         )
         for delay_ms in (0, 20)
         for arrays in (10, 200)
+    ),
+    Row(
+        "history-20ms",
+        "list 1,000 commits, 20 ms away",
+        remembering,
+        _TWO,
+        {"commits": (1000, 300, 20), "delay_ms": (20, 20, 1)},
+        "s",
+        durability="-",
+        cache="nothing known",
     ),
     Row(
         "spark-scan",
