@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -33,6 +34,11 @@ def _memory(path: Path) -> MemoryStorage:
     return MemoryStorage(f"contract-{next(_numbers)}")
 
 
+def _s3(path: Path) -> Storage:
+    name = "".join(c for c in path.name if c != "%")
+    return from_url(f"s3://tests/contract-{os.getpid()}-{next(_numbers)}/{name}")
+
+
 BACKENDS: dict[str, Callable[[Path], Storage]] = {
     "memory": _memory,
     "local": LocalStorage,
@@ -43,9 +49,17 @@ BACKENDS: dict[str, Callable[[Path], Storage]] = {
     "counting local": lambda path: CountingStorage(LocalStorage(path)),
     "latency memory": lambda path: LatencyStorage(_memory(path), latency_s=0),
     "faultless memory": lambda path: FaultyStorage(_memory(path)),
+    "s3": _s3,
 }
 PICKLABLE = [name for name in BACKENDS if "crashable" not in name]
 SHARED = [name for name in PICKLABLE if "memory" not in name]
+
+
+@pytest.fixture(autouse=True)
+def _server(request: pytest.FixtureRequest) -> None:
+    callspec = getattr(request.node, "callspec", None)
+    if callspec is not None and "s3" in callspec.params.values():
+        request.getfixturevalue("object_server")
 
 
 @pytest.fixture(params=BACKENDS)
@@ -230,11 +244,15 @@ def test_list_is_lazy_and_bears_changes(storage: Storage) -> None:
         storage.create(f"b/{i}", b"x")
     listing = storage.list()
     assert next(listing).key == "a/0"
-    storage.delete_many(["a/3", "b/1"])
-    assert [info.key for info in listing] == [
-        key for key in sorted(f"{ab}/{i}" for ab in "ab" for i in range(5))
-        if key not in ("a/0", "a/3", "b/1")
-    ]  # fmt: skip
+    deleted = {"a/3", "b/1"}
+    storage.delete_many(sorted(deleted))
+    listed = [info.key for info in listing]
+    kept = [f"{ab}/{i}" for ab in "ab" for i in range(5) if f"{ab}/{i}" not in {"a/0", *deleted}]
+    if storage.capabilities.inline:
+        assert listed == kept
+    # Far away a listing comes in pages, which are not asked for twice.
+    assert [key for key in listed if key not in deleted] == kept
+    assert listed == sorted(set(listed))
 
 
 BAD_KEYS = [

@@ -6,6 +6,7 @@ wrappers that count, delay and break the calls of any of them.
 
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.storage.object_store import ObjectStorage
 from zarr_manifests.storage.protocol import (
     Capabilities,
     ObjectInfo,
@@ -23,6 +24,7 @@ __all__ = [
     "LocalStorage",
     "MemoryStorage",
     "ObjectInfo",
+    "ObjectStorage",
     "Storage",
     "Tagged",
     "Token",

@@ -10,10 +10,13 @@ import os
 import re
 import urllib.parse
 from collections.abc import Mapping
+from typing import Final
 
 from zarr_manifests.errors import ConfigError, InvalidArgumentError, UnsupportedStorageError
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.storage.object_clients import Place, check_installed
+from zarr_manifests.storage.object_store import ObjectStorage
 from zarr_manifests.storage.protocol import Storage
 
 __all__ = ["from_url"]
@@ -22,6 +25,25 @@ _SLIPPED = re.compile(r"(file|memory|s3|gs|gcs|az|abfss?|https?):(?!//).*", re.D
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _LOCAL_OPTIONS = {"force": bool}
 _MEMORY_OPTIONS: dict[str, type] = {}
+_OBJECT_OPTIONS: Final[dict[str, dict[str, type]]] = {
+    "s3": {
+        "region": str,
+        "endpoint": str,
+        "allow_http": bool,
+        "anonymous": bool,
+        "virtual_hosted": bool,
+    },
+    "gs": {"endpoint": str, "allow_http": bool, "anonymous": bool},
+    "az": {"account": str, "endpoint": str, "allow_http": bool, "anonymous": bool},
+    "http": {},
+}
+_SECRET: Final = re.compile(r"(?i).*(key|secret|token|password|credential|sas|signature).*")
+_BUCKET: Final = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]{0,254}")
+# What the client, or the store, would write in another way than it is given.
+_ODD: Final = re.compile(r"""[\x00-\x1f\x7f\\{}^%`\[\]"<>~#|*?]""")
+_HTTP: Final = re.compile(
+    r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:/[^?#\x00-\x20]*)?"
+)
 
 
 def from_url(url: str | os.PathLike[str], **options: object) -> Storage:
@@ -30,14 +52,19 @@ def from_url(url: str | os.PathLike[str], **options: object) -> Storage:
     Parameters
     ----------
     url : str or os.PathLike
-        A path or `file://` URL of a local folder, or `memory://<name>`.
+        A path or `file://` URL of a local folder, `memory://<name>`, `s3://bucket/prefix`,
+        `gs://bucket/prefix`, `az://container/prefix`, or, to be read only, `https://host/path`.
     **options
-        For a local folder: `force` (bool), to write to network filesystems too.
+        For a local folder: `force` (bool), to write to network filesystems too. For object stores:
+        `endpoint` (str), where it is not the provider's own; `allow_http` (bool), if that is an
+        http:// URL; `anonymous` (bool), to read without credentials; on S3 `region` (str) and
+        `virtual_hosted` (bool), if the bucket is part of the host's name; on Azure `account`
+        (str). Credentials are no options: they are found in the environment or from the machine.
 
     Raises
     ------
     UnsupportedStorageError
-        If the scheme of the URL is not one of these.
+        If the scheme of the URL is not one of these, or needs a package that is not installed.
     ConfigError
         If an option is unknown or of the wrong type; names all of them.
     InvalidArgumentError
@@ -71,8 +98,11 @@ def from_url(url: str | os.PathLike[str], **options: object) -> Storage:
         return _local(_file_path(rest), options)
     if scheme == "memory":
         return _memory(rest, options)
+    if scheme in ("s3", "gs", "az", "http", "https"):
+        return _object(scheme, rest, options)
     raise UnsupportedStorageError(
-        f"{scheme}:// is not supported: use a local path, file:// or memory://"
+        f"{scheme}:// is not supported: use a local path, file://, memory://, s3://, gs://, az:// "
+        "or, to read only, https://"
     )
 
 
@@ -89,6 +119,73 @@ def _memory(name: str, options: Mapping[str, object]) -> MemoryStorage:
             "`MemoryStorage()` makes one without"
         )
     return MemoryStorage(name)
+
+
+def _object(scheme: str, rest: str, options: Mapping[str, object]) -> ObjectStorage:
+    kind = "http" if scheme == "https" else scheme
+    _refuse_secrets(options)
+    _check_options(f"{scheme}://", options, _OBJECT_OPTIONS[kind])
+    check_installed(scheme)
+    if kind == "http":
+        if not _HTTP.fullmatch(rest):
+            raise InvalidArgumentError(
+                f"a {scheme}:// URL is of the form {scheme}://host/path, without a query: what is "
+                "signed in a query is a secret, and is refused"
+            )
+        return ObjectStorage(Place(kind, f"{scheme}://{rest.rstrip('/')}", ""))
+    bucket, _, prefix = rest.partition("/")
+    prefix = prefix.removesuffix("/")
+    segments = prefix.split("/") if prefix else []
+    if (
+        not _BUCKET.fullmatch(bucket)
+        or _ODD.search(prefix)
+        or any(segment in ("", ".", "..") for segment in segments)
+    ):
+        raise InvalidArgumentError(
+            f"a {scheme}:// URL is of the form {scheme}://bucket/prefix, without a query, with no "
+            "segment of the prefix empty, '.' or '..', and none of the characters "
+            '\\ { } ^ % ` [ ] " < > ~ # | * ? in it'
+        )
+    _check_endpoint(options.get("endpoint"))
+    if kind == "az" and not (
+        options.get("account") or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
+    ):
+        raise ConfigError(["account: az:// needs the name of the storage account: account='...'"])
+    given = tuple((name, value) for name, value in options.items() if isinstance(value, str | bool))
+    return ObjectStorage(Place(kind, bucket, prefix, tuple(sorted(given))))
+
+
+def _refuse_secrets(options: Mapping[str, object]) -> None:
+    secret = [name for name in options if _SECRET.fullmatch(name)]
+    if secret:
+        raise ConfigError(
+            [
+                f"{name}: a secret is no storage option, since options end up in pickles: set the "
+                "provider's own variables of the environment, such as AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY"
+                for name in secret
+            ]
+        )
+
+
+def _check_endpoint(endpoint: object) -> None:
+    if endpoint is None:
+        return
+    split = _SCHEME.fullmatch(str(endpoint))
+    if (
+        split is None
+        or split[1].lower() not in ("http", "https")
+        or "@" in split[2]
+        or not _HTTP.fullmatch(split[2])
+    ):
+        raise ConfigError(
+            [
+                (
+                    "endpoint: must be of the form https://host or http://host:port, without a "
+                    "user, a password or a query"
+                )
+            ]
+        )
 
 
 def _file_path(rest: str) -> str:

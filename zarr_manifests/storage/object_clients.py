@@ -1,0 +1,291 @@
+"""The clients of object stores, which are obstore's, and the processes they live in.
+
+Invariants:
+
+- Nothing of obstore is imported before the first call to an object store.
+- *A forked child has a client of its own.* obstore's threads do not exist in a child, and what
+  asks for them waits for ever. Its library is therefore loaded a second time in the child, from a
+  copy, so that nothing of the parent's is shared.
+- *The interpreter does not end amid a call*: at exit, calls under way are waited for, `_EXIT_S`
+  at most. A thread of the library that comes back to an interpreter that has gone crashes.
+- *Every call ends*: what cannot be reached fails after some seconds, what does not answer after a
+  minute; bodies of many bytes are given longer.
+- Credentials are the client's to find, in the environment or from the machine. They are in no
+  option, and so in no pickle.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib.machinery
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from zarr_manifests.errors import InvalidArgumentError, UnsupportedStorageError
+from zarr_manifests.runtime import SYSTEM, ForkSafeLock
+
+__all__ = ["LARGE_BYTES", "Library", "Place", "calling", "check_installed", "generation", "library"]
+
+LARGE_BYTES: Final = 8 * 1024 * 1024
+"""Bodies beyond this are given longer."""
+
+_EXIT_S: Final = 30.0
+_NAME: Final = "obstore"
+_CONNECT: Final = timedelta(seconds=5)
+_REQUEST: Final = timedelta(seconds=60)
+_LARGE_REQUEST: Final = timedelta(minutes=15)
+_RETRIES: Final = {
+    "max_retries": 5,
+    "retry_timeout": timedelta(seconds=15),
+    "backoff": {
+        "init_backoff": timedelta(milliseconds=100),
+        "max_backoff": timedelta(seconds=2),
+        "base": 2.0,
+    },
+}
+_ENDPOINT_VARIABLES: Final = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """obstore, as this process has it."""
+
+    obstore: Any
+    stores: Any
+    errors: tuple[type[BaseException], ...]
+
+
+@dataclass(slots=True)
+class _Here:
+    """What this process has."""
+
+    library: Library | None = None
+    generation: int = 0
+    inherited: bool = False
+    calls: set[object] = field(default_factory=set)
+
+
+_HERE = _Here()
+_LOCK = ForkSafeLock()
+
+
+def _forget() -> None:
+    _HERE.library = None
+    _HERE.generation += 1
+    _HERE.inherited = _HERE.inherited or f"{_NAME}._obstore" in sys.modules
+    _HERE.calls = set()  # they are the parent's
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def generation() -> int:
+    """A number that changes in a forked child, where clients must be made anew."""
+    return _HERE.generation
+
+
+def check_installed(scheme: str) -> None:
+    """Refuse a URL of an object store if the package that speaks with it is not there.
+
+    Raises
+    ------
+    UnsupportedStorageError
+        If it is not.
+    """
+    if importlib.util.find_spec(_NAME) is None:
+        raise UnsupportedStorageError(
+            f"{scheme}:// needs the package {_NAME}: pip install 'zarr-manifests[object]'"
+        )
+
+
+def library() -> Library:
+    """The library for this process; loaded if that is due."""
+    found = _HERE.library
+    if found is None:
+        with _LOCK:
+            found = _HERE.library or _load()
+            _HERE.library = found
+    return found
+
+
+def _load() -> Library:
+    with _copied() if _HERE.inherited else contextlib.nullcontext():
+        obstore: Any = importlib.import_module(_NAME)
+        stores: Any = importlib.import_module(f"{_NAME}.store")
+        exceptions: Any = importlib.import_module(f"{_NAME}.exceptions")
+    return Library(obstore, stores, (exceptions.BaseError, OSError, ValueError, RuntimeError))
+
+
+@contextlib.contextmanager
+def _copied() -> Iterator[None]:
+    """Import from a copy of the library, and leave the modules of others as they are."""
+    kept = {name: mod for name, mod in sys.modules.items() if name.partition(".")[0] == _NAME}
+    inner = f"{_NAME}._obstore"
+    source = kept[inner].__file__
+    assert source is not None
+    with _copy_of(source) as copy:
+        finder = _Finder(inner, copy)
+        for name in kept:
+            del sys.modules[name]
+        sys.meta_path.insert(0, finder)
+        try:
+            yield
+        finally:
+            sys.meta_path.remove(finder)
+            for name in [n for n in sys.modules if n.partition(".")[0] == _NAME]:
+                del sys.modules[name]
+            sys.modules.update(kept)
+
+
+@contextlib.contextmanager
+def _copy_of(source: str) -> Iterator[str]:
+    """A copy that has a name of its own for as long as the block lasts."""
+    if hasattr(os, "memfd_create"):  # folders for temporary files may be closed to programs
+        fd = os.memfd_create(_NAME)
+        try:
+            with Path(source).open("rb") as original, open(fd, "wb", closefd=False) as copy:
+                shutil.copyfileobj(original, copy)
+            yield f"/proc/{os.getpid()}/fd/{fd}"
+        finally:
+            os.close(fd)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            yield shutil.copy(source, folder)
+
+
+class _Finder:
+    """Finds one module in a file of another name."""
+
+    def __init__(self, name: str, path: str) -> None:
+        self._name, self._path = name, path
+
+    def find_spec(self, name: str, *_: object) -> importlib.machinery.ModuleSpec | None:
+        if name != self._name:
+            return None
+        loader = importlib.machinery.ExtensionFileLoader(name, self._path)
+        return importlib.util.spec_from_file_location(name, self._path, loader=loader)
+
+
+# --- calls under way -------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def calling() -> Iterator[None]:
+    """A call is under way until the block is left."""
+    calls, call = _HERE.calls, object()
+    calls.add(call)
+    try:
+        yield
+    finally:
+        calls.discard(call)
+
+
+def _wait_for_calls() -> None:
+    until_s = SYSTEM.monotonic_s() + _EXIT_S
+    while _HERE.calls and SYSTEM.monotonic_s() < until_s:
+        SYSTEM.sleep(0.005)
+
+
+atexit.register(_wait_for_calls)
+
+
+# --- a client --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an object store is, and how it is spoken with; no secrets.
+
+    Parameters
+    ----------
+    kind : str
+        `"s3"`, `"gs"`, `"az"` or `"http"`.
+    bucket : str
+        The bucket or container; the whole URL for `"http"`.
+    prefix : str
+        Where in it, without slashes at its ends; may be empty.
+    options : tuple of (str, value)
+        As given.
+    """
+
+    kind: str
+    bucket: str
+    prefix: str
+    options: tuple[tuple[str, str | bool], ...] = ()
+
+    @property
+    def endpoint(self) -> str | None:
+        """The endpoint that was given, here or in the environment; None for the provider's own."""
+        given = dict(self.options).get("endpoint")
+        names = _ENDPOINT_VARIABLES.get(self.kind, ())
+        return (
+            str(given) if given else next((os.environ[n] for n in names if os.environ.get(n)), None)
+        )
+
+    def client(self, *, large: bool) -> Any:
+        """A client of this process; for large bodies one that waits longer.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the endpoint is not one.
+        """
+        stores, options = library().stores, dict(self.options)
+        settings: dict[str, Any] = {
+            "client_options": {
+                "allow_http": self._allows_http(options),
+                "connect_timeout": _CONNECT,
+                "timeout": _LARGE_REQUEST if large else _REQUEST,
+            },
+            "retry_config": _RETRIES,
+        }
+        if self.kind == "http":
+            return stores.HTTPStore(self.bucket, **settings)
+        settings["prefix"] = self.prefix or None
+        config: dict[str, Any] = {}
+        if options.get("anonymous"):
+            config["skip_signature"] = True
+        if self.endpoint is not None:
+            config["base_url" if self.kind == "gs" else "endpoint"] = self.endpoint
+        if self.kind == "gs":
+            return stores.GCSStore(self.bucket, config=config, **settings)
+        if self.kind == "az":
+            if "account" in options:
+                config["account_name"] = options["account"]
+            return stores.AzureStore(self.bucket, config=config, **settings)
+        config |= _s3_config(options)
+        return stores.S3Store(self.bucket, config=config, **settings)
+
+    def _allows_http(self, options: Mapping[str, str | bool]) -> bool:
+        if self.kind == "http":
+            return self.bucket.startswith("http:")
+        said = os.environ.get("AWS_ALLOW_HTTP", "") if self.kind == "s3" else ""
+        allowed = bool(options.get("allow_http", said.lower() in ("1", "true", "yes", "on")))
+        if not allowed and (self.endpoint or "").startswith("http:"):
+            raise InvalidArgumentError(
+                "the endpoint is an http:// URL, by which everything travels in the open: use "
+                "https://, or pass allow_http=True"
+            )
+        return allowed
+
+
+def _s3_config(options: Mapping[str, str | bool]) -> dict[str, Any]:
+    config: dict[str, Any] = {}
+    if "region" in options:
+        config["region"] = options["region"]
+    if "virtual_hosted" in options:
+        config["virtual_hosted_style_request"] = options["virtual_hosted"]
+    return config

@@ -1,0 +1,165 @@
+"""What an object store's client says went wrong, as an error of this package.
+
+Invariant: nothing of the client's own words is passed on. They hold addresses, with signed queries
+among them, and whatever the server has sent, which may be what it was sent: keys and tokens. What
+is passed on is the kind of the failure, the status, and the server's code if it is a known one.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from zarr_manifests.errors import (
+    ObjectNotFoundError,
+    StorageError,
+    StorageFullError,
+    UnsupportedStorageError,
+)
+
+__all__ = ["Failure", "failure_of", "storage_error"]
+
+_STATUS: Final = re.compile(r"status code: (\d{3})\b")
+_CODE: Final = re.compile(r"<Code>([A-Za-z]{1,60})</Code>")
+_READ_CHARS: Final = 100_000
+
+_CREDENTIALS: Final = (
+    "give credentials by the variables of the environment that are the provider's own (on S3 "
+    "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, if there is one, AWS_SESSION_TOKEN) or by the "
+    "role of the machine; anonymous=True reads what is public"
+)
+_BUCKET: Final = "make the bucket, or correct its name, the endpoint or the account"
+_REGION: Final = "the bucket is in another region: give the one it is in, region=..."
+_CLOCK: Final = "set the clock of this machine"
+_FULL: Final = "make room there, or raise its quota, then try again"
+_RIGHTS: Final = (
+    "these credentials do not allow it here; reading takes the rights to get and to list objects, "
+    "writing those to put and to delete them as well"
+)
+_HINTS: Final = {
+    "NoSuchBucket": _BUCKET,
+    "ContainerNotFound": _BUCKET,
+    "InvalidBucketName": _BUCKET,
+    "PermanentRedirect": _REGION,
+    "AuthorizationHeaderMalformed": _REGION,
+    "IllegalLocationConstraintException": _REGION,
+    "InvalidAccessKeyId": _CREDENTIALS,
+    "SignatureDoesNotMatch": _CREDENTIALS,
+    "ExpiredToken": _CREDENTIALS,
+    "InvalidToken": _CREDENTIALS,
+    "AuthenticationFailed": _CREDENTIALS,
+    "AccessDenied": _RIGHTS,
+    "AllAccessDisabled": _RIGHTS,
+    "AuthorizationFailure": _RIGHTS,
+    "AuthorizationPermissionMismatch": _RIGHTS,
+    "RequestTimeTooSkewed": _CLOCK,
+    "QuotaExceeded": _FULL,
+    "XMinioStorageFull": _FULL,
+    "XMinioStorageQuotaExceeded": _FULL,
+    "XMinioAdminBucketQuotaExceeded": _FULL,
+    "EntityTooLarge": "one object cannot be as large there; make the chunks smaller",
+    "SlowDown": "the store asks for fewer requests; try again later",
+    "ServiceUnavailable": "try again later",
+    "InternalError": "try again later",
+    "NotImplemented": "the store does not know this request",
+    "NoSuchKey": "",
+    "ConditionalRequestConflict": "somebody else writes the same object; try again",
+    "InvalidRange": "",
+    "PreconditionFailed": "",
+}
+_FULL_CODES: Final = {code for code, hint in _HINTS.items() if hint is _FULL}
+_BY_STATUS: Final = {
+    301: _REGION,
+    307: _REGION,
+    401: _CREDENTIALS,
+    403: _RIGHTS,
+    413: "one object cannot be as large there; make the chunks smaller",
+    429: "the store asks for fewer requests; try again later",
+    507: _FULL,
+}
+_UNREACHABLE: Final = "check the endpoint and the network"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The kind of a failure, without the words of the client or the server.
+
+    Parameters
+    ----------
+    kind : str
+        `"absent"`, `"exists"`, `"changed"`, `"credentials"`, `"unreachable"`, `"timeout"`,
+        `"denied"` or `"other"`.
+    status : int, optional
+        The status of the answer, if there was one.
+    code : str, optional
+        The code in the answer, if it is one of those known here.
+    """
+
+    kind: str
+    status: int | None = None
+    code: str | None = None
+
+    @property
+    def range_beyond(self) -> bool:
+        """Whether the object is there, and ends before the range begins."""
+        return self.status == 416
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What kind of failure the client's error tells of."""
+    text = str(error)[:_READ_CHARS]
+    status = _STATUS.search(text)
+    codes = [code for code in _CODE.findall(text) if code in _HINTS]
+    found = int(status[1]) if status else None
+    return Failure(_kind(error, text, found, codes), found, codes[0] if codes else None)
+
+
+def _kind(error: BaseException, text: str, status: int | None, codes: list[str]) -> str:
+    name = type(error).__name__
+    missing = any(_HINTS[code] is _BUCKET for code in codes)
+    if name == "AlreadyExistsError":
+        return "exists"
+    if name == "PreconditionError" and not missing:
+        return "changed"
+    if isinstance(error, FileNotFoundError):
+        return "other" if missing else "absent"
+    if "169.254.169.254" in text or "token request" in text or "redential" in text.split("\n")[0]:
+        return "credentials"
+    if name in ("PermissionDeniedError", "UnauthenticatedError"):
+        return "denied"
+    if status is None:
+        return _without_answer(text)
+    return "other"
+
+
+def _without_answer(text: str) -> str:
+    if "kind: Timeout" in text or "TimedOut" in text:
+        return "timeout"
+    if "kind: Connect" in text or "error sending request" in text or "kind: Request" in text:
+        return "unreachable"
+    return "other"
+
+
+def storage_error(failure: Failure, doing: str, key: str, url: str) -> StorageError:
+    """The error to raise: what was done, to what, why it failed, and what to do about it."""
+    if failure.kind == "absent":
+        return ObjectNotFoundError(f"there is no object {key!r} in {url}")
+    where = f"{key!r} in {url}" if key else url
+    said = " ".join([str(failure.status or ""), failure.code or ""]).strip()
+    code_hint = _HINTS.get(failure.code or "", "")
+    if failure.kind == "credentials":
+        return StorageError(f"cannot {doing} {where}: no credentials were found; {_CREDENTIALS}")
+    if failure.kind in ("unreachable", "timeout"):
+        what = "cannot be reached" if failure.kind == "unreachable" else "did not answer in time"
+        return StorageError(f"cannot {doing} {where}: the store {what}; {_UNREACHABLE}")
+    hint = code_hint or _BY_STATUS.get(failure.status or 0, "")
+    message = f"cannot {doing} {where}: the store refused ({said})" if said else (
+        f"cannot {doing} {where}: the client of the store failed"
+    )  # fmt: skip
+    message += f": {hint}" if hint else ""
+    if failure.code in _FULL_CODES or failure.status == 507:
+        return StorageFullError(message)
+    if failure.code == "NotImplemented" or failure.status == 501:
+        return UnsupportedStorageError(message)
+    return StorageError(message)

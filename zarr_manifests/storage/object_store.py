@@ -1,0 +1,565 @@
+"""Objects in an object store: Amazon S3 and what speaks as it does, Google Cloud, Azure, HTTP.
+
+How each promise is kept:
+
+- *Whole or absent*: an object is written by one request, and is there when that is answered.
+- *One winner of `create` and of `cas`*: the store decides, by the conditions `If-None-Match` and
+  `If-Match` (the generation, on Google Cloud). A store that takes no notice of them would lose
+  commits without a word, so one that does not promise them is put to the test before the first
+  conditional write of this process: see `_Proof`. One that fails is read-only.
+- *Durable*: so the providers promise of every write that they have confirmed. `sync` asks only
+  whether there is an object that somebody else has written.
+- A lost answer to a conditional write comes back as a refusal, since the client asks again. Who
+  calls finds out by reading: `create` and `cas` say what the store said.
+- The token of a version is the store's own (etag, generation). Where the etag is a digest, bytes
+  that return are the same version again, so whoever swaps puts something unique into them.
+
+Nothing that the client or the server says is passed on, see `object_errors`; nor is an error
+chained to theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, Final
+
+from zarr_manifests.errors import (
+    InvalidArgumentError,
+    ObjectNotFoundError,
+    StorageError,
+    UnsupportedStorageError,
+)
+from zarr_manifests.runtime import SYSTEM, ForkSafeLock
+from zarr_manifests.storage.object_clients import (
+    LARGE_BYTES,
+    Place,
+    calling,
+    generation,
+    library,
+)
+from zarr_manifests.storage.object_errors import Failure, failure_of, storage_error
+from zarr_manifests.storage.protocol import (
+    Capabilities,
+    ObjectInfo,
+    Tagged,
+    Token,
+    check_key,
+    check_prefix,
+    check_range,
+)
+
+__all__ = ["ObjectStorage"]
+
+_CAPABILITIES: Final = Capabilities(inline=False, durable=True, shared=True)
+_READ_ONLY: Final = replace(_CAPABILITIES, create=False, cas=False)
+_MOST_OFFSET: Final = 2**63 - 1
+_LISTED: Final = 1000
+_DELETED: Final = 1000
+_LISTED_FROM: Final = 8
+_REMEMBERED: Final = 200_000
+_VERSION_TRIES: Final = 5
+_ALPHABET: Final = "-./0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
+_PROOF_KEY: Final = ".probe"  # no key, so nobody else's, and in no listing
+_PROOF: Final = (
+    b"Here it was tried whether this store heeds conditions. Leave it: it saves a request.\n"
+)
+_NO_SUCH_ETAG: Final = '"00000000000000000000000000000000"'
+
+
+class ObjectStorage:
+    """Storage below a prefix of an object store; opened by `from_url`.
+
+    Nothing is asked of the store before the first call.
+
+    Parameters
+    ----------
+    place : Place
+        Where it is.
+
+    Examples
+    --------
+    >>> from zarr_manifests.storage import from_url
+    >>> from_url("s3://bucket/winds", region="eu-central-1")  # doctest: +SKIP
+    ObjectStorage('s3://bucket/winds')
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._clients: dict[tuple[int, bool], Any] = {}
+        self._proof = _Proof(place)
+        # Written by this object and not yet named to `sync`: these need not be asked for.
+        self._written: dict[str, None] = {}
+
+    def __repr__(self) -> str:
+        return f"ObjectStorage({self.url!r})"
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return type(self), (self._place,)
+
+    @property
+    def url(self) -> str:
+        place = self._place
+        if place.kind == "http":
+            return place.bucket
+        return f"{place.kind}://{place.bucket}{'/' if place.prefix else ''}{place.prefix}"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return _READ_ONLY if self._proof.failed else _CAPABILITIES
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        check_range(start, length)
+        check_key(key)
+        if length == 0:
+            self.head(key)
+            return b""
+        found = self._answer(partial(self._get, key, start, length))
+        return self._bytes_of(found, key)
+
+    def _get(self, key: str, start: int, length: int | None) -> bytes:
+        client, obstore = self._client(length), library().obstore
+        if length is not None:
+            end = min(start + length, _MOST_OFFSET)
+            return bytes(obstore.get_range(client, key, start=start, end=end))
+        options = {"range": {"offset": start}} if start else None
+        return bytes(obstore.get(client, key, options=options).bytes())
+
+    def _bytes_of(self, found: bytes | Failure, key: str) -> bytes:
+        if isinstance(found, bytes):
+            return found
+        if found.range_beyond:
+            return b""
+        raise storage_error(found, "read", key, self.url)
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        for start, length in ranges:
+            check_range(start, length)
+        check_key(key)
+        spans = _spans([pair for pair in ranges if pair[1]])
+        if not spans:
+            self.head(key)
+            return [b"" for _ in ranges]
+        for _ in range(_VERSION_TRIES):
+            read = self._read_spans(key, spans)
+            if read is not None:
+                return [_cut(spans, read, start, length) for start, length in ranges]
+        raise StorageError(
+            f"{key!r} in {self.url} was replaced again and again while it was read; try again"
+        )
+
+    def _read_spans(self, key: str, spans: Sequence[tuple[int, int]]) -> list[bytes] | None:
+        """The spans, of one version; None if it was replaced meanwhile."""
+        if len(spans) == 1:
+            return [self.get(key, spans[0][0], spans[0][1] - spans[0][0])]
+        tag: dict[str, Any] = {}
+        read = []
+
+        def get(start: int, end: int) -> bytes:
+            options = {"range": (start, min(end, _MOST_OFFSET)), **tag}
+            answer = library().obstore.get(self._client(end - start), key, options=options)
+            if answer.meta["e_tag"] and not tag:
+                tag["if_match"] = answer.meta["e_tag"]
+            return bytes(answer.bytes())
+
+        for start, end in spans:
+            found = self._answer(partial(get, start, end))
+            if isinstance(found, Failure) and found.kind == "changed":
+                return None
+            read.append(self._bytes_of(found, key))
+        return read
+
+    def get_tagged(self, key: str) -> Tagged:
+        check_key(key)
+
+        def get() -> tuple[bytes, Any]:
+            answer = library().obstore.get(self._client(), key)
+            return bytes(answer.bytes()), answer.meta
+
+        data, meta = self._ask("read", key, get)
+        return Tagged(data, self._token(meta, data))
+
+    def head(self, key: str) -> ObjectInfo:
+        check_key(key)
+        meta = self._ask("read", key, lambda: library().obstore.head(self._client(), key))
+        return _info(key, meta)
+
+    def list(self, prefix: str = "", after: str = "") -> Iterator[ObjectInfo]:
+        check_prefix(prefix)
+        if self._place.kind == "http":
+            raise UnsupportedStorageError(
+                f"{self.url} cannot be listed: a web server has no listing; open the repository "
+                "for reading, or use the address of the object store itself"
+            )
+        return self._list(prefix, after)
+
+    def _list(self, prefix: str, after: str) -> Iterator[ObjectInfo]:
+        last = ""
+        for meta in self._listed(prefix, max(_listable(after), _just_before(prefix))):
+            key = meta["path"]
+            if key > prefix and not key.startswith(prefix):
+                return
+            if key < last:
+                raise UnsupportedStorageError(
+                    f"{self.url} does not list its objects in the order of their names, as a "
+                    "directory bucket does not; use a general purpose bucket"
+                )
+            last = key
+            if key.startswith(prefix) and key > after and _is_key(key):
+                yield _info(key, meta)
+
+    def _listed(self, prefix: str, offset: str) -> Iterator[Any]:
+        """What the store lists from there on; more than was asked for."""
+        folder, _, _ = prefix.rpartition("/")
+        stream = self._ask(
+            "list",
+            "",
+            lambda: iter(
+                library().obstore.list(
+                    self._client(), folder or None, offset=offset or None, chunk_size=_LISTED
+                )
+            ),
+        )
+        while True:
+            metas = self._ask("list", "", lambda: next(stream, None))
+            if metas is None:
+                return
+            yield from metas
+
+    def stray(self) -> str | None:
+        """A name among the first thousand that no key is."""
+        if self._place.kind == "http":
+            return None
+        for meta in itertools.islice(self._listed("", ""), _LISTED):
+            path: str = meta["path"]
+            if not path.startswith(".") and not _is_key(path):
+                return path
+        return None
+
+    async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        check_range(start, length)
+        check_key(key)
+        if not length:
+            return await asyncio.to_thread(self.get, key, start, length)
+        end = min(start + length, _MOST_OFFSET)
+
+        def get() -> Awaitable[Any]:
+            client = self._client(length)
+            read: Awaitable[Any] = library().obstore.get_range_async(
+                client, key, start=start, end=end
+            )
+            return read
+
+        found = await self._answer_async(get)
+        return self._bytes_of(found if isinstance(found, Failure) else bytes(found), key)
+
+    # --- writing -----------------------------------------------------------------------------
+
+    def put(self, key: str, data: bytes, *, durable: bool = True) -> None:
+        check_key(key)
+        self._refuse_http()
+        self._ask("write", key, partial(self._put, key, data, "overwrite"))
+
+    def create(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> bool:
+        check_key(key)
+        self._prove()
+        found = self._answer(partial(self._put, key, data, "create"))
+        return self._created(found, key, durable=durable)
+
+    def _created(self, found: Any, key: str, *, durable: bool) -> bool:
+        if isinstance(found, Failure) and found.kind != "exists":
+            raise storage_error(found, "write", key, self.url)
+        if not durable and len(self._written) < _REMEMBERED:
+            self._written[key] = None
+        return not isinstance(found, Failure)
+
+    def cas(
+        self,
+        key: str,
+        data: bytes,
+        token: Token | None,
+        *,
+        then_create: tuple[str, bytes] | None = None,
+    ) -> Token | None:
+        check_key(key)
+        if then_create is not None:
+            check_key(then_create[0])
+        self._prove()
+        mode: Any = "create" if token is None else self._version(token)
+        if mode is None:
+            return None
+        found = self._answer(partial(self._put, key, data, mode))
+        if isinstance(found, Failure):
+            # 409: somebody else writes it at this moment, and this writer has not.
+            if found.kind in ("exists", "changed", "absent") or found.status == 409:
+                return None
+            raise storage_error(found, "write", key, self.url)
+        if then_create is not None:
+            SYSTEM.background(partial(self._create_after, *then_create))
+        return self._token(found, data)
+
+    def _create_after(self, key: str, data: bytes) -> None:
+        # The swap it follows has succeeded, and a failure here is not the swap's.
+        self._answer(partial(self._put, key, data, "create"))
+
+    def _put(self, key: str, data: bytes | memoryview, mode: Any) -> Any:
+        client = self._client(len(data))
+        return library().obstore.put(client, key, data, mode=mode, use_multipart=False)
+
+    def delete_many(self, keys: Iterable[str]) -> None:
+        self._refuse_http()
+        due = iter(keys)
+        while batch := [check_key(key) for key in itertools.islice(due, _DELETED)]:
+            for key in batch:
+                self._written.pop(key, None)
+            found = self._answer(partial(self._delete, batch))
+            if isinstance(found, Failure) and found.kind == "absent":
+                # Where deletions are single requests, one of them may stop at what is not there.
+                for key in batch:
+                    found = self._answer(partial(self._delete, [key]))
+                    if isinstance(found, Failure) and found.kind != "absent":
+                        raise storage_error(found, "delete", key, self.url)
+            elif isinstance(found, Failure):
+                raise storage_error(found, "delete", "", self.url)
+
+    def _delete(self, keys: Sequence[str]) -> None:
+        library().obstore.delete(self._client(), keys)
+
+    def sync(self, keys: Iterable[str]) -> None:
+        folders: dict[str, set[str]] = {}
+        for key in keys:
+            if check_key(key) in self._written:
+                self._written.pop(key, None)
+            else:
+                folders.setdefault(key.rpartition("/")[0], set()).add(key)
+        for folder, there in folders.items():
+            if folder and len(there) > _LISTED_FROM:
+                self._check_listed(folder, there)
+            else:
+                for key in sorted(there):
+                    self.head(key)
+
+    def _check_listed(self, folder: str, keys: set[str]) -> None:
+        """As `head` of each of the keys, by as few requests as the listing takes."""
+        last = max(keys)
+        found = {
+            info.key
+            for info in itertools.takewhile(
+                lambda info: info.key <= last,
+                self.list(f"{folder}/", after=_just_before(min(keys))),
+            )
+        }
+        missing = sorted(keys - found)
+        if missing:
+            raise ObjectNotFoundError(f"there is no object {missing[0]!r} in {self.url}")
+
+    async def create_async(self, key: str, data: bytes, *, durable: bool = True) -> bool:
+        check_key(key)
+        if self._proof.due:
+            await asyncio.to_thread(self._prove)
+        self._refuse_unproven()
+
+        def put() -> Awaitable[Any]:
+            sent: Awaitable[Any] = library().obstore.put_async(
+                self._client(len(data)), key, data, mode="create", use_multipart=False
+            )
+            return sent
+
+        found = await self._answer_async(put)
+        return self._created(found, key, durable=durable)
+
+    # --- how ---------------------------------------------------------------------------------
+
+    def _client(self, nbytes: int | None = None) -> Any:
+        """The client of this process, for a body of that size; None if it may be any."""
+        at = generation(), nbytes is not None and nbytes > LARGE_BYTES
+        client = self._clients.get(at)
+        if client is None:
+            client = self._clients[at] = self._place.client(large=at[1])
+        return client
+
+    def _answer(self, call: Callable[[], Any]) -> Any:
+        """What the call gives, or the `Failure` it ended with."""
+        with calling():
+            try:
+                return call()
+            except InvalidArgumentError:
+                raise
+            except library().errors as error:
+                return failure_of(error)
+
+    async def _answer_async(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        with calling():
+            try:
+                return await call()
+            except InvalidArgumentError:
+                raise
+            except library().errors as error:
+                return failure_of(error)
+
+    def _ask(self, doing: str, key: str, call: Callable[[], Any]) -> Any:
+        """What the call gives; an error is not raised amid the client's, so not chained to it."""
+        found = self._answer(call)
+        if isinstance(found, Failure):
+            raise storage_error(found, doing, key, self.url)
+        return found
+
+    def _token(self, meta: Any, data: bytes) -> Token:
+        etag, version = meta.get("e_tag"), meta.get("version")
+        if self._place.kind == "http":  # nothing is swapped there
+            return etag or hashlib.blake2b(data, digest_size=20).hexdigest()
+        if not etag or (self._place.kind == "gs" and not version):
+            raise UnsupportedStorageError(
+                f"{self.url} gives no etag (or generation) with an object, so nothing can be "
+                "swapped there; use a store that does"
+            )
+        return f"{version} {etag}" if self._place.kind == "gs" else str(etag)
+
+    def _version(self, token: Token) -> dict[str, str] | None:
+        """The condition that the object is still this version; None if no object can be it."""
+        if self._place.kind != "gs":
+            return {"e_tag": token} if token else None
+        version, _, etag = token.partition(" ")
+        return {"version": version, "e_tag": etag} if version.isdigit() and etag else None
+
+    # --- whether conditions are heeded ---------------------------------------------------------
+
+    def _prove(self) -> None:
+        self._refuse_http()
+        if self._proof.due:
+            self._proof.make(self._try_conditions)
+        self._refuse_unproven()
+
+    def _refuse_http(self) -> None:
+        if self._place.kind == "http":
+            raise UnsupportedStorageError(
+                f"{self.url} can only be read; to write, use the address of the object store "
+                "itself, such as s3://bucket/prefix"
+            )
+
+    def _refuse_unproven(self) -> None:
+        if self._proof.failed:
+            raise UnsupportedStorageError(
+                f"{self.url} can only be read: the store takes no notice of {self._proof.failed}, "
+                "so commits could be lost there without a word. Use a store, or a version of it, "
+                "that has conditional writes"
+            )
+
+    def _try_conditions(self) -> str:
+        """The header that the store takes no notice of; empty if it heeds them."""
+        for _ in range(2):  # the first may be the first ever
+            found = self._answer(partial(self._put, _PROOF_KEY, _PROOF, "create"))
+            if isinstance(found, Failure):
+                break
+        if not isinstance(found, Failure):
+            return "If-None-Match"
+        if found.status == 501:
+            return "If-None-Match"
+        if found.kind != "exists":
+            raise storage_error(found, "write", _PROOF_KEY, self.url)
+        stale = self._version("1 " + _NO_SUCH_ETAG if self._place.kind == "gs" else _NO_SUCH_ETAG)
+        found = self._answer(partial(self._put, _PROOF_KEY, _PROOF, stale))
+        if not isinstance(found, Failure) or found.status == 501:
+            return "If-Match"
+        if found.kind not in ("changed", "exists") and found.status != 409:
+            raise storage_error(found, "write", _PROOF_KEY, self.url)
+        return ""
+
+
+class _Proof:
+    """Whether a store heeds conditions; found out once in a process, for each place."""
+
+    _made: ClassVar[dict[tuple[Place, str | None], str]] = {}
+    _lock: ClassVar = ForkSafeLock()
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    @property
+    def _name(self) -> tuple[Place, str | None]:
+        return self._place, self._place.endpoint
+
+    @property
+    def _is_promised(self) -> bool:
+        """Whether the provider says so itself."""
+        endpoint = self._place.endpoint
+        host = (endpoint or "").partition("://")[2].partition("/")[0].partition(":")[0]
+        return endpoint is None or host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
+
+    @property
+    def due(self) -> bool:
+        return not self._is_promised and self._name not in self._made
+
+    @property
+    def failed(self) -> str:
+        """What the store takes no notice of; empty if nothing is known."""
+        if self._place.kind == "http":
+            return "any condition"
+        return self._made.get(self._name, "")
+
+    def make(self, find_out: Callable[[], str]) -> None:
+        with self._lock:  # who comes second waits for the first
+            if self.due:
+                self._made[self._name] = find_out()
+
+
+# --- keys and ranges -------------------------------------------------------------------------
+
+
+def _info(key: str, meta: Any) -> ObjectInfo:
+    # A listing may say milliseconds; what answers for one object knows seconds.
+    return ObjectInfo(key, meta["size"], int(meta["last_modified"].timestamp()) * 1000)
+
+
+def _is_key(name: str) -> bool:
+    try:
+        check_key(name)
+    except InvalidArgumentError:
+        return False
+    return True
+
+
+def _listable(after: str) -> str:
+    """The name, if the client takes it as it is; else what comes before all names."""
+    try:
+        return check_prefix(after)
+    except InvalidArgumentError:
+        return ""
+
+
+def _just_before(prefix: str) -> str:
+    """A name before all keys that start so, with few keys between; empty if there is none."""
+    if not prefix or prefix.endswith("/"):
+        return ""  # what is listed is the folder's anyway
+    head, at = prefix[:-1], _ALPHABET.index(prefix[-1])
+    if at and _ALPHABET[at - 1] == "/" and (not head or head.endswith("/")):
+        at -= 1  # a segment is never empty
+    return head + _ALPHABET[at - 1] + "z" * 8 if at else head.rstrip("/")
+
+
+def _spans(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Where to read so that all ranges are in it: (start, end), apart and in order."""
+    spans: list[tuple[int, int]] = []
+    for start, length in sorted(ranges):
+        end = start + length
+        if spans:
+            first, last = spans[-1]
+            near = start <= last + _CAPABILITIES.gap_bytes
+            if start < last or (near and max(end, last) - first <= _CAPABILITIES.span_bytes):
+                spans[-1] = first, max(end, last)
+                continue
+        spans.append((start, end))
+    return spans
+
+
+def _cut(spans: Sequence[tuple[int, int]], read: Sequence[bytes], start: int, length: int) -> bytes:
+    for (first, end), data in zip(spans, read, strict=True):
+        if length and first <= start < end:
+            return data[start - first : start - first + length]
+    return b""
