@@ -120,13 +120,18 @@ class ManifestsBackendEntrypoint(BackendEntrypoint):
     open_dataset_parameters = tuple(signature(_options).parameters)
 
     def guess_can_open(self, filename_or_obj: Any) -> bool:
-        """Whether a repository is there, which one small read tells; anything else is not ours."""
+        """Whether a repository is there, which one small read tells; anything else is not ours.
+
+        Of what is far away nothing is asked for a guess: name the engine.
+        """
         if isinstance(filename_or_obj, Repository | Storage):
             return True
         if not isinstance(filename_or_obj, str | os.PathLike):
             return False
         try:
-            return from_url(filename_or_obj).get("current", 0, len(MAGIC)) == MAGIC
+            storage = from_url(filename_or_obj)
+            here = storage.capabilities.inline
+            return here and storage.get("current", 0, len(MAGIC)) == MAGIC
         except (ManifestsError, OSError, ValueError):
             return False
 

@@ -1,15 +1,21 @@
-"""A server for the tests of object stores, started when the first of them needs it."""
+"""Servers for the tests of object stores, started when a test needs them."""
+
+from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.util
 import os
+import re
 import socket
 import subprocess
 import sys
 import threading
+import urllib.parse
 import urllib.request
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -71,3 +77,170 @@ def object_server() -> Iterator[ObjectServer]:
     finally:
         process.terminate()
         process.wait()
+
+
+class SmallStore:
+    """A server of this process that speaks as Amazon S3 does, as far as it is used, and misbehaves.
+
+    `heeds` are the conditions it takes notice of. `faults` are tried in order at each request;
+    one that returns an answer has dealt with it.
+    """
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.heeds = {"If-None-Match", "If-Match"}
+        self.faults: list[Callable[[Request], Answer | None]] = []
+        self.requests: list[str] = []
+        self._lock = threading.Lock()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def once(self, method: str, part: str, answer: Callable[[Request], Answer | None]) -> None:
+        """Have the next request of that method, with that in its path, answered so."""
+
+        def fault(request: Request) -> Answer | None:
+            if request.method != method or part not in request.path:
+                return None
+            self.faults.remove(fault)
+            return answer(request)
+
+        self.faults.append(fault)
+
+    def answer(self, request: Request) -> Answer:
+        self.requests.append(f"{request.method} {request.path}")
+        for fault in list(self.faults):
+            found = fault(request)
+            if found is not None:
+                return found
+        return self.perform(request)
+
+    def perform(self, request: Request) -> Answer:
+        """What a store does that works."""
+        with self._lock:
+            if request.method in ("GET", "HEAD") and "list-type" in request.query:
+                return self._list(request.query)
+            if request.method == "POST":
+                for key in re.findall(r"<Key>([^<]*)</Key>", request.body.decode()):
+                    self.objects.pop(f"{request.path.strip('/')}/{key}", None)
+                return Answer(200, b"<DeleteResult></DeleteResult>")
+            name = request.path.lstrip("/")
+            return self._put(name, request) if request.method == "PUT" else self._get(name, request)
+
+    def _put(self, name: str, request: Request) -> Answer:
+        there = self.objects.get(name)
+        absent, same = (
+            request.headers.get(c) if c in self.heeds else None
+            for c in ("If-None-Match", "If-Match")
+        )
+        if (absent and there is not None) or (same and (there is None or same != _etag(there))):
+            return Answer.refusal(412, "PreconditionFailed")
+        self.objects[name] = request.body
+        return Answer(200, b"", {"ETag": _etag(request.body)})
+
+    def _get(self, name: str, request: Request) -> Answer:
+        data = self.objects.get(name)
+        if data is None:
+            return Answer.refusal(404, "NoSuchKey")
+        headers = {"ETag": _etag(data), "Last-Modified": "Wed, 21 Oct 2015 07:28:00 GMT"}
+        if request.headers.get("If-Match") not in (None, _etag(data)):
+            return Answer.refusal(412, "PreconditionFailed")
+        span = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range", ""))
+        if span is None:
+            return Answer(200, data, headers)
+        start, end = int(span[1]), min(int(span[2] or len(data)), len(data) - 1)
+        if start >= len(data):
+            return Answer.refusal(416, "InvalidRange")
+        headers["Content-Range"] = f"bytes {start}-{end}/{len(data)}"
+        return Answer(206, data[start : end + 1], headers)
+
+    def _list(self, query: dict[str, str]) -> Answer:
+        prefix, after = query.get("prefix", ""), query.get("start-after", "")
+        keys = sorted(name.partition("/")[2] for name in self.objects)
+        found = "".join(
+            f"<Contents><Key>{key}</Key><Size>1</Size><ETag>x</ETag>"
+            "<LastModified>2015-10-21T07:28:00.000Z</LastModified></Contents>"
+            for key in keys
+            if key.startswith(prefix) and key > after
+        )
+        return Answer(200, f"<ListBucketResult>{found}</ListBucketResult>".encode())
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked."""
+
+    method: str
+    path: str
+    query: dict[str, str]
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is answered; without a status the connection is closed."""
+
+    status: int | None
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def refusal(cls, status: int, code: str, more: str = "") -> Answer:
+        return cls(status, f"<Error><Code>{code}</Code><Message>{more}</Message></Error>".encode())
+
+
+def _etag(data: bytes) -> str:
+    return f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
+
+
+def _handler_of(store: SmallStore) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def _answer(self) -> None:
+            url = urllib.parse.urlsplit(self.path)
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            query = dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True))
+            path = urllib.parse.unquote(url.path)
+            answer = store.answer(Request(self.command, path, query, self.headers, body))
+            if answer.status is None:
+                self.close_connection = True
+                return
+            with contextlib.suppress(ConnectionError):
+                self.send_response(answer.status)
+                for name, value in answer.headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(answer.body)))
+                self.end_headers()
+                self.wfile.write(b"" if self.command == "HEAD" else answer.body)
+
+        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer
+
+    return Handler
+
+
+@pytest.fixture
+def small_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallStore]:
+    """A store of this process whose answers a test can choose; the environment points to it."""
+    pytest.importorskip("obstore")
+    store = SmallStore()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", store.endpoint)
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    for name, value in _CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    yield store
+    store.close()

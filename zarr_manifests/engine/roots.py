@@ -33,6 +33,7 @@ from zarr_manifests.errors import (
     ObjectNotFoundError,
     StorageError,
     StorageFullError,
+    UnsupportedStorageError,
 )
 from zarr_manifests.format.pages import Page
 from zarr_manifests.format.root import (
@@ -410,11 +411,11 @@ class Roots:
             found = self._find_out(new, operation, failure)
             if found.token != at.token:
                 return self._outcome(found, new, operation, archived=archived)
-            if isinstance(failure, StorageFullError):
+            if isinstance(failure, StorageFullError | UnsupportedStorageError):
                 break
             self.backoff(attempt)
         # Refused at the first try, nothing of ours is under way.
-        refused = isinstance(failure, StorageFullError) and attempt == 0
+        refused = attempt == 0 and isinstance(failure, StorageFullError | UnsupportedStorageError)
         if failure is not None and (refused or self._storage.capabilities.inline):
             # The calls of a local disk have ended when they fail: nothing can still land.
             raise failure
