@@ -94,7 +94,9 @@ class SmallStore:
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.01,), daemon=True
+        )
         self._thread.start()
 
     @property
@@ -131,9 +133,11 @@ class SmallStore:
             if request.method in ("GET", "HEAD") and "list-type" in request.query:
                 return self._list(request.query)
             if request.method == "POST":
-                for key in re.findall(r"<Key>([^<]*)</Key>", request.body.decode()):
+                keys = re.findall(r"<Key>([^<]*)</Key>", request.body.decode())
+                for key in keys:
                     self.objects.pop(f"{request.path.strip('/')}/{key}", None)
-                return Answer(200, b"<DeleteResult></DeleteResult>")
+                said = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
+                return Answer(200, f"<DeleteResult>{said}</DeleteResult>".encode())
             name = request.path.lstrip("/")
             return self._put(name, request) if request.method == "PUT" else self._get(name, request)
 
@@ -228,7 +232,7 @@ def _handler_of(store: SmallStore) -> type[BaseHTTPRequestHandler]:
                 self.end_headers()
                 self.wfile.write(b"" if self.command == "HEAD" else answer.body)
 
-        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer
+        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815
 
     return Handler
 

@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -119,7 +120,7 @@ def test_a_listing_begins_where_it_is_asked_to(small_store: Any) -> None:
     storage = _storage()
     assert [info.key for info in storage.list("b1")] == ["b1"]
     assert [info.key for info in storage.list("b", after="b1")] == ["b2"]
-    assert [info.key for info in storage.list("", after="not//a key")] == [
+    assert [info.key for info in storage.list("", after="a//key")] == [
         "a/1", "b0/x", "b1", "b2",
     ]  # fmt: skip
     assert starts == ["prefix/b0zzzzzzzz", "prefix/b1", None]
@@ -350,7 +351,7 @@ def test_failures_say_what_to_do_and_no_secrets(
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     caplog.set_level(logging.DEBUG)
-    storage = _storage(f"bucket/{call.replace(' ', '-')}-{code}")
+    storage = _storage()
     if "create" in call or call == "cas":
         assert storage.create("proven", b"")  # so that it is the call itself that fails
     _answers(small_store, status, code)
@@ -410,7 +411,7 @@ def test_without_credentials_that_is_said(
     small_store.faults.append(
         lambda request: type(small_store.perform(request)).refusal(403, "AccessDenied")
     )
-    with pytest.raises(StorageError, match="AWS_ACCESS_KEY_ID|do not allow"):
+    with pytest.raises(StorageError, match=r"no credentials were found.*AWS_ACCESS_KEY_ID"):
         _storage().get("a")
     small_store.faults.clear()
     small_store.objects["bucket/prefix/a"] = b"public"
@@ -613,7 +614,7 @@ def test_from_the_first_commit_to_the_last_collection(object_server: Any) -> Non
     assert repo.verify().ok
     objects = len(list(from_url(url).list()))
     repo.expire_snapshots(keep_last=1)
-    report = repo.garbage_collect(grace=0)
+    report = repo.garbage_collect(grace=timedelta(0))
     assert report is not None
     assert len(list(from_url(url).list())) < objects
     assert zm.Repository.open(url).verify().ok

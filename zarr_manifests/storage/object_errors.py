@@ -124,7 +124,8 @@ def _kind(error: BaseException, text: str, status: int | None, codes: list[str])
         return "changed"
     if isinstance(error, FileNotFoundError):
         return "other" if missing else "absent"
-    if "169.254.169.254" in text or "token request" in text or "redential" in text.split("\n")[0]:
+    own = text.partition("Server returned")[0]
+    if "//169.254.169.254/" in own or "token request" in own or "/api/token " in own:
         return "credentials"
     if name in ("PermissionDeniedError", "UnauthenticatedError"):
         return "denied"
