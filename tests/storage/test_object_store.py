@@ -28,6 +28,7 @@ from zarr_manifests.errors import (
     StorageFullError,
     UnsupportedStorageError,
 )
+from zarr_manifests.format.root import archive_key
 from zarr_manifests.storage import ObjectStorage, from_url
 
 SECRETS = {
@@ -72,6 +73,34 @@ def test_a_call_is_one_request(small_store: Any) -> None:
         "PUT /bucket/prefix/a",
         "GET /bucket/prefix/a",
     ]
+
+
+def test_few_requests_open_and_commit(small_store: Any) -> None:
+    import zarr
+
+    storage = _storage()
+    repo = zm.Repository.create(storage)
+    with repo.transaction(message="a group") as store:
+        zarr.create_group(store, path="g")
+
+    def counted() -> list[str]:
+        settled = threading.Event()
+        for _ in range(200):  # the archive is not waited for
+            if f"PUT /bucket/prefix/{archive_key(3)}" in small_store.requests:
+                break
+            settled.wait(0.01)
+        found = [f"{r.split()[0]} {r.split('/')[3]}" for r in small_store.requests]
+        small_store.requests.clear()
+        return sorted(found)
+
+    small_store.requests.clear()
+    repo = zm.Repository.open(storage)
+    session = repo.writable_session()
+    zarr.open_group(session.store, path="g").attrs["a"] = 1
+    assert small_store.requests == ["GET /bucket/prefix/current"] * 2
+    small_store.requests.clear()
+    session.commit("an attribute")
+    assert counted() == ["PUT current", "PUT deltas", "PUT root", "PUT root", "PUT snapshots"]
 
 
 def test_a_range_is_asked_for_as_a_range(small_store: Any) -> None:
@@ -671,7 +700,7 @@ def test_a_program_ends_when_its_last_archive_is_written(small_store: Any) -> No
     small_store.faults.append(late)
     done = _run("import zarr_manifests as zm; zm.Repository.create('s3://bucket/prefix')")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "bucket/prefix/root/00000000000000000001" in small_store.objects
+    assert f"bucket/prefix/{archive_key(1)}" in small_store.objects
 
 
 ENDING = """
