@@ -7,7 +7,7 @@ Invariants:
   asks for them waits for ever. Its library is therefore loaded a second time in the child, from a
   copy, so that nothing of the parent's is shared.
 - *The interpreter does not end amid a call*: at exit, calls under way are waited for, `_EXIT_S`
-  at most. A thread of the library that comes back to an interpreter that has gone crashes.
+  at most. A thread of the library that comes back to an interpreter that has gone can crash.
 - *Every call ends*: what cannot be reached fails after some seconds, what does not answer after a
   minute; bodies of many bytes are given longer.
 - Credentials are the client's to find, in the environment or from the machine. They are in no
