@@ -373,6 +373,7 @@ WITHOUT_BODY = ("head", "sync")
         (403, "SignatureDoesNotMatch", StorageError, "AWS_SECRET_ACCESS_KEY"),
         (404, "NoSuchBucket", StorageError, "NoSuchBucket.*make the bucket"),
         (400, "AuthorizationHeaderMalformed", StorageError, "another region.*region="),
+        (301, "PermanentRedirect", StorageError, "another region.*region="),
         (400, "XMinioStorageFull", StorageFullError, "make room"),
         (418, "PLANTEDcode", StorageError, "418"),
     ],

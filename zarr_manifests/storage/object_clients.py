@@ -226,16 +226,15 @@ class Place:
     prefix: str
     options: tuple[tuple[str, str | bool], ...] = ()
 
-    @property
     def endpoint(self) -> str | None:
-        """The endpoint that was given, here or in the environment; None for the provider's own."""
+        """The endpoint given, here or in the environment now; None for the provider's own."""
         given = dict(self.options).get("endpoint")
         names = _ENDPOINT_VARIABLES.get(self.kind, ())
         return (
             str(given) if given else next((os.environ[n] for n in names if os.environ.get(n)), None)
         )
 
-    def client(self, *, large: bool) -> Any:
+    def client(self, endpoint: str | None, *, large: bool) -> Any:
         """A client of this process; for large bodies one that waits longer.
 
         Raises
@@ -246,7 +245,7 @@ class Place:
         stores, options = library().stores, dict(self.options)
         settings: dict[str, Any] = {
             "client_options": {
-                "allow_http": self._allows_http(options),
+                "allow_http": self._allows_http(options, endpoint),
                 "connect_timeout": _CONNECT,
                 "timeout": _LARGE_REQUEST if large else _REQUEST,
             },
@@ -258,8 +257,8 @@ class Place:
         config: dict[str, Any] = {}
         if options.get("anonymous"):
             config["skip_signature"] = True
-        if self.endpoint is not None:
-            config["base_url" if self.kind == "gs" else "endpoint"] = self.endpoint
+        if endpoint is not None:
+            config["base_url" if self.kind == "gs" else "endpoint"] = endpoint
         if self.kind == "gs":
             return stores.GCSStore(self.bucket, config=config, **settings)
         if self.kind == "az":
@@ -269,12 +268,12 @@ class Place:
         config |= _s3_config(options)
         return stores.S3Store(self.bucket, config=config, **settings)
 
-    def _allows_http(self, options: Mapping[str, str | bool]) -> bool:
+    def _allows_http(self, options: Mapping[str, str | bool], endpoint: str | None) -> bool:
         if self.kind == "http":
             return self.bucket.startswith("http:")
         said = os.environ.get("AWS_ALLOW_HTTP", "") if self.kind == "s3" else ""
         allowed = bool(options.get("allow_http", said.lower() in ("1", "true", "yes", "on")))
-        if not allowed and (self.endpoint or "").startswith("http:"):
+        if not allowed and (endpoint or "").startswith("http:"):
             raise InvalidArgumentError(
                 "the endpoint is an http:// URL, by which everything travels in the open: use "
                 "https://, or pass allow_http=True"
@@ -283,7 +282,7 @@ class Place:
 
 
 def _s3_config(options: Mapping[str, str | bool]) -> dict[str, Any]:
-    config: dict[str, Any] = {}
+    config: dict[str, Any] = {"conditional_put": "etag"}  # whatever the environment says
     if "region" in options:
         config["region"] = options["region"]
     if "virtual_hosted" in options:

@@ -89,7 +89,7 @@ class Failure:
     ----------
     kind : str
         `"absent"`, `"exists"`, `"changed"`, `"credentials"`, `"unreachable"`, `"timeout"`,
-        `"denied"` or `"other"`.
+        `"denied"`, `"elsewhere"` (in another region) or `"other"`.
     status : int, optional
         The status of the answer, if there was one.
     code : str, optional
@@ -127,6 +127,8 @@ def _kind(error: BaseException, text: str, status: int | None, codes: list[str])
     own = text.partition("Server returned")[0]
     if "//169.254.169.254/" in own or "token request" in own or "/api/token " in own:
         return "credentials"
+    if "redirect without LOCATION" in own:
+        return "elsewhere"
     if name in ("PermissionDeniedError", "UnauthenticatedError"):
         return "denied"
     if status is None:
@@ -151,6 +153,8 @@ def storage_error(failure: Failure, doing: str, key: str, url: str) -> StorageEr
     code_hint = _HINTS.get(failure.code or "", "")
     if failure.kind == "credentials":
         return StorageError(f"cannot {doing} {where}: no credentials were found; {_CREDENTIALS}")
+    if failure.kind == "elsewhere":
+        return StorageError(f"cannot {doing} {where}: {_REGION}")
     if failure.kind in ("unreachable", "timeout"):
         what = "cannot be reached" if failure.kind == "unreachable" else "did not answer in time"
         return StorageError(f"cannot {doing} {where}: the store {what}; {_UNREACHABLE}")

@@ -25,7 +25,7 @@ import hashlib
 import itertools
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, Final
 
 from zarr_manifests.errors import (
@@ -91,7 +91,7 @@ class ObjectStorage:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._clients: dict[tuple[int, bool], Any] = {}
-        self._proof = _Proof(place)
+        self._proof = _Proof(place)  # of the endpoint that the clients are given, too
         # Written by this object and not yet named to `sync`: these need not be asked for.
         self._written: dict[str, None] = {}
 
@@ -381,7 +381,7 @@ class ObjectStorage:
         at = generation(), nbytes is not None and nbytes > LARGE_BYTES
         client = self._clients.get(at)
         if client is None:
-            client = self._clients[at] = self._place.client(large=at[1])
+            client = self._clients[at] = self._place.client(self._proof.endpoint, large=at[1])
         return client
 
     def _answer(self, call: Callable[[], Any]) -> Any:
@@ -481,14 +481,19 @@ class _Proof:
     def __init__(self, place: Place) -> None:
         self._place = place
 
+    @cached_property
+    def endpoint(self) -> str | None:
+        """The endpoint when it was first asked for, whatever the environment says later."""
+        return self._place.endpoint()
+
     @property
     def _name(self) -> tuple[Place, str | None]:
-        return self._place, self._place.endpoint
+        return self._place, self.endpoint
 
     @property
     def _is_promised(self) -> bool:
         """Whether the provider says so itself."""
-        endpoint = self._place.endpoint
+        endpoint = self.endpoint
         host = (endpoint or "").partition("://")[2].partition("/")[0].partition(":")[0]
         return endpoint is None or host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
 
