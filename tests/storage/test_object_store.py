@@ -83,16 +83,12 @@ def test_few_requests_open_and_commit(small_store: Any) -> None:
     with repo.transaction(message="a group") as store:
         zarr.create_group(store, path="g")
 
-    def counted() -> list[str]:
+    def await_archive(version: int) -> None:
         settled = threading.Event()
-        for _ in range(200):  # the archive is not waited for
-            if f"PUT /bucket/prefix/{archive_key(3)}" in small_store.requests:
-                break
-            settled.wait(0.01)
-        found = [f"{r.split()[0]} {r.split('/')[3]}" for r in small_store.requests]
-        small_store.requests.clear()
-        return sorted(found)
+        while f"PUT /bucket/prefix/{archive_key(version)}" not in small_store.requests:
+            assert not settled.wait(0.01)
 
+    await_archive(2)
     small_store.requests.clear()
     repo = zm.Repository.open(storage)
     session = repo.writable_session()
@@ -100,7 +96,9 @@ def test_few_requests_open_and_commit(small_store: Any) -> None:
     assert small_store.requests == ["GET /bucket/prefix/current"] * 2
     small_store.requests.clear()
     session.commit("an attribute")
-    assert counted() == ["PUT current", "PUT deltas", "PUT root", "PUT root", "PUT snapshots"]
+    await_archive(3)
+    asked = sorted(f"{r.split()[0]} {r.split('/')[3]}" for r in small_store.requests)
+    assert asked == ["PUT current", "PUT deltas", "PUT root", "PUT root", "PUT snapshots"]
 
 
 def test_a_range_is_asked_for_as_a_range(small_store: Any) -> None:
@@ -234,6 +232,32 @@ def test_a_repository_whose_answer_is_lost_is_made(small_store: Any, lost: int |
     small_store.once("PUT", "/current", _perform_then(small_store, lost))
     repo = zm.Repository.create(_storage())
     assert zm.Repository.open(_storage()).repository_id == repo.repository_id
+
+
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_a_creation_that_is_contended_is_tried_again(small_store: Any, in_loop: bool) -> None:
+    def create(key: str) -> bool:
+        made = storage.create_async(key, b"1") if in_loop else storage.create(key, b"1")
+        return asyncio.run(made) if in_loop else made  # type: ignore[arg-type, return-value]
+
+    def contended(request: Any) -> Any:
+        kind = type(small_store.perform(type(request)("GET", "/", {}, {}, b"")))
+        return kind.refusal(409, "ConditionalRequestConflict")
+
+    storage = _storage()
+    assert storage.create("proven", b"")
+    small_store.once("PUT", "/a", contended)
+    assert create("a")
+    assert storage.get("a") == b"1"
+    token = storage.cas("b", b"1", None)
+    small_store.once("PUT", "/b", contended)
+    assert storage.cas("b", b"2", token) is not None
+    small_store.faults.append(
+        lambda request: contended(request) if request.method == "PUT" else None
+    )
+    with pytest.raises(StorageError, match="somebody else writes the same object"):
+        create("c")  # False would say that it is there
+    assert storage.cas("b", b"3", storage.get_tagged("b").token) is None
 
 
 # --- stores that take no notice of conditions ------------------------------------------------

@@ -153,7 +153,7 @@ def _copied() -> Iterator[None]:
 @contextlib.contextmanager
 def _copy_of(source: str) -> Iterator[str]:
     """A copy that has a name of its own for as long as the block lasts."""
-    if hasattr(os, "memfd_create"):  # folders for temporary files may be closed to programs
+    if sys.platform == "linux":  # folders for temporary files may be closed to programs
         fd = os.memfd_create(_NAME)
         try:
             with Path(source).open("rb") as original, open(fd, "wb", closefd=False) as copy:

@@ -6,7 +6,7 @@ How each promise is kept:
 - *One winner of `create` and of `cas`*: the store decides, by the conditions `If-None-Match` and
   `If-Match` (the generation, on Google Cloud). A store that takes no notice of them would lose
   commits without a word, so one that does not promise them is put to the test before the first
-  conditional write of this process: see `_Proof`. One that fails is read-only.
+  conditional write of this process: see `object_proof`. One that fails is read-only.
 - *Durable*: so the providers promise of every write that they have confirmed. `sync` asks only
   whether there is an object that somebody else has written.
 - A lost answer to a conditional write comes back as a refusal, since the client asks again. Who
@@ -25,8 +25,8 @@ import hashlib
 import itertools
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
-from typing import Any, ClassVar, Final
+from functools import partial
+from typing import Any, Final
 
 from zarr_manifests.errors import (
     InvalidArgumentError,
@@ -34,7 +34,7 @@ from zarr_manifests.errors import (
     StorageError,
     UnsupportedStorageError,
 )
-from zarr_manifests.runtime import SYSTEM, ForkSafeLock
+from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.object_clients import (
     LARGE_BYTES,
     Place,
@@ -43,6 +43,7 @@ from zarr_manifests.storage.object_clients import (
     library,
 )
 from zarr_manifests.storage.object_errors import Failure, failure_of, storage_error
+from zarr_manifests.storage.object_proof import Proof
 from zarr_manifests.storage.protocol import (
     Capabilities,
     ObjectInfo,
@@ -63,6 +64,8 @@ _DELETED: Final = 1000
 _LISTED_FROM: Final = 8
 _REMEMBERED: Final = 200_000
 _VERSION_TRIES: Final = 5
+_CONTENDED_TRIES: Final = 6
+_CONTENDED_S: Final = 0.02
 _ALPHABET: Final = "-./0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
 _PROOF_KEY: Final = ".probe"  # no key, so nobody else's, and in no listing
 _PROOF: Final = (
@@ -91,7 +94,7 @@ class ObjectStorage:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._clients: dict[tuple[int, bool], Any] = {}
-        self._proof = _Proof(place)  # of the endpoint that the clients are given, too
+        self._proof = Proof(place)  # of the endpoint that the clients are given, too
         # Written by this object and not yet named to `sync`: these need not be asked for.
         self._written: dict[str, None] = {}
 
@@ -269,11 +272,10 @@ class ObjectStorage:
     def create(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> bool:
         check_key(key)
         self._prove()
-        found = self._answer(partial(self._put, key, data, "create"))
-        return self._created(found, key, durable=durable)
+        return self._created(self._put_if(key, data, "create"), key, durable=durable)
 
     def _created(self, found: Any, key: str, *, durable: bool) -> bool:
-        if isinstance(found, Failure) and found.kind != "exists":
+        if isinstance(found, Failure) and (found.kind != "exists" or self._is_contended(found)):
             raise storage_error(found, "write", key, self.url)
         if not durable and len(self._written) < _REMEMBERED:
             self._written[key] = None
@@ -294,10 +296,9 @@ class ObjectStorage:
         mode: Any = "create" if token is None else self._version(token)
         if mode is None:
             return None
-        found = self._answer(partial(self._put, key, data, mode))
+        found = self._put_if(key, data, mode)
         if isinstance(found, Failure):
-            # 409: somebody else writes it at this moment, and this writer has not.
-            if found.kind in ("exists", "changed", "absent") or found.status == 409:
+            if found.kind in ("exists", "changed", "absent") or self._is_contended(found):
                 return None
             raise storage_error(found, "write", key, self.url)
         if then_create is not None:
@@ -306,7 +307,21 @@ class ObjectStorage:
 
     def _create_after(self, key: str, data: bytes) -> None:
         # The swap it follows has succeeded, and a failure here is not the swap's.
-        self._answer(partial(self._put, key, data, "create"))
+        self._put_if(key, data, "create")
+
+    def _put_if(self, key: str, data: bytes | memoryview, mode: Any) -> Any:
+        """As `_put`, again for a while if somebody else is at the same object at this moment."""
+        for attempt in range(_CONTENDED_TRIES):
+            if attempt:
+                SYSTEM.sleep(SYSTEM.jitter(_CONTENDED_S * 2**attempt))
+            found = self._answer(partial(self._put, key, data, mode))
+            if not self._is_contended(found):
+                break
+        return found
+
+    def _is_contended(self, found: Any) -> bool:
+        """Whether nothing was written, and nothing found out: on S3 a 409, elsewhere no answer."""
+        return isinstance(found, Failure) and found.status == 409 and self._place.kind == "s3"
 
     def _put(self, key: str, data: bytes | memoryview, mode: Any) -> Any:
         client = self._client(len(data))
@@ -372,6 +387,8 @@ class ObjectStorage:
             return sent
 
         found = await self._answer_async(put)
+        if self._is_contended(found):
+            found = await asyncio.to_thread(self._put_if, key, data, "create")
         return self._created(found, key, durable=durable)
 
     # --- how ---------------------------------------------------------------------------------
@@ -454,64 +471,22 @@ class ObjectStorage:
     def _try_conditions(self) -> str:
         """The header that the store takes no notice of; empty if it heeds them."""
         for _ in range(2):  # the first may be the first ever
-            found = self._answer(partial(self._put, _PROOF_KEY, _PROOF, "create"))
+            found = self._put_if(_PROOF_KEY, _PROOF, "create")
             if isinstance(found, Failure):
                 break
         if not isinstance(found, Failure):
             return "If-None-Match"
         if found.status == 501:
             return "If-None-Match"
-        if found.kind != "exists":
+        if found.kind != "exists" or self._is_contended(found):
             raise storage_error(found, "write", _PROOF_KEY, self.url)
         stale = self._version("1 " + _NO_SUCH_ETAG if self._place.kind == "gs" else _NO_SUCH_ETAG)
-        found = self._answer(partial(self._put, _PROOF_KEY, _PROOF, stale))
+        found = self._put_if(_PROOF_KEY, _PROOF, stale)
         if not isinstance(found, Failure) or found.status == 501:
             return "If-Match"
-        if found.kind not in ("changed", "exists") and found.status != 409:
+        if found.kind not in ("changed", "exists") or self._is_contended(found):
             raise storage_error(found, "write", _PROOF_KEY, self.url)
         return ""
-
-
-class _Proof:
-    """Whether a store heeds conditions; found out once in a process, for each place."""
-
-    _made: ClassVar[dict[tuple[Place, str | None], str]] = {}
-    _lock: ClassVar = ForkSafeLock()
-
-    def __init__(self, place: Place) -> None:
-        self._place = place
-
-    @cached_property
-    def endpoint(self) -> str | None:
-        """The endpoint when it was first asked for, whatever the environment says later."""
-        return self._place.endpoint()
-
-    @property
-    def _name(self) -> tuple[Place, str | None]:
-        return self._place, self.endpoint
-
-    @property
-    def _is_promised(self) -> bool:
-        """Whether the provider says so itself."""
-        endpoint = self.endpoint
-        host = (endpoint or "").partition("://")[2].partition("/")[0].partition(":")[0]
-        return endpoint is None or host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
-
-    @property
-    def due(self) -> bool:
-        return not self._is_promised and self._name not in self._made
-
-    @property
-    def failed(self) -> str:
-        """What the store takes no notice of; empty if nothing is known."""
-        if self._place.kind == "http":
-            return "any condition"
-        return self._made.get(self._name, "")
-
-    def make(self, find_out: Callable[[], str]) -> None:
-        with self._lock:  # who comes second waits for the first
-            if self.due:
-                self._made[self._name] = find_out()
 
 
 # --- keys and ranges -------------------------------------------------------------------------
