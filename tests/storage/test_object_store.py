@@ -738,6 +738,20 @@ def test_a_program_ends_when_its_last_archive_is_written(small_store: Any) -> No
     assert f"bucket/prefix/{archive_key(1)}" in small_store.objects
 
 
+AFTER_THE_END = """
+import atexit
+from zarr_manifests.storage import from_url
+storage = from_url("s3://bucket/prefix")
+atexit.register(lambda: print(storage.cas("a", b"1", None, then_create=("b", b"2")) is not None))
+"""
+
+
+def test_a_swap_when_there_are_no_threads_any_more_is_none_the_less_one(small_store: Any) -> None:
+    done = _run(AFTER_THE_END)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+    assert small_store.objects["bucket/prefix/a"] == b"1"
+
+
 ENDING = """
 import atexit, asyncio, sys, threading, time
 atexit.register(lambda: print(len(object_clients._HERE.calls)))  # the last that is called
