@@ -355,6 +355,27 @@ def test_what_a_provider_promises_is_not_tried(
     assert _storage(endpoint="https://evil.example.com/.amazonaws.com")._proof.due
 
 
+def test_an_endpoint_that_is_given_comes_before_the_environment(
+    small_store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = small_store.endpoint
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:2")
+    assert _storage(endpoint=endpoint).create("a", b"1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint)
+    assert _storage().get("a") == b"1"
+
+
+def test_the_endpoint_that_was_tried_is_the_one_that_is_written_to(
+    small_store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = _storage()
+    assert storage.create("a", b"1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    storage._clients.clear()
+    assert storage.get("a") == b"1"
+
+
 # --- errors ----------------------------------------------------------------------------------
 
 

@@ -259,6 +259,8 @@ class Place:
             config["skip_signature"] = True
         if endpoint is not None:
             config["base_url" if self.kind == "gs" else "endpoint"] = endpoint
+            if self.kind == "s3":  # the variable of this name would come first
+                config["aws_endpoint_url_s3"] = endpoint
         if self.kind == "gs":
             return stores.GCSStore(self.bucket, config=config, **settings)
         if self.kind == "az":

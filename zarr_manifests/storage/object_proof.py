@@ -6,6 +6,7 @@ is tried before the first conditional write of a process, and what was found hol
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cached_property
 from typing import ClassVar
@@ -44,6 +45,8 @@ class Proof:
     def _is_promised(self) -> bool:
         """Whether the provider says so itself."""
         endpoint = self.endpoint
+        if self._place.kind == "az" and os.environ.get("AZURE_STORAGE_USE_EMULATOR"):
+            return False
         host = (endpoint or "").partition("://")[2].partition("/")[0].partition(":")[0]
         return endpoint is None or host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
 
