@@ -20,7 +20,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 _START_S = 60
-_CREDENTIALS = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "tests"}
+_ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": "tests",
+    "AWS_SECRET_ACCESS_KEY": "tests",
+    "AWS_ALLOW_HTTP": "true",
+    "NO_PROXY": "127.0.0.1",
+    "no_proxy": "127.0.0.1",
+}
 
 
 @dataclass(frozen=True)
@@ -65,14 +71,12 @@ def object_server() -> Iterator[ObjectServer]:
     try:
         _wait_for(port, process)
         server = ObjectServer(f"http://127.0.0.1:{port}")
-        with urllib.request.urlopen(
-            urllib.request.Request(f"{server.endpoint}/{server.bucket}", method="PUT")
-        ):
-            pass
         with pytest.MonkeyPatch.context() as patch:
-            here = {"AWS_ENDPOINT_URL": server.endpoint, "AWS_ALLOW_HTTP": "true"}
-            for name, value in (_CREDENTIALS | here).items():
+            for name, value in (_ENVIRONMENT | {"AWS_ENDPOINT_URL": server.endpoint}).items():
                 patch.setenv(name, value)
+            bucket = f"{server.endpoint}/{server.bucket}"
+            with urllib.request.urlopen(urllib.request.Request(bucket, method="PUT")):
+                pass
             yield server
     finally:
         process.terminate()
@@ -244,9 +248,7 @@ def small_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallStore]:
     """A store of this process whose answers a test can choose; the environment points to it."""
     pytest.importorskip("obstore")
     store = SmallStore()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", store.endpoint)
-    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-    for name, value in _CREDENTIALS.items():
+    for name, value in (_ENVIRONMENT | {"AWS_ENDPOINT_URL": store.endpoint}).items():
         monkeypatch.setenv(name, value)
     yield store
     store.close()

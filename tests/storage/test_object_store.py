@@ -111,6 +111,20 @@ def test_a_range_is_asked_for_as_a_range(small_store: Any) -> None:
     assert asked[1:] == ["bytes=2-4", "bytes=2-4"]
 
 
+def test_what_is_large_is_written_and_read_by_one_request_too(small_store: Any) -> None:
+    storage, data = _storage(), bytes(9 * 1024 * 1024)
+    assert storage.create("proven", b"")
+    small_store.requests.clear()
+    assert storage.create("a", memoryview(data))
+    assert asyncio.run(storage.create_async("b", data))
+    assert asyncio.run(storage.get_async("a", 0, len(data) + 1)) == data
+    assert storage.get("b", 1, len(data)) == data[1:]
+    assert small_store.requests == [
+        "PUT /bucket/prefix/a", "PUT /bucket/prefix/b",
+        "GET /bucket/prefix/a", "GET /bucket/prefix/b",
+    ]  # fmt: skip
+
+
 def test_ranges_far_apart_are_of_one_version(small_store: Any) -> None:
     storage = _storage()
     old, new = b"o" * 300_000, b"n" * 300_000
@@ -235,7 +249,11 @@ def test_a_repository_whose_answer_is_lost_is_made(small_store: Any, lost: int |
 
 
 @pytest.mark.parametrize("in_loop", [False, True])
-def test_a_creation_that_is_contended_is_tried_again(small_store: Any, in_loop: bool) -> None:
+def test_a_creation_that_is_contended_is_tried_again(
+    small_store: Any, in_loop: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zarr_manifests.storage.object_clients._RETRIES", {"max_retries": 1})
+
     def create(key: str) -> bool:
         made = storage.create_async(key, b"1") if in_loop else storage.create(key, b"1")
         return asyncio.run(made) if in_loop else made  # type: ignore[arg-type, return-value]

@@ -315,8 +315,11 @@ class ObjectStorage:
         self._put_if(key, data, "create")
 
     def _put_if(self, key: str, data: bytes | memoryview, mode: Any) -> Any:
-        """As `_put`, again for a while if somebody else is at the same object at this moment."""
-        for attempt in range(_CONTENDED_TRIES):
+        """As `_put`, again for a while if somebody else is at the same object at this moment.
+
+        The client does that by itself for a swap, and takes it for an object in a creation.
+        """
+        for attempt in range(_CONTENDED_TRIES if mode == "create" else 1):
             if attempt:
                 SYSTEM.sleep(SYSTEM.jitter(_CONTENDED_S * 2**attempt))
             found = self._answer(partial(self._put, key, data, mode))
