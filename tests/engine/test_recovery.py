@@ -138,8 +138,8 @@ def test_a_lost_root_is_recovered_and_says_what_may_be_lost() -> None:
     assert report == replace(told, dry_run=False)
     assert report.branches == {"main": written}
     assert report.recovered == version - 1  # a lease leaves no archive
-    assert report.version == report.recovered + 2
-    assert report.perhaps_lost == (report.recovered + 1,)
+    assert report.version == report.recovered + 1_000_000
+    assert report.perhaps_lost == range(version, report.version)  # how many is not known
     root = Roots(storage, SYSTEM).read().root
     assert root.fence == root.version == report.version
     assert root.leases == ()
@@ -165,14 +165,69 @@ def test_a_damaged_root_and_a_damaged_head_are_recovered() -> None:
     storage.delete_many([f"snapshots/{lost.rpartition('-')[0]}/{lost.rpartition('-')[2]}"])
     report = Repository.recover(storage, runtime=in_order())
     assert report.recovered == version - 1
-    assert report.perhaps_lost == (version,)
+    assert report.perhaps_lost == range(version, report.version)
     assert list(report.skipped) == [version]
-    assert report.version == version + 2
+    assert report.version == version + 1_000_000
     again = Repository.open(storage, runtime=in_order())
     assert next(iter(again.ancestry())).snapshot_id == before
     assert read(again.readonly_session()) == [2] * 8
     with pytest.raises(NotARepositoryError):
         Repository.recover(MemoryStorage())
+
+
+@pytest.mark.parametrize("current", [None, b"damaged", "older"])
+def test_a_recovery_shuts_out_who_began_after_versions_that_left_no_archive(
+    current: bytes | str | None,
+) -> None:
+    storage = MemoryStorage()
+    repository = make(storage)
+    older = storage.get("current")
+    written = fill(repository, 2)
+    repository.expire_snapshots(keep_last=1)
+    repository.garbage_collect(NOW)
+    for _ in range(6):
+        with repository.lease(written):
+            pass
+    before = Repository.open(storage, runtime=in_order()).writable_session()
+    write(before, 9)
+    version = repository._context.roots.read().root.version
+    storage.delete_many(["current"])
+    if current is not None:
+        # The older one was put back by hand; what it leads to is gone.
+        storage.put("current", older if isinstance(current, str) else current)
+    report = Repository.recover(storage, runtime=in_order())
+    assert version in report.perhaps_lost
+    with pytest.raises(FencedError):
+        before.commit("of before")
+    again = Repository.open(storage, runtime=in_order())
+    assert read(again.readonly_session()) == [2] * 8
+    fill(again, 3)
+    again.garbage_collect(NOW)
+    assert again.verify().ok
+    assert len({one.version for one in again.ops_log()}) == len(list(again.ops_log()))
+
+
+def test_a_root_that_can_be_read_says_how_many_versions_there_were() -> None:
+    storage = MemoryStorage()
+    repository = make(storage)
+    before = fill(repository, 2)
+    lost = fill(repository, 3)
+    done = repository._context.roots.read().root.version
+    for _ in range(3):
+        with repository.lease(lost):
+            pass
+    session = repository.writable_session()
+    write(session, 9)
+    version = repository._context.roots.read().root.version
+    assert version == done + 6
+    storage.delete_many([f"snapshots/{lost.rpartition('-')[0]}/{lost.rpartition('-')[2]}"])
+    report = Repository.recover(storage, runtime=in_order())
+    assert (report.recovered, report.branches) == (done - 1, {"main": before})
+    assert report.version == version + 1
+    assert report.perhaps_lost == range(done, version + 1)
+    with pytest.raises(FencedError):
+        session.commit("of before")
+    assert read(Repository.open(storage, runtime=in_order()).readonly_session()) == [2] * 8
 
 
 def test_a_version_is_restored_refs_only() -> None:

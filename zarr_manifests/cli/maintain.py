@@ -143,12 +143,11 @@ def run_recover(url: Url, dry_run: _DryRun = False) -> None:
     for name, snapshot_id in report.branches.items():
         table.add_row(plain_text(name), snapshot_id)
     out.print(table)
-    lost = ", ".join(map(str, report.perhaps_lost))
     took = "would take version" if dry_run else "took version"
     now = "would be version" if dry_run else "is now version"
     out.print(
-        f"{took} {report.recovered}; the root {now} {report.version}. What version {lost} did, "
-        "if there was one, is not in it",
+        f"{took} {report.recovered}; the root {now} {report.version}. What versions from "
+        f"{report.recovered + 1} on did, if there were any, is not in it",
         soft_wrap=True,
     )
 

@@ -5,9 +5,14 @@ else does. It is refused, inside the swap, for versions older than the last coll
 snapshots may have been deleted.
 
 A *recovery* is for a repository whose root is lost, damaged, or leads to what is. The newest
-archive of which all that it reaches is there becomes the root, two versions on, since the version
-after an archive may have been acknowledged and left no archive. Its fence is its own version, it
-has no leases, and its epochs are raised, so that no writer of before can go on.
+archive of which all that it reaches is there becomes the root, under a version that is higher than
+any there has been. Its fence is that version, it has no leases, and its epochs are raised. So no
+writer of before can go on, and no version comes twice.
+
+The newest version there has been is known only from a root that can be read. The newest archive
+tells less: the version after it may have been acknowledged and left no archive, and leases are
+taken, renewed and given up in versions that are never archived. So where the root cannot be read
+the new one keeps a wide distance from the newest archive.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Final
 
 from zarr_manifests.engine.collect import archived_versions
 from zarr_manifests.engine.context import Context
@@ -51,6 +57,10 @@ __all__ = [
 
 _ATTEMPTS = 100
 _KINDS = (COMPACTOR, COLLECTOR)
+# More swaps for leases than will ever follow each other without one operation between them, which
+# leaves an archive: at a hundred a second, three hours of nothing else. The twelve digits of a
+# session's start still have room for a million recoveries.
+_UNSEEN_VERSIONS: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +142,10 @@ class RecoveryReport:
         The version of the root now.
     branches : mapping of str to str
         The id of each branch's head.
-    perhaps_lost : tuple of int
-        Versions after it that there may have been, or were, and that are not in the root now.
+    perhaps_lost : range
+        Versions after it that there were, or may have been, and that are not in the root now. If
+        the root could not be read, how many there were is not known: then these are all from the
+        first one on up to the root's version now. Empty if the newest version was taken.
     skipped : mapping of int to str
         Newer archives that were not taken, and what was wrong with each.
     dry_run : bool
@@ -143,7 +155,7 @@ class RecoveryReport:
     recovered: int
     version: int
     branches: dict[str, str]
-    perhaps_lost: tuple[int, ...]
+    perhaps_lost: range
     skipped: dict[int, str]
     dry_run: bool = False
 
@@ -277,19 +289,19 @@ def recover(storage: Storage, runtime: Runtime, *, dry_run: bool = False) -> Rec
     skipped: dict[int, str] = {}
     if not versions:
         raise NotARepositoryError(f"{storage.url} has no archive of a root to recover from")
-    newest = max(versions[0], current.version if current is not None else 0)
+    next_version = _after_all(versions[0], current)
     for version in versions:
         found = _sound(storage, runtime, version)
         if isinstance(found, Root):
             roots = Roots(storage, runtime)
-            new = _renewed(found, roots.whole(found).branches, newest + 2, runtime)
+            new = _renewed(found, roots.whole(found).branches, next_version, runtime)
             if not dry_run and roots.install(new, token) is None:
                 raise ConflictError(
                     f"somebody else has changed the root of {storage.url} meanwhile; look at it "
                     "first"
                 )
             heads = {name: snapshot_id_of(ref.key) for name, ref in sorted(_heads(new).items())}
-            lost = tuple(range(version + 1, max(newest, version + 1) + 1))
+            lost = range(version + 1, next_version)
             return RecoveryReport(version, new.version, heads, lost, skipped, dry_run)
         skipped[version] = found
     raise CorruptObjectError(
@@ -319,6 +331,13 @@ def _current(storage: Storage) -> tuple[Token | None, Root | None]:
         return tagged.token, Root.from_object(tagged.data)
     except CorruptObjectError:
         return tagged.token, None
+
+
+def _after_all(archived: int, current: Root | None) -> int:
+    """A version that no root has had, from the newest archived one and the root that was read."""
+    if current is not None and current.version >= archived:
+        return current.version + 1  # what replaced it would be there in its place
+    return archived + _UNSEEN_VERSIONS
 
 
 def _sound(storage: Storage, runtime: Runtime, version: int) -> Root | str:
