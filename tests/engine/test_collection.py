@@ -1072,3 +1072,29 @@ def test_stale_temporary_files_of_a_disk_go_by_their_age(tmp_path: Any) -> None:
         os.utime(path, (at, at))
     assert repository.garbage_collect().temporary_files == 1
     assert [p.name for p in (tmp_path / "root").glob(".tmp*")] == [".tmp-1-1"]
+
+
+def test_folders_that_a_collection_has_emptied_go_a_day_later(tmp_path: Any) -> None:
+    repository = make(LocalStorage(tmp_path), SYSTEM)
+    for value in range(30):
+        fill(repository, value)
+    repository.expire_snapshots(keep_last=1)
+
+    def empty() -> int:
+        return sum(not list(p.iterdir()) for p in tmp_path.rglob("*") if p.is_dir())
+
+    repository.garbage_collect(NOW)
+    left = empty()
+    assert left >= 30
+    repository.garbage_collect(NOW)
+    assert empty() == left  # somebody may be about to write there
+    before = {p for p in tmp_path.iterdir() if p.is_dir()}
+    for folder in (p for p in tmp_path.rglob("*") if p.is_dir()):
+        at = SYSTEM.now_ms() / 1000 - 200_000
+        os.utime(folder, (at, at))
+    repository.garbage_collect(NOW)
+    assert empty() <= 1  # but those of all sessions stay
+    assert {p for p in tmp_path.iterdir() if p.is_dir()} == before
+    fill(repository, 99)
+    assert read(repository.readonly_session()) == [99] * 8
+    assert repository.verify().ok

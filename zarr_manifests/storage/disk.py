@@ -9,7 +9,7 @@ Nothing here says when to fsync; that is `LocalStorage`'s business. A subclass c
 or fail what passes through (see `zarr_manifests.testing.CrashDisk`).
 """
 # Paths are plain strings here, since pathlib costs as much as the system calls:
-# ruff: noqa: PTH102, PTH104, PTH108, PTH112, PTH123
+# ruff: noqa: PTH102, PTH104, PTH106, PTH108, PTH112, PTH123
 
 from __future__ import annotations
 
@@ -115,6 +115,10 @@ class PosixDisk:
     def mkdir(self, directory: str) -> None:
         """Make a folder; its parent exists."""
         os.mkdir(directory)
+
+    def rmdir(self, directory: str) -> None:
+        """Remove a folder; `OSError` if anything is in it."""
+        os.rmdir(directory)
 
     def link(self, temp: Temp, path: str) -> None:
         """Name the temporary file `path`; `FileExistsError` if that is taken."""

@@ -17,12 +17,13 @@ How each promise is kept:
 - The token of a version is a digest of its bytes. Bytes that return are the same version again,
   so whoever swaps puts something unique into what it writes.
 
-Ranges are read of files that stay open for a moment (see `handles`).
+Folders are made when they are missing, and removed when they are empty (see `folders`). Ranges
+are read of files that stay open for a moment (see `handles`).
 
 Files that no key can name, such as the lock and temporary files, do not exist for a reader.
 """
 # Paths are plain strings here, since pathlib costs as much as the system calls:
-# ruff: noqa: PTH100, PTH111, PTH112, PTH116, PTH120, PTH208
+# ruff: noqa: PTH100, PTH111, PTH116, PTH120, PTH208
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ import hashlib
 import os
 import stat
 import urllib.parse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from zarr_manifests.errors import (
     InvalidArgumentError,
@@ -42,7 +43,8 @@ from zarr_manifests.errors import (
     StorageFullError,
     UnsupportedStorageError,
 )
-from zarr_manifests.storage.disk import TEMP_PREFIX, PosixDisk, Temp, is_remote_filesystem
+from zarr_manifests.storage.disk import PosixDisk, Temp, is_remote_filesystem
+from zarr_manifests.storage.folders import Folders
 from zarr_manifests.storage.handles import (
     Handle,
     ahead_of,
@@ -117,8 +119,7 @@ class LocalStorage:
         self._force = force
         self._disk = disk or PosixDisk()
         self._writable = False
-        self._settled = {"/"}  # folders whose own name is known to be on the disk
-        self._made: set[str] = set()  # folders made here whose name may not be
+        self._folders = Folders(self._path, self._prefix + _LOCK_NAME, self._disk)
         self._lost: dict[str, tuple[int, int]] = {}  # device and inode of files that failed fsync
 
     def __repr__(self) -> str:
@@ -240,10 +241,10 @@ class LocalStorage:
         path = self._prefix + check_key(key)
         with self._writing(key), self._temp(path, data, durable) as temp:
             with exclusive(self._prefix + _LOCK_NAME):
-                self._disk.rename(temp, path)
+                self._name(self._disk.rename, temp, path)
                 forget(path)
             if durable:
-                self._sync_folders([os.path.dirname(path)])
+                self._folders.sync([os.path.dirname(path)])
 
     def create(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> bool:
         path = self._prefix + check_key(key)
@@ -252,7 +253,7 @@ class LocalStorage:
             if durable:
                 if not created:
                     self._sync_file(path)
-                self._sync_folders([os.path.dirname(path)])
+                self._folders.sync([os.path.dirname(path)])
             return created
 
     def cas(
@@ -276,7 +277,7 @@ class LocalStorage:
                 if not self._swap(temp, path, token):
                     return None
                 # What follows a swap must not reach the disk before it.
-                self._sync_folders([os.path.dirname(path)])
+                self._folders.sync([os.path.dirname(path)])
                 if then_create is not None:
                     self._create_after(*then_create)
         return _token(data)
@@ -300,7 +301,10 @@ class LocalStorage:
             return FileTurn(f"{self._prefix}{_LOCK_NAME}-{name}")
 
     def remove_temporary(self, before_ms: int) -> int:
-        """Remove temporary files of killed writers that nobody has changed since then.
+        """Remove files of killed writers, and empty folders, that nobody has changed since then.
+
+        The folder itself and those directly below it stay. A writer may be writing to a folder
+        at this very moment: then it makes the folder again.
 
         Parameters
         ----------
@@ -310,19 +314,16 @@ class LocalStorage:
         Returns
         -------
         int
-            How many were removed.
+            How many files were removed.
         """
         count = 0
         with self._translated(self._path):
-            for folder, _, names in os.walk(self._path):
-                for name in names:
-                    path = f"{folder}/{name}"
-                    if not name.startswith(TEMP_PREFIX):
-                        continue
-                    with contextlib.suppress(FileNotFoundError):  # its writer has done it
-                        if os.stat(path).st_mtime_ns // 1_000_000 < before_ms:
-                            self._disk.unlink(path)
-                            count += 1
+            files, folders = self._folders.leftovers(before_ms)
+            for path in files:
+                with contextlib.suppress(FileNotFoundError):  # its writer has done it
+                    self._disk.unlink(path)
+                    count += 1
+            self._folders.remove(folders)
         return count
 
     def sync(self, keys: Iterable[str]) -> None:
@@ -336,7 +337,7 @@ class LocalStorage:
                     raise self._read_error(error, key) from error
             folders[os.path.dirname(path)] = None
         with self._translated(self._path):
-            self._sync_folders(folders)
+            self._folders.sync(folders)
 
     async def create_async(self, key: str, data: bytes, *, durable: bool = True) -> bool:
         return self.create(key, data, durable=durable)
@@ -349,7 +350,7 @@ class LocalStorage:
             return False
         with self._temp(path, data, durable) as temp:
             try:
-                self._disk.link(temp, path)
+                self._name(self._disk.link, temp, path)
             except FileExistsError:
                 return False
         return True
@@ -368,7 +369,7 @@ class LocalStorage:
             forget(path)
             return True
         try:
-            self._disk.link(temp, path)  # `create` does not take the lock
+            self._name(self._disk.link, temp, path)  # `create` does not take the lock
         except FileExistsError:
             return False
         return True
@@ -390,7 +391,7 @@ class LocalStorage:
         try:
             temp = self._disk.open_temp(folder)
         except FileNotFoundError:
-            self._make_folders(folder)
+            self._folders.make(folder)
             temp = self._disk.open_temp(folder)
         try:
             self._disk.write(temp, data)
@@ -404,19 +405,13 @@ class LocalStorage:
             if temp.path is not None:
                 self._disk.unlink(temp.path)
 
-    def _make_folders(self, folder: str) -> None:
-        missing = []
-        while not os.path.isdir(folder):
-            missing.append(folder)
-            folder = os.path.dirname(folder)
-        for folder in reversed(missing):
-            self._settled.discard(folder)
-            try:
-                self._disk.mkdir(folder)
-            except FileExistsError:
-                if not os.path.isdir(folder):
-                    raise
-            self._made.add(folder)
+    def _name(self, give: Callable[[Temp, str], None], temp: Temp, path: str) -> None:
+        """Give the file its name, though its folder was removed since the file was opened."""
+        try:
+            give(temp, path)
+        except FileNotFoundError:
+            self._folders.make(os.path.dirname(path))
+            give(temp, path)
 
     def _sync_file(self, path: str) -> None:
         """Bring the bytes of a file that has a name to the disk, unless that failed before."""
@@ -435,29 +430,6 @@ class LocalStorage:
                 raise
         finally:
             os.close(fd)
-
-    def _sync_folders(self, folders: Iterable[str]) -> None:
-        """Bring the names in these folders to the disk, and the folders' own, each once."""
-        to_sync = dict.fromkeys(folders)
-        unsettled: dict[str, None] = {}
-        for folder in tuple(to_sync):
-            # A folder that was there may have been made by another process a moment ago, so
-            # what lies at or below the root is settled only once this storage has seen to it.
-            while (folder not in self._settled and folder not in unsettled) and (
-                len(folder) >= len(self._path) or folder in self._made
-            ):
-                unsettled[folder] = None
-                folder = os.path.dirname(folder)
-                to_sync[folder] = None
-        for folder in sorted(to_sync, reverse=True):  # what is deeper first
-            try:
-                self._disk.fsync_dir(folder)
-            except PermissionError:
-                # The folder above the root need not be readable; then the root was not made here.
-                if len(folder) >= len(self._path) or self._path in self._made:
-                    raise
-        self._settled.update(unsettled)
-        self._made.difference_update(unsettled)
 
     def _walk(self, folder: str, prefix: str, after: str) -> Iterator[ObjectInfo]:
         """Objects in `folder` (empty, or ending in a slash) and below it, in key order."""

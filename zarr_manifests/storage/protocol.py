@@ -268,10 +268,10 @@ class Storage(Protocol):
 
 @runtime_checkable
 class KeepsTemporaryFiles(Protocol):
-    """A storage in which killed writers can leave files that are no objects."""
+    """A storage in which there can be files that are no objects, and folders of none."""
 
     def remove_temporary(self, before_ms: int) -> int:
-        """Remove what nobody has changed since then; the number of files."""
+        """Remove what nobody has changed since then; the number of files, without folders."""
         ...
 
 

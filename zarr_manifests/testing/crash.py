@@ -4,9 +4,11 @@ The model is as unkind as POSIX allows:
 
 - The bytes of a file are on the disk once the file has been fsynced. Before that a crash leaves
   the file empty or cut short.
-- A name (made by `link`, `rename`, `mkdir`, or removed by `unlink`) is on the disk once its
-  folder has been fsynced, whether or not the file was. Before that a crash undoes it: the name
-  is gone, the replaced or removed file is back, the folder is gone with all that was in it.
+- A name (made by `link`, `rename`, `mkdir`, or removed by `unlink`, `rmdir`) is on the disk once
+  its folder has been fsynced, whether or not the file was. Before that a crash undoes it: the name
+  is gone, the replaced or removed file is back, the folder is gone with all that was in it. A
+  removed folder that is back is as it was on the disk: what was done in it, and was not brought
+  there before the folder went, is undone too, whatever is in a new folder of that name.
 - With a random generator each of these is lost or kept by chance. Of the changes to one name,
   those that are kept come before those that are lost.
 
@@ -19,7 +21,7 @@ import os
 import random
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +42,8 @@ class _Change:
     path: str
     before: bytes | None
     before_synced: bool = True
+    inside: tuple[_Change, ...] | None = None
+    """Of a removed folder: what was changed in it and was not on the disk."""
 
 
 class CrashDisk(PosixDisk):
@@ -86,19 +90,11 @@ class CrashDisk(PosixDisk):
             Decides what is lost; without one all of it is.
         """
         with self._lock:
-            by_path: dict[str, list[int]] = {}
-            for i, change in enumerate(self._changes):
-                by_path.setdefault(change.path, []).append(i)
-            kept: set[int] = set()
-            for numbers in by_path.values():
-                kept.update(numbers[: rng.randint(0, len(numbers)) if rng else 0])
             # Files first: what comes back may get the number of a file that goes.
             for path in sorted(Path(self.root).rglob("*")):
                 if path.is_file() and _file(path.stat()) in self._unsynced:
                     path.write_bytes(_torn(path.read_bytes(), rng))
-            for i in reversed(range(len(self._changes))):
-                if i not in kept:
-                    _undo(self._changes[i], rng)
+            _lose(self._changes, rng)
             self._unsynced, self._changes, self.calls, self.crash_at = set(), [], [], None
 
     def open_temp(self, directory: str) -> Temp:
@@ -129,6 +125,15 @@ class CrashDisk(PosixDisk):
 
     def mkdir(self, directory: str) -> None:
         self._change("mkdir", directory, lambda: super(CrashDisk, self).mkdir(directory))
+
+    def rmdir(self, directory: str) -> None:
+        with self._lock:
+            self._note("rmdir", directory)
+            super().rmdir(directory)
+            folder = Path(directory)
+            inside = tuple(c for c in self._changes if Path(c.path).parent == folder)
+            self._changes = [c for c in self._changes if Path(c.path).parent != folder]
+            self._changes.append(_Change(directory, None, inside=inside))
 
     def link(self, temp: Temp, path: str) -> None:
         self._change("link", path, lambda: super(CrashDisk, self).link(temp, path))
@@ -200,6 +205,19 @@ def _file(status: os.stat_result) -> _File:
     return status.st_dev, status.st_ino
 
 
+def _lose(changes: Sequence[_Change], rng: random.Random | None) -> None:
+    """Undo what is lost; without a random generator all of it is."""
+    by_path: dict[str, list[int]] = {}
+    for i, change in enumerate(changes):
+        by_path.setdefault(change.path, []).append(i)
+    kept: set[int] = set()
+    for numbers in by_path.values():
+        kept.update(numbers[: rng.randint(0, len(numbers)) if rng else 0])
+    for i in reversed(range(len(changes))):
+        if i not in kept:
+            _undo(changes[i], rng)
+
+
 def _undo(change: _Change, rng: random.Random | None) -> None:
     path = Path(change.path)
     if not path.parent.is_dir():
@@ -208,6 +226,9 @@ def _undo(change: _Change, rng: random.Random | None) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+    if change.inside is not None:
+        path.mkdir()
+        _lose(change.inside, rng)
     if change.before is not None:
         path.write_bytes(change.before if change.before_synced else _torn(change.before, rng))
 
