@@ -99,6 +99,8 @@ class Repository(Imports):
         ------
         AlreadyExistsError
             If there is a repository, or anything else.
+        InvalidArgumentError
+            If the location is the path of a file.
         ConfigError
             If the configuration has faults.
         UnsupportedStorageError

@@ -17,13 +17,16 @@ from pathlib import Path
 
 import pytest
 
+from zarr_manifests import Repository
 from zarr_manifests.errors import (
+    InvalidArgumentError,
+    NotARepositoryError,
     ObjectNotFoundError,
     StorageError,
     StorageFullError,
     UnsupportedStorageError,
 )
-from zarr_manifests.storage import LocalStorage, Storage, disk
+from zarr_manifests.storage import LocalStorage, Storage, disk, from_url
 from zarr_manifests.storage.disk import PosixDisk, Temp, filesystem_type, is_remote_filesystem
 from zarr_manifests.testing import CrashableLocalStorage, SimulatedCrash
 
@@ -343,6 +346,25 @@ def test_the_root_is_a_file(tmp_path: Path) -> None:
     assert list(storage.list()) == []
     with pytest.raises(StorageError, match="a file stands where a folder should be"):
         storage.create("a", b"1")
+
+
+@pytest.mark.parametrize("below", ["", "folder/repository"])
+def test_a_place_that_is_a_file_is_called_that(tmp_path: Path, below: str) -> None:
+    file = tmp_path / "script.py"
+    file.write_bytes(b"")
+    said = f"since {file} is a file and no folder"
+    place = str(file / below)
+    for url in (place, f"file://{place}", file / below):
+        with pytest.raises(InvalidArgumentError, match=f"{said}: choose another path, or move"):
+            Repository.create(url)
+        with pytest.raises(InvalidArgumentError, match=said):
+            Repository.open_or_create(url)
+        with pytest.raises(NotARepositoryError, match=f"{said}; make one with .* check the path"):
+            Repository.open(url)
+        with pytest.raises(ObjectNotFoundError, match=f"there is no object 'a' in .*{said}"):
+            from_url(url).get("a")
+        assert not Repository.exists(url)
+    assert file.read_bytes() == b""
 
 
 def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

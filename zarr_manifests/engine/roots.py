@@ -125,8 +125,8 @@ class Roots:
             tagged = self._storage.get_tagged(ROOT_KEY)
         except ObjectNotFoundError as error:
             raise NotARepositoryError(
-                f"no repository at {self._storage.url}: it has no object {ROOT_KEY!r}; "
-                "make one with Repository.create, or check the path"
+                f"no repository at {self._storage.url}: {error}; make one with "
+                "Repository.create, or check the path"
             ) from error
         if self._latest is not None and tagged.token == self._latest.token:
             return self._latest

@@ -23,7 +23,7 @@ are read of files that stay open for a moment (see `handles`).
 Files that no key can name, such as the lock and temporary files, do not exist for a reader.
 """
 # Paths are plain strings here, since pathlib costs as much as the system calls:
-# ruff: noqa: PTH100, PTH111, PTH116, PTH120, PTH208
+# ruff: noqa: PTH100, PTH111, PTH112, PTH116, PTH120, PTH208
 
 from __future__ import annotations
 
@@ -212,8 +212,13 @@ class LocalStorage:
             names = sorted(os.listdir(self._path))
         except FileNotFoundError:
             return None
+        except NotADirectoryError as error:
+            raise InvalidArgumentError(
+                f"objects cannot lie in {self._path}, since {self._not_a_folder()} is a file and "
+                "no folder: choose another path, or move the file away"
+            ) from error
         except OSError as error:
-            raise self._read_error(error, "") from error
+            raise StorageError(_message(error, "read", self._path)) from error
         # Hidden files are the system's or this storage's own.
         return next((n for n in names if not n.startswith(".") and not _is_key(n)), None)
 
@@ -497,8 +502,17 @@ class LocalStorage:
 
     def _read_error(self, error: OSError, key: str) -> StorageError:
         if isinstance(error, FileNotFoundError | NotADirectoryError):
-            return ObjectNotFoundError(f"there is no object {key!r} in {self._path}")
+            file = self._not_a_folder() if isinstance(error, NotADirectoryError) else None
+            why = "" if file is None else f", since {file} is a file and no folder"
+            return ObjectNotFoundError(f"there is no object {key!r} in {self._path}{why}")
         return StorageError(_message(error, "read", self._prefix + key))
+
+    def _not_a_folder(self) -> str | None:
+        """What lies at the path, or is to lie above it, and is none."""
+        place = self._path
+        while not os.path.lexists(place):
+            place = os.path.dirname(place)
+        return None if os.path.isdir(place) else place
 
 
 _HINTS = {
