@@ -9,6 +9,7 @@ import pickle
 import random
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -401,6 +402,63 @@ def test_a_range_is_read_without_the_rest(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "pread", counted)
     storage.get("a", 500_000, 4096)
     assert read == [4096]
+
+
+# --- systems whose fsync stops at the drive ---------------------------------------------------
+
+
+class _Flushes:
+    """Stands for the calls of such a system, and says which file or folder each was about."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, refusal: int | None = None) -> None:
+        self.calls: list[tuple[str, str]] = []
+        self.refusal = refusal
+        monkeypatch.setattr(disk, "_F_FULLFSYNC", 51)
+        monkeypatch.setattr(fcntl, "fcntl", self._fcntl)
+        monkeypatch.setattr(os, "fsync", lambda fd: self._note("fsync", fd))
+
+    def _fcntl(self, fd: int, number: int) -> int:
+        assert number == 51
+        self._note("full", fd)
+        if self.refusal is not None:
+            raise OSError(self.refusal, os.strerror(self.refusal))
+        return 0
+
+    def _note(self, call: str, fd: int) -> None:
+        folder = stat.S_ISDIR(os.fstat(fd).st_mode)
+        self.calls.append((call, "folder" if folder else "file"))
+
+
+def test_where_the_system_can_flush_the_drive_it_is_told_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.create("a", b"1")
+    flushes = _Flushes(monkeypatch)
+    storage.put("a", b"2")
+    storage.sync(["a"])
+    assert flushes.calls == [("full", "file"), ("full", "folder")] * 2
+
+
+@pytest.mark.parametrize("number", [errno.ENOTSUP, errno.EINVAL, errno.ENOTTY])
+def test_a_filesystem_that_cannot_flush_the_drive_gets_a_plain_fsync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.create("a", b"1")
+    flushes = _Flushes(monkeypatch, number)
+    storage.put("a", b"2")
+    assert flushes.calls == [(c, of) for of in ("file", "folder") for c in ("full", "fsync")]
+
+
+def test_a_drive_that_fails_to_flush_is_not_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = LocalStorage(tmp_path)
+    flushes = _Flushes(monkeypatch, errno.EIO)
+    with pytest.raises(StorageError, match="the disk reports a fault"):
+        storage.put("a", b"2")
+    assert flushes.calls == [("full", "file")]
 
 
 # --- temporary files -------------------------------------------------------------------------

@@ -5,6 +5,9 @@ A new object is written to a temporary file and gets its name only when it is wh
 no name (`O_TMPFILE`), so a killed process leaves nothing behind; elsewhere, and for the moment
 before a rename, its name starts with `.tmp-`, which no key can.
 
+On macOS an fsync ends when the drive has the bytes, which may be in a cache that loses them with
+the power. There `F_FULLFSYNC` reaches the disk; it is taken wherever the filesystem has it.
+
 Nothing here says when to fsync; that is `LocalStorage`'s business. A subclass can record, drop
 or fail what passes through (see `zarr_manifests.testing.CrashDisk`).
 """
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import itertools
 import os
 import re
@@ -26,6 +30,10 @@ __all__ = ["TEMP_PREFIX", "PosixDisk", "Temp", "filesystem_type", "is_remote_fil
 
 TEMP_PREFIX = ".tmp-"
 _COUNTER = itertools.count()
+_F_FULLFSYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)  # only macOS has it
+# What a filesystem says that has none. A disk that fails says something else, and is not asked
+# again: a second fsync succeeds over what was lost.
+_NO_FULLFSYNC = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY, errno.ENOSYS}
 _NO_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
 _REMOTE = re.compile(
     r"nfs\d?|cifs|smb\d?|smbfs|fuse|fuse\..*|fuseblk|9p|virtiofs|ceph|lustre|afs|glusterfs"
@@ -99,13 +107,13 @@ class PosixDisk:
 
     def fsync_file(self, fd: int) -> None:
         """Bring the bytes of an open file to the disk."""
-        os.fsync(fd)
+        _fsync(fd)
 
     def fsync_dir(self, directory: str) -> None:
         """Bring the names in a folder to the disk."""
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(fd)
+            _fsync(fd)
         except OSError as error:
             if error.errno != errno.EINVAL:  # a filesystem that has no fsync for folders
                 raise
@@ -144,6 +152,18 @@ class PosixDisk:
     def unlink(self, path: str) -> None:
         """Remove the name `path`."""
         os.unlink(path)
+
+
+def _fsync(fd: int) -> None:
+    if _F_FULLFSYNC is not None:
+        try:
+            fcntl.fcntl(fd, _F_FULLFSYNC)
+        except OSError as error:
+            if error.errno not in _NO_FULLFSYNC:
+                raise
+        else:
+            return
+    os.fsync(fd)
 
 
 def _temp_path(directory: str) -> str:
