@@ -134,6 +134,38 @@ def test_calendars_of_models() -> None:
         zm.write(half, repository, message="half a day", append_dim="time")
 
 
+def test_calendars_that_are_not_the_same() -> None:
+    noleap = series([cftime.DatetimeNoLeap(2001, 2, day) for day in (27, 28)])
+    others = [cftime.Datetime360Day(2001, 3, 1), cftime.DatetimeGregorian(2001, 3, 1)]
+    for other in others:
+        with pytest.raises(InvalidArgumentError, match="different calendars"):
+            zm.write(series([other]), written(noleap), message="other", append_dim="time")
+    refused(written(series(DAYS)), series([others[1]]), "different calendars")
+
+
+@pytest.mark.parametrize("there", [np.arange(2), np.array(["a", "b"])])
+@pytest.mark.parametrize(
+    "given", [DAYS, DAYS - DAYS[0], [cftime.DatetimeNoLeap(2001, 2, d) for d in (1, 2)]]
+)
+def test_times_do_not_go_where_no_units_are(there: Any, given: Any) -> None:
+    refused(written(series(there)), series(given), "has no units that times could be told in")
+
+
+def test_numbers_without_units_do_not_go_where_times_are() -> None:
+    refused(written(series(DAYS)), series(np.arange(2)), "'time' has no units")
+
+
+def test_xarray_would_write_days_into_times_of_zarrs_own() -> None:
+    repository = written(series(np.arange(2)))
+    own: dict[str, Any] = {"shape": (2,), "dtype": "M8[ns]", "dimension_names": ["time"]}
+    with repository.transaction(message="made by Zarr") as store, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of types that the specification does not have
+        zarr.create_array(store, name="when", **own)[:] = DAYS
+    more = series(np.arange(2), when=("time", times("2024-01-03", "2024-01-04")))
+    with pytest.raises(InvalidArgumentError, match=r"'when' has times.*no units"):
+        zm.write(more, repository, message="more", append_dim="time")
+
+
 def test_lazy_times_are_xarrays_to_refuse_and_not_computed_before() -> None:
     def when(*texts: str) -> dict[str, Any]:
         return {"when": ("time", da.from_array(times(*texts), chunks=1))}

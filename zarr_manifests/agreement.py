@@ -115,8 +115,13 @@ def _check_variable(
             )
     if variable.chunks is not None:
         return  # xarray itself refuses to encode lazy times in other units
-    if variable.dtype.kind in "mM" or (variable.dtype == object and "units" in attributes):
+    if _is_time(variable):
         _check_times(name, variable, stored, attributes)
+    elif " since " in str(attributes.get("units")) and "units" not in variable.attrs:
+        raise InvalidArgumentError(
+            f"{name!r} has no units, and the array that is there holds times, in "
+            f"{attributes['units']!r}: give it times, or numbers with these units as an attribute"
+        )
     is_index = variable.dims == (name,) and append_dim is not None and name != append_dim
     if is_index and variable.shape == stored.shape and not _same(variable, stored, attributes):
         raise InvalidArgumentError(
@@ -139,22 +144,36 @@ def _same_units(one: str, other: str) -> bool:
     return bool((a == b).all())
 
 
+def _is_time(variable: xr.Variable) -> bool:
+    """Whether it has times, or spans of time; cftime's are objects that know their calendar."""
+    if variable.dtype.kind in "mM":
+        return True
+    return bool(variable.dtype == object and variable.size) and hasattr(
+        variable.values.flat[0], "calendar"
+    )
+
+
 def _check_times(
     name: str, variable: xr.Variable, stored: zarr.Array[Any], attributes: Mapping[str, Any]
 ) -> None:
     """Refuse times that would be read as others."""
     given = variable.values
     meaning = {key: attributes[key] for key in _MEANING if key in attributes}
-    if not given.size or "units" not in meaning:
+    if not given.size:
         return
+    if "units" not in meaning:
+        raise InvalidArgumentError(
+            f"{name!r} has times, and the array that is there is of type {stored.dtype} and has no "
+            "units that times could be told in: convert the values"
+        )
     kept = {key: attributes[key] for key in _ENCODING if key in attributes}
-    encoded = _encoded(name, given, {**kept, "dtype": stored.dtype})
     try:
+        encoded = _encoded(name, given, {**kept, "dtype": stored.dtype})
         read = _decoded(encoded.values, meaning, cftime=given.dtype == object)
         off = np.flatnonzero(_off(read, given))
         what = f"{given[off[0]]} would be read as {read[off[0]]}" if off.size else ""
-    except ValueError as error:  # so far off that there is no such date
-        what = f"what would be written cannot be read ({error})"
+    except (ValueError, TypeError, KeyError) as error:  # of another calendar, or no date at all
+        what = f"what would be written would not be these times ({error})"
     if what:
         raise InvalidArgumentError(
             f"{name!r} cannot be told in {meaning['units']!r} as {stored.dtype}, which is how the "
