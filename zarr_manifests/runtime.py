@@ -18,11 +18,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 __all__ = [
     "SYSTEM",
@@ -168,27 +168,76 @@ class _Pool:
     def _forget(self) -> None:
         self._executor = None  # the parent's threads do not exist in the child
 
-    def submit(self, call: Callable[[], Any]) -> Future[Any]:
+    def submit(self, call: Callable[[], None]) -> None:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(_POOL_THREADS, "zarr-manifests")
-        return self._executor.submit(call)
+        self._executor.submit(call)
 
 
 _POOL = _Pool()
 
 
+class _Call[R]:
+    """A call that is made once, by the thread that is first to take it."""
+
+    __slots__ = ("_call", "_ended", "_error", "_result", "_taken")
+
+    def __init__(self, call: Callable[[], R]) -> None:
+        self._call = call
+        self._taken = threading.Lock()
+        self._ended = threading.Event()
+        self._error: BaseException | None = None
+        self._result: R
+
+    def take(self) -> bool:
+        """Whether no thread has taken it before."""
+        return self._taken.acquire(blocking=False)
+
+    def run(self) -> None:
+        """Make it, unless a thread has taken it; raises nothing but what interrupts a thread."""
+        if not self.take():
+            return
+        try:
+            self._result = self._call()
+        except BaseException as error:
+            self._error = error
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self._ended.set()
+
+    def wait(self) -> None:
+        """Wait for the thread that has taken it."""
+        self._ended.wait()
+
+    def outcome(self) -> R:
+        """What it has returned, or raised; it has ended."""
+        if self._error is None:
+            return self._result
+        try:
+            raise self._error
+        finally:
+            self._error = None  # its traceback leads here
+
+
 def _run_parallel[R](calls: Sequence[Callable[[], R]]) -> list[R]:
     if len(calls) <= 1:
         return [call() for call in calls]
-    # One of them runs on the calling thread. All are awaited before the first error is raised:
-    # what a caller does next must not race with an upload of its own.
-    handed = [handed_over(call) for call in calls]
-    futures = [_POOL.submit(call) for call in handed[1:]]
+    # This thread makes them, too: what no other has begun, it does not wait for. The pool's threads
+    # may all be waiting for this very one, be it that it is one of them, or that it holds a lock.
+    # All have ended before the first error is raised: what a caller does next must not race with
+    # an upload of its own.
+    handed = [_Call(handed_over(call)) for call in calls]
     try:
-        first = handed[0]()
+        for one in handed[1:]:
+            _POOL.submit(one.run)
+        for one in (handed[0], *reversed(handed[1:])):  # the pool begins with the first
+            one.run()
     finally:
-        wait(futures)
-    return [first, *(future.result() for future in futures)]
+        # All have been taken but where this thread was interrupted, and these nobody makes now.
+        for one in [one for one in handed if not one.take()]:
+            one.wait()
+    return [one.outcome() for one in handed]
 
 
 def one_by_one[R](calls: Sequence[Callable[[], R]]) -> list[R]:
@@ -270,7 +319,8 @@ class Runtime:
         Waits that many seconds.
     parallel : callable
         Runs argument-free calls, side by side where it can, and returns their results in order;
-        raises the first error only after all have ended. Calls must not call `parallel`.
+        raises the first error only after all have ended. Calls may call `parallel` in turn, and a
+        caller may hold a lock that other calls wait for: it never waits for what nobody has begun.
     background : callable
         Runs one argument-free call some time soon; nobody waits for it.
     checkpoint : callable

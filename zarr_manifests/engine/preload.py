@@ -306,7 +306,7 @@ class RefsPreload:
     """
 
     def __init__(self, context: Context, root: Root) -> None:
-        # One call of the runtime's `parallel` must not wait for others of it.
+        # The pool's other threads are for those who wait.
         self._runtime = replace(context.runtime, parallel=one_by_one)
         self._context, self._root = context, root
         options = context.config.chunk_manifests.preload

@@ -1,0 +1,150 @@
+"""What the real threads promise, whichever of them are free."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from zarr_manifests import runtime
+from zarr_manifests.runtime import SYSTEM
+
+ONE_THREAD = """
+    from zarr_manifests import runtime
+    runtime._POOL_THREADS = 1
+"""
+
+
+def run(code: str, *args: object) -> str:
+    """Run it in a process of its own, since its pool may be waiting for ever; what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code), *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout
+
+
+def test_calls_may_be_made_side_by_side_in_turn() -> None:
+    code = """
+        import threading
+        from zarr_manifests.runtime import SYSTEM
+        all_are_asked_for = threading.Event()
+        def outer(i):
+            if not i:
+                all_are_asked_for.set()  # on the calling thread, which has handed over the others
+            all_are_asked_for.wait()
+            return SYSTEM.parallel([lambda: i, lambda: -i])
+        calls = [lambda i=i: outer(i) for i in range(200)]
+        print(SYSTEM.parallel(calls) == [[i, -i] for i in range(200)])
+    """
+    assert run(code) == "True\n"
+
+
+def test_who_holds_a_lock_does_not_wait_for_threads_that_wait_for_it() -> None:
+    code = """
+        import threading
+        from zarr_manifests.runtime import SYSTEM
+        lock, waiting = threading.Lock(), threading.Barrier(2)
+        def wait():
+            waiting.wait()
+            with lock:
+                pass
+        def others():
+            SYSTEM.parallel([lambda: None, wait])
+        with lock:
+            thread = threading.Thread(target=others)
+            thread.start()
+            waiting.wait()
+            print(SYSTEM.parallel([lambda: 1, lambda: 2]))
+        thread.join()
+    """
+    assert run(textwrap.dedent(ONE_THREAD) + textwrap.dedent(code)) == "[1, 2]\n"
+
+
+def test_usage_is_counted_of_more_arrays_than_there_are_threads(tmp_path: Path) -> None:
+    code = """
+        import sys, zarr
+        from zarr_manifests import Repository
+        small = {"sets": [{"small": {"max-manifest-size": 2, "cardinality": None}}]}
+        some = {"rules": [{"target": "small"}], "splitting": [{"path": ".*", "along": {0: 2}}]}
+        repo = Repository.create(sys.argv[1], {"chunk-manifests": {**small, **some}})
+        with repo.transaction(message="make") as store:
+            for i in range(4):
+                zarr.create_array(store, name=f"a{i}", shape=(8,), chunks=(1,), dtype="u1")[:] = 9
+        repo.compact(mode="full")
+        for step in range(3):
+            with repo.transaction(message=f"step {step}") as store:
+                for i in range(4):
+                    zarr.open_array(store, path=f"a{i}")[step] = step + 1
+        fresh = Repository.open(sys.argv[1])
+        print([usage.chunks for usage in fresh.du().arrays])
+    """
+    code = textwrap.dedent(ONE_THREAD) + textwrap.dedent(code)
+    assert run(code, tmp_path / "r") == "[8, 8, 8, 8]\n"
+
+
+def test_each_call_is_made_once_whoever_makes_it() -> None:
+    made: list[int] = []
+    inner = 3
+
+    def outer(i: int) -> list[None]:
+        return SYSTEM.parallel([partial(made.append, inner * i + j) for j in range(inner)])
+
+    SYSTEM.parallel([partial(outer, i) for i in range(300)])
+    assert sorted(made) == list(range(300 * inner))
+
+
+def test_the_first_error_is_raised_when_all_have_ended() -> None:
+    ended: list[int] = []
+
+    def call(i: int) -> None:
+        try:
+            if i % 3 == 1:
+                raise ValueError(i)
+        finally:
+            ended.append(i)
+
+    with pytest.raises(ValueError, match=r"^1$"):
+        SYSTEM.parallel([partial(call, i) for i in range(100)])
+    assert sorted(ended) == list(range(100))
+
+
+def test_who_is_interrupted_waits_for_what_has_begun_and_begins_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runtime, "_POOL_THREADS", 1)
+    monkeypatch.setattr(runtime, "_POOL", runtime._Pool())
+    begun, go_on = threading.Barrier(2), threading.Event()
+    ended: list[str] = []
+
+    def interrupted() -> None:
+        begun.wait()
+        raise KeyboardInterrupt
+
+    def other() -> None:
+        begun.wait()
+        go_on.wait()
+        ended.append("other")
+
+    def wait(call: runtime._Call[None]) -> None:
+        go_on.set()
+        call._ended.wait()
+
+    monkeypatch.setattr(runtime._Call, "wait", wait)
+    calls: list[Callable[[], None]] = [interrupted, other, partial(ended.append, "left")]
+    with pytest.raises(KeyboardInterrupt):
+        SYSTEM.parallel(calls)
+    through = threading.Event()
+    SYSTEM.background(through.set)  # by the one thread, after all that it was handed before
+    through.wait()
+    assert ended == ["other"]
