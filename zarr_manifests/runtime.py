@@ -19,6 +19,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +31,7 @@ __all__ = [
     "PerThread",
     "Runtime",
     "asked_at",
+    "fork_awaited_lock",
     "forks_made",
     "handed_over",
     "next_step",
@@ -76,6 +78,26 @@ def _renew_locks() -> None:
 
 
 os.register_at_fork(after_in_child=_renew_locks)
+
+
+def fork_awaited_lock() -> AbstractContextManager[bool]:
+    """A reentrant lock that `os.fork` waits for, so that no child finds half done what it guards.
+
+    It is for what keeps locks of its own that nobody renews, as some libraries in C++ do. It lasts
+    as long as the process: a module makes one, not an object, and does not hold it for long.
+
+    Examples
+    --------
+    >>> from zarr_manifests.runtime import fork_awaited_lock
+    >>> lock = fork_awaited_lock()
+    >>> with lock, lock:
+    ...     pass
+    """
+    lock = threading.RLock()
+    os.register_at_fork(
+        before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
+    )
+    return lock
 
 
 class PerThread[T]:

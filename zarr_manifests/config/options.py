@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Final, Self, cast
 import re2
 
 from zarr_manifests.errors import ConfigError
+from zarr_manifests.runtime import fork_awaited_lock
 
 __all__ = [
     "Choice",
@@ -53,6 +54,9 @@ MAX_FAULTS: Final = 100
 MAX_REGEX_CHARS: Final = 1_000
 _REGEX_MEMORY_BYTES: Final = 512 * 1024
 _SET_MEMORY_BYTES: Final = 16 * 1024 * 1024
+_MATCHING: Final = fork_awaited_lock()
+"""While RE2 matches it holds locks of its own, and not Python's: a child forked in the midst of it
+would wait for them for ever."""
 
 
 class Faults:
@@ -218,7 +222,9 @@ def _re2_options(memory_bytes: int) -> Any:
 
 def matches_path(regex: str, path: str) -> bool:
     """Whether the regex matches the whole absolute path, in time linear to its length."""
-    return _compiled(regex).fullmatch(path) is not None
+    compiled = _compiled(regex)
+    with _MATCHING:
+        return compiled.fullmatch(path) is not None
 
 
 class PathSet:
@@ -250,7 +256,8 @@ class PathSet:
     def matching(self, path: str) -> list[int]:
         """Positions of those that match the whole absolute path, ascending."""
         if self._together is not None:
-            found = sorted(self._together.Match(path))
+            with _MATCHING:
+                found = sorted(self._together.Match(path))
             # The last one matches whatever comes, so nothing at all means that memory ran out.
             if found:
                 return found[:-1]
