@@ -272,6 +272,32 @@ def test_a_forked_child_reads_what_its_parent_was_fetching(forty: MemoryStorage)
     run(code, forty)
 
 
+def test_a_child_that_is_forked_while_a_fetch_ends_can_ask_for_the_report(
+    forty: MemoryStorage,
+) -> None:
+    code = """
+        import os, signal, sys, threading
+        from zarr_manifests import Repository
+        session = Repository.open(sys.argv[1]).readonly_session()
+        held, go_on = threading.Event(), threading.Event()
+        def end():
+            with session._preload._ended._condition:  # as the thread that ends it, for a moment
+                held.set()
+                go_on.wait()
+        thread = threading.Thread(target=end)
+        thread.start()
+        held.wait()
+        child = os.fork()
+        if not child:
+            signal.alarm(10)  # ends it, wherever it waits
+            os._exit(0 if session.preload_report(wait_s=60).done else 1)
+        print(os.waitpid(child, 0)[1])
+        go_on.set()
+        thread.join()
+    """
+    assert run(code, forty) == "0\n"
+
+
 def test_the_interpreter_does_not_wait_for_all_of_it(forty: MemoryStorage) -> None:
     code = """
         import atexit, sys

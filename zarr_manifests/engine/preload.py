@@ -160,7 +160,8 @@ class Preload:
         """What has become of what was planned."""
         plan = self._planned()
         with self._lock:
-            done = self._ended.done() or self._pid != os.getpid()
+            # A thread of the parent may have held the future's lock when this child was forked.
+            done = self._pid != os.getpid() or self._ended.done()
             became = dict(self._became)
         left = PreloadState.CANCELLED if done or self._cancelled else PreloadState.WAITING
         found = [(c, *became.get(c.blob.key, (left, ""))) for c in plan.fetched]
