@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,10 +19,10 @@ from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine import pack_writes
-from zarr_manifests.engine.pack_writes import PackWrites
+from zarr_manifests.engine.pack_writes import Flight, PackWrites
 from zarr_manifests.engine.packs import Pack, StagedRef
 from zarr_manifests.errors import StorageError
-from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import LocalStorage, MemoryStorage
 from zarr_manifests.storage.disk import PosixDisk, Temp
 
@@ -77,10 +77,10 @@ def get(session: Session, i: int) -> bytes:
 
 
 @contextmanager
-def begun(path: Path, disk: Disk) -> Iterator[Session]:
+def begun(path: Path, disk: Disk, runtime: Runtime = SYSTEM) -> Iterator[Session]:
     """A session on an array, whose packs take ten chunks; whatever happens, all is let go."""
     storage = LocalStorage(path, disk=disk)
-    repo = Repository.create(storage, {"pack-bytes": PACK * SIZE})
+    repo = Repository.create(storage, {"pack-bytes": PACK * SIZE}, runtime=runtime)
     session = repo.writable_session()
     zarr.create_array(session.store, name="a", shape=(2000,), chunks=(1,), dtype="u1")
     session.commit("array")
@@ -233,6 +233,57 @@ def test_many_threads_write_while_the_session_commits(tmp_path: Path) -> None:
         if session.has_changes:
             session.commit("the rest")
     check(tmp_path, {i: chunk(i) for i in range(1200)})
+
+
+def no_thread(call: Callable[[], None]) -> None:
+    raise RuntimeError("cannot schedule new futures after shutdown")
+
+
+@pytest.mark.parametrize(
+    "background", [no_thread, lambda call: None], ids=["no thread", "no thread for a long time"]
+)
+def test_what_no_thread_has_begun_is_written_by_who_needs_it(
+    tmp_path: Path, background: Callable[[Callable[[], None]], None]
+) -> None:
+    disk = Disk()
+    disk.let_go()
+    with begun(tmp_path, disk, replace(SYSTEM, background=background)) as session:
+        for i in range(100):
+            put(session, i)
+        assert 1 <= disk.packs < 9  # those that are too many by then
+        session.commit("all")
+        assert disk.packs == 10
+    check(tmp_path, {i: chunk(i) for i in range(100)})
+
+
+def test_an_interrupted_wait_forgets_no_pack(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    disk = Disk()
+    disk.let_go()
+    later = replace(SYSTEM, background=lambda call: None)
+    with begun(tmp_path, disk, later) as session:
+        for i in range(25):
+            put(session, i)
+        wait, asked = Flight.wait, 0
+
+        def interrupted(flight: Flight) -> None:
+            nonlocal asked
+            asked += 1
+            if asked == 2:
+                raise KeyboardInterrupt
+            wait(flight)
+
+        monkeypatch.setattr(Flight, "wait", interrupted)
+        writes = session.store.workspace._writes
+        under_way = list(writes._mine())
+        assert len(under_way) == 2
+        with pytest.raises(KeyboardInterrupt):
+            session.store.workspace.flush()
+        assert writes._mine() == under_way
+        session.commit("all")
+        assert disk.packs == 3
+    check(tmp_path, {i: chunk(i) for i in range(25)})
 
 
 def test_a_forked_child_waits_for_none_of_its_parents_writes(

@@ -5,6 +5,8 @@ Invariants:
 - A pack is taken back exactly once, when its write has ended, and is settled by whoever takes it:
   nothing here touches a change set, and no thread that writes a pack waits for a lock.
 - More than `MOST` are under way only while each thread beyond waits for one of them.
+- A pack is written once, by the thread that is first to take it: who waits for a pack that nobody
+  writes yet does it itself, whether there is a thread to come or none to be had any more.
 - What fails is kept for whoever takes the pack back. Its chunks are still staged then.
 - A forked child has none of its parent's threads: it forgets what these are writing, whose chunks
   are staged in the child as well.
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import os
 import threading
-from functools import partial
+from contextlib import suppress
 from typing import Final
 
 from zarr_manifests.engine.packs import Pack
@@ -40,17 +42,23 @@ class Flight:
         Why it could not be written, once its write has ended.
     """
 
-    def __init__(self, pack: Pack) -> None:
+    def __init__(self, pack: Pack, storage: Storage) -> None:
         self.pack = pack
         self.error: BaseException | None = None
+        self._storage = storage
+        self._taken = threading.Lock()
         self._ended = threading.Event()
 
-    def run(self, storage: Storage) -> None:
-        """Write it, not durably, and never raise."""
+    def run(self) -> None:
+        """Write it, not durably, unless a thread has begun to; raises no `Exception`."""
+        if not self._taken.acquire(blocking=False):
+            return
         try:
-            self.pack.write(storage, durable=False)
-        except BaseException as error:  # noqa: BLE001 - raised where the pack is taken back
-            self.error = error
+            self.pack.write(self._storage, durable=False)
+        except BaseException as error:
+            self.error = error  # raised where the pack is taken back
+            if not isinstance(error, Exception):
+                raise
         finally:
             self._ended.set()
 
@@ -60,7 +68,8 @@ class Flight:
         return self._ended.is_set()
 
     def wait(self) -> None:
-        """Wait for the end of its write."""
+        """Wait for the end of its write, or write it."""
+        self.run()
         self._ended.wait()
 
 
@@ -88,18 +97,19 @@ class PackWrites:
 
     def begin(self, pack: Pack) -> Flight | None:
         """Begin to write a pack; what to wait for first, if too many are under way."""
-        flight, flights = Flight(pack), self._mine()
+        flight, flights = Flight(pack, self._storage), self._mine()
         flights.append(flight)
-        self._runtime.background(handed_over(partial(flight.run, self._storage)))
+        with suppress(RuntimeError):  # there is no thread: whoever takes it back writes it
+            self._runtime.background(handed_over(flight.run))
         return flights[0] if len(flights) > MOST else None
 
     def take(self, *, all_of_them: bool = False) -> list[Flight]:
         """Take back the packs whose writes have ended; or all, waiting for them."""
         flights = self._mine()
-        taken = [flight for flight in flights if all_of_them or flight.ended]
+        for flight in flights if all_of_them else ():
+            flight.wait()  # who is interrupted here has taken none
+        taken = [flight for flight in flights if flight.ended]
         self._flights = [flight for flight in flights if flight not in taken]
-        for flight in taken:
-            flight.wait()
         return taken
 
     def _mine(self) -> list[Flight]:
