@@ -148,3 +148,53 @@ def test_who_is_interrupted_waits_for_what_has_begun_and_begins_no_more(
     SYSTEM.background(through.set)  # by the one thread, after all that it was handed before
     through.wait()
     assert ended == ["other"]
+
+
+@pytest.mark.parametrize("ending", ["atexit", "another thread"])
+def test_a_commit_lands_while_the_interpreter_exits(tmp_path: Path, ending: str) -> None:
+    code = """
+        import atexit, sys, threading, time, zarr
+        from zarr_manifests import Repository
+        repo = Repository.create(sys.argv[1])
+        session = repo.writable_session()
+        zarr.create_array(session.store, name="a", shape=(4,), chunks=(1,), dtype="u1")[:] = 7
+        def end():
+            from concurrent.futures import thread
+            while not thread._shutdown:
+                time.sleep(0.001)
+            session.commit("at the end")
+            print(repo.readonly_session().du()[0].chunks)
+        if sys.argv[2] == "atexit":
+            atexit.register(end)
+        else:
+            threading.Thread(target=end).start()
+    """
+    assert run(code, tmp_path / "r", ending) == "4\n"
+
+
+def test_what_no_thread_can_be_had_for_is_made_once() -> None:
+    """The pool has it in its queue by then, and one of its other threads may still come to it."""
+    code = """
+        import threading
+        from zarr_manifests.runtime import SYSTEM
+        begun, go_on, through, made = *(threading.Event() for _ in range(3)), []
+        SYSTEM.background(lambda: (begun.set(), go_on.wait()))
+        begun.wait()  # the pool's one thread is busy
+        def no_more(thread):
+            raise RuntimeError("can't start new thread")
+        threading.Thread.start = no_more
+        SYSTEM.parallel([lambda i=i: made.append(i) for i in range(10)])
+        try:
+            SYSTEM.background(lambda: made.append("refused"))
+        except RuntimeError as error:
+            print(error)
+        go_on.set()
+        while not through.is_set():
+            try:
+                SYSTEM.background(through.set)
+            except RuntimeError:  # the thread is not idle yet
+                continue
+            through.wait()
+        print(sorted(made) == list(range(10)))
+    """
+    assert run(code) == "can't start new thread\nTrue\n"

@@ -19,7 +19,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -251,8 +251,9 @@ def _run_parallel[R](calls: Sequence[Callable[[], R]]) -> list[R]:
     # an upload of its own.
     handed = [_Call(handed_over(call)) for call in calls]
     try:
-        for one in handed[1:]:
-            _POOL.submit(one.run)
+        with suppress(RuntimeError):  # there is no thread to be had (any more)
+            for one in handed[1:]:
+                _POOL.submit(one.run)
         for one in (handed[0], *reversed(handed[1:])):  # the pool begins with the first
             one.run()
     finally:
@@ -275,7 +276,13 @@ def one_by_one[R](calls: Sequence[Callable[[], R]]) -> list[R]:
 
 
 def _run_in_background(call: Callable[[], None]) -> None:
-    _POOL.submit(call)
+    one = _Call(call)
+    try:
+        _POOL.submit(one.run)
+    except RuntimeError:
+        # Where only a new thread was not to be had, another of the pool may come to it.
+        if one.take():
+            raise
 
 
 def _call_later(delay_s: float, call: Callable[[], None]) -> Callable[[], None]:
@@ -344,7 +351,8 @@ class Runtime:
         raises the first error only after all have ended. Calls may call `parallel` in turn, and a
         caller may hold a lock that other calls wait for: it never waits for what nobody has begun.
     background : callable
-        Runs one argument-free call some time soon; nobody waits for it.
+        Runs one argument-free call some time soon; nobody waits for it. Raises `RuntimeError` if
+        there is no thread for it, as when the interpreter exits; then it is not made.
     checkpoint : callable
         Called with a name at each place where a scheduler may switch actors.
     later : callable

@@ -254,6 +254,17 @@ def test_temporary_files_of_the_dead_are_swept_after_an_hour(
     assert sorted(path.name for path in folder.glob(".tmp-*")) == [".tmp-2-0"]
 
 
+def test_what_is_fetched_while_the_interpreter_exits_is_kept(tmp_path: Path) -> None:
+    def no_thread(call: Any) -> None:
+        raise RuntimeError("cannot schedule new futures after shutdown")
+
+    ref, data = encoded(1)
+    cache = opened(tmp_path, replace(SYSTEM, background=no_thread), max_bytes=16 * 4096)
+    for n in range(32):
+        cache.put(*encoded(n))
+    assert cache.get(ref) == data
+
+
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()

@@ -5,6 +5,7 @@ import pickle
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -215,6 +216,16 @@ def test_every_call_waits_and_what_follows_a_swap_is_not_waited_for() -> None:
     storage.head("current")
     storage.delete_many(["current"])
     assert slept == [0.5] * 7
+
+
+def test_what_follows_a_swap_is_done_where_there_is_no_thread_for_it() -> None:
+    def no_thread(call: Callable[[], None]) -> None:
+        raise RuntimeError("cannot schedule new futures after shutdown")
+
+    memory = MemoryStorage()
+    storage = LatencyStorage(memory, latency_s=0, runtime=replace(SYSTEM, background=no_thread))
+    assert storage.cas("current", b"1", None, then_create=("root/1", b"1")) is not None
+    assert [info.key for info in memory.list()] == ["current", "root/1"]
 
 
 def test_a_distant_storage_is_not_inline() -> None:

@@ -156,7 +156,8 @@ class DiskCache:
             if due:
                 self._unseen_bytes = 0
         if due:
-            self._runtime.background(self._tidy)
+            with contextlib.suppress(RuntimeError):  # the interpreter exits; another will see to it
+                self._runtime.background(self._tidy)
 
     def _path(self, ref: BlobRef) -> str:
         crc = f"{ref.crc32c:08x}"

@@ -76,7 +76,10 @@ class LatencyStorage(WrappedStorage):
         new = super().cas(key, data, token)
         if new is not None:
             call = self._create_call("create", after_key, after_data, durable=True)
-            self._runtime.background(lambda: self._finish(call))
+            try:
+                self._runtime.background(lambda: self._finish(call))
+            except RuntimeError:  # the interpreter exits
+                self._finish(call)
         return new
 
     def _finish(self, call: Call[bool]) -> None:
