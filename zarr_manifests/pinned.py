@@ -189,7 +189,10 @@ class Pinned:
             return True
 
     def release_lease(self) -> None:
-        """Give up the lease that the session was opened with, if any; the fence counts for it."""
+        """Give up the lease that the session was opened with, if any; the fence counts for it.
+
+        A child of `os.fork` forgets the lease; it is its parent's, who still has it.
+        """
         held, self._held = self._held, None
         if held is not None:
             give_up(self._context, held)
@@ -228,9 +231,9 @@ class Pinned:
         self._merged = False
 
     def _move_lease(self) -> None:
-        """Let the lease go on with what the session is now."""
+        """Let the lease go on with what the session is now; a parent's stays with the parent's."""
         keys = self._workspace.keys
-        if self._held is None or keys is None:
+        if self._held is None or self._held.is_inherited or keys is None:
             return
         try:
             move(self._context, self._held, keys.session_id, self.snapshot_id)

@@ -17,7 +17,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
-from zarr_manifests import Repository
+from zarr_manifests import Repository, Session
 from zarr_manifests.engine.objects import Objects
 from zarr_manifests.errors import UnmergedForksError
 from zarr_manifests.format.blobs import BlobRef
@@ -155,6 +155,53 @@ def _in_child(work: Callable[[], object]) -> int:
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _close(session: Session) -> None:
+    session.close()
+
+
+def _leave(session: Session) -> None:
+    with session:
+        pass
+
+
+def _go_on(session: Session) -> None:
+    session.discard_changes()
+    session.refresh()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("end", [_close, _leave, _go_on])
+def test_a_forked_child_leaves_its_parent_the_lease(
+    tmp_path: Path, end: Callable[[Session], None]
+) -> None:
+    path = tmp_path / "r"
+    repository = _make(path, 100)
+    session = repository.writable_session("main", lease=60)
+
+    def leases() -> list[str]:
+        return [lease.name for lease in Repository.open(path)._context.roots.read().root.leases]
+
+    before = leases()
+    assert len(before) == 1
+    _put(Repository.open(path), "a/c/1", b"others")
+    assert _in_child(lambda: end(session)) == 0
+    assert leases() == before
+    session.close()
+    assert leases() == []
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_leaves_a_readers_lease(tmp_path: Path) -> None:
+    repository = _make(tmp_path / "r", 100)
+    block = repository.lease(repository.readonly_session().snapshot_id)
+    block.__enter__()
+    roots = repository._context.roots
+    assert _in_child(lambda: block.__exit__(None, None, None)) == 0
+    assert len(roots.read().root.leases) == 1
+    block.__exit__(None, None, None)
+    assert len(roots.read().root.leases) == 0
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -1,14 +1,15 @@
 """Renewing leases before their time is up: one timer a process and repository, one swap for all.
 
 Invariants: the timer runs while there is something to renew and not longer; it is the business of
-the process that took the leases, so a forked child has none of them and renews nothing.
+the process that took the leases, so a forked child has none of them, and renews nothing and gives
+nothing up.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from zarr_manifests.errors import ManifestsError
 from zarr_manifests.runtime import ForkSafeLock, Runtime
@@ -34,6 +35,8 @@ class Held:
         A text about who holds it.
     lost : ManifestsError or None
         Why it is held no more, although it was not given up.
+    pid : int
+        The process that holds it.
     """
 
     lease_id: bytes
@@ -42,6 +45,12 @@ class Held:
     timeout_ms: int
     owner: str
     lost: ManifestsError | None = None
+    pid: int = field(default_factory=os.getpid)
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether it is the parent that holds it, of which this is a forked child."""
+        return self.pid != os.getpid()
 
 
 class Heart:

@@ -133,7 +133,9 @@ def renew_all(context: Context) -> None:
 
 
 def give_up(context: Context, held: Held) -> None:
-    """Take the lease out of the root, if it is there still."""
+    """Take the lease out of the root, if it is there still; a parent's stays."""
+    if held.is_inherited:
+        return
     context.heart.drop(held)
 
     def change(root: Root) -> Root:
