@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import fields
@@ -243,6 +244,27 @@ def test_a_meter_that_is_collected_while_totals_are_taken_is_counted_once(
     del held
     found = process_totals() - before
     assert found == Metrics(**{field.name: 1 for field in fields(Metrics)})
+
+
+def test_a_meter_that_is_collected_waits_for_nobody_who_counts() -> None:
+    """It may go on a thread that holds the lock of another, which `process_totals` waits for."""
+    before = process_totals()
+    going = [Meter()]
+    going[0].add("commits", 3)
+    going[0].read_request(7)
+    with metrics_module._REGISTRY.lock:  # as `process_totals`
+        collecting = threading.Thread(target=going.clear, daemon=True)
+        collecting.start()
+        collecting.join(10)
+        assert not collecting.is_alive()
+    found = process_totals() - before
+    assert found == Metrics(commits=3, read_requests=1, bytes_read=7)
+
+
+def test_meters_that_are_gone_take_no_room() -> None:
+    for _ in range(100):
+        Meter()
+    assert len(metrics_module._REGISTRY.gone) <= 1
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

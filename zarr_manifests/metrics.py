@@ -137,6 +137,7 @@ class Meter:
         self._reads: deque[int] = deque()  # bytes of each that is not counted yet
         with _REGISTRY.lock:
             _REGISTRY.meters.add(self)
+            _REGISTRY.settle()  # or those that are gone would take room until somebody asks
         # Nobody asks for totals any more when the process ends.
         weakref.finalize(self, _retire, self._counts, self._reads).atexit = False
 
@@ -176,15 +177,30 @@ class Meter:
 
 
 class _Registry:
-    """All meters of the process, and what those have counted that are gone."""
+    """All meters of the process, and what those have counted that are gone.
+
+    A meter goes wherever garbage is collected, be it on a thread that holds another meter's lock,
+    which `process_totals` wants while it holds this one. So no lock is taken for it: what it has
+    counted is put down, and settled by whoever holds the lock next.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.meters: weakref.WeakSet[Meter] = weakref.WeakSet()
+        self.gone: deque[tuple[dict[str, int], deque[int]]] = deque()
         self.retired = dict.fromkeys(_NAMES, 0)
+
+    def settle(self) -> None:
+        """Count what those have counted that are gone; the lock is held."""
+        while self.gone:
+            counts, reads = self.gone.popleft()
+            _count_reads(counts, reads)
+            for name, n in counts.items():
+                self.retired[name] += n
 
     def restart(self) -> None:
         self.lock = threading.RLock()
+        self.gone.clear()
         self.retired = dict.fromkeys(_NAMES, 0)
         for meter in list(self.meters):
             meter._restart()
@@ -207,10 +223,7 @@ def _count_reads(counts: dict[str, int], reads: deque[int]) -> None:
 
 
 def _retire(counts: dict[str, int], reads: deque[int]) -> None:
-    with _REGISTRY.lock:
-        _count_reads(counts, reads)
-        for name, n in counts.items():
-            _REGISTRY.retired[name] += n
+    _REGISTRY.gone.append((counts, reads))
 
 
 def process_totals() -> Metrics:
@@ -218,6 +231,7 @@ def process_totals() -> Metrics:
     with _REGISTRY.lock:
         # Held from here on, so that none is collected between the two and counted in neither.
         meters = list(_REGISTRY.meters)
+        _REGISTRY.settle()
         totals = dict(_REGISTRY.retired)
         for meter in meters:
             for name, n in meter.read().to_dict().items():
