@@ -604,6 +604,63 @@ def test_the_lock_is_free_after_success_and_failure(tmp_path: Path) -> None:
     assert not _is_locked(tmp_path)
 
 
+INTERRUPTED = """
+import contextlib, fcntl, sys
+from zarr_manifests.storage import locks
+
+path, n, interrupted = sys.argv[1], 0, True
+
+def trace(frame, event, _):
+    global left
+    if frame.f_code.co_filename not in (locks.__file__, contextlib.__file__):
+        return None
+    if event == "line":
+        left -= 1
+        if not left:
+            raise KeyboardInterrupt
+    return trace
+
+def hold():
+    if sys.argv[2] == "block":
+        with locks.exclusive(path):
+            pass
+        return
+    turn = locks.FileTurn(path)
+    try:
+        turn.take()
+    finally:
+        turn.end()
+
+while interrupted:
+    n, interrupted = n + 1, False
+    left = n
+    try:
+        sys.settrace(trace)
+        hold()
+    except KeyboardInterrupt:
+        interrupted = True
+    sys.settrace(None)
+    with open(path) as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if it is held
+print(n)
+"""
+
+
+@pytest.mark.parametrize("how", ["block", "turn"])
+def test_wherever_an_interrupt_comes_the_lock_is_free_after_it(tmp_path: Path, how: str) -> None:
+    path = tmp_path / ".lock"
+    path.touch()
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", INTERRUPTED, str(path), how],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout) > 10
+
+
 def test_a_put_and_a_delete_wait_for_the_swap(tmp_path: Path) -> None:
     inside, go_on = threading.Event(), threading.Event()
 

@@ -1,8 +1,8 @@
 """Lock files, held against other threads and other processes.
 
-Invariants: a lock ends with the process that holds it, whatever becomes of that process; a forked
-child holds none of its parent's; the files stay where they are, since a lock on a file that has
-lost its name excludes nobody.
+Invariants: a lock ends with the process that holds it, whatever becomes of that process, and with
+the block that holds it, wherever an interrupt comes; a forked child holds none of its parent's; the
+files stay where they are, since a lock on a file that has lost its name excludes nobody.
 """
 
 from __future__ import annotations
@@ -11,21 +11,25 @@ import contextlib
 import fcntl
 import os
 import threading
+import weakref
 from collections.abc import Iterator
+from io import FileIO
 
 __all__ = ["FileTurn", "LockFile", "exclusive"]
 
 # A forked child shares its parent's open files, and a lock lasts until the last of them is
 # closed: a child that outlives a killed parent would keep it. So a child closes them (and does
 # not unlock, which would unlock the parent's). No fork may come between the opening of a file
-# and its entry here.
-_held: set[int] = set()
+# and its entry here. An interrupt may come between any two steps, so nothing but those who hold a
+# lock keeps its file, which is closed with the last of them.
+_held: set[weakref.ref[FileIO]] = set()
 _fork_guard = threading.RLock()
 
 
 def _close_inherited() -> None:
-    for fd in _held:
-        os.close(fd)
+    for file in list(_held):
+        if (held := file()) is not None:
+            held.close()
     _held.clear()
     _fork_guard.release()
 
@@ -40,12 +44,12 @@ os.register_at_fork(
 @contextlib.contextmanager
 def exclusive(path: str) -> Iterator[None]:
     """Hold the lock file at `path`, as soon as nobody else does."""
-    fd = _opened(path)
+    file = _opened(path)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX)
         yield
     finally:
-        _closed(fd)
+        _close(file)
 
 
 class LockFile:
@@ -57,24 +61,22 @@ class LockFile:
         If there can be no such file.
     """
 
-    __slots__ = ("_fd", "_pid")
+    __slots__ = ("_file",)
 
     def __init__(self, path: str) -> None:
-        self._fd = _opened(path)
-        self._pid = os.getpid()
+        self._file = _opened(path)
 
     def take(self) -> bool:
         """Hold it, unless somebody else does; whether it is held."""
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True
 
     def end(self) -> None:
         """Hold it and ask for it no more."""
-        if os.getpid() == self._pid:  # a forked child has closed it; the number may be another's
-            _closed(self._fd)
+        _close(self._file)
 
 
 class FileTurn:
@@ -122,17 +124,19 @@ class FileTurn:
             self._next = None
 
 
-def _opened(path: str) -> int:
+def _opened(path: str) -> FileIO:
     with _fork_guard:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        _held.add(fd)
-    return fd
+        file = FileIO(path, "ab")
+        _held.add(weakref.ref(file, _held.discard))
+    return file
 
 
-def _closed(fd: int) -> None:
-    with _fork_guard:
-        if fd in _held:
-            _held.discard(fd)
-            with contextlib.suppress(OSError):
-                fcntl.flock(fd, fcntl.LOCK_UN)  # now, should a child still have the file open
-            os.close(fd)
+def _close(file: FileIO) -> None:
+    try:
+        with _fork_guard:
+            if not file.closed:  # as a forked child has
+                with contextlib.suppress(OSError):
+                    fcntl.flock(file, fcntl.LOCK_UN)  # now, should a child still have the file open
+                file.close()
+    finally:
+        file.close()
