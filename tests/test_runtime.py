@@ -198,3 +198,27 @@ def test_what_no_thread_can_be_had_for_is_made_once() -> None:
         print(sorted(made) == list(range(10)))
     """
     assert run(code) == "can't start new thread\nTrue\n"
+
+
+def test_who_is_interrupted_waits_for_no_call_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(call: runtime._Call[None], by: object) -> bool:
+        taken = take(call, by)
+        if by is not call and not interrupts:
+            interrupts.append(taken)
+            raise KeyboardInterrupt  # right after it has been taken
+        return taken
+
+    take, interrupts = runtime._Call.take, list[bool]()
+    monkeypatch.setattr(runtime._Call, "take", interrupted)
+    waited: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            SYSTEM.parallel([lambda: None, lambda: None])
+        except KeyboardInterrupt as error:
+            waited.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert (len(waited), interrupts) == (1, [True])

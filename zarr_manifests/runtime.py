@@ -206,18 +206,18 @@ class _Call[R]:
 
     def __init__(self, call: Callable[[], R]) -> None:
         self._call = call
-        self._taken = threading.Lock()
+        self._taken: dict[str, object] = {}
         self._ended = threading.Event()
         self._error: BaseException | None = None
         self._result: R
 
-    def take(self) -> bool:
-        """Whether no thread has taken it before."""
-        return self._taken.acquire(blocking=False)
+    def take(self, by: object) -> bool:
+        """Whether nobody else has taken it; who was interrupted while it did can ask again."""
+        return self._taken.setdefault("by", by) is by
 
-    def run(self) -> None:
-        """Make it, unless a thread has taken it; raises nothing but what interrupts a thread."""
-        if not self.take():
+    def run(self, by: object = None) -> None:
+        """Make it, unless somebody has taken it; raises nothing but what interrupts a thread."""
+        if not self.take(self if by is None else by):
             return
         try:
             self._result = self._call()
@@ -250,15 +250,16 @@ def _run_parallel[R](calls: Sequence[Callable[[], R]]) -> list[R]:
     # All have ended before the first error is raised: what a caller does next must not race with
     # an upload of its own.
     handed = [_Call(handed_over(call)) for call in calls]
+    here = object()
     try:
         with suppress(RuntimeError):  # there is no thread to be had (any more)
             for one in handed[1:]:
                 _POOL.submit(one.run)
         for one in (handed[0], *reversed(handed[1:])):  # the pool begins with the first
-            one.run()
+            one.run(here)
     finally:
         # All have been taken but where this thread was interrupted, and these nobody makes now.
-        for one in [one for one in handed if not one.take()]:
+        for one in [one for one in handed if not one.take(here)]:
             one.wait()
     return [one.outcome() for one in handed]
 
@@ -281,7 +282,7 @@ def _run_in_background(call: Callable[[], None]) -> None:
         _POOL.submit(one.run)
     except RuntimeError:
         # Where only a new thread was not to be had, another of the pool may come to it.
-        if one.take():
+        if one.take(call):
             raise
 
 

@@ -5,8 +5,7 @@ Invariants:
 - A pack is taken back exactly once, when its write has ended, and is settled by whoever takes it:
   nothing here touches a change set, and no thread that writes a pack waits for a lock.
 - More than `MOST` are under way only while each thread beyond waits for one of them.
-- A pack is written once, by the thread that is first to take it: who waits for a pack that nobody
-  writes yet does it itself, whether there is a thread to come or none to be had any more.
+- What no thread can be had for is no write under way: nobody waits for it.
 - What fails is kept for whoever takes the pack back. Its chunks are still staged then.
 - A forked child has none of its parent's threads: it forgets what these are writing, whose chunks
   are staged in the child as well.
@@ -18,7 +17,6 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import suppress
 from typing import Final
 
 from zarr_manifests.engine.packs import Pack
@@ -46,19 +44,14 @@ class Flight:
         self.pack = pack
         self.error: BaseException | None = None
         self._storage = storage
-        self._taken = threading.Lock()
         self._ended = threading.Event()
 
     def run(self) -> None:
-        """Write it, not durably, unless a thread has begun to; raises no `Exception`."""
-        if not self._taken.acquire(blocking=False):
-            return
+        """Write it, not durably, and never raise."""
         try:
             self.pack.write(self._storage, durable=False)
-        except BaseException as error:
-            self.error = error  # raised where the pack is taken back
-            if not isinstance(error, Exception):
-                raise
+        except BaseException as error:  # noqa: BLE001 - raised where the pack is taken back
+            self.error = error
         finally:
             self._ended.set()
 
@@ -68,8 +61,7 @@ class Flight:
         return self._ended.is_set()
 
     def wait(self) -> None:
-        """Wait for the end of its write, or write it."""
-        self.run()
+        """Wait for the end of its write."""
         self._ended.wait()
 
 
@@ -96,11 +88,20 @@ class PackWrites:
         return bool(self._flights) and any(flight.ended for flight in self._mine())
 
     def begin(self, pack: Pack) -> Flight | None:
-        """Begin to write a pack; what to wait for first, if too many are under way."""
+        """Begin to write a pack; what to wait for first, if too many are under way.
+
+        Raises
+        ------
+        RuntimeError
+            If there is no thread for it, as when the interpreter exits; it is not begun then.
+        """
         flight, flights = Flight(pack, self._storage), self._mine()
         flights.append(flight)
-        with suppress(RuntimeError):  # there is no thread: whoever takes it back writes it
+        try:
             self._runtime.background(handed_over(flight.run))
+        except RuntimeError:
+            flights.remove(flight)
+            raise
         return flights[0] if len(flights) > MOST else None
 
     def take(self, *, all_of_them: bool = False) -> list[Flight]:

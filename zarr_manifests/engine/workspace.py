@@ -183,17 +183,21 @@ class Workspace(Overlay):
         Threads that write chunks are several, and go on while one of them writes a pack. One in
         the background would only be another one that asks for Python's lock again and again.
         """
-        if not (in_loop and self._writes.pays):
+        if in_loop and self._writes.pays:
             try:
-                pack.write(self.storage, durable=False)
-            finally:
-                self._settle(pack)
-            return
-        with self.lock:
-            due = self._writes.begin(pack)
-        if due is not None:
-            due.wait()
-        self._take_back(self._writes.take)
+                with self.lock:
+                    due = self._writes.begin(pack)
+            except RuntimeError:
+                pass  # there is no thread for it, so it is written here
+            else:
+                if due is not None:
+                    due.wait()
+                self._take_back(self._writes.take)
+                return
+        try:
+            pack.write(self.storage, durable=False)
+        finally:
+            self._settle(pack)
 
     def _take_back(self, take: Callable[[], Sequence[Flight]]) -> None:
         """Settle packs that were written in the background.
