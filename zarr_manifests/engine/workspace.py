@@ -183,21 +183,24 @@ class Workspace(Overlay):
         Threads that write chunks are several, and go on while one of them writes a pack. One in
         the background would only be another one that asks for Python's lock again and again.
         """
-        if in_loop and self._writes.pays:
-            try:
-                with self.lock:
-                    due = self._writes.begin(pack)
-            except RuntimeError:
-                pass  # there is no thread for it, so it is written here
-            else:
-                if due is not None:
-                    due.wait()
-                self._take_back(self._writes.take)
-                return
+        if in_loop and self._writes.pays and self._has_begun(pack):
+            return
         try:
             pack.write(self.storage, durable=False)
         finally:
             self._settle(pack)
+
+    def _has_begun(self, pack: Pack) -> bool:
+        """Whether a thread in the background writes it now; False if there is none to be had."""
+        try:
+            with self.lock:
+                due = self._writes.begin(pack)
+        except RuntimeError:
+            return False
+        if due is not None:
+            due.wait()
+        self._take_back(self._writes.take)
+        return True
 
     def _take_back(self, take: Callable[[], Sequence[Flight]]) -> None:
         """Settle packs that were written in the background.
