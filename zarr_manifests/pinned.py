@@ -11,13 +11,13 @@ import logging
 import weakref
 from typing import Any
 
-from zarr_manifests.engine.changes import Owners
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.following import Follower, open_head
 from zarr_manifests.engine.forks import refuse_unmerged
 from zarr_manifests.engine.heartbeat import Held
 from zarr_manifests.engine.leases import give_up, move, take
+from zarr_manifests.engine.merging import Owners
 from zarr_manifests.engine.preload import Preload
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.engine.workspace import Workspace

@@ -31,8 +31,8 @@ from zarr_manifests.engine import (
     repacking,
     rollup,
 )
-from zarr_manifests.engine.changes import Merge
 from zarr_manifests.engine.chunks import SessionKeys
+from zarr_manifests.engine.merging import Merge
 from zarr_manifests.engine.roots import Roots
 from zarr_manifests.errors import CommitOutcomeUnknownError, StorageError
 from zarr_manifests.format.chunk_table import RefKind
@@ -198,7 +198,7 @@ def merge_overwrites(patch: pytest.MonkeyPatch) -> None:
 @mutant("A copy that comes back twice conflicts with itself.")
 def merge_without_dedupe(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Merge, "_owner", lambda self, *args: ("", None))
-    patch.setattr("zarr_manifests.engine.changes.same_bytes", lambda a, b: False)
+    patch.setattr("zarr_manifests.engine.merging.same_bytes", lambda a, b: False)
 
 
 @mutant("A fork of another session is merged.")

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from zarr_manifests.engine.changes import ChangeSet, ForkState, Merge, Owners
+from zarr_manifests.engine.changes import ChangeSet, ForkState
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.merging import Merge, Owners
 from zarr_manifests.engine.roots import Roots
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.engine.workspace import Workspace
