@@ -6,7 +6,8 @@ ten years off, and times that cannot be told in whole days are written in hours,
 know of. An append makes some arrays longer, and a dataset opens only if all arrays of a dimension
 are of one length. Here such writes are refused, before anything is written.
 
-Invariant: no data is read but that of the dataset's own times and index coordinates.
+Invariants: no data is read but times and index coordinates; and what is read is none of what the
+session has read, so that its commit goes on top of others' as before.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import xarray as xr
 import zarr
 from xarray.conventions import decode_cf_variable, encode_cf_variable
 
+from zarr_manifests.engine.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.keys import split
@@ -48,7 +50,7 @@ def check_agreement(
     ds : Dataset
         What is to be written.
     store : ManifestStore
-        Where to.
+        Where to; its session has not changed anything yet.
     group : str
         Path of the group, which has arrays.
     append_dim : hashable, optional
@@ -61,16 +63,19 @@ def check_agreement(
         told in these; or if after the append arrays would not be of one length, or an index
         coordinate would not be that of what is there.
     """
+    workspace = store.workspace
+    # What is looked at here is no read that the commit depends on.
+    reader = ManifestStore(Workspace(workspace.context, workspace.view), read_only=True)
     arrays = {
         split(path)[1]: node
-        for path, node in store.workspace.nodes().items()
+        for path, node in workspace.view.nodes.items()
         if path and split(path)[0] == group and node.array is not None
     }
     if append_dim is not None:
         _check_lengths(ds, arrays, append_dim)
     for name in sorted(map(str, ds.variables)):
         if name in arrays:
-            stored = zarr.open_array(store, path=arrays[name].path, mode="r")
+            stored = zarr.open_array(reader, path=arrays[name].path, mode="r")
             _check_variable(name, ds.variables[name], stored, append_dim)
 
 
