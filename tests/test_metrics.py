@@ -171,7 +171,7 @@ class _Slow(dict[str, int]):
 
 def test_additions_of_many_threads_are_not_lost() -> None:
     meter = Meter()
-    meter._counts = _Slow(meter._counts)
+    meter._counts.by_name = _Slow(meter._counts.by_name)
 
     def work() -> None:
         for _ in range(300):
@@ -272,7 +272,7 @@ def test_a_forked_child_starts_at_zero() -> None:
     meter = Meter()
     meter.add("commits", 5)
     meter.read_request(5)
-    with meter._lock:
+    with meter._counts.lock:
         pid = os.fork()
         if pid == 0:  # no assert may leave the child
             sound = meter.read() == Metrics() == process_totals()

@@ -128,112 +128,116 @@ class Meter:
     10
     """
 
-    __slots__ = ("__weakref__", "_counts", "_lock", "_reads")
+    __slots__ = ("__weakref__", "_counts", "_reads")
 
     def __init__(self) -> None:
-        # Reentrant: a signal's handler or a finalizer may count on the thread that holds it.
-        self._lock = threading.RLock()
-        self._counts = dict.fromkeys(_NAMES, 0)
-        self._reads: deque[int] = deque()  # bytes of each that is not counted yet
+        self._counts = _Counts()
+        self._reads = self._counts.reads
         with _REGISTRY.lock:
-            _REGISTRY.meters.add(self)
+            _REGISTRY.counts.add(self._counts)
             _REGISTRY.settle()  # or those that are gone would take room until somebody asks
         # Nobody asks for totals any more when the process ends.
-        weakref.finalize(self, _retire, self._counts, self._reads).atexit = False
+        weakref.finalize(self, _REGISTRY.gone.append, self._counts).atexit = False
 
     def add(self, name: str, n: int = 1) -> None:
         """Add to the count of that name, a field of `Metrics`; `KeyError` if there is none."""
-        with self._lock:
-            self._counts[name] += n
+        counts = self._counts
+        with counts.lock:
+            counts.by_name[name] += n
 
     def read_request(self, read_bytes: int) -> None:
         """Count a read that was answered, as each chunk's is: without the lock."""
         reads = self._reads
         reads.append(read_bytes)
         if len(reads) > _MOST_UNCOUNTED:
-            with self._lock:
-                _count_reads(self._counts, reads)
+            self._counts.settle()
 
     def request(self, kind: str, read_bytes: int = 0, written_bytes: int = 0) -> None:
         """Count a call to the storage that was answered; `kind` is the name of its count."""
         counts = self._counts
-        with self._lock:
-            counts[kind] += 1
+        with counts.lock:
+            counts.by_name[kind] += 1
             if read_bytes:
-                counts["bytes_read"] += read_bytes
+                counts.by_name["bytes_read"] += read_bytes
             if written_bytes:
-                counts["bytes_written"] += written_bytes
+                counts.by_name["bytes_written"] += written_bytes
 
     def read(self) -> Metrics:
         """The counts at this moment."""
-        with self._lock:
-            _count_reads(self._counts, self._reads)
-            return Metrics(**self._counts)
+        return Metrics(**self._counts.settle())
 
-    def _restart(self) -> None:
-        self._lock = threading.RLock()
-        self._reads.clear()
-        self._counts.update(dict.fromkeys(_NAMES, 0))
+
+class _Counts:
+    """What a meter has counted; it outlives the meter until the registry has taken it over."""
+
+    __slots__ = ("by_name", "lock", "reads")
+
+    def __init__(self) -> None:
+        self.by_name = dict.fromkeys(_NAMES, 0)
+        self.reads: deque[int] = deque()  # bytes of each that is not counted by name yet
+        # Reentrant: a signal's handler or a finalizer may count on the thread that holds it.
+        self.lock = threading.RLock()
+
+    def settle(self) -> dict[str, int]:
+        """All of it by name."""
+        with self.lock:
+            number = nbytes = 0
+            try:
+                with contextlib.suppress(IndexError):  # there is none left
+                    while True:
+                        nbytes += self.reads.popleft()
+                        number += 1
+            finally:
+                self.by_name["bytes_read"] += nbytes
+                self.by_name["read_requests"] += number
+            return dict(self.by_name)
+
+    def restart(self) -> None:
+        self.lock = threading.RLock()
+        self.reads.clear()
+        self.by_name.update(dict.fromkeys(_NAMES, 0))
 
 
 class _Registry:
-    """All meters of the process, and what those have counted that are gone.
+    """What all meters of the process have counted, and those that are gone.
 
     A meter goes wherever garbage is collected, be it on a thread that holds another meter's lock,
-    which `process_totals` wants while it holds this one. So no lock is taken for it: what it has
-    counted is put down, and settled by whoever holds the lock next.
+    which `process_totals` wants while it holds this one. So no lock is taken for it: it is noted
+    that it has gone, and whoever holds the lock next takes its counts over. Until then they are
+    among the others', so that they are counted once at every moment.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.meters: weakref.WeakSet[Meter] = weakref.WeakSet()
-        self.gone: deque[tuple[dict[str, int], deque[int]]] = deque()
+        self.counts: set[_Counts] = set()
+        self.gone: deque[_Counts] = deque()
         self.retired = dict.fromkeys(_NAMES, 0)
 
     def settle(self) -> None:
-        """Count what those have counted that are gone; the lock is held."""
+        """Take over the counts of meters that are gone; the lock is held."""
         while self.gone:
-            counts, reads = self.gone.popleft()
-            _count_reads(counts, reads)
-            for name, n in counts.items():
+            counts = self.gone.popleft()
+            self.counts.discard(counts)
+            for name, n in counts.settle().items():
                 self.retired[name] += n
 
     def restart(self) -> None:
         self.lock = threading.RLock()
-        self.gone.clear()
         self.retired = dict.fromkeys(_NAMES, 0)
-        for meter in list(self.meters):
-            meter._restart()
+        for counts in list(self.counts):
+            counts.restart()
 
 
 _REGISTRY: Final = _Registry()
 os.register_at_fork(after_in_child=_REGISTRY.restart)
 
 
-def _count_reads(counts: dict[str, int], reads: deque[int]) -> None:
-    number = nbytes = 0
-    try:
-        with contextlib.suppress(IndexError):  # there is none left
-            while True:
-                nbytes += reads.popleft()
-                number += 1
-    finally:
-        counts["bytes_read"] += nbytes
-        counts["read_requests"] += number
-
-
-def _retire(counts: dict[str, int], reads: deque[int]) -> None:
-    _REGISTRY.gone.append((counts, reads))
-
-
 def process_totals() -> Metrics:
     """What all repositories together have done in this process."""
     with _REGISTRY.lock:
-        # Held from here on, so that none is collected between the two and counted in neither.
-        meters = list(_REGISTRY.meters)
         _REGISTRY.settle()
         totals = dict(_REGISTRY.retired)
-        for meter in meters:
-            for name, n in meter.read().to_dict().items():
+        for counts in list(_REGISTRY.counts):
+            for name, n in counts.settle().items():
                 totals[name] += n
     return Metrics(**totals)
