@@ -465,11 +465,11 @@ SEEDS: dict[str, int] = {
     "lease-checked-by-clock": 1384,
     "leases-not-honoured": 36,
     "leased-snapshots-expire": 0,
-    "lease-on-the-expired": 25,
+    "lease-on-the-expired": 17,
     "lease-behind-the-fence": 36,
     "collected-beyond-the-fence": 2,
     "logs-not-marked": 2,
-    "tags-not-marked": 24,
+    "tags-not-marked": 60,
     "marked-too-early": 0,
     "archive-before-the-deletions-left-out": 11,
 }
