@@ -94,7 +94,7 @@ class Session(Arranging):
     + /air
     >>> snapshot_id = session.commit("make a group for air temperature")
     >>> session.status()
-    Status(created=(), updated=(), deleted=(), chunks={}, moved={})
+    Status(created=(), updated=(), deleted=(), chunks={}, moved={}, truncated={})
     """
 
     _append_dim: str | None = None
