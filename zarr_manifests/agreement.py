@@ -15,6 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Hashable, Iterable, Mapping
 from datetime import timedelta
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +24,7 @@ import xarray as xr
 import zarr
 from xarray.conventions import decode_cf_variable, encode_cf_variable
 
+from zarr_manifests.display import fields_of
 from zarr_manifests.engine.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.nodes import Node
@@ -75,8 +77,20 @@ def check_agreement(
         _check_lengths(ds, arrays, append_dim)
     for name in sorted(map(str, ds.variables)):
         if name in arrays:
-            stored = zarr.open_array(reader, path=arrays[name].path, mode="r")
+            stored = _Stored(arrays[name], reader)
             _check_variable(name, ds.variables[name], stored, append_dim)
+
+
+class _Stored:
+    """An array that is there; its attributes are known, and it is opened for more than these."""
+
+    def __init__(self, node: Node, store: ManifestStore) -> None:
+        self._node, self._store = node, store
+        self.attributes: Mapping[str, Any] = fields_of(node).get("attributes") or {}
+
+    @cached_property
+    def array(self) -> zarr.Array[Any]:
+        return zarr.open_array(self._store, path=self._node.path, mode="r")
 
 
 def _check_lengths(ds: xr.Dataset, arrays: Mapping[str, Node], append_dim: Hashable) -> None:
@@ -108,9 +122,9 @@ def _check_lengths(ds: xr.Dataset, arrays: Mapping[str, Node], append_dim: Hasha
 
 
 def _check_variable(
-    name: str, variable: xr.Variable, stored: zarr.Array[Any], append_dim: Hashable | None
+    name: str, variable: xr.Variable, stored: _Stored, append_dim: Hashable | None
 ) -> None:
-    attributes = dict(stored.attrs)
+    attributes = stored.attributes
     for key in _MEANING:
         there, given = attributes.get(key), variable.attrs.get(key)
         if not (given is None or there is None or _same_units(str(given), str(there))):
@@ -121,14 +135,14 @@ def _check_variable(
     if variable.chunks is not None:
         return  # xarray itself refuses to encode lazy times in other units
     if _is_time(variable):
-        _check_times(name, variable, stored, attributes)
+        _check_times(name, variable, stored)
     elif " since " in str(attributes.get("units")) and "units" not in variable.attrs:
         raise InvalidArgumentError(
             f"{name!r} has no units, and the array that is there holds times, in "
             f"{attributes['units']!r}: give it times, or numbers with these units as an attribute"
         )
     is_index = variable.dims == (name,) and append_dim is not None and name != append_dim
-    if is_index and variable.shape == stored.shape and not _same(variable, stored, attributes):
+    if is_index and variable.shape == stored.array.shape and not _same(variable, stored):
         raise InvalidArgumentError(
             f"the values of {name!r} are not those that are there, which an append would replace "
             f"for all that was written before: bring the dataset onto the same {name!r} (such as "
@@ -158,22 +172,20 @@ def _is_time(variable: xr.Variable) -> bool:
     )
 
 
-def _check_times(
-    name: str, variable: xr.Variable, stored: zarr.Array[Any], attributes: Mapping[str, Any]
-) -> None:
+def _check_times(name: str, variable: xr.Variable, stored: _Stored) -> None:
     """Refuse times that would be read as others."""
-    given = variable.values
+    given, attributes, dtype = variable.values, stored.attributes, stored.array.dtype
     meaning = {key: attributes[key] for key in _MEANING if key in attributes}
     if not given.size:
         return
     if "units" not in meaning:
         raise InvalidArgumentError(
-            f"{name!r} has times, and the array that is there is of type {stored.dtype} and has no "
+            f"{name!r} has times, and the array that is there is of type {dtype} and has no "
             "units that times could be told in: convert the values"
         )
     kept = {key: attributes[key] for key in _ENCODING if key in attributes}
     try:
-        encoded = _encoded(name, given, {**kept, "dtype": stored.dtype})
+        encoded = _encoded(name, given, {**kept, "dtype": dtype})
         read = _decoded(encoded.values, meaning, cftime=given.dtype == object)
         off = np.flatnonzero(_off(read, given))
         what = f"{given[off[0]]} would be read as {read[off[0]]}" if off.size else ""
@@ -181,7 +193,7 @@ def _check_times(
         what = f"what would be written would not be these times ({error})"
     if what:
         raise InvalidArgumentError(
-            f"{name!r} cannot be told in {meaning['units']!r} as {stored.dtype}, which is how the "
+            f"{name!r} cannot be told in {meaning['units']!r} as {dtype}, which is how the "
             f"array that is there has it, and which stays: {what}. Write the array anew in units "
             f"that have room for both, such as encoding={{{name!r}: {{'units': 'seconds since "
             f"1970-01-01'}}}}"
@@ -211,14 +223,13 @@ def _decoded(values: Any, attributes: Mapping[str, Any], *, cftime: bool = False
     return decode_cf_variable("values", own, decode_times=coder, decode_timedelta=True).values
 
 
-def _same(variable: xr.Variable, stored: zarr.Array[Any], attributes: Mapping[str, Any]) -> bool:
+def _same(variable: xr.Variable, stored: _Stored) -> bool:
+    attributes, array = stored.attributes, stored.array
     times = variable.dtype.kind in "mMO"
     wanted = _ENCODING if times else _ENCODING[len(_MEANING) :]
     encoding = {key: attributes[key] for key in wanted if key in attributes}
-    new = np.asarray(
-        _encoded("values", variable.values, {**encoding, "dtype": stored.dtype}).values
-    )
-    old = np.asarray(stored[...])
+    new = np.asarray(_encoded("values", variable.values, {**encoding, "dtype": array.dtype}).values)
+    old = np.asarray(array[...])
     if new.dtype.kind in "iufb" and old.dtype.kind in "iufb":
         return np.allclose(new.astype(old.dtype), old, rtol=_CLOSE, atol=0.0, equal_nan=True)
     return np.array_equal(new.astype(str), old.astype(str))

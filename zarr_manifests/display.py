@@ -94,7 +94,7 @@ def _row(guide: str, name: str, node: Node) -> Row:
     array = node.array
     if array is None:
         return Row(guide, name, node)
-    fields = _fields(node)
+    fields = fields_of(node)
     names = array.dimension_names or (None,) * len(array.shape)
     sizes = [str(n) if d is None else f"{d}: {n}" for d, n in zip(names, array.shape, strict=True)]
     kind, attributes = fields.get("data_type", ""), fields.get("attributes")
@@ -109,8 +109,8 @@ def _row(guide: str, name: str, node: Node) -> Row:
     )
 
 
-def _fields(node: Node) -> Mapping[str, Any]:
-    """Data type and attributes as a v3 document has them."""
+def fields_of(node: Node) -> Mapping[str, Any]:
+    """An array's `data_type` and `attributes`, as a v3 document has them."""
     if V3_DOCUMENT in node.documents:
         fields: Mapping[str, Any] = json.loads(node.documents[V3_DOCUMENT])
         return fields
