@@ -65,6 +65,7 @@ from zarr_manifests.storage.protocol import (
     check_key,
     check_prefix,
     check_range,
+    is_key,
 )
 
 __all__ = ["LocalStorage"]
@@ -220,7 +221,7 @@ class LocalStorage:
         except OSError as error:
             raise StorageError(_message(error, "read", self._path)) from error
         # Hidden files are the system's or this storage's own.
-        return next((n for n in names if not n.startswith(".") and not _is_key(n)), None)
+        return next((n for n in names if not n.startswith(".") and not is_key(n)), None)
 
     async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         # Here if the system has the bytes at hand, since a thread takes ten times as long.
@@ -457,7 +458,7 @@ class LocalStorage:
                     key > after or after.startswith(key)
                 ):
                     yield from self._walk(key, prefix, after)
-            elif key.startswith(prefix) and key > after and _is_key(key):
+            elif key.startswith(prefix) and key > after and is_key(key):
                 try:
                     found = entry.stat()
                 except FileNotFoundError:  # deleted since
@@ -550,14 +551,6 @@ def _is_file(path: str) -> bool:
         return False
     if not stat.S_ISREG(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    return True
-
-
-def _is_key(name: str) -> bool:
-    try:
-        check_key(name)
-    except InvalidArgumentError:
-        return False
     return True
 
 

@@ -53,6 +53,7 @@ from zarr_manifests.storage.protocol import (
     check_key,
     check_prefix,
     check_range,
+    is_key,
 )
 
 __all__ = ["ObjectStorage"]
@@ -218,7 +219,7 @@ class ObjectStorage:
                     "directory bucket does not; use a general purpose bucket"
                 )
             last = key
-            if key.startswith(prefix) and key > after and _is_key(key):
+            if key.startswith(prefix) and key > after and is_key(key):
                 yield _info(key, meta)
 
     def _listed(self, prefix: str, offset: str) -> Iterator[Any]:
@@ -245,7 +246,7 @@ class ObjectStorage:
             return None
         for meta in itertools.islice(self._listed("", ""), _LISTED):
             path: str = meta["path"]
-            if not path.startswith(".") and not _is_key(path):
+            if not path.startswith(".") and not is_key(path):
                 return path
         return None
 
@@ -503,14 +504,6 @@ class ObjectStorage:
 def _info(key: str, meta: Any) -> ObjectInfo:
     # A listing may say milliseconds; what answers for one object knows seconds.
     return ObjectInfo(key, meta["size"], int(meta["last_modified"].timestamp()) * 1000)
-
-
-def _is_key(name: str) -> bool:
-    try:
-        check_key(name)
-    except InvalidArgumentError:
-        return False
-    return True
 
 
 def _listable(after: str) -> str:

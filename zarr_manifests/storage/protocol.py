@@ -35,6 +35,7 @@ __all__ = [
     "check_key",
     "check_prefix",
     "check_range",
+    "is_key",
 ]
 
 type Token = str
@@ -69,6 +70,22 @@ def check_key(key: str) -> str:
         f"storage key {key[:80]!r} is refused: keys are relative paths of [A-Za-z0-9._-] segments "
         "that do not start with a dot"
     )
+
+
+def is_key(name: str) -> bool:
+    """Whether a storage accepts the name as a key.
+
+    Examples
+    --------
+    >>> from zarr_manifests.storage.protocol import is_key
+    >>> is_key("root/1"), is_key(".lock")
+    (True, False)
+    """
+    try:
+        check_key(name)
+    except InvalidArgumentError:
+        return False
+    return True
 
 
 def check_prefix(prefix: str) -> str:
