@@ -185,9 +185,10 @@ class Objects:
         """Whether `load` needs no request at this moment."""
         return ref.copy is not None or _name(ref, kind) in self.cache
 
-    def is_near(self, ref: BlobRef, kind: type[_Decodable]) -> bool:
+    def is_near(self, ref: BlobRef, *kinds: type[_Decodable]) -> bool:
         """Whether `load` most likely needs no request: it is in memory, or in the folder."""
-        return self.has(ref, kind) or (self._disk is not None and self._disk.has(ref))
+        here = any(self.has(ref, kind) for kind in kinds)
+        return here or (self._disk is not None and self._disk.has(ref))
 
     def guess(self, key: str) -> bytes | None:
         """What lies at a key that no pointer was seen to; None if it cannot be had."""

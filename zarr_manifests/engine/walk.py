@@ -58,7 +58,7 @@ class SnapshotsAhead:
         objects = self._objects
         if objects.storage.capabilities.inline:
             return None
-        if objects.is_near(ref, Snapshot) or objects.is_near(ref, Ancestor):
+        if objects.is_near(ref, Snapshot, Ancestor):
             return None
         if ref.key in self._fetched:
             self._needed += 1
