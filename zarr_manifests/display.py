@@ -17,7 +17,7 @@ from typing import Any, Final
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT
 
-__all__ = ["Row", "hierarchy", "html_page"]
+__all__ = ["Row", "fields_of", "hierarchy", "html_page"]
 
 _SHOWN_ROWS: Final = 500
 _CELL: Final = "text-align:left;padding:0 1em 0 0;white-space:pre-wrap"
