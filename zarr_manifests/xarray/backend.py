@@ -1,0 +1,168 @@
+"""The engine that opens a repository: xarray's Zarr backend on the store of a read-only session."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from inspect import signature
+from typing import Any, Final
+
+import xarray as xr
+from xarray.backends import BackendEntrypoint, ZarrBackendEntrypoint
+
+from zarr_manifests.errors import ManifestsError, NotFoundError
+from zarr_manifests.format.envelope import MAGIC
+from zarr_manifests.format.nodes import NodeKind
+from zarr_manifests.repository import Repository
+from zarr_manifests.storage import Storage, from_url
+from zarr_manifests.store import ManifestStore
+
+__all__ = ["Location", "ManifestsBackendEntrypoint"]
+
+type Location = str | os.PathLike[str] | Storage | Repository
+
+_LISTED: Final = 20
+
+
+def _options(
+    filename_or_obj: Location,
+    *,
+    mask_and_scale: Any = True,
+    decode_times: Any = True,
+    concat_characters: Any = True,
+    decode_coords: Any = True,
+    drop_variables: str | Iterable[str] | None = None,
+    use_cftime: Any = None,
+    decode_timedelta: Any = None,
+    group: str | None = None,
+    branch: str | None = None,
+    tag: str | None = None,
+    snapshot_id: str | None = None,
+    as_of: datetime | None = None,
+) -> dict[str, Any]:
+    """The engine's options as arguments for xarray's Zarr backend."""
+    store = _open_store(filename_or_obj, branch, tag, snapshot_id, as_of)
+    return {
+        "filename_or_obj": store,
+        "mask_and_scale": mask_and_scale,
+        "decode_times": decode_times,
+        "concat_characters": concat_characters,
+        "decode_coords": decode_coords,
+        "drop_variables": drop_variables,
+        "use_cftime": use_cftime,
+        "decode_timedelta": decode_timedelta,
+        "group": _known_group(store, group),
+        "consolidated": False,
+    }
+
+
+class ManifestsBackendEntrypoint(BackendEntrypoint):
+    """The engine `zarr_manifests` of `xarray.open_dataset` and `xarray.open_datatree`.
+
+    It takes a path, a URL, a storage or a `Repository`, and besides the usual decoding options:
+
+    - `branch`, `tag`, `snapshot_id`, `as_of`: which version to open, as in
+      `Repository.readonly_session`; the head of `main` by default.
+    - `group`: the path of the group; the root by default.
+
+    The dataset stays at the snapshot that was opened, whatever is committed later. Errors are
+    those of `Repository.open` and `Repository.readonly_session`, and `NotFoundError` if there is
+    no such group.
+
+    Examples
+    --------
+    >>> import xarray as xr, zarr_manifests as zm
+    >>> ds = xr.Dataset({"t": ("x", [1.0, 2.0])})
+    >>> snapshot_id = zm.write(ds, "memory://engine-example", message="two values")
+    >>> xr.open_dataset("memory://engine-example", engine="zarr_manifests").t.values
+    array([1., 2.])
+    """
+
+    description = "Open zarr_manifests repositories"
+    supports_groups = True
+    open_dataset_parameters = tuple(signature(_options).parameters)
+
+    def guess_can_open(self, filename_or_obj: Any) -> bool:
+        """Whether a repository is there, which one small read tells; anything else is not ours.
+
+        Of what is far away nothing is asked for a guess: name the engine.
+        """
+        if isinstance(filename_or_obj, Repository | Storage):
+            return True
+        if not isinstance(filename_or_obj, str | os.PathLike):
+            return False
+        try:
+            storage = from_url(filename_or_obj)
+            here = storage.capabilities.inline
+            return here and storage.get("current", 0, len(MAGIC)) == MAGIC
+        except (ManifestsError, OSError, ValueError):
+            return False
+
+    def open_dataset(self, filename_or_obj: Any, **options: Any) -> xr.Dataset:
+        return _pinned(ZarrBackendEntrypoint().open_dataset(**_options(filename_or_obj, **options)))
+
+    def open_groups_as_dict(self, filename_or_obj: Any, **options: Any) -> dict[str, xr.Dataset]:
+        arguments = _options(filename_or_obj, **options)
+        groups = ZarrBackendEntrypoint().open_groups_as_dict(**arguments)
+        return {path: _pinned(dataset) for path, dataset in groups.items()}
+
+    def open_datatree(self, filename_or_obj: Any, **options: Any) -> xr.DataTree:
+        return xr.DataTree.from_dict(self.open_groups_as_dict(filename_or_obj, **options))
+
+
+class _PinnedVariable(xr.Variable):
+    """A variable whose dask array is named after the contents it reads.
+
+    xarray names it after the URL that was opened, but what a URL holds changes with each commit:
+    dask would take chunks of two snapshots for the same and compute with the wrong ones.
+    """
+
+    __slots__ = ()
+
+    def chunk(  # type: ignore[override]  # whatever the arguments are in this version of xarray
+        self, *args: Any, from_array_kwargs: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> xr.Variable:
+        options = dict(from_array_kwargs or {})
+        if isinstance(options.get("name"), str):
+            from dask.base import tokenize
+
+            options["name"] = f"{options['name']}-{tokenize(self._data)}"
+        kwargs["from_array_kwargs"] = options
+        chunked = super().chunk(*args, **kwargs)
+        return xr.Variable(chunked.dims, chunked.data, chunked.attrs, chunked.encoding)
+
+
+def _pinned(dataset: xr.Dataset) -> xr.Dataset:
+    variables = {
+        name: _PinnedVariable(v.dims, v._data, v.attrs, v.encoding, fastpath=True)
+        if type(v) is xr.Variable
+        else v
+        for name, v in dataset.variables.items()
+    }
+    return dataset._replace(variables)
+
+
+def _open_store(
+    location: Location,
+    branch: str | None,
+    tag: str | None,
+    snapshot_id: str | None,
+    as_of: datetime | None,
+) -> ManifestStore:
+    repository = location if isinstance(location, Repository) else Repository.open(location)
+    return repository.readonly_session(branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of).store
+
+
+def _known_group(store: ManifestStore, group: str | None) -> str:
+    """The group's path without slashes around it."""
+    path = (group or "").strip("/")
+    node = store.workspace.node(path)
+    if node is None or node.kind is not NodeKind.GROUP:
+        groups = sorted(p for p, n in store.workspace.nodes().items() if n.kind is NodeKind.GROUP)
+        listed = ", ".join(f"/{p}" for p in groups[:_LISTED]) or "none, nothing is written"
+        what = "is an array, not a group" if node is not None else "is not there"
+        raise NotFoundError(
+            f"group '/{path}' {what} in {store.workspace.storage.url}; there are: {listed}"
+        )
+    return path
