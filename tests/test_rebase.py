@@ -319,6 +319,49 @@ def test_the_table_notices_a_rule_that_is_missing(
     assert [row for row in rows if outcome(row[2], row[3])[0] not in (CONFLICT, POLICY)]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "key", "value"),
+    [
+        ("i1", "scale_factor", 0.5),
+        ("i1", "add_offset", 3.0),
+        ("i1", "_FillValue", -1),
+        ("i1", "missing_value", -1),
+        ("i1", "units", "days since 2000-01-01"),
+        ("i1", "_Unsigned", "true"),
+        ("i1", "dtype", "bool"),
+        ("S2", "_Encoding", "utf-8"),
+        ("i1", "valid_min", 0),
+        ("i1", "valid_max", 0),
+        ("i1", "valid_range", [0, 1]),
+        ("i1", "flag_values", [-1, 1]),
+        ("i1", "coordinates", "lat lon"),
+        ("i1", "grid_mapping", "crs"),
+        ("i1", "bounds", "time_bnds"),
+        ("i1", "actual_range", [-1, 1]),
+    ],
+)
+def test_attributes_that_xarray_decodes_by_are_structure(dtype: str, key: str, value: Any) -> None:
+    data = np.array([-1, 1]).astype(dtype)
+    plain, said = (
+        xr.decode_cf(xr.Dataset({"a": ("x", data, attributes)}), decode_timedelta=True).a
+        for attributes in ({}, {key: value})
+    )
+    decoded = plain.dtype != said.dtype or not plain.variable.equals(said.variable)
+    repository = Repository.create(MemoryStorage())
+    with repository.transaction(message="make a") as store:
+        zarr.create_array(store, name="a", shape=(2,), chunks=(2,), dtype=dtype, zarr_format=2)
+    writer, editor = repository.writable_session(), repository.writable_session()
+    zarr.open_array(writer.store, path="a")[:] = data
+    zarr.open_array(editor.store, path="a").attrs[key] = value
+    editor.commit("what the chunks mean")
+    if not decoded:
+        writer.commit("chunks")
+        return
+    with pytest.raises(ConflictError) as caught:
+        writer.commit("chunks")
+    assert [conflict.component for conflict in caught.value.conflicts] == ["chunks"]
+
+
 FREE = sorted({row[:2] for row in ROWS} - rules.CELLS.keys() - rules.PATH_CELLS.keys())
 
 

@@ -31,10 +31,17 @@ STRUCTURAL: Final = frozenset(
         "missing_value",
         "units",
         "calendar",
+        "_Unsigned",
+        "_Encoding",
+        "dtype",
         "_ARRAY_DIMENSIONS",
     }
 )
-"""Attributes of an array that say what its chunks mean; the last names its axes in Zarr v2."""
+"""Attributes of an array that say what its chunks mean: all that xarray decodes values by.
+
+`dtype` makes booleans and time spans of integers, `_Encoding` text of bytes, and the last names the
+axes in Zarr v2. `valid_min` and the like are not among them: no value is decoded by them.
+"""
 
 type TakeMine = Callable[[str], bool]
 """Whether the first side's value of an attribute counts, where both sides have changed it."""
