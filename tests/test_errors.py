@@ -34,6 +34,7 @@ BUILT_IN = {
     "ConflictError": RuntimeError,
     "CorruptObjectError": OSError,
     "FencedError": PermissionError,
+    "LeaseError": RuntimeError,
     "InvalidArgumentError": ValueError,
     "MissingChunkError": OSError,
     "NotARepositoryError": FileNotFoundError,

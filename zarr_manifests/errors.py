@@ -4,7 +4,7 @@
   `VirtualContainerError`.
 - *Decide, then commit again*: `ConflictError`, `UnmergedForksError`.
 - *Open a new session*: `SnapshotExpiredError`, `HistoryExpiredError`, `FencedError`,
-  `SessionClosedError`.
+  `LeaseError`, `SessionClosedError`.
 - *Look before doing anything else*: `CommitOutcomeUnknownError`.
 - *Something is damaged*: `CorruptObjectError`, `VirtualSourceChangedError`, `MissingChunkError`,
   `UnsupportedFormatError`.
@@ -33,6 +33,7 @@ __all__ = [
     "HistoryExpiredError",
     "InvalidArgumentError",
     "JavaNotFoundError",
+    "LeaseError",
     "ManifestsError",
     "MissingChunkError",
     "NotARepositoryError",
@@ -170,6 +171,13 @@ class FencedError(ManifestsError, PermissionError):
     """A session, or maintenance, that others have shut out since: it may no longer commit.
 
     It began before the repository's fence and holds no lease, or before a claim of somebody else.
+    """
+
+
+class LeaseError(ManifestsError, RuntimeError):
+    """A lease that was not renewed within its timeout, or could not be renewed if it were taken.
+
+    It may still be there, and nothing may be lost; it is not to be relied on.
     """
 
 

@@ -16,9 +16,10 @@ from zarr_manifests.engine.leases import checked_timeout_ms, give_up, take
 from zarr_manifests.engine.recover import LoggedOperation, RestoreReport, operations, restore
 from zarr_manifests.engine.repacking import RepackReport, repack_chunks
 from zarr_manifests.engine.verify import VerifyReport, verify
-from zarr_manifests.errors import InvalidArgumentError, NotFoundError
+from zarr_manifests.errors import InvalidArgumentError, ManifestsError, NotFoundError
 from zarr_manifests.indexes import Indexes
 from zarr_manifests.planning.expiry import Retention
+from zarr_manifests.runtime import Runtime
 from zarr_manifests.versions import DEFAULT_BRANCH
 
 __all__ = ["HeldLease", "Maintenance"]
@@ -29,8 +30,8 @@ type Progress = Callable[[str, int], None]
 class HeldLease:
     """A lease that is held, as `Repository.lease` gives it."""
 
-    def __init__(self, held: Held) -> None:
-        self._held = held
+    def __init__(self, held: Held, runtime: Runtime) -> None:
+        self._held, self._runtime = held, runtime
 
     def __repr__(self) -> str:
         state = "lost" if self.lost else "held"
@@ -43,11 +44,20 @@ class HeldLease:
 
     @property
     def lost(self) -> bool:
-        """Whether it could not be renewed in time, so that nothing is kept any more."""
-        return self._held.lost is not None
+        """Whether it is not to be relied on, so that `check` raises."""
+        try:
+            self.check()
+        except ManifestsError:
+            return True
+        return False
 
     def check(self) -> None:
-        """Raise if it was lost.
+        """Raise if the lease was lost, or was not renewed within its timeout.
+
+        It asks this process's clocks, not the storage. A lease that was not renewed in time may
+        still be there; renewing is tried again, and once it succeeds `check` raises nothing again.
+        While the clocks of this machine and of whoever collects garbage agree, nothing the snapshot
+        needs was deleted as long as `check` raises nothing.
 
         Raises
         ------
@@ -55,9 +65,10 @@ class HeldLease:
             If a collection took it away.
         SnapshotExpiredError
             If the snapshot is in history no more.
+        LeaseError
+            If it was not renewed within its timeout.
         """
-        if self._held.lost is not None:
-            raise self._held.lost
+        self._held.check(self._runtime)
 
 
 class Maintenance(Indexes):
@@ -89,6 +100,8 @@ class Maintenance(Indexes):
         ------
         SnapshotExpiredError
             If the snapshot is not in the history of any branch or tag.
+        LeaseError
+            If there is no thread that could renew it; it was given up again.
 
         Examples
         --------
@@ -102,7 +115,7 @@ class Maintenance(Indexes):
         timeout_ms = checked_timeout_ms(timeout)
         held = take(self._context, snapshot_id, timeout_ms, owner)
         try:
-            yield HeldLease(held)
+            yield HeldLease(held, self._context.runtime)
         finally:
             give_up(self._context, held)
 

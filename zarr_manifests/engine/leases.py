@@ -7,6 +7,9 @@ replaced:
 - A lease is taken or renewed only while its snapshot is in history.
 - A session that began before the fence cannot take one: its objects may have been collected.
 - What is not there any more is not renewed; its holder has lost it for good.
+
+Its holder cannot see the root all the time. It relies on the lease for as long as the last renewal
+said, by its own clocks.
 """
 
 from __future__ import annotations
@@ -19,10 +22,12 @@ from functools import partial
 
 from zarr_manifests.engine.ancestry import find_in_history
 from zarr_manifests.engine.context import Context
-from zarr_manifests.engine.heartbeat import Held
+from zarr_manifests.engine.heartbeat import Held, Term
 from zarr_manifests.errors import (
+    CorruptObjectError,
     FencedError,
     InvalidArgumentError,
+    LeaseError,
     ManifestsError,
     SnapshotExpiredError,
 )
@@ -63,6 +68,8 @@ def take(
         If the snapshot is not in history.
     FencedError
         If the session began before the fence.
+    LeaseError
+        If there is no thread that could renew it; it was given up again.
     """
     runtime = context.runtime
     random = runtime.random_bytes(12)
@@ -76,11 +83,27 @@ def take(
         find_in_history(context, root, held.snapshot)
         _check_start(root, held.session)
         kept = tuple(lease for lease in root.leases if lease.lease_id != held.lease_id)
-        return replace(root, leases=(*kept, _lease(context, held)))
+        held.term = _term(context, held)
+        return replace(root, leases=(*kept, _lease(held, held.term)))
 
     context.roots.update_leases(change, "taking a lease", _ATTEMPTS)
-    context.heart.add(held, runtime, partial(_beat, context))
+    try:
+        context.heart.add(held, runtime, partial(_beat, context))
+    except RuntimeError as error:
+        _give_back(context, held)
+        raise LeaseError(
+            f"no lease was taken on snapshot {snapshot_id}: there is no thread that could renew it "
+            f"({error}). Let this process have fewer threads, or allow it more"
+        ) from error
     return held
+
+
+def _give_back(context: Context, held: Held) -> None:
+    try:
+        give_up(context, held)
+    except ManifestsError:
+        # Nobody renews it, so that a collection removes it once its time is up.
+        _LOG.warning("a lease that cannot be renewed was not given up", exc_info=True)
 
 
 def move(context: Context, held: Held, session: str, snapshot_id: str) -> None:
@@ -92,26 +115,34 @@ def move(context: Context, held: Held, session: str, snapshot_id: str) -> None:
         If it was taken away.
     """
     old, new = _name(held), replace(held, session=session, snapshot=snapshot_id)
+    term = held.term
 
     def change(root: Root) -> Root:
+        nonlocal term
         there = {lease.name for lease in context.roots.leases(root)}
         if _name(new) not in there:  # unless an earlier try has moved it
             if old not in there:
                 raise _taken_away(held)
             _check_start(root, session)
         find_in_history(context, root, snapshot_id)
-        return _with(_without(root, [old]), [_lease(context, new)])
+        term = _term(context, new)
+        return _with(_without(root, [old]), [_lease(new, term)])
 
     context.roots.update_leases(change, "moving a lease", _ATTEMPTS)
-    held.session, held.snapshot = session, snapshot_id
+    held.session, held.snapshot, held.term = session, snapshot_id, term
 
 
 def renew_all(context: Context) -> None:
-    """Renew all leases of this process, in one swap; those that cannot be are lost."""
+    """Renew all leases of this process, in one swap; those that cannot be are lost.
+
+    What cannot be told of one, since its history is damaged, keeps no other from being renewed.
+    """
     lost: dict[bytes, ManifestsError] = {}
+    terms: dict[bytes, Term] = {}
 
     def change(root: Root) -> Root:
         lost.clear()
+        terms.clear()
         there = {lease.name for lease in context.roots.leases(root)}
         renewed = []
         for held in due:
@@ -121,8 +152,11 @@ def renew_all(context: Context) -> None:
                 find_in_history(context, root, held.snapshot)
             except (SnapshotExpiredError, FencedError) as error:
                 lost[held.lease_id] = error
+            except CorruptObjectError:
+                _LOG.warning("a lease on %s was not renewed", held.snapshot, exc_info=True)
             else:
-                renewed.append(_lease(context, held))
+                terms[held.lease_id] = _term(context, held)
+                renewed.append(_lease(held, terms[held.lease_id]))
         return _with(root, renewed) if renewed else root
 
     due = context.heart.held()
@@ -130,6 +164,7 @@ def renew_all(context: Context) -> None:
         context.roots.update_leases(change, "renewing leases", _ATTEMPTS)
         for held in due:
             held.lost = lost.get(held.lease_id)
+            held.term = terms.get(held.lease_id, held.term)
 
 
 def give_up(context: Context, held: Held) -> None:
@@ -149,7 +184,7 @@ def _beat(context: Context) -> None:
     try:
         renew_all(context)
     except ManifestsError:
-        # It is tried again after a third of the timeout, and the lease lasts until it is removed.
+        # It is tried again after a third of the timeout. Meanwhile `Held.check` looks at the time.
         _LOG.warning("renewing the leases of %s failed", context.storage.url, exc_info=True)
 
 
@@ -169,9 +204,14 @@ def _taken_away(held: Held) -> FencedError:
     )
 
 
-def _lease(context: Context, held: Held) -> Lease:
-    expires_ms = context.runtime.now_ms() + held.timeout_ms
-    return Lease(held.lease_id, held.session, held.snapshot, expires_ms, held.owner)
+def _term(context: Context, held: Held) -> Term:
+    """From now on, before the swap: it may take long."""
+    runtime, timeout_ms = context.runtime, held.timeout_ms
+    return Term(runtime.monotonic_s() + timeout_ms / 1000, runtime.now_ms() + timeout_ms)
+
+
+def _lease(held: Held, term: Term) -> Lease:
+    return Lease(held.lease_id, held.session, held.snapshot, term.until_ms, held.owner)
 
 
 def _name(held: Held) -> str:

@@ -16,6 +16,7 @@ from zarr_manifests.errors import (
     ConflictError,
     FencedError,
     InvalidArgumentError,
+    LeaseError,
     ManifestsError,
     NotFoundError,
     SnapshotExpiredError,
@@ -160,7 +161,7 @@ class LeaseReader:
             if names and names == still and process.wire.disturbed == disturbed:
                 raise BrokenPromiseError(f"{snapshot_id} is leased and expired") from error
         except ManifestsError as error:
-            process.expect(error, disturbed, (ConflictError,))
+            process.expect(error, disturbed, (ConflictError, LeaseError))
 
 
 @dataclass(frozen=True, slots=True)
