@@ -433,7 +433,7 @@ def test_other_branches_keep_their_entries(repository: Repository, storage: Memo
     counting.reset()
     assert len(session.initialized_chunks("small")) == 5
     assert manifests_read(counting) == []
-    repository.reset_branch("trial", repository.list_branches()["main"])
+    repository.reset_branch("trial", repository.list_branches()["main"], force=True)
     # Only of leaves that the branch had: what a compaction replaced is indexed again.
     assert repository.build_index("trial").indexed == 1
     with pytest.raises(NotFoundError):

@@ -935,7 +935,7 @@ def test_a_base_that_is_no_ancestor_of_the_tip_is_a_conflict() -> None:
     other.commit("other")
     session = repository.writable_session()
     put(session, "a/c/0/0", b"1")
-    repository.reset_branch("main", start)
+    repository.reset_branch("main", start, force=True)
     for go_on in (lambda: session.rebase("ours"), lambda: session.commit("mine", rebase="ours")):
         with pytest.raises(ConflictError, match="was the branch reset"):
             go_on()

@@ -18,6 +18,7 @@ from zarr_manifests import Repository, RepositoryConfig
 from zarr_manifests.errors import (
     AlreadyExistsError,
     ConfigError,
+    ConflictError,
     InvalidArgumentError,
     NotARepositoryError,
     NotFoundError,
@@ -221,10 +222,56 @@ def test_branches(repository: Repository) -> None:
     assert repository.list_branches() == {"main": two, "side": three, "top": two}
     assert read_value(repository, "k") == b"2"
     assert [i.snapshot_id for i in repository.ancestry("side")][:2] == [three, one]
-    repository.reset_branch("main", three)
+    repository.reset_branch("main", three, force=True)
     assert read_value(repository, "k") == b"3"
     repository.delete_branch("side")
     assert repository.list_branches() == {"main": three, "top": two}
+
+
+def test_a_reset_that_drops_commits_has_to_be_asked_for(repository: Repository) -> None:
+    one = commit_value(repository, "k", b"1")
+    repository.create_branch("side", one)
+    two = commit_value(repository, "k", b"2")
+    with pytest.raises(InvalidArgumentError, match=rf"main.*{two}.*expected='{two}'.*force"):
+        repository.reset_branch("main", one)
+    aside = commit_value(repository, "k", b"aside", branch="side")
+    with pytest.raises(InvalidArgumentError, match="does not come after"):
+        repository.reset_branch("main", aside)
+    assert repository.list_branches()["main"] == two
+    repository.reset_branch("main", two)
+    repository.reset_branch("main", one, expected=two)
+    assert repository.list_branches()["main"] == one
+    repository.reset_branch("main", aside)  # nothing is dropped
+    repository.reset_branch("main", one, force=True)
+    assert repository.list_branches()["main"] == one
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_reset_from_an_expected_head_drops_no_commit_that_came_meanwhile(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch, beside: bool
+) -> None:
+    one = commit_value(repository, "k", b"1")
+    two = commit_value(repository, "k", b"2")
+    other, made, cas = Repository.open(repository.storage), list[str](), MemoryStorage.cas
+
+    def late(storage: MemoryStorage, *args: Any, **options: Any) -> Any:
+        if not made:  # between what the reset has read and its swap
+            made.append("")
+            made[0] = commit_value(other, "k", b"3")
+        return cas(storage, *args, **options)
+
+    if beside:
+        monkeypatch.setattr(MemoryStorage, "cas", late)
+    else:
+        made.append(commit_value(other, "k", b"3"))
+    with pytest.raises(ConflictError, match=f"no more at {two}"):
+        repository.reset_branch("main", one, expected=two)
+    three = made[0]
+    assert Repository.open(repository.storage).list_branches()["main"] == three
+    with pytest.raises(ConflictError):  # also if nothing would be dropped
+        repository.reset_branch("main", three, expected=two)
+    with pytest.raises(InvalidArgumentError, match="not a snapshot id"):
+        repository.reset_branch("main", one, expected="main")
 
 
 def test_branch_refusals_name_what_is_wrong(repository: Repository) -> None:
@@ -295,7 +342,7 @@ def test_the_name_of_a_deleted_tag_is_never_used_again(repository: Repository) -
 def test_refs_point_only_to_snapshots_in_history(repository: Repository) -> None:
     one = commit_value(repository, "k", b"1")
     two = commit_value(repository, "k", b"2")
-    repository.reset_branch("main", one)
+    repository.reset_branch("main", one, force=True)
     for make in (repository.create_branch, repository.create_tag, repository.reset_branch):
         name = "main" if make == repository.reset_branch else "new"
         with pytest.raises(SnapshotExpiredError, match=r"not in the history of any branch or tag"):
@@ -309,7 +356,7 @@ def test_a_tag_keeps_its_snapshot_in_history(repository: Repository) -> None:
     one = commit_value(repository, "k", b"1")
     two = commit_value(repository, "k", b"2")
     repository.create_tag("kept", two)
-    repository.reset_branch("main", one)
+    repository.reset_branch("main", one, force=True)
     repository.create_branch("back", two)
     assert read_value(repository, "k", branch="back") == b"2"
 

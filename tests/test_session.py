@@ -320,7 +320,7 @@ def test_branch_reset_under_a_session(repository: Repository) -> None:
     writer.commit("moves on")
     session = repository.writable_session("main")
     put(session, "a/c/1", b"2")
-    repository.reset_branch("main", base)
+    repository.reset_branch("main", base, force=True)
     with pytest.raises(ConflictError, match=r"no longer in the branch's history; was .* reset"):
         session.commit("on what was left behind")
     assert repository.list_branches()["main"] == base
@@ -333,7 +333,7 @@ def test_reset_back_and_forth_is_no_conflict(repository: Repository) -> None:
     other = repository.writable_session("main")
     put(other, "a/c/1", b"3")
     other.commit("moves on")
-    repository.reset_branch("main", base)
+    repository.reset_branch("main", base, force=True)
     session.commit("on the base it knows")
     assert get(repository.readonly_session(), "a/c/1") == b"2"
 

@@ -710,7 +710,8 @@ def test_a_group_that_has_got_children_is_not_reverted_away(repository: Reposito
         repository.revert(made)
     repository.create_branch("side", made)
     child = repository.list_branches()["main"]
-    repository.reset_branch("side", next(repository.ancestry(snapshot_id=made)).parent_id or "")
+    parent = next(repository.ancestry(snapshot_id=made)).parent_id or ""
+    repository.reset_branch("side", parent, force=True)
     with pytest.raises(ConflictError, match=r"/new/child.*is not here"):
         repository.cherry_pick(child, "side")
 
@@ -751,7 +752,7 @@ def test_reverts_and_picks_that_make_no_sense(repository: Repository) -> None:
     repository.create_branch("side", first)
     with pytest.raises(InvalidArgumentError, match="not in the history"):
         repository.revert(written, "side")
-    repository.reset_branch("main", first)
+    repository.reset_branch("main", first, force=True)
     repository.delete_branch("side")
     with pytest.raises(SnapshotExpiredError):
         repository.cherry_pick(written)

@@ -26,6 +26,7 @@ from zarr_manifests.engine.incremental import changes_between
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import (
     AlreadyExistsError,
+    ConflictError,
     CorruptObjectError,
     HistoryExpiredError,
     InvalidArgumentError,
@@ -34,9 +35,10 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.root import Branch, Root, check_ref_name
+from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.history import Change, Diff, SnapshotInfo, Totals
-from zarr_manifests.ids import is_snapshot_id, snapshot_id_of
+from zarr_manifests.ids import is_snapshot_id, snapshot_id_of, snapshot_key
 from zarr_manifests.planning.arrange import moved_paths
 from zarr_manifests.planning.merge import narrower
 
@@ -250,8 +252,22 @@ class Versions:
 
         self._update(change, "create branch", name, snapshot_id)
 
-    def reset_branch(self, name: str, snapshot_id: str) -> None:
+    def reset_branch(
+        self, name: str, snapshot_id: str, *, force: bool = False, expected: str | None = None
+    ) -> None:
         """Move a branch to a snapshot of the history; what it leaves behind stays readable.
+
+        Parameters
+        ----------
+        name : str
+            The branch.
+        snapshot_id : str
+            Where it is to be.
+        force : bool
+            Drop commits of the branch: those that the snapshot does not come after.
+        expected : str, optional
+            Id of the snapshot that the branch is at now; commits of the branch up to there may be
+            dropped, and nothing happens if it is elsewhere by now.
 
         Raises
         ------
@@ -259,15 +275,52 @@ class Versions:
             If there is no such branch.
         SnapshotExpiredError
             If the snapshot is not in the history of any branch or tag.
+        InvalidArgumentError
+            If commits of the branch would be dropped, and neither `force` nor `expected` is given.
+        ConflictError
+            If the branch is not where it is expected to be.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://reset-example")
+        >>> before = repo.list_branches()["main"]
+        >>> with repo.transaction(message="a mistake") as store:
+        ...     _ = zarr.create_group(store, path="air")
+        >>> repo.reset_branch("main", before, expected=repo.list_branches()["main"])
         """
+        if expected is not None:
+            snapshot_key(expected)  # an id at all
 
         def change(root: Root) -> Root:
             old = known_ref(root.branches, name, "branch")
             moved = replace(self._at(root, snapshot_id), epoch=old.epoch, index=old.index)
+            at = snapshot_id_of(old.head.key)
+            if expected is not None and at != expected:
+                raise ConflictError(
+                    f"branch {name!r} is at {at} and no more at {expected}; look at what came "
+                    "meanwhile, then reset it from there"
+                )
+            if not force and expected is None and not self._comes_after(moved, old):
+                raise InvalidArgumentError(
+                    f"branch {name!r} is at {at}, which {snapshot_id} does not come after: its "
+                    f"commits since would be dropped. If so it shall be, say expected={at!r}, or "
+                    "force=True whatever else has been committed meanwhile"
+                )
             # What is left behind can be of any age, so the next collection looks at everything.
             return replace(root, branches={**root.branches, name: moved}, swept=0)
 
         self._update(change, "reset branch", name, snapshot_id)
+
+    def _comes_after(self, new: Branch, old: Branch) -> bool:
+        """Whether the head of `old` is in the history of that of `new`."""
+        lowest = self._context.objects.load(old.head, Snapshot).sequence
+        for ref, snapshot in ancestors(self._context, new.head, new.floor):
+            if ref.key == old.head.key:
+                return True
+            if snapshot.sequence < lowest:  # no snapshot has a higher one than those after it
+                break
+        return False
 
     def delete_branch(self, name: str) -> None:
         """Delete a branch; `main` cannot be.

@@ -298,6 +298,31 @@ def test_refs_are_listed_made_and_deleted(verb: str, url: str) -> None:
     assert call(verb, url, "nope", "-d").exit_code == 1
 
 
+def test_a_branch_is_reset(url: str) -> None:
+    repo = zm.Repository.open(url)
+    main, trial = (repo.list_branches()[name] for name in ("main", "trial"))
+    empty = repo.list_tags()["empty"]
+    refused = call("branch", url, "trial", "--at", "empty", "--reset")
+    assert refused.exit_code == 2
+    assert f"expected='{trial}'" in refused.stderr
+    stale = call("branch", url, "trial", "--at", "empty", "--reset", "--expected", main)
+    assert stale.exit_code == 1
+    assert repo.list_branches()["trial"] == trial
+    assert lines("branch", url, "trial", "--at", "empty", "--reset", "--expected", trial) == []
+    assert repo.list_branches()["trial"] == empty
+    assert lines("branch", url, "trial", "--at", main, "--reset") == []  # nothing is dropped
+    assert lines("branch", url, "trial", "--at", "empty", "--reset", "--force") == []
+    assert repo.list_branches()["trial"] == empty
+    for wrong in (
+        ("trial", "--reset"),
+        ("trial", "--at", main, "--reset", "--delete"),
+        ("--at", main, "--reset"),
+        ("new", "--at", main, "--force"),
+        ("new", "--expected", main),
+    ):
+        assert call("branch", url, *wrong).exit_code == 2
+
+
 # --- errors and usage ----------------------------------------------------------------------------
 
 

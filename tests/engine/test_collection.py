@@ -881,7 +881,7 @@ def test_a_tip_that_goes_while_a_commit_is_put_on_top_of_it_is_not_told_as_damag
 
         def reset() -> None:
             again = Repository.open(storage, runtime=world(clock))
-            again.reset_branch("main", base)
+            again.reset_branch("main", base, force=True)
             again.expire_snapshots(keep_last=1)
             report = again.garbage_collect(timedelta(hours=12))
             assert report.fence == session.store.workspace.keys.start
@@ -926,7 +926,7 @@ def test_a_head_that_goes_while_it_is_opened_is_not_told_as_damage(how: str) -> 
 
         def reset() -> None:
             again = Repository.open(storage, runtime=world(clock))
-            again.reset_branch("main", base)
+            again.reset_branch("main", base, force=True)
             again.expire_snapshots(keep_last=1)
             assert again.garbage_collect(NOW).objects["snapshots"] >= 2
 

@@ -175,7 +175,7 @@ def test_a_branch_that_is_reset_before_a_fold(monkeypatch: pytest.MonkeyPatch) -
     elsewhere = patient.list_branches()["side"]
 
     def reset_and_compact(*args: Any, **options: Any) -> Any:
-        repository.reset_branch("main", elsewhere)
+        repository.reset_branch("main", elsewhere, force=True)
         return observed_compaction(*args, **options)
 
     session = repository.writable_session()

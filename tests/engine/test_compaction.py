@@ -269,7 +269,7 @@ class World:
         history = {info.snapshot_id for info in self.repository.ancestry()}
         known = [one for one in self.made if one[0] in history]
         snapshot_id, state = known[self.rng.integers(len(known))]
-        self.repository.reset_branch("main", snapshot_id)
+        self.repository.reset_branch("main", snapshot_id, force=True)
         self.state, self.undo = state.copy(), None
 
     # --- compactions -------------------------------------------------------------------------

@@ -225,7 +225,7 @@ def with_refs(storage: Storage) -> None:
 
 REF_OPERATIONS: dict[str, Callable[[Repository], object]] = {
     "create branch": lambda r: r.create_branch("new"),
-    "reset branch": lambda r: r.reset_branch("main", _first_id(r)),
+    "reset branch": lambda r: r.reset_branch("main", _first_id(r), force=True),
     "delete branch": lambda r: r.delete_branch("side"),
     "create tag": lambda r: r.create_tag("new"),
     "delete tag": lambda r: r.delete_tag("tagged"),

@@ -74,7 +74,7 @@ def test_a_head_that_goes_meanwhile_is_not_told_as_damage(name: str) -> None:
 
         def reset() -> None:
             others = opened(storage)
-            others.reset_branch("main", base)
+            others.reset_branch("main", base, force=True)
             others.expire_snapshots(keep_last=1)
             assert others.garbage_collect(timedelta(0)).objects["snapshots"] >= 2
 
@@ -104,11 +104,11 @@ def test_a_head_that_goes_while_a_reader_goes_on_to_it_is_not_told_as_damage(how
 
     def race(number: int) -> int:
         storage = copy_of(made)
-        opened(storage).reset_branch("main", base)
+        opened(storage).reset_branch("main", base, force=True)
 
         def reset() -> None:
             others = opened(storage)
-            others.reset_branch("main", base)
+            others.reset_branch("main", base, force=True)
             others.expire_snapshots(keep_last=1)
             others.garbage_collect(timedelta(0))
 

@@ -220,7 +220,7 @@ def test_a_snapshot_that_only_a_tag_in_a_page_holds_is_in_history(storage: Memor
     lost = put(repository, "main", "note", b"held by a tag")
     repository.create_tag(name_of("tag", 3) + "-held")
     parent = next(iter(repository.ancestry(snapshot_id=lost))).parent_id
-    repository.reset_branch("main", parent)
+    repository.reset_branch("main", parent, force=True)
     for i in range(150):
         repository.create_tag(f"{name_of('tag', 3)}-{sha256(bytes([i])).hexdigest()}")
     assert name_of("tag", 3) + "-held" not in root_of(storage).tags

@@ -253,7 +253,7 @@ def test_far_away_or_not_history_is_the_same(steps: list[tuple[int, int]]) -> No
                 branches.append(f"b{len(branches)}")
                 repository.create_branch(branches[-1], heads[branch])
             case 1:
-                repository.reset_branch(branch, heads["main"])
+                repository.reset_branch(branch, heads["main"], force=True)
             case _:
                 for i in range(5):
                     commit(repository, str(i), branch)

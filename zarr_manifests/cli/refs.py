@@ -21,13 +21,40 @@ _At = Annotated[
     ),
 ]
 _Delete = Annotated[bool, typer.Option("--delete", "-d", help="Delete it.")]
+_Reset = Annotated[bool, typer.Option("--reset", help="Move it, which is there, to --at.")]
+_Force = Annotated[
+    bool, typer.Option("--force", help="With --reset: drop commits of the branch, whatever it has.")
+]
+_Expected = Annotated[
+    str | None,
+    typer.Option(
+        "--expected",
+        help="With --reset: drop commits of the branch, if this snapshot is its head.",
+        show_default=False,
+    ),
+]
 
 
-def run_branch(url: Url, name: _Name = None, at: _At = None, delete: _Delete = False) -> None:
-    """List branches; or make one, or delete one."""
+def run_branch(
+    url: Url,
+    name: _Name = None,
+    at: _At = None,
+    delete: _Delete = False,
+    reset: _Reset = False,
+    force: _Force = False,
+    expected: _Expected = None,
+) -> None:
+    """List branches; or make one, move one, or delete one."""
     repo = Repository.open(url)
     at = None if at is None else snapshot_at(repo, at)
-    _run(name, at, delete, repo.list_branches, repo.create_branch, repo.delete_branch)
+    if not reset:
+        if force or expected is not None:
+            raise InvalidArgumentError("--force and --expected go with --reset")
+        _run(name, at, delete, repo.list_branches, repo.create_branch, repo.delete_branch)
+        return
+    if name is None or at is None or delete:
+        raise InvalidArgumentError("give a NAME and --at with --reset, and no --delete")
+    repo.reset_branch(name, at, force=force, expected=expected)
 
 
 def run_tag(url: Url, name: _Name = None, at: _At = None, delete: _Delete = False) -> None:

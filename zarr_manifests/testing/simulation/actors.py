@@ -367,7 +367,7 @@ class Brancher:
             moved = branch if rng.random() < 0.7 else "main"
             process.change_ref(
                 RefChange("reset branch", moved, snapshot_id),
-                lambda: repository.reset_branch(moved, snapshot_id),
+                lambda: repository.reset_branch(moved, snapshot_id, force=True),
                 gone,
             )
         elif what == 6:
