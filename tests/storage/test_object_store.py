@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import http.server
 import io
 import logging
 import os
@@ -30,6 +32,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.root import archive_key
 from zarr_manifests.storage import ObjectStorage, from_url
+from zarr_manifests.storage.protocol import MAX_TAGGED_BYTES
 
 SECRETS = {
     "AWS_ACCESS_KEY_ID": "PLANTEDkeyid",
@@ -810,3 +813,32 @@ def test_a_program_ends_amid_a_call(small_store: Any, kind: str) -> None:
     done = _run(ENDING, kind)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "0\n"  # calls are under way
+
+
+def test_a_root_of_gigabytes_is_not_read_to_its_end() -> None:
+    sent = [0]
+
+    class Large(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(3 << 30))
+            self.send_header("ETag", '"large"')
+            self.end_headers()
+            with contextlib.suppress(ConnectionError):
+                for _ in range(3 << 10):
+                    sent[0] += self.wfile.write(bytes(1 << 20))
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Large) as server:
+        server.daemon_threads = False  # the server waits for its handlers when it is closed
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            tagged = from_url(f"http://127.0.0.1:{server.server_port}").get_tagged("current")
+        finally:
+            server.shutdown()
+            thread.join()
+    assert MAX_TAGGED_BYTES < len(tagged.data) <= 2 * MAX_TAGGED_BYTES
+    assert sent[0] < 8 * MAX_TAGGED_BYTES, "what is on its way when the client goes"

@@ -190,13 +190,17 @@ class Objects:
         here = any(self.has(ref, kind) for kind in kinds)
         return here or (self._disk is not None and self._disk.has(ref))
 
-    def guess(self, key: str) -> bytes | None:
-        """What lies at a key that no pointer was seen to; None if it cannot be had."""
+    def guess(self, key: str, most: int) -> bytes | None:
+        """What lies at a key, if it has no more than so many bytes and can be had, else None.
+
+        Nobody is to believe it who has no pointer to it.
+        """
         self._runtime.checkpoint("objects.get")
         try:
-            return self.storage.get(key)
+            data = self.storage.get(key, 0, most + 1)
         except StorageError:  # who really needs it is told when it asks
             return None
+        return data if len(data) <= most else None
 
     def has_tables(self, ref: BlobRef, node_id: bytes) -> bool:
         """Whether `tables` needs nothing of the manifest at this moment."""
@@ -238,7 +242,7 @@ class Objects:
             If it could not be written, or something else lies there.
         """
         self._runtime.checkpoint("objects.create")
-        if not self.storage.create(key, data) and self.storage.get(key) != data:
+        if not self.storage.create(key, data) and self.storage.get(key, 0, len(data) + 1) != data:
             raise StorageError(
                 f"{key} exists with other bytes in {self.storage.url}; two writers share a "
                 "session id, which only a broken source of randomness explains"

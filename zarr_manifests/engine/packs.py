@@ -75,7 +75,7 @@ def native_ref(key: str, offset: int, length: int, checksum: int) -> NativeRef:
 
 def check_created(storage: Storage, key: str, data: bytes | memoryview, created: bool) -> None:
     """Raise if an object that was put-if-absent is another's; a lost answer is none."""
-    if not created and storage.get(key) != data:
+    if not created and storage.get(key, 0, len(data) + 1) != data:
         raise StorageError(
             f"{key} exists with other bytes in {storage.url}; two writers share a "
             "session id, which only a broken source of randomness explains"

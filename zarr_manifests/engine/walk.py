@@ -66,16 +66,18 @@ class SnapshotsAhead:
         if self._until_begin:
             self._until_begin -= 1
             return None
-        return self._round(ref.key)
+        return self._round(ref)
 
-    def _round(self, due: str) -> bytes | None:
+    def _round(self, ref: BlobRef) -> bytes | None:
         """Fetch what is due, and guesses of what comes next."""
+        due = ref.key
         guesses = self._next(due)
         self._needed = 0
         if not guesses:
             return None
-        keys = [due, *guesses]
-        found = self._runtime.parallel([partial(self._objects.guess, key) for key in keys])
+        most = {due: ref.length} | dict.fromkeys(guesses, _GUESS_BYTES)
+        keys, guess = [*most], self._objects.guess
+        found = self._runtime.parallel([partial(guess, key, n) for key, n in most.items()])
         # What was of no use yet may still be, but no more than a round of it is kept.
         here = {key: data for key, data in zip(keys, found, strict=True) if data is not None}
         data = here.pop(due, None)

@@ -43,6 +43,8 @@ from zarr_manifests.runtime import PerThread
 __all__ = [
     "FORMAT_VERSION",
     "MAX_MS",
+    "MAX_ROOT_BYTES",
+    "MAX_SNAPSHOT_BYTES",
     "Fields",
     "Kind",
     "crc_of",
@@ -57,6 +59,9 @@ __all__ = [
 FORMAT_VERSION: Final = 1
 MAGIC: Final = b"\x89ZMF\r\n\x1a\n"
 MAX_PAYLOAD_BYTES: Final = 1 << 30
+MAX_ROOT_BYTES: Final = 1 << 24
+MAX_SNAPSHOT_BYTES: Final = 1 << 28
+"""What is found by its key alone has a length that no pointer says, so it has a bound."""
 MAX_MS: Final = 253_402_300_799_999
 """The last millisecond of the year 9999, beyond which no date can be told."""
 _MAX_EXPANSION: Final = 64
@@ -85,6 +90,9 @@ class Kind(IntEnum):
     INDEX = 6
     PAGE = 7
     DIGEST = 8
+
+
+_MOST_BYTES: Final = {Kind.ROOT: MAX_ROOT_BYTES, Kind.SNAPSHOT: MAX_SNAPSHOT_BYTES}
 
 
 def pack(payload: Any) -> bytes:
@@ -189,6 +197,11 @@ def encode(kind: Kind, payload: Mapping[str, Any]) -> bytes:
     codec, body = (_ZSTD, packed) if smaller else (_STORED, raw)
     header = _HEADER.pack(MAGIC, 0, FORMAT_VERSION, kind, codec, 0, len(raw))
     covered = header[_CRC_FROM:] + body
+    if 8 + 4 + len(covered) > _MOST_BYTES.get(kind, _HEADER.size + MAX_PAYLOAD_BYTES):
+        raise InvalidArgumentError(
+            f"a {kind.name.lower()} of {len(covered)} bytes is beyond what readers take; commit in "
+            "several steps, or expire and collect what is not needed any more"
+        )
     return header[:8] + struct.pack("<I", crc32c(covered)) + covered
 
 
@@ -251,6 +264,11 @@ def decode[T](
 def _open(data: bytes, kind: Kind, crc: int | None, length: int | None, packed: str) -> Any:
     if length is not None and len(data) != length:
         raise CorruptObjectError(f"{len(data)} bytes where its pointer says {length}; {_MEND}")
+    most = _MOST_BYTES.get(kind)
+    if most is not None and len(data) > most:
+        raise CorruptObjectError(
+            f"more than {most} bytes, which no {kind.name.lower()} has; {_MEND}"
+        )
     if len(data) < _HEADER.size or data[:8] != MAGIC:
         raise CorruptObjectError(f"not an object of a repository, or its start is damaged; {_MEND}")
     _, stored_crc, version, found, codec, flags, nbytes = _HEADER.unpack_from(data)

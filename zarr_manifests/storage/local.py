@@ -57,6 +57,7 @@ from zarr_manifests.storage.handles import (
 )
 from zarr_manifests.storage.locks import FileTurn, exclusive
 from zarr_manifests.storage.protocol import (
+    MAX_TAGGED_BYTES,
     Capabilities,
     ObjectInfo,
     Tagged,
@@ -191,7 +192,14 @@ class LocalStorage:
             raise self._read_error(error, key) from error
 
     def get_tagged(self, key: str) -> Tagged:
-        data = self.get(key)
+        try:
+            fd = os.open(self._prefix + check_key(key), _READ)  # never one that was opened before
+            try:
+                data = _read(fd, 0, MAX_TAGGED_BYTES + 1)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise self._read_error(error, key) from error
         return Tagged(data, _token(data))
 
     def head(self, key: str) -> ObjectInfo:
@@ -386,7 +394,7 @@ class LocalStorage:
         except FileNotFoundError:
             return None
         try:
-            return _token(_read(fd, 0, None))
+            return _token(_read(fd, 0, MAX_TAGGED_BYTES + 1))
         finally:
             os.close(fd)
 

@@ -46,6 +46,7 @@ from zarr_manifests.storage.object_clients import (
 from zarr_manifests.storage.object_errors import Failure, failure_of, storage_error
 from zarr_manifests.storage.object_proof import Proof
 from zarr_manifests.storage.protocol import (
+    MAX_TAGGED_BYTES,
     Capabilities,
     ObjectInfo,
     Tagged,
@@ -188,6 +189,9 @@ class ObjectStorage:
 
         def get() -> tuple[bytes, Any]:
             answer = library().obstore.get(self._client(), key)
+            if answer.meta["size"] > MAX_TAGGED_BYTES:  # it is not read to its end
+                first = next(iter(answer.stream(min_chunk_size=MAX_TAGGED_BYTES + 1)))
+                return bytes(first), answer.meta
             return bytes(answer.bytes()), answer.meta
 
         data, meta = self._ask("read", key, get)

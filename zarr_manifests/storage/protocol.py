@@ -19,11 +19,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from zarr_manifests.errors import InvalidArgumentError
 
 __all__ = [
+    "MAX_TAGGED_BYTES",
     "Capabilities",
     "KeepsTemporaryFiles",
     "ObjectInfo",
@@ -37,6 +38,9 @@ __all__ = [
     "check_range",
     "is_key",
 ]
+
+MAX_TAGGED_BYTES: Final = 1 << 24
+"""How large an object may be that is swapped."""
 
 type Token = str
 """Names one version of one object; only equality means anything."""
@@ -219,7 +223,11 @@ class Storage(Protocol):
         ...
 
     def get_tagged(self, key: str) -> Tagged:
-        """The whole object and its token, from one response."""
+        """The object and its token, from one response.
+
+        What is swapped is small: of an object of more than `MAX_TAGGED_BYTES` there are only so
+        many bytes and at least one more, whatever its size.
+        """
         ...
 
     def put(self, key: str, data: bytes, *, durable: bool = True) -> None:
