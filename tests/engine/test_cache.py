@@ -38,6 +38,7 @@ from zarr_manifests.storage import MemoryStorage, Storage
 from zarr_manifests.testing import Call, CountingStorage, WrappedStorage
 
 _SESSION = f"{1:012d}-{'ab' * 12}"
+_WHO = f"{_SESSION}-0", "5e" * 16
 _NODE = b"n" * 12
 
 
@@ -116,7 +117,7 @@ def entry(i: int, manifests: int) -> DeltaEntry:
 def decode_snapshot(manifests: int) -> Callable[[], Any]:
     entries = tuple(entry(i, manifests) for i in range(50))
     log = entries[-1].log.bare()
-    about: Any = (None, b"c" * 16, CommitKind.APPEND, "x", {}, 1, None)
+    about: Any = (*_WHO, None, b"c" * 16, CommitKind.APPEND, "x", {}, 1, None)
     data = Snapshot(*about, entries, log, sequence=50).encode()
     ref = BlobRef.to(f"snapshots/{_SESSION}/0", data)
 
@@ -137,7 +138,7 @@ def decode_snapshot_without_deltas() -> Callable[[], Any]:
     totals = {"refs-set": 1000, "refs-unset": 2000, "chunk-bytes": 2**40, "chunk-objects": 300}
     sums = {"chunks": 10**6, "chunk-bytes": 2**50, "arrays": 300, "groups": 400}
     metadata = {f"name {i}": ["value", i * 1000] for i in range(12)}
-    about: Any = (parent, b"c" * 16, CommitKind.APPEND, "why" * 30, metadata, 2**41, base)
+    about: Any = (*_WHO, parent, b"c" * 16, CommitKind.APPEND, "why" * 30, metadata, 2**41, base)
     data = Snapshot(*about, (), log, totals, {"q" * 40: 900}, (), 50, sums).encode()
     ref = BlobRef.to(f"snapshots/{_SESSION}/0", data)
     return lambda: Snapshot.from_object(data, ref)
@@ -200,7 +201,7 @@ def test_a_constant_column_counts_as_the_single_number_it_is() -> None:
 
 def test_a_snapshot_is_as_large_as_what_it_counts() -> None:
     """Which is four numbers, unless somebody who wants to fill the memory has written it."""
-    about: Any = (None, b"c" * 16, CommitKind.APPEND, "why", {}, 1, None)
+    about: Any = (*_WHO, None, b"c" * 16, CommitKind.APPEND, "why", {}, 1, None)
     log = BlobRef(f"deltas/{_SESSION}/0", 1, 1)
     few, many = ({f"name {i}": 2**40 + i for i in range(n)} for n in (0, 50_000))
     for totals, sums in ((many, few), (few, many)):

@@ -28,7 +28,7 @@ from zarr_manifests.format.nodes import Base
 from zarr_manifests.format.root import LOG_TAIL
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Box
-from zarr_manifests.ids import crc32c
+from zarr_manifests.ids import crc32c, snapshot_id_of
 from zarr_manifests.runtime import SYSTEM, Runtime, one_by_one
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import CountingStorage, LatencyStorage, copy_of
@@ -108,7 +108,10 @@ def put_base(storage: MemoryStorage) -> None:
     base = upload("nodes", replace(old, manifests=(*old.manifests, *leaves)).encode())
     log = upload("deltas", Delta(b"c" * 16).encode())
     tip = at.root.branches["main"]
+    head_key = keys.next("snapshots")
     snapshot = Snapshot(
+        snapshot_id_of(head_key),
+        at.root.repository_id,
         tip.head.bare(),
         b"c" * 16,
         CommitKind.REWRITE,
@@ -120,7 +123,8 @@ def put_base(storage: MemoryStorage) -> None:
         log,
         sequence=view.snapshot.sequence,
     )
-    head = upload("snapshots", snapshot.encode())
+    uploads.append(Upload(head_key, snapshot.encode()))
+    head = uploads[-1].ref
     for one in uploads:
         storage.create(one.key, one.data)
     moved = {**at.root.branches, "main": replace(tip, head=head, base=base)}

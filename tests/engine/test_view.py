@@ -25,6 +25,7 @@ from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.format.nodes import Base, Node, NodeKind
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.grid import Box, Coords
+from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import CountingStorage
@@ -62,11 +63,26 @@ class Written:
         base = self.put("nodes", content.encode())
         log = entries[-1].log if entries else self.put("deltas", Delta(b"l" * 16).encode())
         newest = entries[-1].last if entries else 0
+        self._n += 1
+        key = f"snapshots/{SESSION}/{self._n}"
         snapshot = Snapshot(
-            *(None, b"c" * 16, CommitKind.APPEND, "m", {}, 0, base, entries, log),
+            *(
+                snapshot_id_of(key),
+                "5e" * 16,
+                None,
+                b"c" * 16,
+                CommitKind.APPEND,
+                "m",
+                {},
+                0,
+                base,
+                entries,
+                log,
+            ),
             sequence=newest,
         )
-        ref = self.put("snapshots", snapshot.encode())
+        self.objects.create(key, data := snapshot.encode())
+        ref = BlobRef.to(key, data)
         return SnapshotView.open(self.objects, SYSTEM, ref)
 
 

@@ -44,6 +44,7 @@ from zarr_manifests.format.root import Branch, Lease, LogEntry, PageRef, Pending
 from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
 from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.grid import Box
+from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.merge import Layer, fold, merge_layers
 
 _FUZZ = settings(
@@ -59,6 +60,8 @@ ARRAY = (
     b'{"zarr_format": 3, "node_type": "array", "shape": [7, 9], "chunk_grid": {"name": "regular",'
     b' "configuration": {"chunk_shape": [2, 3]}}, "chunk_key_encoding": {"name": "default"}}'
 )
+
+WHERE = "deltas/000000000001-000000000000000000000000/0"
 
 # --- valid values ----------------------------------------------------------------------------
 
@@ -209,6 +212,8 @@ plain = st.recursive(
 )
 snapshots = st.builds(
     Snapshot,
+    st.just(snapshot_id_of(WHERE)),
+    texts,
     st.none() | blob_refs("snapshots").map(BlobRef.bare),
     ids16,
     st.sampled_from(CommitKind),
@@ -324,7 +329,6 @@ TYPES: dict[str, Any] = {
     "page": Page,
     "digest": Digest,
 }
-WHERE = "deltas/000000000001-000000000000000000000000/0"
 
 each_kind = pytest.mark.parametrize("kind", VALUES)
 
@@ -452,6 +456,8 @@ def samples() -> dict[str, bytes]:
             {"collections": 2},
         ),
         "snapshot": Snapshot(
+            snapshot_id_of(WHERE),
+            "5e" * 16,
             snapshot,
             b"c" * 16,
             CommitKind.APPEND,

@@ -30,6 +30,7 @@ from zarr_manifests.storage import Storage
 
 ARRAY = b"x" * 12
 LENGTH = 12
+REPOSITORY = "5e" * 16
 AT_MS = 1_700_000_000_000
 
 
@@ -239,7 +240,8 @@ class Line:
         refs_of: list[ManifestRef] = []
         for at in range(0, len(tables), 2):
             held = Manifest.of(tables[at : at + 2])
-            merged = tuple(leaf.merged for leaf in self.leaves[at : at + 2])
+            # Without live deltas nothing depends on it, and it may be left out.
+            merged = tuple(leaf.merged for leaf in self.leaves[at : at + 2] if self.changes)
             blob = self.put("manifests", held.encode())
             refs_of.append(ManifestRef(blob, held.directory(), merged))
         counts = (Count(ARRAY, *self.base_count),) if any(self.base_count) else ()
@@ -271,7 +273,11 @@ class Line:
         own = Delta(self.numbers.to_bytes(16))
         log = self.put("deltas", own.encode())
         sums = {"chunks": len(self.chunks), "arrays": 1, "groups": len(self.groups) + 1}
+        self.numbers += 1
+        key = f"snapshots/{self.session}/{self.numbers}"
         snapshot = Snapshot(
+            snapshot_id_of(key),
+            REPOSITORY,
             self.parent,
             own.commit_id,
             CommitKind.REWRITE,
@@ -285,7 +291,9 @@ class Line:
             sequence=self.sequence,
             sums=sums,
         )
-        self.parent = head = self.put("snapshots", snapshot.encode())
+        data = snapshot.encode()
+        assert self.storage.create(key, data)
+        self.parent = head = BlobRef.to(key, data)
         self.swap(Branch(head, base, ahead=snapshot.ahead), "commit rewrite", own.commit_id)
         return snapshot_id_of(head.key)
 
@@ -297,7 +305,7 @@ class Line:
         self.log = (*self.log, entry)[-32:]
         write = self.version.to_bytes(16)
         config = RepositoryConfig()
-        root = Root("5e" * 16, self.version, write, at, config, {"main": branch}, log=self.log)
+        root = Root(REPOSITORY, self.version, write, at, config, {"main": branch}, log=self.log)
         self.storage.create(f"root/{self.version:020d}", root.bare().encode())
         found = self.storage.get_tagged("current").token if self.version > 1 else None
         assert self.storage.cas("current", root.encode(), found) is not None

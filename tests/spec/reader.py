@@ -25,6 +25,7 @@ UNSET, INLINE, NATIVE, VIRTUAL = 0, 1, 2, 3
 GROUP, ARRAY, OPAQUE = 0, 1, 2
 SECTIONS = ("branches", "tags", "leases", "pending")
 LAST_MS = 253402300799999
+MOST_BYTES = {ROOT: 2**24, SNAPSHOT: 2**28}
 SESSION = re.compile(r"[0-9]{12}-[0-9a-f]{24}", re.ASCII)
 
 type Get = Callable[[str], bytes]
@@ -42,6 +43,7 @@ def demand(condition: object, what: str) -> None:
 
 def open_object(data: bytes, kind: int) -> dict[str, Any]:
     """The payload of an object, its envelope checked."""
+    demand(len(data) <= MOST_BYTES.get(kind, len(data)), "size of an object")
     demand(len(data) >= 24 and data[:8] == bytes.fromhex("895A4D460D0A1A0A"), "magic")
     crc, version, found, codec, flags, length = struct.unpack_from("<IBBBBQ", data, 8)
     demand(version == 1, "version")
@@ -251,7 +253,21 @@ class Reader:
         data = self.get(pointer["k"]) if copy is None else copy
         demand(len(data) == pointer["n"], "length of the object")
         demand(struct.unpack_from("<I", data, 8)[0] == pointer["c"], "crc of the object")
-        return open_object(data, kind)
+        fields = open_object(data, kind)
+        return self.named(pointer["k"], fields) if kind == SNAPSHOT else fields
+
+    def named(self, key: str, fields: dict[str, Any]) -> dict[str, Any]:
+        """The fields of a snapshot that says that it is the one that lies at the key."""
+        demand(f"snapshots/{'/'.join(fields['id'].rsplit('-', 1))}" == key, "id of the snapshot")
+        demand(fields["repository"] == self.root["repository"], "repository of the snapshot")
+        return timed(fields)
+
+    def archive(self, version: int) -> dict[str, Any]:
+        """The root of an older version."""
+        root = timed(open_object(self.get(f"root/{version:020d}"), ROOT))
+        demand(root["version"] == version, "version of the archive")
+        demand(root["repository"] == self.root["repository"], "repository of the archive")
+        return root
 
     def heads(self) -> dict[str, dict[str, Any]]:
         """The pointer of every branch's head and of every tag."""
@@ -315,7 +331,7 @@ class Reader:
         """Id and fields of the snapshot and its ancestors down to `floor`, newest first."""
         pointer = head
         while pointer is not None:
-            snapshot = timed(self.follow(pointer, SNAPSHOT))
+            snapshot = self.follow(pointer, SNAPSHOT)
             snapshot_id = pointer["k"].removeprefix("snapshots/").replace("/", "-")
             yield snapshot_id, snapshot
             pointer = None if snapshot_id == floor else snapshot.get("parent")
@@ -326,7 +342,8 @@ class Reader:
 
     def snapshot(self, snapshot_id: str) -> dict[str, Any]:
         session, _, number = snapshot_id.rpartition("-")
-        return timed(open_object(self.get(f"snapshots/{session}/{number}"), SNAPSHOT))
+        key = f"snapshots/{session}/{number}"
+        return self.named(key, open_object(self.get(key), SNAPSHOT))
 
     def contents(self, snapshot: dict[str, Any]) -> dict[str, bytes]:
         return {key: self.bytes_at(place) for key, place in self.places(snapshot).items()}

@@ -222,7 +222,7 @@ def test_archives_are_the_root_without_copies(repository: zm.Repository) -> None
     storage = repository.storage
     current = reader.open_object(storage.get("current"), reader.ROOT)
     versions = range(1, current["version"] + 1)
-    archives = [reader.open_object(storage.get(f"root/{v:020d}"), reader.ROOT) for v in versions]
+    archives = [reader.Reader(storage.get).archive(version) for version in versions]
     assert [archive["version"] for archive in archives] == [*versions]
     for branch in current["branches"].values():
         branch["head"].pop("b", None)
@@ -288,6 +288,24 @@ def test_bounds_of_what_is_read_are_those_of_the_package(repository: zm.Reposito
     late = envelope.encode(envelope.Kind.ROOT, fields)
     with pytest.raises(reader.FormatError, match="time"):
         reader.Reader(lambda _: late)
+
+
+def test_what_lies_in_anothers_place_is_noticed(repository: zm.Repository) -> None:
+    storage, ids = repository.storage, [info.snapshot_id for info in repository.ancestry()][:2]
+    first, second = (f"snapshots/{'/'.join(i.rsplit('-', 1))}" for i in ids)
+    there = {first: second, second: first, f"root/{2:020d}": f"root/{3:020d}"}
+    found = reader.Reader(lambda key: storage.get(there.get(key, key)))
+    for snapshot_id in ids:
+        with pytest.raises(reader.FormatError, match="id of the snapshot"):
+            found.snapshot(snapshot_id)
+    with pytest.raises(reader.FormatError, match="version of the archive"):
+        found.archive(2)
+    found = reader.Reader(storage.get)
+    found.root["repository"] = "of another one"
+    with pytest.raises(reader.FormatError, match="repository of the snapshot"):
+        found.snapshot(ids[0])
+    with pytest.raises(reader.FormatError, match="repository of the archive"):
+        found.archive(2)
 
 
 def test_the_reader_knows_nothing_of_the_package() -> None:

@@ -33,7 +33,7 @@ _SHOWN_REFS = 20
 def run(url: Url) -> None:
     """Show what a repository is, its branches and tags, and the room it takes."""
     repo = Repository.open(url)
-    root = Root.from_object(repo.storage.get(ROOT_KEY))
+    root = Root.from_object(repo.storage.get_tagged(ROOT_KEY).data)
     out = console()
     out.print(_facts(repo, root))
     out.print()

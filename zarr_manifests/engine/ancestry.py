@@ -22,6 +22,7 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
 )
 from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.envelope import MAX_SNAPSHOT_BYTES
 from zarr_manifests.format.root import Root
 from zarr_manifests.format.snapshot import Ancestor, Snapshot
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
@@ -34,6 +35,7 @@ __all__ = [
     "has_expired",
     "is_missing",
     "locate",
+    "snapshot_at",
     "snapshot_ref",
     "tag_floor",
 ]
@@ -86,17 +88,35 @@ def snapshot_ref(context: Context, snapshot_id: str) -> BlobRef:
     SnapshotExpiredError
         If it is not there.
     """
-    key = snapshot_key(snapshot_id)
     try:
-        data = context.storage.get(key)
+        ref, snapshot = snapshot_at(context, snapshot_id)
     except ObjectNotFoundError as error:
         raise SnapshotExpiredError(
             f"snapshot {snapshot_id} is not in {context.storage.url}: it never was, or has "
             "expired; `repo.ancestry()` and `zarr-manifests log` list what there is"
         ) from error
-    ref = BlobRef.to(key, data)
-    context.objects.remember(ref, Snapshot.from_object(data, ref))
+    context.objects.remember(ref, snapshot)
     return ref
+
+
+def snapshot_at(context: Context, snapshot_id: str) -> tuple[BlobRef, Snapshot]:
+    """What lies where the snapshot with that id belongs, if it is that snapshot.
+
+    No pointer was followed to it, so what it says of itself is compared.
+
+    Raises
+    ------
+    ObjectNotFoundError
+        If nothing lies there.
+    CorruptObjectError
+        If it is another snapshot, or one of another repository.
+    """
+    key = snapshot_key(snapshot_id)
+    data = context.storage.get(key, 0, MAX_SNAPSHOT_BYTES + 1)
+    ref = BlobRef.to(key, data)
+    snapshot = Snapshot.from_object(data, ref)
+    snapshot.check_repository(key, context.repository_id)
+    return ref, snapshot
 
 
 def find_in_history(context: Context, root: Root, snapshot_id: str) -> tuple[BlobRef, Snapshot]:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
-from zarr_manifests.engine.ancestry import ancestors, tag_floor
+from zarr_manifests.engine.ancestry import ancestors, snapshot_at, tag_floor
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.epochs import COLLECTOR, check_collector, claimed
 from zarr_manifests.engine.reach import Link, follow, tables
@@ -227,7 +227,7 @@ def _times(context: Context, root: Root, cutoff_ms: int) -> Iterator[tuple[int, 
     versions = [v for v in archived_versions(context) if v < oldest]
 
     def written_ms(version: int) -> int:
-        return Root.from_object(context.storage.get(archive_key(version))).written_ms
+        return context.roots.archived(version).written_ms
 
     try:
         found = bisect_right(versions, cutoff_ms, key=written_ms)
@@ -266,13 +266,11 @@ def live_snapshots(context: Context, whole: Root) -> Iterator[tuple[BlobRef, Sna
 
 def _leased(context: Context, lease: Lease) -> tuple[BlobRef, Snapshot]:
     """The snapshot of a lease that no branch and no tag leads to any more."""
-    key = snapshot_key(lease.snapshot)
     try:
-        data = context.storage.get(key)
+        return snapshot_at(context, lease.snapshot)
     except ObjectNotFoundError as error:
+        key = snapshot_key(lease.snapshot)
         raise CorruptObjectError(f"{key} is leased and not there") from error
-    ref = BlobRef.to(key, data)
-    return ref, Snapshot.from_object(data, ref)
 
 
 def _mark(context: Context, root: Root, progress: Progress) -> tuple[set[str], bool]:
@@ -402,7 +400,7 @@ def _archived_pages(context: Context, root: Root) -> set[str]:
 
     def pages(version: int) -> set[str]:
         try:
-            archived = Root.from_object(context.storage.get(archive_key(version)))
+            archived = context.roots.archived(version)
         except ObjectNotFoundError:
             return set()
         return {page.blob.key for refs in archived.pages.values() for page in refs}

@@ -347,6 +347,8 @@ def _prepare(
     log = Upload(keys.next("deltas"), delta.encode())
     uploads.append(log)
     snapshot = Snapshot(
+        snapshot_id_of(keys.next("snapshots")),  # each attempt to place it has one of its own
+        context.repository_id,
         view.ref.bare(),
         commit_id,
         kind_of(context, view, changes, tables),
@@ -405,8 +407,10 @@ def _place(
         fetch = partial(rows_of, context.objects)
         effect = effect_of(prepared.delta, prepared.tables, parent, fetch)
     entry = replace(entry, counts=effect.counts)
+    key = keys.next("snapshots")
     snapshot = replace(
         prepared.snapshot,
+        snapshot_id=snapshot_id_of(key),
         parent=parent.ref.bare(),
         base=parent.snapshot.base,
         deltas=(*parent.snapshot.deltas, entry),
@@ -426,7 +430,7 @@ def _place(
         known[digest.key] = digest.data
         snapshot = snapshot.with_delta_copies(known)
         uploads.append(digest)
-    uploads.append(Upload(keys.next("snapshots"), snapshot.encode()))
+    uploads.append(Upload(key, snapshot.encode()))
     return uploads[-1].ref, snapshot, uploads
 
 

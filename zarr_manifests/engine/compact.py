@@ -452,7 +452,10 @@ def _try(
 ) -> BlobRef | None:
     """One attempt; None if somebody else's swap came first."""
     newer = current.snapshot.deltas[len(done.old) :]
+    key = keys.next("snapshots")
     snapshot = Snapshot(
+        snapshot_id_of(key),
+        context.repository_id,
         current.ref.bare(),
         done.commit_id,
         CommitKind.REWRITE,
@@ -477,7 +480,7 @@ def _try(
         )
         made.append(digest)
         snapshot = snapshot.with_delta_copies({u.key: u.data for u in (*done.uploads, digest)})
-    made.append(Upload(keys.next("snapshots"), snapshot.encode()))
+    made.append(Upload(key, snapshot.encode()))
     calls: list[Callable[[], object]] = [
         partial(context.objects.create, u.key, u.data) for u in (*uploads, *made)
     ]

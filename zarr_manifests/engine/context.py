@@ -99,7 +99,7 @@ class Context:
             _LOG.warning("%s; going on without it", error)
             disk = None
         objects = Objects(storage, runtime, cache, disk)
-        roots.share(objects)
+        roots.share(objects, repository_id)
         chunks = ChunkCache(cache, runtime, meter) if cache.chunk_bytes else None
         where = repository_id, storage, runtime, objects, roots
         return cls(*where, config, containers, cache, chunks=chunks)

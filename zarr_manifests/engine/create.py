@@ -42,10 +42,11 @@ def create_repository(
             "could lose commits; choose a local disk or a storage that can"
         )
     _check_empty(storage)
-    head = _first_snapshot(objects, runtime)
+    repository_id = runtime.random_bytes(16).hex()
+    head = _first_snapshot(objects, runtime, repository_id)
     now_ms = runtime.now_ms()
     root = Root(
-        runtime.random_bytes(16).hex(),
+        repository_id,
         1,
         runtime.random_bytes(WRITE_ID_BYTES),
         now_ms,
@@ -90,11 +91,14 @@ def _refuse_repository(storage: Storage) -> None:
     )
 
 
-def _first_snapshot(objects: Objects, runtime: Runtime) -> BlobRef:
+def _first_snapshot(objects: Objects, runtime: Runtime, repository_id: str) -> BlobRef:
     session = new_session_id(0, runtime.random_bytes(12))
     commit_id = runtime.random_bytes(COMMIT_ID_BYTES)
     log = Upload(object_key("deltas", session, 0), Delta(commit_id).encode())
+    key = object_key("snapshots", session, 1)
     snapshot = Snapshot(
+        snapshot_id_of(key),
+        repository_id,
         None,
         commit_id,
         CommitKind.METADATA,
@@ -105,6 +109,6 @@ def _first_snapshot(objects: Objects, runtime: Runtime) -> BlobRef:
         (),
         log.ref,
     )
-    head = Upload(object_key("snapshots", session, 1), snapshot.encode())
+    head = Upload(key, snapshot.encode())
     runtime.parallel([partial(objects.create, u.key, u.data) for u in (log, head)])
     return replace(head.ref, copy=head.data)

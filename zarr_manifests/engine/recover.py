@@ -41,7 +41,7 @@ from zarr_manifests.errors import (
     UnsupportedStorageError,
 )
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.root import ROOT_KEY, Branch, LogEntry, Root, archive_key
+from zarr_manifests.format.root import ROOT_KEY, Branch, LogEntry, Root
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage, Token
@@ -172,8 +172,7 @@ def operations(context: Context) -> Iterator[LoggedOperation]:
             versions.pop()
         if not versions:
             return
-        data = context.storage.get(archive_key(versions[-1]))
-        root = Root.from_object(data, archive_key(versions[-1]))
+        root = context.roots.archived(versions[-1])
 
 
 def restore(context: Context, version: int, *, dry_run: bool = False) -> RestoreReport:
@@ -189,9 +188,8 @@ def restore(context: Context, version: int, *, dry_run: bool = False) -> Restore
     if version < 1:
         raise InvalidArgumentError(f"there is no version {version!r} of the root")
     _check_restorable(context.roots.read().root, version)
-    key = archive_key(version)
     try:
-        old = context.roots.whole(Root.from_object(context.storage.get(key), key))
+        old = context.roots.whole(context.roots.archived(version))
     except ObjectNotFoundError as error:
         raise NotFoundError(
             f"there is no archive of version {version}; `repo.ops_log()` lists the versions"
@@ -289,10 +287,12 @@ def recover(storage: Storage, runtime: Runtime, *, dry_run: bool = False) -> Rec
     skipped: dict[int, str] = {}
     if not versions:
         raise NotARepositoryError(f"{storage.url} has no archive of a root to recover from")
-    next_version = _after_all(versions[0], current)
     for version in versions:
         found = _sound(storage, runtime, version)
         if isinstance(found, Root):
+            if current is not None and current.repository_id != found.repository_id:
+                current = None  # another repository's says nothing of the versions of this one
+            next_version = _after_all(versions[0], current)
             roots = Roots(storage, runtime)
             new = _renewed(found, roots.whole(found).branches, next_version, runtime)
             if not dry_run and roots.install(new, token) is None:
@@ -342,11 +342,8 @@ def _after_all(archived: int, current: Root | None) -> int:
 
 def _sound(storage: Storage, runtime: Runtime, version: int) -> Root | str:
     """The archived root, or why it cannot be taken; a storage that fails is no reason for that."""
-    key = archive_key(version)
     try:
-        root = Root.from_object(storage.get(key), key)
-        if root.version != version:
-            return f"{key} is the archive of version {root.version}"
+        root = Roots(storage, runtime).archived(version)
         problems = closure_problems(_context(storage, runtime, root), root)
     except ManifestsError as error:
         if isinstance(error, StorageError) and not isinstance(error, ObjectNotFoundError):

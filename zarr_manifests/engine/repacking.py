@@ -387,7 +387,9 @@ class _Repacking:
         delta, uploads = _delta(commit_id, kept, self.keys)
         empty = Upload(self.keys.next("deltas"), Delta(commit_id).encode())
         known = {upload.key: upload.data for upload in uploads}
-        snapshot = self._snapshot(current, delta, uploads[-1].ref, empty.ref)
+        key = self.keys.next("snapshots")
+        moved = self._snapshot(current, delta, uploads[-1].ref, empty.ref)
+        snapshot = replace(moved, snapshot_id=snapshot_id_of(key))
         uploads.append(empty)
         snapshot = snapshot.with_delta_copies(known)
         if needs_digest(snapshot):
@@ -396,7 +398,7 @@ class _Repacking:
             )
             uploads.append(digest)
             snapshot = snapshot.with_delta_copies(known | {digest.key: digest.data})
-        head = Upload(self.keys.next("snapshots"), snapshot.encode())
+        head = Upload(key, snapshot.encode())
         calls: list[Callable[[], object]] = [
             partial(context.objects.create, u.key, u.data) for u in (*uploads, head)
         ]

@@ -35,6 +35,7 @@ from zarr_manifests.errors import (
     StorageFullError,
     UnsupportedStorageError,
 )
+from zarr_manifests.format.envelope import MAX_ROOT_BYTES
 from zarr_manifests.format.pages import Page
 from zarr_manifests.format.root import (
     ROOT_KEY,
@@ -95,14 +96,16 @@ class Roots:
     def __init__(self, storage: Storage, runtime: Runtime) -> None:
         self._storage = storage
         self._runtime = runtime
+        self._repository_id: str | None = None
         self._archived = 0  # the newest version known to be archived
         self._latest: RootAt | None = None
         self._read_at = -1
         self._pages = Objects(storage, runtime)
 
-    def share(self, objects: Objects) -> None:
-        """Read and write pages through these objects, and keep them in their cache."""
+    def share(self, objects: Objects, repository_id: str) -> None:
+        """Read and write pages of that repository through these objects, and keep them there."""
         self._pages = objects
+        self._repository_id = repository_id
 
     @property
     def latest(self) -> RootAt:
@@ -137,7 +140,38 @@ class Roots:
                 f"the root of {self._storage.url} is damaged ({error}). Without a backup of it, "
                 "`Repository.recover` and `zarr-manifests recover` make a new one from an archive"
             ) from error
+        self._check_repository(root, ROOT_KEY)
         return self._seen(RootAt(root, tagged.token))
+
+    def archived(self, version: int) -> Root:
+        """The archive of that version.
+
+        No pointer was followed to it, so what it says of itself is compared.
+
+        Raises
+        ------
+        ObjectNotFoundError
+            If there is none.
+        CorruptObjectError
+            If it is damaged, or is that of another version or repository.
+        """
+        key = archive_key(version)
+        root = Root.from_object(self._storage.get(key, 0, MAX_ROOT_BYTES + 1), key)
+        if root.version != version:
+            raise CorruptObjectError(
+                f"{key}: the archive of version {root.version} lies in its place; put back the "
+                "object that belongs there, from a backup"
+            )
+        self._check_repository(root, key)
+        return root
+
+    def _check_repository(self, root: Root, key: str) -> None:
+        if self._repository_id not in (None, root.repository_id):
+            raise CorruptObjectError(
+                f"{key} in {self._storage.url} is the root of repository {root.repository_id}, and "
+                f"{self._repository_id} was opened; put back the object that belongs there, or "
+                "open the repository anew if it was replaced on purpose"
+            )
 
     def _seen(self, at: RootAt) -> RootAt:
         # Between threads an older one may win; who relies on it finds out at the swap.
@@ -443,8 +477,7 @@ class Roots:
         if not ours and rolled:
             # The tail of the log has rolled past the version we tried to make.
             try:
-                data = self._storage.get(archive_key(new.version))
-                ours = Root.from_object(data).write_id == new.write_id
+                ours = self.archived(new.version).write_id == new.write_id
             except ManifestsError as error:
                 reason = f"version {new.version} was overtaken and its archive is unreadable"
                 raise self._unknown(operation, reason) from error

@@ -121,7 +121,7 @@ def verify(context: Context, progress: Callable[[str, int], None]) -> VerifyRepo
     found = _Found()
     roots = _check_archives(fresh, found)
     try:
-        root = Root.from_object(context.storage.get(ROOT_KEY))
+        root = Root.from_object(context.storage.get_tagged(ROOT_KEY).data)
     except ManifestsError as error:
         found.add(ROOT_KEY, error)
         return VerifyReport(tuple(found.problems.values()), found.objects)
@@ -156,6 +156,7 @@ def _fresh(context: Context) -> Context:
     """The same repository without anything known of it."""
     storage, runtime = context.storage, context.runtime
     roots, objects = Roots(storage, runtime), Objects(storage, runtime)
+    roots.share(objects, context.repository_id)
     return replace(context, roots=roots, objects=objects)
 
 
@@ -245,7 +246,7 @@ def _load(context: Context, found: _Found, link: Link) -> Any:
     """The object as it is in the storage; None, and told of, if it is not what it should be."""
     ref = link.ref
     try:
-        data = context.storage.get(ref.key)
+        data = context.storage.get(ref.key, 0, ref.length + 1)
         if ref.copy is not None and ref.copy != data:
             found.add(ref.key, f"{ref.key} and a copy of it differ")
         value = link.kind.from_object(data, ref)
@@ -281,7 +282,8 @@ def _check_unknown(context: Context, found: _Found, value: Any) -> None:
     for ref in value.others.values() if isinstance(value, IndexDirectory) else ():
         found.objects += 1
         try:
-            if not is_sound(context.storage.get(ref.key), ref.length, ref.crc32c):
+            data = context.storage.get(ref.key, 0, ref.length + 1)
+            if not is_sound(data, ref.length, ref.crc32c):
                 found.add(ref.key, f"{ref.key} is not what it should be")
         except ObjectNotFoundError:
             found.add(ref.key, f"{ref.key} is referenced and not there")
@@ -290,6 +292,7 @@ def _check_unknown(context: Context, found: _Found, value: Any) -> None:
 def _check_snapshot(context: Context, found: _Found, ref: BlobRef, snapshot: Snapshot) -> None:
     """Its own log, and what it says of its deltas and digests."""
     try:
+        snapshot.check_repository(ref.key, context.repository_id)
         delta_of(context, snapshot)
         for entry in snapshot.deltas:
             if entry.log.key not in found.problems:
@@ -330,14 +333,10 @@ def _check_archives(context: Context, found: _Found) -> dict[int, Root]:
     def load(version: int) -> Root | None:
         key = archive_key(version)
         try:
-            root = Root.from_object(context.storage.get(key), key)
+            return context.roots.archived(version)
         except ManifestsError as error:
             found.add(key, error)
             return None
-        if root.version != version or root.repository_id != context.repository_id:
-            found.add(key, f"it is the archive of version {root.version}")
-            return None
-        return root
 
     roots: dict[int, Root] = {}
     for at in range(0, len(versions), _AT_ONCE):

@@ -4,7 +4,8 @@ A snapshot names its parent and its own log delta (history and conflict checks n
 long as it is in history) and, apart from them, its *read list*: the base and every live delta
 since it, or a run in place of several. Invariants: a reader never walks to an earlier snapshot;
 the read list is complete; its entries stand in the order of their sequences, which count the
-changes of a line of history.
+changes of a line of history. A snapshot states its own id, which its key must agree with, and its
+repository's: it may be found by its key alone, without a pointer that has its checksum.
 """
 
 from __future__ import annotations
@@ -197,6 +198,10 @@ class Snapshot:
 
     Parameters
     ----------
+    snapshot_id : str
+        Its own id, from which its key follows.
+    repository_id : str
+        Id of the repository that it belongs to.
     parent : BlobRef or None
         The snapshot before it; None for the first of a repository.
     commit_id : bytes
@@ -229,6 +234,8 @@ class Snapshot:
         as known.
     """
 
+    snapshot_id: str
+    repository_id: str
     parent: BlobRef | None
     commit_id: bytes
     kind: CommitKind
@@ -260,6 +267,20 @@ class Snapshot:
         empty = any(entry.count < 1 for entry in self.digests)
         if empty or ends != sorted(ends) or ends[-1] > len(self.deltas):
             raise CorruptObjectError("snapshot: digests of deltas that it does not have")
+
+    def check_repository(self, key: str, repository_id: str) -> None:
+        """Refuse to be taken for a snapshot of another repository.
+
+        Raises
+        ------
+        CorruptObjectError
+            If it is of another one than that.
+        """
+        if self.repository_id != repository_id:
+            raise CorruptObjectError(
+                f"{key}: a snapshot of repository {self.repository_id} lies in its place, this is "
+                f"{repository_id}; put back the object that belongs there, from a backup"
+            )
 
     @property
     def parent_id(self) -> str | None:
@@ -317,6 +338,8 @@ class Snapshot:
         return encode(
             Kind.SNAPSHOT,
             {
+                "id": self.snapshot_id,
+                "repository": self.repository_id,
                 "parent": None if self.parent is None else self.parent.bare().pack(),
                 "commit": self.commit_id,
                 "kind": str(self.kind),
@@ -337,8 +360,18 @@ class Snapshot:
     @classmethod
     def from_object(cls, data: bytes, ref: BlobRef) -> Snapshot:
         """The snapshot that the object's bytes hold."""
+
+        def parse(fields: Fields) -> Snapshot:
+            found = cls._parse(fields)
+            if found.snapshot_id != snapshot_id_of(ref.key):
+                raise CorruptObjectError(
+                    f"snapshot {found.snapshot_id} lies in its place; put back the object that "
+                    "belongs there, from a backup"
+                )
+            return found
+
         pointer: Any = {"crc": ref.crc32c, "length": ref.length}
-        return decode(data, Kind.SNAPSHOT, cls._parse, ref.key, **pointer, packed="deltas")
+        return decode(data, Kind.SNAPSHOT, parse, ref.key, **pointer, packed="deltas")
 
     @classmethod
     def _parse(cls, fields: Fields) -> Snapshot:
@@ -347,6 +380,8 @@ class Snapshot:
         except ValueError as error:
             raise CorruptObjectError(f"snapshot.kind: {error}") from error
         return cls(
+            fields.text("id"),
+            fields.text("repository"),
             BlobRef.parse_optional(fields, "parent"),
             fields.binary("commit", COMMIT_ID_BYTES),
             kind,
