@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import xarray as xr
 import zarr
 
 import zarr_manifests as zm
@@ -27,6 +30,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.ids import crc32c
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.virtual import files
+from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.files import file_version
 
 DATA = np.arange(64, dtype="u1")
@@ -363,6 +367,50 @@ def test_without_its_container_nothing_is_touched(
             read_one(closed)
         assert isinstance(caught.value, VirtualContainerError)
         assert closed.readonly_session().store.get_virtual_refs("a").sizes.tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize(
+    ("file", "folder"),
+    [
+        ("file:///data/winds.zarr/time/c/0", "file:///data/winds.zarr"),
+        ("file:///data/winds.zarr/deep/er/u/0.0.0", "file:///data/winds.zarr"),
+        ("file:///data/winds.zarr/c", "file:///data/winds.zarr"),
+        ("file:///data/winds/time/c/0", "file:///data/winds"),
+        ("file:///data/winds/u/c/10/0/2", "file:///data/winds"),
+        ("file:///data/winds/u/c.0.1", "file:///data/winds"),
+        ("file:///data/winds/scalar/c", "file:///data/winds"),
+        ("file:///data/winds/u/0.1.20", "file:///data/winds"),
+        ("file:///data/winds/u/0/1", "file:///data/winds"),
+        ("file:///data/winds/deep/u/0", "file:///data/winds/deep"),
+        ("memory://winds/time/c/0", "memory://winds"),
+        ("memory://winds/time/0", "memory://winds"),
+        ("file:///data/2020/winds-01.nc", "file:///data/2020"),
+        ("file:///data/2020/01", "file:///data/2020"),
+        ("file:///data/c/winds.nc", "file:///data/c"),
+        ("file:///u/0", "file:///u"),  # never all there is
+        ("memory://winds/0", "memory://winds"),
+    ],
+)
+def test_the_hint_names_the_store_that_a_chunk_is_of(file: str, folder: str) -> None:
+    source = Containers().source_at(file)
+    with pytest.raises(VirtualContainerError, match=rf"'{re.escape(folder)}'}} if you trust it"):
+        Containers().resolve(source)
+    held = Containers.of({"any": folder})
+    assert held.resolve(source).url == file
+
+
+def test_the_hint_of_an_imported_store_opens_all_of_it(tmp_path: Path) -> None:
+    plain = xr.Dataset({"t": ("time", np.arange(4.0))}, {"time": np.arange(4)})
+    plain.to_zarr(tmp_path / "plain", consolidated=False)
+    zm.Repository.create(tmp_path / "repo").import_zarr(tmp_path / "plain", "imported")
+    open_it = partial(xr.open_dataset, tmp_path / "repo", engine="zarr_manifests", group="imported")
+    with pytest.raises(VirtualContainerError) as caught:
+        open_it()
+    hint = str(caught.value).split("{<a name>: '")[1].split("'}")[0]
+    assert hint == (tmp_path / "plain").as_uri()
+    repo = zm.Repository.open(tmp_path / "repo", virtual_containers={"plain": hint})
+    found = xr.open_dataset(repo, engine="zarr_manifests", group="imported")
+    assert found.load().equals(plain)
 
 
 def test_a_location_below_no_container_needs_one_that_holds_it(

@@ -32,6 +32,11 @@ __all__ = ["Containers", "Place", "parse_location"]
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_NUMBER: Final = r"(?:0|[1-9][0-9]*)"
+_CHUNK: Final = re.compile(
+    rf"(.+?)/[^/]+/(?:c(?:(?:/{_NUMBER})+|(?:\.{_NUMBER})+)?|{_NUMBER}(?:[./]{_NUMBER})*)"
+)
+"""A chunk of an array of a Zarr store, and the folder of its array's group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +223,7 @@ class Containers:
             ) from error
         held = self._holding(scheme, path)
         if held is None:
-            folder = _url(scheme, posixpath.dirname(path))
+            folder = _url(scheme, _folder_to_trust(path))
             raise VirtualContainerError(
                 f"a chunk lies in the file {_url(scheme, path)}, below no container that this "
                 f"repository was opened with: open it with virtual_containers={{<a name>: "
@@ -231,6 +236,19 @@ class Containers:
         if source.container in self.prefixes:
             return self.resolve(source).url
         return source.location
+
+
+def _folder_to_trust(path: str) -> str:
+    """The root of the Zarr store that the file seems to be a chunk of, else the file's folder.
+
+    Nothing is looked at. Of a store whose name does not end in `.zarr`, it is the chunk's group.
+    """
+    folders = posixpath.dirname(path).split("/")
+    for depth, folder in enumerate(folders, 1):
+        if folder.endswith(".zarr"):
+            return "/".join(folders[:depth])
+    chunk = _CHUNK.fullmatch(path)
+    return posixpath.dirname(path) if chunk is None else chunk[1]
 
 
 def _below(scheme: Literal["file", "memory"], root: str, path: str) -> Place:
