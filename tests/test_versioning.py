@@ -948,8 +948,8 @@ def test_html_has_no_character_that_turns_text_around() -> None:
     with repository.transaction(message="\u202egnorw\x1b[31m") as store:
         zarr.create_group(store, path="a\u202eb")
     for page in (repository._repr_html_(), repository.readonly_session()._repr_html_()):
-        assert "a b" in page
-        assert page.replace("\n", " ").isprintable()
+        assert "a\\u202eb" in page
+        assert page.isprintable()
 
 
 def test_a_fork_shows_itself_without_being_opened(repository: Repository) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT
+from zarr_manifests.plain import plain_text
 
 __all__ = ["Row", "fields_of", "hierarchy", "html_page"]
 
@@ -166,13 +167,10 @@ def _table(
     style = "font-family:monospace" if mono else ""
     head = "".join(f'<th style="{_CELL}">{escape(name)}</th>' for name in header)
     body = "".join(
-        "<tr>" + "".join(f'<td style="{_CELL}">{_plain(cell)}</td>' for cell in line) + "</tr>"
+        "<tr>"
+        + "".join(f'<td style="{_CELL}">{escape(plain_text(cell))}</td>' for cell in line)
+        + "</tr>"
         for line in lines
     )
     head = f"<thead><tr>{head}</tr></thead>" if head else ""
     return f'<table style="{style}">{head}<tbody>{body}</tbody></table>'
-
-
-def _plain(text: str) -> str:
-    """As HTML that is nothing but text: also without what would turn its direction around."""
-    return escape("".join(c if c.isprintable() or c == "\n" else " " for c in text))

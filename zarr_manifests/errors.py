@@ -22,6 +22,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from zarr_manifests.plain import plain_text
+
 __all__ = [
     "AlreadyExistsError",
     "CommitOutcomeUnknownError",
@@ -53,7 +55,14 @@ __all__ = [
 
 
 class ManifestsError(Exception):
-    """Root of every error of this package."""
+    """Root of every error of this package.
+
+    Shown, it is one line of harmless text, whatever names it holds; `args` has them as they are.
+    """
+
+    def __str__(self) -> str:
+        # Not what the built-in would make of it: `KeyError` prints the repr of the message.
+        return plain_text(self.args[0] if len(self.args) == 1 else super().__str__())
 
 
 # --- ask differently -------------------------------------------------------------------------
@@ -62,12 +71,11 @@ class ManifestsError(Exception):
 class NotFoundError(ManifestsError, KeyError):
     """A branch, tag, snapshot, path or variable that was asked for by name does not exist."""
 
-    def __str__(self) -> str:  # KeyError would print the repr of the message
-        return str(self.args[0]) if self.args else ""
-
 
 class NotARepositoryError(FileNotFoundError, NotFoundError):
     """There is no repository at the place that was opened."""
+
+    __str__ = ManifestsError.__str__  # `FileNotFoundError` comes before it
 
 
 class AlreadyExistsError(ManifestsError, FileExistsError):
@@ -129,7 +137,7 @@ class Conflict:
 
     def __str__(self) -> str:
         where = f" {list(self.chunks)}" if self.chunks else ""
-        return f"{self.path}: {self.component}{where}: {self.reason}"
+        return plain_text(f"{self.path}: {self.component}{where}: {self.reason}")
 
 
 class ConflictError(ManifestsError, RuntimeError):
@@ -141,9 +149,13 @@ class ConflictError(ManifestsError, RuntimeError):
     def __init__(self, message: str, conflicts: Sequence[Conflict] = ()) -> None:
         self.message = message
         self.conflicts = tuple(conflicts)
-        lines = "".join(f"\n  {c}" for c in self.conflicts[:20])
+        lines = [message, *(f"  {conflict}" for conflict in self.conflicts[:20])]
         more = len(self.conflicts) - 20
-        super().__init__(message + lines + (f"\n  ... and {more} more" if more > 0 else ""))
+        super().__init__("\n".join([*lines, f"  ... and {more} more"] if more > 0 else lines))
+
+    def __str__(self) -> str:
+        conflicts = str(self.args[0])[len(self.message) :]  # in lines, each of which is plain
+        return plain_text(self.message) + conflicts
 
     def __reduce__(self) -> tuple[type[ConflictError], tuple[str, tuple[Conflict, ...]]]:
         return ConflictError, (self.message, self.conflicts)

@@ -22,6 +22,7 @@ from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.plain import plain_text
 from zarr_manifests.planning.incremental import Change, Operation
 from zarr_manifests.planning.totals import NOTHING, Tally, alive_tallies, sum_of
 
@@ -400,7 +401,7 @@ class Status:
         lines += [f"> {old} to {new}" for old, new in moved_tops(self.moved).items()]
         lines += [f"  {path}: cut to {shape} chunks" for path, shape in self.truncated.items()]
         lines += [f"  {path}: {n} chunks" for path, n in self.chunks.items()]
-        return "\n".join(lines)
+        return "\n".join(map(plain_text, lines))
 
     def _signed(self) -> list[tuple[str, str]]:
         groups = (("+", self.created), ("~", self.updated), ("-", self.deleted))

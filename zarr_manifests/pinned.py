@@ -27,6 +27,7 @@ from zarr_manifests.errors import (
     ReadOnlyError,
     SessionClosedError,
 )
+from zarr_manifests.plain import plain_text
 from zarr_manifests.store import ManifestStore
 
 __all__ = ["Pinned"]
@@ -75,7 +76,7 @@ class Pinned:
 
     def __repr__(self) -> str:
         mode = "read-only" if self.read_only else f"writable on {self._branch!r}"
-        return f"<Session {self._context.storage.url} at {self.snapshot_id}, {mode}>"
+        return f"<Session {plain_text(self._context.storage.url)} at {self.snapshot_id}, {mode}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(

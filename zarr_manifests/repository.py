@@ -42,6 +42,7 @@ from zarr_manifests.format.root import Root
 from zarr_manifests.history import Diff, SnapshotInfo, Usage
 from zarr_manifests.imports import Imports
 from zarr_manifests.metrics import Meter, Metrics
+from zarr_manifests.plain import plain_text
 from zarr_manifests.planning.compaction import CompactionMode
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import Storage, from_url
@@ -257,7 +258,7 @@ class Repository(Imports):
         return True
 
     def __repr__(self) -> str:
-        return f"<Repository {self.url}>"
+        return f"<Repository {plain_text(self.url)}>"
 
     def _repr_html_(self) -> str:
         facts = [("at", self.url), ("id", self.repository_id)]

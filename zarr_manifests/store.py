@@ -41,6 +41,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.plain import plain_text
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock, Runtime
 from zarr_manifests.virtual.columns import VirtualRefs, table_of
 
@@ -148,7 +149,8 @@ class ManifestStore(Store):
         if known is not at:
             # A pickled one is not opened for being shown.
             mode = "read-only" if self.read_only else "writable"
-            text = f"<ManifestStore {contents.storage.url} at {snapshot_id_of(at.key)}, {mode}>"
+            url = plain_text(contents.storage.url)
+            text = f"<ManifestStore {url} at {snapshot_id_of(at.key)}, {mode}>"
             self._shown = at, text
         return text
 
@@ -267,7 +269,7 @@ class ManifestStore(Store):
         """Bytes of the value at the key, known without reading it."""
         entry: Entry | None = await self._run(self.workspace.find, key)
         if entry is None:
-            raise FileNotFoundError(key)
+            raise FileNotFoundError(plain_text(key))
         return entry.length
 
     # --- writing -----------------------------------------------------------------------------

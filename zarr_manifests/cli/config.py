@@ -13,6 +13,7 @@ from zarr_manifests.cli.console import Url, write_error
 from zarr_manifests.config import RepositoryConfig, config_schema
 from zarr_manifests.config.text import MAX_TEXT_BYTES, load_yaml
 from zarr_manifests.errors import ConfigError, InvalidArgumentError
+from zarr_manifests.plain import plain_text
 from zarr_manifests.repository import Repository
 
 __all__ = ["app", "read_config"]
@@ -53,7 +54,7 @@ def apply(url: Url, file: File) -> None:
 def validate(file: File) -> None:
     """Check a file: say every fault with its place, one a line."""
     read_config(file)
-    typer.echo(f"{'standard input' if file == '-' else file}: good")
+    typer.echo(f"{'standard input' if file == '-' else plain_text(file)}: good")
 
 
 @app.command()

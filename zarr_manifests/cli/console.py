@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from zarr_manifests.plain import plain_text
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session
 
@@ -23,7 +25,6 @@ __all__ = [
     "columns",
     "console",
     "count_text",
-    "plain_text",
     "session_at",
     "snapshot_at",
     "sums_text",
@@ -61,9 +62,16 @@ def snapshot_at(repo: Repository, ref: str) -> str:
     return {**repo.list_tags(), **repo.list_branches()}.get(ref, ref)
 
 
+class _Console(Console):
+    """Whatever text it is given to print, in a table or not, is harmless."""
+
+    def render_str(self, text: str, *args: Any, **options: Any) -> Text:
+        return super().render_str(plain_text(text, lines=True), *args, **options)
+
+
 def console() -> Console:
     """Standard output; in a pipe lines are long rather than folded."""
-    out = Console(highlight=False, markup=False, emoji=False)
+    out = _Console(highlight=False, markup=False, emoji=False)
     if not out.is_terminal:
         out.width = max(out.width, _PIPED_WIDTH)
     return out
@@ -128,11 +136,6 @@ def sums_text(sums: Mapping[str, int]) -> str:
         elif sums.get(f"{name}-at-most"):
             parts.append(f"at most {text(sums[f'{name}-at-most'])}")
     return ", ".join(parts)
-
-
-def plain_text(value: object) -> str:
-    """As one line that a terminal takes for nothing but text: it may be anybody's."""
-    return "".join(c if c.isprintable() else " " for c in str(value))
 
 
 def write_error(error: BaseException | str) -> None:

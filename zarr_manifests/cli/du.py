@@ -15,10 +15,10 @@ from zarr_manifests.cli.console import (
     bytes_text,
     columns,
     console,
-    plain_text,
     session_at,
 )
 from zarr_manifests.history import Amount, Totals
+from zarr_manifests.plain import plain_text
 
 __all__ = ["run"]
 

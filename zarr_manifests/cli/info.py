@@ -14,7 +14,6 @@ from zarr_manifests.cli.console import (
     columns,
     console,
     count_text,
-    plain_text,
     time_text,
     totals_text,
 )
@@ -22,6 +21,7 @@ from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.format.envelope import FORMAT_VERSION
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.format.root import ROOT_KEY, Root
+from zarr_manifests.plain import plain_text
 from zarr_manifests.repository import Repository
 from zarr_manifests.storage import Storage
 

@@ -18,10 +18,10 @@ from zarr_manifests.cli.console import (
     columns,
     console,
     count_text,
-    plain_text,
 )
 from zarr_manifests.engine.layouts import ArrayPlace, ManifestLayout, ReadCost
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
+from zarr_manifests.plain import plain_text
 from zarr_manifests.repository import Repository
 
 __all__ = ["run_explain", "run_plan"]

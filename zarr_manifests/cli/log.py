@@ -14,12 +14,12 @@ from zarr_manifests.cli.console import (
     Tag,
     Url,
     console,
-    plain_text,
     sums_text,
     time_text,
     totals_text,
 )
 from zarr_manifests.history import SnapshotInfo
+from zarr_manifests.plain import plain_text
 from zarr_manifests.repository import Repository
 
 __all__ = ["run"]

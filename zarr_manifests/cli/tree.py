@@ -18,13 +18,13 @@ from zarr_manifests.cli.console import (
     bytes_text,
     columns,
     console,
-    plain_text,
     session_at,
 )
 from zarr_manifests.display import hierarchy
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.keys import ArrayMeta
+from zarr_manifests.plain import plain_text
 
 __all__ = ["run"]
 

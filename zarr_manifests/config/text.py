@@ -10,12 +10,14 @@ PyYAML's safe loader.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import yaml
 
 from zarr_manifests.config.options import shown
 from zarr_manifests.errors import ConfigError
+from zarr_manifests.plain import plain_text
 
 __all__ = ["MAX_TEXT_BYTES", "dump_yaml", "load_yaml"]
 
@@ -51,7 +53,10 @@ def load_yaml(text: str | bytes) -> Any:
 
 def dump_yaml(values: Mapping[str, Any]) -> str:
     """Plain values as YAML, in their order."""
-    return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100))
+    dump = partial(yaml.dump, values, Dumper=_Dumper, sort_keys=False, width=100)
+    text = str(dump(allow_unicode=True))
+    # YAML takes for printable what turns the direction of text around.
+    return text if text == plain_text(text, lines=True) else str(dump(allow_unicode=False))
 
 
 class _Dumper(yaml.SafeDumper):

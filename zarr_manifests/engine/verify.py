@@ -45,6 +45,7 @@ from zarr_manifests.format.root import ROOT_KEY, LogEntry, Root, archive_key
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import crc32c, object_key
+from zarr_manifests.plain import plain_text
 from zarr_manifests.planning.collection import first_archive_kept
 from zarr_manifests.planning.digests import tells_about
 from zarr_manifests.planning.paging import checked
@@ -62,7 +63,7 @@ class Problem:
     what: str
 
     def __str__(self) -> str:
-        return self.what if self.key in self.what else f"{self.key}: {self.what}"
+        return plain_text(self.what if self.key in self.what else f"{self.key}: {self.what}")
 
 
 @dataclass(frozen=True, slots=True)

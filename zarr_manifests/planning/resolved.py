@@ -20,6 +20,7 @@ from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.virtual_sources import NO_SOURCES, VirtualSources
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.ids import object_key
+from zarr_manifests.plain import plain_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -168,8 +169,8 @@ class ResolvedChunks:
 
     def __repr__(self) -> str:
         return (
-            f"<ResolvedChunks of {self.path}: {len(self)} chunks of {self.nbytes} bytes in "
-            f"{len(self.locations)} objects or files>"
+            f"<ResolvedChunks of {plain_text(self.path)}: {len(self)} chunks of {self.nbytes} "
+            f"bytes in {len(self.locations)} objects or files>"
         )
 
     @property
