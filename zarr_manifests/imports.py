@@ -62,8 +62,8 @@ class Imports(Layouts):
         AlreadyExistsError
             If there is something at the path.
         InvalidArgumentError
-            If consolidated metadata knows of documents that are not there, or a folder in the
-            store is a symbolic link.
+            If consolidated metadata knows of documents that are not there, a folder in the store
+            is a symbolic link, or a file is one that leads out of the store.
         UnsupportedFormatError
             If the store has metadata that is not understood, or is a file, such as a ZIP.
 

@@ -9,7 +9,8 @@ import os
 import pickle
 import signal
 import stat
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing.queues import Queue
 from pathlib import Path
@@ -91,6 +92,22 @@ def test_what_was_put_is_there_for_whoever_opens_the_folder(tmp_path: Path) -> N
     meter = Meter()
     assert opened(tmp_path, meter=meter).get(ref.bare()) == data
     assert meter.read().disk_cache_hits == 1
+
+
+@pytest.mark.parametrize("odd", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
+def test_what_is_no_regular_file_is_no_hit(tmp_path: Path, odd: Callable[[Path], None]) -> None:
+    ref, data = encoded(1)
+    cache = opened(tmp_path)
+    cache.put(ref, data)
+    path = only_file(tmp_path)
+    path.unlink()
+    odd(path)
+    over = threading.Timer(60, os._exit, [3])  # a thread that waits for a pipe cannot be ended
+    over.start()
+    try:
+        assert cache.get(ref) is None
+    finally:
+        over.cancel()
 
 
 def test_files_and_folders_are_their_owners_alone(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -30,13 +30,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Paths of the files that were opened for ranges."""
     found: list[str] = []
-    true = handles.Handle.__init__
+    true = handles.handle_of
 
-    def counted(self: handles.Handle, path: str) -> None:
-        found.append(path)
-        true(self, path)
+    def counted(path: str, open_it: Callable[[], int]) -> handles.Handle:
+        def noted() -> int:
+            found.append(path)
+            return open_it()
 
-    monkeypatch.setattr(handles.Handle, "__init__", counted)
+        return true(path, noted)
+
+    monkeypatch.setattr(local, "handle_of", counted)
     return found
 
 
@@ -155,7 +158,10 @@ def test_a_forked_child_opens_its_own(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     storage.create("a", b"0123")
     assert storage.get("a", 0, 4) == b"0123"
-    number = handles.handle_of(str(tmp_path / "a")).fd
+    handle = handles.opened(str(tmp_path / "a"))
+    assert handle is not None
+    number = handle.fd
+    del handle
     child = os.fork()
     if not child:
         try:

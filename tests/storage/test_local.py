@@ -470,11 +470,13 @@ def test_without_anonymous_files_there_is_a_fallback(
     refused: list[int] = []
     real = os.open
 
-    def open_without_tmpfile(path: str, flags: int, mode: int = 0o777) -> int:
+    def open_without_tmpfile(
+        path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None
+    ) -> int:
         if flags & os.O_TMPFILE == os.O_TMPFILE:
             refused.append(flags)
             raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-        return real(path, flags, mode)
+        return real(path, flags, mode, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "open", open_without_tmpfile)
     storage = LocalStorage(tmp_path)
@@ -510,9 +512,10 @@ def test_what_no_key_can_name_is_not_listed(tmp_path: Path) -> None:
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"")
-    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     os.mkfifo(tmp_path / "pipe")
     assert [info.key for info in storage.list()] == ["a"]
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    assert [info.key for info in LocalStorage(tmp_path, follow_links=True).list()] == ["a"]
 
 
 # --- the lock --------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from zarr_manifests.format.envelope import is_sound
 from zarr_manifests.metrics import Meter
 from zarr_manifests.runtime import ForkSafeLock, Runtime
 from zarr_manifests.storage.disk import PosixDisk
+from zarr_manifests.storage.files import open_regular
 
 __all__ = ["DiskCache"]
 
@@ -123,7 +124,7 @@ class DiskCache:
         """The object's bytes, sound; None if they are not here."""
         path = self._path(ref)
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = open_regular(path)
             with os.fdopen(fd, "rb") as file:
                 data = file.read(ref.length + 1)
                 now_ns = self._runtime.now_ms() * 1_000_000

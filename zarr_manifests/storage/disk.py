@@ -12,7 +12,7 @@ Nothing here says when to fsync; that is `LocalStorage`'s business. A subclass c
 or fail what passes through (see `zarr_manifests.testing.CrashDisk`).
 """
 # Paths are plain strings here, since pathlib costs as much as the system calls:
-# ruff: noqa: PTH102, PTH104, PTH106, PTH108, PTH112, PTH123
+# ruff: noqa: PTH102, PTH104, PTH106, PTH108, PTH112
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+
+from zarr_manifests.storage.files import with_room
 
 __all__ = ["TEMP_PREFIX", "PosixDisk", "Temp", "filesystem_type", "is_remote_filesystem"]
 
@@ -79,7 +82,8 @@ class PosixDisk:
         if self._anonymous:
             try:
                 flags = os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC
-                return Temp(os.open(directory, flags, 0o666), directory, None)
+                fd = with_room(lambda: os.open(directory, flags, 0o666))
+                return Temp(fd, directory, None)
             except OSError as error:
                 if error.errno not in _NO_TMPFILE:
                     raise
@@ -87,7 +91,8 @@ class PosixDisk:
             path = _temp_path(directory)
             try:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-                return Temp(os.open(path, flags, 0o666), directory, path)
+                fd = with_room(partial(os.open, path, flags, 0o666))
+                return Temp(fd, directory, path)
             except FileExistsError:  # left behind by a killed process of the same number
                 continue
 
@@ -111,7 +116,8 @@ class PosixDisk:
 
     def fsync_dir(self, directory: str) -> None:
         """Bring the names in a folder to the disk."""
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        fd = with_room(lambda: os.open(directory, flags))
         try:
             _fsync(fd)
         except OSError as error:
@@ -205,7 +211,9 @@ def is_remote_filesystem(path: str) -> str | None:
     if not sys.platform.startswith("linux"):
         return None
     try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        with with_room(
+            partial(open, "/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape")
+        ) as file:
             found = filesystem_type(path, file.read())
     except FileNotFoundError:  # no /proc here
         return None

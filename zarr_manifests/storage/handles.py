@@ -6,8 +6,9 @@ Invariants:
   state, is read whole, and by a file opened for that one read.
 - *An object that was deleted is missing*: at once if this process has deleted it, else at the
   latest `KEPT_S` after that. Until then its own bytes are read, never another object's.
-- *Bounded*: at most `MOST` files. The room that a deleted object took on the disk is free when
-  the next file is opened after `KEPT_S`, or when the process ends.
+- *Bounded*: at most `MOST` files, and a quarter of those that the process may have open. When it
+  may open no more, all of them are closed. The room that a deleted object took on the disk is free
+  when the next file is opened after `KEPT_S`, or when the process ends.
 - A file is closed when nobody reads it any more, not when it is forgotten: a number that is being
   read from never becomes another file's.
 - Small ranges that follow one another are cut out of what was read ahead, which belongs to the open
@@ -20,9 +21,12 @@ Invariants:
 from __future__ import annotations
 
 import os
+import resource
+from collections.abc import Callable
 from typing import Final
 
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock
+from zarr_manifests.storage.files import give_up_when_short
 
 __all__ = [
     "AHEAD_BYTES",
@@ -42,7 +46,6 @@ AHEAD_BYTES: Final = 64 * 1024
 KEPT_S: Final = 1.0
 MOST: Final = 64
 
-_READ: Final = os.O_RDONLY | os.O_CLOEXEC
 _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # off Linux a read just waits
 _COPIED_BYTES: Final = 16 * 1024
 """Up to here to read and to copy takes less than to ask first, or a call of the system for each."""
@@ -67,8 +70,8 @@ class Handle:
 
     __slots__ = ("ahead", "fd", "until_s")
 
-    def __init__(self, path: str) -> None:
-        self.fd = os.open(path, _READ)
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
         self.until_s = _now_s() + KEPT_S
         self.ahead = _NOWHERE, b""
 
@@ -98,7 +101,7 @@ def known(path: str, start: int, length: int) -> bytes | None:
     return None
 
 
-def handle_of(path: str) -> Handle:
+def handle_of(path: str, open_it: Callable[[], int]) -> Handle:
     """The file at the path, opened now or a moment ago; keep the object while reading.
 
     Raises
@@ -109,16 +112,38 @@ def handle_of(path: str) -> Handle:
     found = opened(path)
     if found is not None:
         return found
-    new = Handle(path)
+    _drop(_most() - 1)  # first: the process may have no descriptor left
+    new = Handle(open_it())
     with _lock:
         _open.pop(path, None)
         _open[path] = new
-        now_s = _now_s()
-        while (first := next(iter(_open))) != path and (
-            len(_open) > MOST or _open[first].until_s <= now_s
-        ):
-            del _open[first]
+    _drop(_most())
     return new
+
+
+def _drop(most: int) -> None:
+    """Forget what is overdue, and what was opened first of more than so many."""
+    with _lock:
+        now_s = _now_s()
+        while _open:
+            first = next(iter(_open))
+            if len(_open) <= most and now_s < _open[first].until_s:
+                break
+            del _open[first]
+
+
+def _most() -> int:
+    """How many files are kept open: what else the process opens needs room as well."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST if allowed == resource.RLIM_INFINITY else max(1, min(MOST, allowed // 4))
+
+
+def _give_up() -> None:
+    with _lock:
+        _open.clear()
+
+
+give_up_when_short(_give_up)
 
 
 def ahead_of(handle: Handle, start: int, length: int) -> int:

@@ -21,6 +21,10 @@ Folders are made when they are missing, and removed when they are empty (see `fo
 are read of files that stay open for a moment (see `handles`).
 
 Files that no key can name, such as the lock and temporary files, do not exist for a reader.
+
+Objects are regular files, and unless `follow_links` is given neither they nor the folders below the
+root are symbolic links. A read is refused also if a link is put there at that moment; a write looks
+before it begins.
 """
 # Paths are plain strings here, since pathlib costs as much as the system calls:
 # ruff: noqa: PTH100, PTH111, PTH112, PTH116, PTH120, PTH208
@@ -44,6 +48,14 @@ from zarr_manifests.errors import (
     UnsupportedStorageError,
 )
 from zarr_manifests.storage.disk import PosixDisk, Temp, is_remote_filesystem
+from zarr_manifests.storage.files import (
+    check_folders,
+    explained,
+    link_refused,
+    open_below,
+    open_regular,
+    with_room,
+)
 from zarr_manifests.storage.folders import Folders
 from zarr_manifests.storage.handles import (
     Handle,
@@ -73,7 +85,6 @@ __all__ = ["LocalStorage"]
 
 _CAPABILITIES = Capabilities(inline=True, durable=True, shared=True, turns=True)
 _LOCK_NAME = ".lock"
-_READ = os.O_RDONLY | os.O_CLOEXEC
 # What is not durable yet is going to be: from here on it pays to begin at once.
 _BEGUN_BYTES = 128 * 1024
 # Up to here a read allocates what it was asked for, beyond it looks at the size first.
@@ -92,6 +103,8 @@ class LocalStorage:
     force : bool
         Write to network and FUSE filesystems too. Their locks and renames are often not safe
         between machines: only with one writer at a time.
+    follow_links : bool
+        Take symbolic links below the folder for what they lead to. Links above it always are.
     disk : PosixDisk, optional
         Makes the system calls that change the disk.
 
@@ -111,7 +124,12 @@ class LocalStorage:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, force: bool = False, disk: PosixDisk | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        force: bool = False,
+        follow_links: bool = False,
+        disk: PosixDisk | None = None,
     ) -> None:
         text = os.fsdecode(path)
         if not text or "\0" in text:
@@ -119,6 +137,9 @@ class LocalStorage:
         self._path = os.path.abspath(os.path.expanduser(text))
         self._prefix = self._path.rstrip("/") + "/"
         self._force = force
+        self._follow = follow_links
+        # What one storage may read is not at hand for another that may not.
+        self._at_hand = self._prefix + ("/" if follow_links else "")
         self._disk = disk or PosixDisk()
         self._writable = False
         self._folders = Folders(self._path, self._prefix + _LOCK_NAME, self._disk)
@@ -128,7 +149,7 @@ class LocalStorage:
         return f"LocalStorage({self._path!r})"
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
-        return _reopen, (type(self), self._path, self._force, self._disk)
+        return _reopen, (type(self), self._path, self._force, self._follow, self._disk)
 
     @property
     def path(self) -> str:
@@ -147,7 +168,7 @@ class LocalStorage:
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         if length is not None:
-            handle = opened(self._prefix + key)
+            handle = opened(self._at_hand + key)
             if handle is not None:  # as `known`, whose call takes 2 % of a small read
                 at, data = handle.ahead
                 if 0 <= start - at <= len(data) - length <= len(data):
@@ -162,8 +183,7 @@ class LocalStorage:
                     handle.ahead = start, data
                     return data[:length]
                 return data
-            path = self._prefix + check_key(key)
-            fd = os.open(path, _READ)
+            fd = self._open(check_key(key))
             try:
                 return _read(fd, start, length)
             finally:
@@ -173,18 +193,23 @@ class LocalStorage:
 
     def _handle(self, key: str) -> Handle:
         # Only what is a key's is ever opened, so what is open needs no second check.
-        path = self._prefix + key
-        return opened(path) or handle_of(self._prefix + check_key(key))
+        path = self._at_hand + key
+        return opened(path) or handle_of(path, lambda: self._open(check_key(key)))
+
+    def _open(self, key: str) -> int:
+        return open_below(self._path, key, follow_links=self._follow)
+
+    def _forget(self, key: str) -> None:
+        for at in (self._prefix, self._prefix + "/"):
+            forget(at + key)
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         for start, length in ranges:
             check_range(start, length)
-        path = self._prefix + check_key(key)
+        check_key(key)
         try:
-            fd = os.open(path, _READ)
+            fd = self._open(key)
             try:
-                # An empty list of ranges must find a folder out as well.
-                _read(fd, 0, 0)
                 return [_read(fd, start, length) for start, length in ranges]
             finally:
                 os.close(fd)
@@ -203,11 +228,13 @@ class LocalStorage:
         return Tagged(data, _token(data))
 
     def head(self, key: str) -> ObjectInfo:
-        path = self._prefix + check_key(key)
+        check_key(key)
         try:
-            found = os.stat(path)
-            if not stat.S_ISREG(found.st_mode):
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            fd = self._open(key)
+            try:
+                found = os.fstat(fd)
+            finally:
+                os.close(fd)
         except OSError as error:
             raise self._read_error(error, key) from error
         return ObjectInfo(key, found.st_size, found.st_mtime_ns // 1_000_000)
@@ -227,14 +254,14 @@ class LocalStorage:
                 "no folder: choose another path, or move the file away"
             ) from error
         except OSError as error:
-            raise StorageError(_message(error, "read", self._path)) from error
+            raise StorageError(explained(error, "read", self._path)) from error
         # Hidden files are the system's or this storage's own.
         return next((n for n in names if not n.startswith(".") and not is_key(n)), None)
 
     async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         # Here if the system has the bytes at hand, since a thread takes ten times as long.
         if length:
-            ahead = known(self._prefix + key, start, length)
+            ahead = known(self._at_hand + key, start, length)
             if ahead is not None:
                 return ahead
             check_range(start, length)
@@ -256,17 +283,17 @@ class LocalStorage:
         with self._writing(key), self._temp(path, data, durable) as temp:
             with exclusive(self._prefix + _LOCK_NAME):
                 self._name(self._disk.rename, temp, path)
-                forget(path)
+                self._forget(key)
             if durable:
                 self._folders.sync([os.path.dirname(path)])
 
     def create(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> bool:
         path = self._prefix + check_key(key)
         with self._writing(key):
-            created = self._create(path, data, durable)
+            created = self._create(key, data, durable)
             if durable:
                 if not created:
-                    self._sync_file(path)
+                    self._sync_file(key)
                 self._folders.sync([os.path.dirname(path)])
             return created
 
@@ -282,13 +309,13 @@ class LocalStorage:
         if then_create is not None:
             check_key(then_create[0])
         with self._writing(key):
-            if self._token_at(path) != token:
+            if self._token_at(key) != token:
                 return None  # lost before anything was written
             with (
                 self._temp(path, data, durable=True) as temp,
                 exclusive(self._prefix + _LOCK_NAME),
             ):
-                if not self._swap(temp, path, token):
+                if not self._swap(temp, key, token):
                     return None
                 # What follows a swap must not reach the disk before it.
                 self._folders.sync([os.path.dirname(path)])
@@ -307,7 +334,7 @@ class LocalStorage:
                     contextlib.suppress(FileNotFoundError),
                 ):
                     self._disk.unlink(path)
-                forget(path)
+                self._forget(key)
 
     def turn(self, name: str) -> Turn:
         """A turn, which is a lock file or two of its own; see `TakesTurns`."""
@@ -346,7 +373,7 @@ class LocalStorage:
             path = self._prefix + check_key(key)
             with self._translated(path):
                 try:
-                    self._sync_file(path)
+                    self._sync_file(key)
                 except (FileNotFoundError, NotADirectoryError) as error:
                     raise self._read_error(error, key) from error
             folders[os.path.dirname(path)] = None
@@ -358,9 +385,10 @@ class LocalStorage:
 
     # --- how ---------------------------------------------------------------------------------
 
-    def _create(self, path: str, data: bytes | memoryview, durable: bool) -> bool:
+    def _create(self, key: str, data: bytes | memoryview, durable: bool) -> bool:
         """Write and link; the name itself is not brought to the disk."""
-        if _is_file(path):
+        path = self._prefix + key
+        if self._is_there(path):
             return False
         with self._temp(path, data, durable) as temp:
             try:
@@ -373,14 +401,24 @@ class LocalStorage:
         # fsynced before it has a name, so whole or absent whatever happens. The swap it follows
         # has succeeded, and a failure here is not the swap's.
         with contextlib.suppress(StorageError), self._writing(key):
-            self._create(self._prefix + key, data, durable=True)
+            self._create(key, data, durable=True)
 
-    def _swap(self, temp: Temp, path: str, token: Token | None) -> bool:
-        if self._token_at(path) != token:
+    def _is_there(self, path: str) -> bool:
+        try:
+            mode = os.stat(path, follow_symlinks=self._follow).st_mode
+        except FileNotFoundError:
+            return False
+        if not stat.S_ISREG(mode):
+            os.close(open_regular(path, follow_links=self._follow))  # raises what it is
+        return True
+
+    def _swap(self, temp: Temp, key: str, token: Token | None) -> bool:
+        path = self._prefix + key
+        if self._token_at(key) != token:
             return False
         if token is not None:
             self._disk.rename(temp, path)
-            forget(path)
+            self._forget(key)
             return True
         try:
             self._name(self._disk.link, temp, path)  # `create` does not take the lock
@@ -388,9 +426,9 @@ class LocalStorage:
             return False
         return True
 
-    def _token_at(self, path: str) -> Token | None:
+    def _token_at(self, key: str) -> Token | None:
         try:
-            fd = os.open(path, _READ)
+            fd = self._open(key)
         except FileNotFoundError:
             return None
         try:
@@ -427,9 +465,9 @@ class LocalStorage:
             self._folders.make(os.path.dirname(path))
             give(temp, path)
 
-    def _sync_file(self, path: str) -> None:
+    def _sync_file(self, key: str) -> None:
         """Bring the bytes of a file that has a name to the disk, unless that failed before."""
-        fd = os.open(path, _READ)
+        path, fd = self._prefix + key, self._open(key)
         try:
             if path in self._lost and self._lost[path] == _identity(fd):
                 raise StorageError(
@@ -447,24 +485,14 @@ class LocalStorage:
 
     def _walk(self, folder: str, prefix: str, after: str) -> Iterator[ObjectInfo]:
         """Objects in `folder` (empty, or ending in a slash) and below it, in key order."""
-        try:
-            # In key order a folder stands where its name with the slash does.
-            with os.scandir(self._prefix + folder) as entries:
-                names = sorted(
-                    (entry.name + "/" if entry.is_dir() else entry.name, entry)
-                    for entry in entries
-                    if not entry.name.startswith(".")
-                )
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        except OSError as error:
-            raise self._read_error(error, folder) from error
-        for name, entry in names:
+        for name, entry in self._entries(folder):
             key = folder + name
+            if not (key.startswith(prefix) or prefix.startswith(key)):
+                continue
+            if not self._follow and entry.is_symlink():
+                raise self._read_error(link_refused(entry.path), key)
             if name.endswith("/"):
-                if (key.startswith(prefix) or prefix.startswith(key)) and (
-                    key > after or after.startswith(key)
-                ):
+                if key > after or after.startswith(key):
                     yield from self._walk(key, prefix, after)
             elif key.startswith(prefix) and key > after and is_key(key):
                 try:
@@ -476,6 +504,22 @@ class LocalStorage:
                 if stat.S_ISREG(found.st_mode):
                     yield ObjectInfo(key, found.st_size, found.st_mtime_ns // 1_000_000)
 
+    def _entries(self, folder: str) -> Sequence[tuple[str, os.DirEntry[str]]]:
+        try:
+            if not self._follow:
+                check_folders(self._path, folder)
+            # In key order a folder stands where its name with the slash does.
+            with with_room(lambda: os.scandir(self._prefix + folder)) as entries:
+                return sorted(
+                    (entry.name + "/" if entry.is_dir() else entry.name, entry)
+                    for entry in entries
+                    if not entry.name.startswith(".")
+                )
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise self._read_error(error, folder) from error
+
     # --- errors ------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -483,6 +527,8 @@ class LocalStorage:
         with self._translated(self._prefix + key):
             if not self._writable:
                 self._check_filesystem()
+            if not self._follow:
+                check_folders(self._path, key)
             yield
 
     def _check_filesystem(self) -> None:
@@ -507,14 +553,14 @@ class LocalStorage:
                     f"no room is left to write {path} ({error.strerror}): free space on that "
                     "disk or raise the quota, then try again"
                 ) from error
-            raise StorageError(_message(error, "write", path)) from error
+            raise StorageError(explained(error, "write", path)) from error
 
     def _read_error(self, error: OSError, key: str) -> StorageError:
         if isinstance(error, FileNotFoundError | NotADirectoryError):
             file = self._not_a_folder() if isinstance(error, NotADirectoryError) else None
             why = "" if file is None else f", since {file} is a file and no folder"
             return ObjectNotFoundError(f"there is no object {key!r} in {self._path}{why}")
-        return StorageError(_message(error, "read", self._prefix + key))
+        return StorageError(explained(error, "read", self._prefix + key))
 
     def _not_a_folder(self) -> str | None:
         """What lies at the path, or is to lie above it, and is none."""
@@ -524,42 +570,16 @@ class LocalStorage:
         return None if os.path.isdir(place) else place
 
 
-_HINTS = {
-    errno.EACCES: "check its owner and permissions",
-    errno.EPERM: "check its owner and permissions",
-    errno.EROFS: "the filesystem is mounted read-only",
-    errno.EISDIR: "a folder stands where an object should be; move it away",
-    errno.ENOTDIR: "a file stands where a folder should be; move it away",
-    errno.EMFILE: "too many files are open; raise `ulimit -n`",
-    errno.ENFILE: "too many files are open on this machine",
-    errno.EIO: "the disk reports a fault; see the system's log",
-    errno.ENOENT: "its folder vanished meanwhile; is something else deleting there?",
-}
-
-
-def _message(error: OSError, action: str, path: str) -> str:
-    hint = _HINTS.get(error.errno or 0, "see the error of the system above")
-    return f"cannot {action} {path} ({error.strerror or error}): {hint}"
-
-
-def _reopen(kind: type[LocalStorage], path: str, force: bool, disk: PosixDisk) -> LocalStorage:
-    return kind(path, force=force, disk=disk)
+def _reopen(
+    kind: type[LocalStorage], path: str, force: bool, follow_links: bool, disk: PosixDisk
+) -> LocalStorage:
+    return kind(path, force=force, follow_links=follow_links, disk=disk)
 
 
 def _identity(fd: int) -> tuple[int, int]:
     """What tells a file from one that later takes its name."""
     found = os.fstat(fd)
     return found.st_dev, found.st_ino
-
-
-def _is_file(path: str) -> bool:
-    try:
-        mode = os.stat(path).st_mode
-    except FileNotFoundError:
-        return False
-    if not stat.S_ISREG(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    return True
 
 
 def _token(data: bytes) -> Token:

@@ -8,12 +8,15 @@ files stay where they are, since a lock on a file that has lost its name exclude
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import threading
 import weakref
 from collections.abc import Iterator
 from io import FileIO
+
+from zarr_manifests.storage.files import open_regular
 
 __all__ = ["FileTurn", "LockFile", "exclusive"]
 
@@ -126,9 +129,19 @@ class FileTurn:
 
 def _opened(path: str) -> FileIO:
     with _fork_guard:
-        file = FileIO(path, "ab")
+        file = FileIO(path, "ab", opener=_open)
         _held.add(weakref.ref(file, _held.discard))
     return file
+
+
+def _open(path: str, flags: int) -> int:
+    try:
+        return open_regular(path, flags)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        # Of no storage, whatever it may follow: a lock lies where the objects do.
+        raise OSError(errno.ENXIO, f"the lock file {path} is a symbolic link") from error
 
 
 def _close(file: FileIO) -> None:

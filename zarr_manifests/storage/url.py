@@ -23,7 +23,7 @@ __all__ = ["from_url"]
 
 _SLIPPED = re.compile(r"(file|memory|s3|gs|gcs|az|abfss?|https?):(?!//).*", re.DOTALL)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
-_LOCAL_OPTIONS = {"force": bool}
+_LOCAL_OPTIONS = {"force": bool, "follow_links": bool}
 _MEMORY_OPTIONS: dict[str, type] = {}
 _OBJECT_OPTIONS: Final[dict[str, dict[str, type]]] = {
     "s3": {
@@ -55,7 +55,8 @@ def from_url(url: str | os.PathLike[str], **options: object) -> Storage:
         A path or `file://` URL of a local folder, `memory://<name>`, `s3://bucket/prefix`,
         `gs://bucket/prefix`, `az://container/prefix`, or, to be read only, `https://host/path`.
     **options
-        For a local folder: `force` (bool), to write to network filesystems too. For object stores:
+        For a local folder: `force` (bool), to write to network filesystems too; `follow_links`
+        (bool), to take symbolic links in it for what they lead to. For object stores:
         `endpoint` (str), where it is not the provider's own; `allow_http` (bool), if that is an
         http:// URL; `anonymous` (bool), to read without credentials; on S3 `region` (str) and
         `virtual_hosted` (bool), if the bucket is part of the host's name; on Azure `account`
@@ -108,7 +109,8 @@ def from_url(url: str | os.PathLike[str], **options: object) -> Storage:
 
 def _local(path: str, options: Mapping[str, object]) -> LocalStorage:
     _check_options("a local folder", options, _LOCAL_OPTIONS)
-    return LocalStorage(path, force=bool(options.get("force", False)))
+    force, follow_links = (bool(options.get(name)) for name in ("force", "follow_links"))
+    return LocalStorage(path, force=force, follow_links=follow_links)
 
 
 def _memory(name: str, options: Mapping[str, object]) -> MemoryStorage:

@@ -8,14 +8,11 @@ Invariants:
   a change before or during the read is noticed.
 - Bytes that are not all there are an error, and so is a file that is not.
 """
-# Paths are plain strings here, since what is checked is text:
-# ruff: noqa: PTH118
 
 from __future__ import annotations
 
 import errno
 import os
-import stat
 from dataclasses import dataclass
 
 from zarr_manifests.errors import (
@@ -31,13 +28,10 @@ from zarr_manifests.format.chunk_table import VirtualRef
 from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.ids import crc32c
 from zarr_manifests.storage import from_url
+from zarr_manifests.storage.files import open_inside
 from zarr_manifests.virtual.containers import Containers, Place
 
 __all__ = ["Version", "VirtualReader", "file_version"]
-
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Not blocking, or opening a named pipe would wait for somebody to write to it.
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +149,6 @@ def _read_file(
 ) -> tuple[bytes, Version]:
     fd = _open(place)
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise StorageError(f"{place.url} is no file")
         parts = []
         while length:
             part = os.pread(fd, min(length, 2**30), start)
@@ -168,48 +160,26 @@ def _read_file(
         # After the read, so that a change during it is seen.
         return parts[0] if len(parts) == 1 else b"".join(parts), file_version(os.fstat(fd))
     except (OSError, OverflowError) as error:
-        if isinstance(error, StorageError):
-            raise
         raise StorageError(f"{place.url} cannot be read: {error}") from error
     finally:
         os.close(fd)
 
 
 def _open(place: Place) -> int:
-    """Open a file below its root, wherever links lead as long as it is there."""
     try:
-        root = os.path.realpath(place.root, strict=True)
-        real = os.path.realpath(os.path.join(root, place.path), strict=True)
+        return open_inside(place.root, place.path)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise _missing(place) from error
     except OSError as error:
-        raise StorageError(f"{place.url} cannot be read: {error}") from error
-    inside = root.rstrip("/") + "/"
-    if not real.startswith(inside):
-        raise VirtualContainerError(
-            f"{place.url} leads out of its container through a symbolic link; open the "
-            "repository with a container that holds the link's target too"
-        )
-    try:
-        return _open_below(root, real[len(inside) :].split("/"))
-    except FileNotFoundError as error:
-        raise _missing(place) from error
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+        if error.errno == errno.EXDEV:
+            raise VirtualContainerError(
+                f"{place.url} leads out of its container through a symbolic link; open the "
+                "repository with a container that holds the link's target too"
+            ) from error
+        if error.errno in (errno.EISDIR, errno.ENXIO):
+            raise StorageError(f"{place.url} is no file: {error}") from error
+        if error.errno == errno.ELOOP:
             raise VirtualContainerError(
                 f"a folder on the way to {place.url} became a symbolic link while it was opened"
             ) from error
         raise StorageError(f"{place.url} cannot be read: {error}") from error
-
-
-def _open_below(root: str, names: list[str]) -> int:
-    *folders, name = names
-    at = os.open(root, _FOLDER)
-    try:
-        for folder in folders:
-            below = os.open(folder, _FOLDER, dir_fd=at)
-            os.close(at)
-            at = below
-        return os.open(name, _FILE, dir_fd=at)
-    finally:
-        os.close(at)

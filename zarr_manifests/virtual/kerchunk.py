@@ -11,7 +11,7 @@ Invariants:
 - What a small file can make of itself is bounded: at most `MOST_GENERATED` references.
 """
 # Paths are plain strings here, as in references.py:
-# ruff: noqa: PTH112, PTH123
+# ruff: noqa: PTH112
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from zarr_manifests.errors import (
     StorageError,
     UnsupportedFormatError,
 )
+from zarr_manifests.storage.files import open_regular
 from zarr_manifests.virtual.containers import Containers, Place, parse_location
 from zarr_manifests.virtual.kerchunk_parquet import read_parquet
 from zarr_manifests.virtual.references import Files, References, location_of
@@ -108,7 +109,7 @@ def _local(given: str | os.PathLike[str]) -> str:
 def _load(path: str) -> Any:
     where = Place("file", path).url
     try:
-        with open(path, "rb") as file:
+        with os.fdopen(open_regular(path, follow_links=True), "rb") as file:
             return json.load(file)
     except FileNotFoundError as error:
         raise NotFoundError(f"there is no file {where}") from error

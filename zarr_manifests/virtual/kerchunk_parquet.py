@@ -16,7 +16,7 @@ Invariants:
   `_MOST_RECORD` rows is read. Texts are read as dictionaries, so that what repeats is held once.
 """
 # Paths are plain strings here, as in references.py:
-# ruff: noqa: PTH118, PTH123, PTH208
+# ruff: noqa: PTH118, PTH208
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ from zarr_manifests.keys import (
     parse_documents,
     split,
 )
+from zarr_manifests.storage.files import open_inside
 from zarr_manifests.virtual.containers import Place
 from zarr_manifests.virtual.references import Files, Numbered, References
 
@@ -112,7 +113,7 @@ def read_parquet(folder: str, files: Files) -> References:
 def _metadata(folder: str) -> tuple[dict[str, bytes], int]:
     where = Place("file", folder).url
     try:
-        with open(os.path.join(folder, ".zmetadata"), "rb") as file:
+        with os.fdopen(open_inside(folder, ".zmetadata"), "rb") as file:
             fields = json.load(file)
         found, record_size = fields["metadata"], fields.get("record_size")
         if not all(isinstance(value, dict) for value in found.values()):
@@ -198,10 +199,10 @@ def _read(
     values: dict[str, bytes],
 ) -> _Rows:
     """The chunks in one parquet file; the inline ones are put among the values."""
-    place = os.path.join(folder, path, f"refs.{number}.parq")
-    where = Place("file", place).url
+    name = join(path, f"refs.{number}.parq")
+    where = Place("file", folder, name).url
     first, size = number * record_size, meta.grid.size
-    table, rows = _table(place, record_size)
+    table, rows = _table(folder, name, record_size)
     due = max(min(record_size, size - first), 0)
     if rows < due:
         raise InvalidArgumentError(
@@ -253,7 +254,7 @@ def _keep_inline(
         values[join(path, meta.chunk_keys.encode(tuple(at)))] = data
 
 
-def _table(place: str, record_size: int) -> tuple[Any, int]:
+def _table(folder: str, name: str, record_size: int) -> tuple[Any, int]:
     """The columns of a parquet file, and how many rows it has."""
     try:
         import pyarrow as pa
@@ -263,9 +264,9 @@ def _table(place: str, record_size: int) -> tuple[Any, int]:
             "kerchunk references in parquet files are read with pyarrow, which is not installed; "
             'get it with: pip install "zarr-manifests[kerchunk]"'
         ) from error
-    where = Place("file", place).url
+    where = Place("file", folder, name).url
     try:
-        with pq.ParquetFile(place) as file:
+        with os.fdopen(open_inside(folder, name), "rb") as source, pq.ParquetFile(source) as file:
             names, rows = file.schema_arrow.names, file.metadata.num_rows
         if rows > record_size:
             raise InvalidArgumentError(f"{where} has {rows} rows, beyond its record_size")
@@ -273,9 +274,12 @@ def _table(place: str, record_size: int) -> tuple[Any, int]:
             raise InvalidArgumentError(
                 f"{where} has the columns {', '.join(names)[:200]}; {', '.join(_COLUMNS)} are due"
             )
-        texts = [name for name in ("path", "raw") if name in names]
-        with pq.ParquetFile(place, read_dictionary=texts) as file:
-            table = file.read(columns=[name for name in _COLUMNS if name in names])
+        texts = [column for column in ("path", "raw") if column in names]
+        with (
+            os.fdopen(open_inside(folder, name), "rb") as source,
+            pq.ParquetFile(source, read_dictionary=texts) as file,
+        ):
+            table = file.read(columns=[column for column in _COLUMNS if column in names])
             table.validate(full=True)  # positions in dictionaries above all
     except (pa.ArrowException, UnicodeDecodeError) as error:  # names are decoded unchecked
         raise InvalidArgumentError(f"{where} cannot be read as parquet: {error}") from error

@@ -7,15 +7,17 @@ Invariant: nothing is left out silently, since an absent chunk reads as fill val
 taken is an error.
 """
 # Paths are plain strings here, as what a scan of a folder gives:
-# ruff: noqa: PTH100, PTH112, PTH113, PTH117, PTH118, PTH123
+# ruff: noqa: PTH100, PTH112, PTH113, PTH117, PTH118
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -29,6 +31,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.columns import Column
 from zarr_manifests.storage import from_url
+from zarr_manifests.storage.files import open_inside, with_room
 from zarr_manifests.virtual.containers import Containers, Place, parse_location
 from zarr_manifests.virtual.files import VirtualReader
 
@@ -225,8 +228,8 @@ def list_zarr(url: str | os.PathLike[str]) -> References:
     NotFoundError
         If there is no Zarr metadata.
     InvalidArgumentError
-        If a folder in it is a symbolic link, which may lead anywhere, or consolidated metadata
-        knows of documents that are not there.
+        If a folder in it is a symbolic link, or a file one that leads out of the store, or
+        consolidated metadata knows of documents that are not there.
     UnsupportedFormatError
         If it is a file, such as a ZIP.
     """
@@ -274,7 +277,7 @@ def _files_below(root: str) -> Iterator[_Entry]:
     try:
         while due:
             folder = due.pop()
-            with os.scandir(os.path.join(root, folder)) as found_here:
+            with with_room(partial(os.scandir, os.path.join(root, folder))) as found_here:
                 entries = sorted(found_here, key=lambda entry: entry.name)
             for entry in entries:
                 key = folder + entry.name
@@ -286,13 +289,21 @@ def _files_below(root: str) -> Iterator[_Entry]:
                         )
                     due.append(key + "/")
                     continue
-                found = entry.stat()
                 data = None
-                if entry.name in _DOCUMENTS:
-                    with open(entry.path, "rb") as file:
-                        data = file.read()
+                if entry.name in _DOCUMENTS or not entry.is_file(follow_symlinks=False):
+                    with os.fdopen(open_inside(root, key), "rb") as file:
+                        found = os.fstat(file.fileno())
+                        if entry.name in _DOCUMENTS:
+                            data = file.read()
+                else:
+                    found = entry.stat()
                 yield key, found.st_size, found.st_mtime_ns // 1_000_000, data
     except OSError as error:
+        if error.errno == errno.EXDEV:
+            raise InvalidArgumentError(
+                f"{key!r} in {Place('file', root).url} is a symbolic link that leads out of the "
+                "store; put the file itself there"
+            ) from error
         raise StorageError(f"{Place('file', root).url} cannot be listed: {error}") from error
 
 

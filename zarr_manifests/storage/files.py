@@ -1,0 +1,202 @@
+"""Opening files: regular ones only, never waiting, and through no links that are not allowed.
+
+Whoever made a folder may have put a named pipe, a device or a symbolic link where a file should be.
+Opening a pipe would wait for somebody to write to it, a device may never end, and a link may lead
+to any file of the machine. So files are opened here, and looked at before anything is read.
+
+Where a process has no descriptor left, files that are only kept open to save time are closed first.
+"""
+# Paths are plain strings here, since pathlib costs as much as the system calls:
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from typing import Final
+
+__all__ = [
+    "check_folders",
+    "explained",
+    "give_up_when_short",
+    "link_refused",
+    "open_below",
+    "open_inside",
+    "open_regular",
+    "with_room",
+]
+
+_READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+# A folder that is only passed through need not be readable.
+_FOLDER: Final = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+_SHORT: Final = (errno.EMFILE, errno.ENFILE)
+_HINTS: Final = {
+    errno.EACCES: "check its owner and permissions",
+    errno.EPERM: "check its owner and permissions",
+    errno.EROFS: "the filesystem is mounted read-only",
+    errno.ELOOP: "put the file or the folder itself there; or, if the link is meant, open the "
+    "storage with follow_links=True, as from_url(path, follow_links=True) does",
+    errno.ENXIO: "move it away",
+    errno.EISDIR: "a folder stands where an object should be; move it away",
+    errno.ENOTDIR: "a file stands where a folder should be; move it away",
+    errno.EMFILE: "too many files are open; raise `ulimit -n`",
+    errno.ENFILE: "too many files are open on this machine",
+    errno.EIO: "the disk reports a fault; see the system's log",
+    errno.ENOENT: "its folder vanished meanwhile; is something else deleting there?",
+}
+_given_up: list[Callable[[], None]] = []
+
+
+def give_up_when_short(close: Callable[[], None]) -> None:
+    """Have `close` called when the process has no descriptor left."""
+    _given_up.append(close)
+
+
+def with_room[T](call: Callable[[], T]) -> T:
+    """What a call gives that needs a descriptor, tried again once those that can go are closed."""
+    try:
+        return call()
+    except OSError as error:
+        if error.errno not in _SHORT:
+            raise
+    for close in _given_up:
+        close()
+    return call()
+
+
+def open_regular(
+    path: str,
+    flags: int = _READ,
+    *,
+    follow_links: bool = False,
+    dir_fd: int | None = None,
+    named: str | None = None,
+) -> int:
+    """Open a regular file; its descriptor.
+
+    Parameters
+    ----------
+    path : str
+        Links in its folders are followed, and the file itself must not be one.
+    flags : int
+        To open it with; for reading, unless others are given.
+    follow_links : bool
+        Let the file itself be a link.
+    dir_fd : int, optional
+        The folder that the path is relative to.
+    named : str, optional
+        What errors call it, if that is not the path.
+
+    Raises
+    ------
+    OSError
+        With `ELOOP` if it is a symbolic link, `EISDIR` if it is a folder, and `ENXIO` if it is
+        something else that is no regular file.
+    """
+    flags |= os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW)
+    try:
+        fd = with_room(lambda: os.open(path, flags, 0o666, dir_fd=dir_fd))
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise _odd(named or path) from error
+        if error.errno == errno.ELOOP and not follow_links:
+            raise link_refused(named or path) from error
+        raise
+    try:
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(mode):
+            raise _odd(named or path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def open_below(root: str, key: str, *, follow_links: bool = False) -> int:
+    """Open the regular file `key` below the folder `root` to read it; its descriptor.
+
+    The root may be a link, or lie below one. Without `follow_links` every folder below it is opened
+    as what it is, so that a link which is put there meanwhile is refused too.
+
+    Raises
+    ------
+    OSError
+        As `open_regular`.
+    """
+    path = f"{root.rstrip('/')}/{key}"
+    if follow_links or "/" not in key:
+        return open_regular(path, follow_links=follow_links)
+    *folders, name = key.split("/")
+    at = with_room(lambda: os.open(root or "/", _FOLDER))
+    try:
+        for folder in folders:
+            below = _opened_folder(folder, at, path)
+            os.close(at)
+            at = below
+        return open_regular(name, dir_fd=at, named=path)
+    finally:
+        os.close(at)
+
+
+def open_inside(root: str, path: str) -> int:
+    """Open the regular file `path` below `root`, wherever links lead as long as that is there.
+
+    Raises
+    ------
+    OSError
+        With `EXDEV` if it leads out of the root, else as `open_below`.
+    """
+    root = os.path.realpath(root, strict=True)
+    inside = root.rstrip("/") + "/"
+    real = os.path.realpath(inside + path, strict=True)
+    if not real.startswith(inside):
+        raise OSError(errno.EXDEV, f"{path} leads out of {root} through a symbolic link")
+    return open_below(root, real[len(inside) :])
+
+
+def _opened_folder(name: str, at: int, path: str) -> int:
+    try:
+        return with_room(lambda: os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=at))
+    except OSError as error:
+        if error.errno == errno.ELOOP or (
+            error.errno == errno.ENOTDIR and stat.S_ISLNK(os.lstat(name, dir_fd=at).st_mode)
+        ):
+            raise link_refused(f"{name}, a folder above {path},") from error
+        raise
+
+
+def check_folders(root: str, key: str) -> None:
+    """See that no folder above the object `key` and below the root is a link.
+
+    Raises
+    ------
+    OSError
+        With `ELOOP` if one is.
+    """
+    at = root.rstrip("/")
+    for folder in key.split("/")[:-1]:
+        at = f"{at}/{folder}"
+        try:
+            mode = os.lstat(at).st_mode
+        except FileNotFoundError:
+            return  # it is going to be made
+        if stat.S_ISLNK(mode):
+            raise link_refused(at)
+
+
+def link_refused(path: str) -> OSError:
+    """The error of a symbolic link that is not followed."""
+    return OSError(errno.ELOOP, f"{path} is a symbolic link")
+
+
+def _odd(path: str) -> OSError:
+    return OSError(errno.ENXIO, f"{path} is no regular file, but a pipe, a device or a socket")
+
+
+def explained(error: OSError, action: str, path: str) -> str:
+    """What happened and what to do next."""
+    hint = _HINTS.get(error.errno or 0, "see the error of the system above")
+    return f"cannot {action} {path} ({error.strerror or error}): {hint}"
