@@ -218,7 +218,7 @@ class LocalStorage:
 
     def get_tagged(self, key: str) -> Tagged:
         try:
-            fd = os.open(self._prefix + check_key(key), _READ)  # never one that was opened before
+            fd = self._open(check_key(key))  # never one that was opened before
             try:
                 data = _read(fd, 0, MAX_TAGGED_BYTES + 1)
             finally:
