@@ -1,4 +1,4 @@
-.PHONY: help setup demo test lint simulate bench
+.PHONY: help setup demo test lint faults simulate bench
 
 MINUTES ?= 10
 FIRST ?= 100000
@@ -19,9 +19,12 @@ lint: setup  ## check style, types and layers
 	.venv/bin/lint-imports
 
 test: lint  ## run what CI runs: lint, then all tests
-	.venv/bin/pytest -m "not spark and not simulation" -n auto
+	.venv/bin/pytest -m "not spark and not simulation and not faults" -n auto
 	.venv/bin/pytest -m spark
 	.venv/bin/pytest -m simulation --seeds 2000 -n auto tests/simulation
+
+faults: setup  ## do to the network what make test does only some of
+	.venv/bin/pytest -m faults -n auto tests/storage
 
 simulate: setup  ## try more seeds than make test does (MINUTES=10 FIRST=100000)
 	.venv/bin/python -m zarr_manifests.testing.simulation --minutes $(MINUTES) --first $(FIRST)

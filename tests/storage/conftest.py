@@ -20,6 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 _START_S = 60
+_LISTED = 1000
 _ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "tests",
     "AWS_SECRET_ACCESS_KEY": "tests",
@@ -173,14 +174,17 @@ class SmallStore:
         return Answer(206, data[start : end + 1], headers)
 
     def _list(self, query: dict[str, str]) -> Answer:
-        prefix, after = query.get("prefix", ""), query.get("start-after", "")
+        prefix = query.get("prefix", "")
+        after = query.get("continuation-token") or query.get("start-after", "")
         keys = sorted(name.partition("/")[2] for name in self.objects)
+        keys = [key for key in keys if key.startswith(prefix) and key > after]
         found = "".join(
             f"<Contents><Key>{key}</Key><Size>1</Size><ETag>x</ETag>"
             "<LastModified>2015-10-21T07:28:00.000Z</LastModified></Contents>"
-            for key in keys
-            if key.startswith(prefix) and key > after
+            for key in keys[:_LISTED]
         )
+        if len(keys) > _LISTED:
+            found += f"<NextContinuationToken>{keys[_LISTED - 1]}</NextContinuationToken>"
         return Answer(200, f"<ListBucketResult>{found}</ListBucketResult>".encode())
 
 
@@ -243,12 +247,26 @@ def _handler_of(store: SmallStore) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-@pytest.fixture
-def small_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallStore]:
-    """A store of this process whose answers a test can choose; the environment points to it."""
+@contextlib.contextmanager
+def _pointed_to() -> Iterator[SmallStore]:
     pytest.importorskip("obstore")
     store = SmallStore()
-    for name, value in (_ENVIRONMENT | {"AWS_ENDPOINT_URL": store.endpoint}).items():
-        monkeypatch.setenv(name, value)
-    yield store
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (_ENVIRONMENT | {"AWS_ENDPOINT_URL": store.endpoint}).items():
+            patch.setenv(name, value)
+        yield store
     store.close()
+
+
+@pytest.fixture
+def small_store() -> Iterator[SmallStore]:
+    """A store of this process whose answers a test can choose; the environment points to it."""
+    with _pointed_to() as store:
+        yield store
+
+
+@pytest.fixture(scope="module")
+def module_store() -> Iterator[SmallStore]:
+    """The same, for all tests of a module."""
+    with _pointed_to() as store:
+        yield store

@@ -31,9 +31,10 @@ from zarr_manifests.errors import (
     UnsupportedStorageError,
 )
 from zarr_manifests.format.root import archive_key
-from zarr_manifests.storage import ObjectStorage, from_url
+from zarr_manifests.storage import ObjectStorage, from_url, object_clients
 from zarr_manifests.storage.protocol import MAX_TAGGED_BYTES
 
+BRIEF = object_clients.Patience(tries=1, first_wait_s=0.01)
 SECRETS = {
     "AWS_ACCESS_KEY_ID": "PLANTEDkeyid",
     "AWS_SECRET_ACCESS_KEY": "PLANTEDsecret",
@@ -255,7 +256,7 @@ def test_a_repository_whose_answer_is_lost_is_made(small_store: Any, lost: int |
 def test_a_creation_that_is_contended_is_tried_again(
     small_store: Any, in_loop: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zarr_manifests.storage.object_clients._RETRIES", {"max_retries": 1})
+    monkeypatch.setattr("zarr_manifests.storage.object_clients.PATIENCE", BRIEF)
 
     def create(key: str) -> bool:
         made = storage.create_async(key, b"1") if in_loop else storage.create(key, b"1")
@@ -491,7 +492,7 @@ def test_what_cannot_be_reached_fails_in_seconds_and_says_so(
     pytest.importorskip("obstore")
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("zarr_manifests.storage.object_clients._RETRIES", {"max_retries": 1})
+    monkeypatch.setattr("zarr_manifests.storage.object_clients.PATIENCE", BRIEF)
     storage = _storage(endpoint="http://127.0.0.1:1", allow_http=True)
     with pytest.raises(StorageError, match="cannot be reached; check the endpoint") as caught:
         CALLS[call](storage)
@@ -499,13 +500,8 @@ def test_what_cannot_be_reached_fails_in_seconds_and_says_so(
 
 
 def test_retries_end() -> None:
-    from zarr_manifests.storage import object_clients
-
-    waits, wait_s = 0.0, 0.1
-    for _ in range(object_clients._RETRIES["max_retries"]):
-        wait_s = min(wait_s * 2, object_clients._RETRIES["backoff"]["max_backoff"].total_seconds())
-        waits += wait_s
-    assert waits < 10
+    patience = object_clients.PATIENCE
+    assert sum(patience.wait_s(attempt) for attempt in range(patience.tries)) < 10
 
 
 def test_without_credentials_that_is_said(

@@ -2,9 +2,8 @@
 
 Fetches go through a cache of decoded values (`cache`) and are single-flight; behind it may lie a
 folder of the local disk (`disk_cache`), which is asked before the storage. What is made of
-objects, such as the chunk tables of a manifest, is kept in the same cache. Writes are
-put-if-absent under keys that only this writer uses, so "already there" can only be a lost answer
-to the writer's own call; the bytes are read back and compared before that is believed.
+objects, such as the chunk tables of a manifest, is kept in the same cache. Writes are those of
+`create_own`.
 """
 
 from __future__ import annotations
@@ -30,10 +29,50 @@ from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import meter_of
 
-__all__ = ["AtHand", "NotAtHandError", "Objects", "ReadTally", "Upload", "tallied_reads"]
-
+__all__ = [
+    "AtHand",
+    "NotAtHandError",
+    "Objects",
+    "ReadTally",
+    "Upload",
+    "create_own",
+    "tallied_reads",
+]
 
 _DISK_ABREAST: Final = 8
+_CREATIONS: Final = 5
+
+
+def create_own(
+    storage: Storage, key: str, data: bytes | memoryview, *, durable: bool = True
+) -> None:
+    """Put an object into the storage under a key that only this writer uses.
+
+    "Already there" can then only be the lost answer to an earlier call; what is there is compared
+    before that is believed.
+
+    Raises
+    ------
+    StorageError
+        If it could not be written, or something else lies there.
+    """
+    for _ in range(_CREATIONS):
+        if storage.create(key, data, durable=durable):
+            return
+        try:
+            found = storage.get(key, 0, len(data) + 1)
+        except ObjectNotFoundError:  # so it was not there either
+            continue
+        if found == data:
+            return
+        raise StorageError(
+            f"{key} exists with other bytes in {storage.url}; two writers share a "
+            "session id, which only a broken source of randomness explains"
+        )
+    raise StorageError(
+        f"{key} cannot be written to {storage.url}: the storage says that it exists, and that it "
+        "does not; try again later"
+    )
 
 
 class NotAtHandError(Exception):
@@ -242,11 +281,7 @@ class Objects:
             If it could not be written, or something else lies there.
         """
         self._runtime.checkpoint("objects.create")
-        if not self.storage.create(key, data) and self.storage.get(key, 0, len(data) + 1) != data:
-            raise StorageError(
-                f"{key} exists with other bytes in {self.storage.url}; two writers share a "
-                "session id, which only a broken source of randomness explains"
-            )
+        create_own(self.storage, key, data)
         if self._disk is not None:
             self._disk.put(BlobRef.to(key, data), data)
 

@@ -24,19 +24,20 @@ Not thread-safe: the workspace's lock is held for every call but `Pack.write`.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Final, NamedTuple
 
 from zarr_manifests.engine.changes import ChangeSet
-from zarr_manifests.errors import StorageError
+from zarr_manifests.engine.objects import create_own
 from zarr_manifests.format.chunk_table import InlineRef, NativeRef
 from zarr_manifests.grid import Coords
 from zarr_manifests.ids import crc32c
 from zarr_manifests.storage import Storage
 
-__all__ = ["Pack", "Packs", "StagedRef", "check_created", "native_ref"]
+__all__ = ["Pack", "Packs", "StagedRef", "native_ref"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,15 +72,6 @@ def native_ref(key: str, offset: int, length: int, checksum: int) -> NativeRef:
     """A ref to a range of the chunk object with that key."""
     _, session, number = key.split("/")
     return NativeRef(session, int(number), offset, length, checksum)
-
-
-def check_created(storage: Storage, key: str, data: bytes | memoryview, created: bool) -> None:
-    """Raise if an object that was put-if-absent is another's; a lost answer is none."""
-    if not created and storage.get(key, 0, len(data) + 1) != data:
-        raise StorageError(
-            f"{key} exists with other bytes in {storage.url}; two writers share a "
-            "session id, which only a broken source of randomness explains"
-        )
 
 
 class Pack:
@@ -126,15 +118,14 @@ class Pack:
         StorageError
             If it could not be written, or something else lies there.
         """
-        data = self.data()
-        check_created(storage, self.key, data, storage.create(self.key, data, durable=durable))
+        create_own(storage, self.key, self.data(), durable=durable)
         self.written = True
 
     async def write_async(self, storage: Storage) -> None:
         """As `write`, for an event loop, and not durably."""
         data = self.data()
-        created = await storage.create_async(self.key, data, durable=False)
-        check_created(storage, self.key, data, created)
+        if not await storage.create_async(self.key, data, durable=False):
+            await asyncio.to_thread(create_own, storage, self.key, data, durable=False)
         self.written = True
 
 

@@ -29,9 +29,8 @@ from zarr_manifests.engine.commit import root_with
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.digesting import with_digest
 from zarr_manifests.engine.following import opened
-from zarr_manifests.engine.objects import Upload
+from zarr_manifests.engine.objects import Upload, create_own
 from zarr_manifests.engine.observed import observed_compaction
-from zarr_manifests.engine.packs import check_created
 from zarr_manifests.engine.roots import RootAt
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import (
@@ -278,8 +277,7 @@ class _Repacking:
         self.progress("writing packs", self.packs_written)
 
     def _write(self, key: str, chunks: Sequence[bytes]) -> None:
-        storage, data = self.context.storage, b"".join(chunks)
-        check_created(storage, key, data, storage.create(key, data))
+        create_own(self.context.storage, key, b"".join(chunks))
 
     def _read(self, ranges: Sequence[Range]) -> list[tuple[Range, bytes]]:
         """The chunks at these ranges of one object; those that are damaged are noted instead."""

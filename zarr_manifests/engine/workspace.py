@@ -13,6 +13,7 @@ A key is a document, a chunk or an opaque entry, as `engine.overlay` tells them 
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,9 +24,10 @@ from typing import Final
 from zarr_manifests.engine.changes import ChangeSet, ForkState, same_bytes
 from zarr_manifests.engine.chunks import ChunkReader, SessionKeys
 from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.objects import create_own
 from zarr_manifests.engine.overlay import OPAQUE, Overlay, check_key
 from zarr_manifests.engine.pack_writes import Flight, PackWrites
-from zarr_manifests.engine.packs import Pack, Packs, StagedRef, check_created, native_ref
+from zarr_manifests.engine.packs import Pack, Packs, StagedRef, native_ref
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import Conflict, InvalidArgumentError, StorageError
 from zarr_manifests.format.chunk_table import UNSET, ChunkRef, ChunkTable, InlineRef, NativeRef
@@ -164,8 +166,7 @@ class Workspace(Overlay):
         """Store a chunk as the ref says, and note it; False if it must be stored again."""
         if isinstance(ref, NativeRef):
             self.runtime.checkpoint("chunks.create")
-            created = self.storage.create(ref.key, data, durable=False)
-            check_created(self.storage, ref.key, data, created)
+            create_own(self.storage, ref.key, data, durable=False)
         elif isinstance(ref, StagedRef):
             if self._writes.some_ended:
                 self._take_back(self._writes.take)
@@ -221,8 +222,8 @@ class Workspace(Overlay):
         """As `write`, for an event loop."""
         ref = self._place(data)
         if isinstance(ref, NativeRef):
-            created = await self.storage.create_async(ref.key, data, durable=False)
-            check_created(self.storage, ref.key, data, created)
+            if not await self.storage.create_async(ref.key, data, durable=False):
+                await asyncio.to_thread(create_own, self.storage, ref.key, data, durable=False)
         elif isinstance(ref, StagedRef):
             with self.lock:
                 pack = self.packs.full(self.changes, ref.length)

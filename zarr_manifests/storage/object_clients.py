@@ -8,8 +8,8 @@ Invariants:
   copy, so that nothing of the parent's is shared.
 - *The interpreter does not end amid a call*: at exit, calls under way are waited for, `_EXIT_S`
   at most. A thread of the library that comes back to an interpreter that has gone can crash.
-- *Every call ends*: what cannot be reached fails after some seconds, what does not answer after a
-  minute; bodies of many bytes are given longer.
+- *Every call ends*: what cannot be reached fails after some seconds, what does not answer after
+  two minutes; bodies of many bytes are given longer.
 - Credentials are the client's to find, in the environment or from the machine. They are in no
   option, and so in no pickle.
 """
@@ -33,30 +33,73 @@ from typing import Any, Final
 from zarr_manifests.errors import InvalidArgumentError, UnsupportedStorageError
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock
 
-__all__ = ["LARGE_BYTES", "Library", "Place", "calling", "check_installed", "generation", "library"]
+__all__ = [
+    "LARGE_BYTES",
+    "PATIENCE",
+    "Library",
+    "Patience",
+    "Place",
+    "calling",
+    "check_installed",
+    "generation",
+    "library",
+]
 
 LARGE_BYTES: Final = 8 * 1024 * 1024
 """Bodies beyond this are given longer."""
 
 _EXIT_S: Final = 30.0
 _NAME: Final = "obstore"
-_CONNECT: Final = timedelta(seconds=5)
-_REQUEST: Final = timedelta(seconds=60)
-_LARGE_REQUEST: Final = timedelta(minutes=15)
-_RETRIES: Final = {
-    "max_retries": 5,
-    "retry_timeout": timedelta(seconds=15),
-    "backoff": {
-        "init_backoff": timedelta(milliseconds=100),
-        "max_backoff": timedelta(seconds=2),
-        "base": 2.0,
-    },
-}
 _ENDPOINT_VARIABLES: Final = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
     "gs": ("GOOGLE_BASE_URL",),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long is waited for a store, and how often and how soon it is asked again.
+
+    Parameters
+    ----------
+    connect_s, request_s, large_request_s : float
+        For a connection, for an answer, and for one with a large body.
+    tries : int
+        Further tries at most.
+    tries_s : float
+        The time after which there are none.
+    first_wait_s, longest_wait_s : float
+        Before the first further try, then twice as long each time.
+    """
+
+    connect_s: float = 5.0
+    request_s: float = 60.0
+    large_request_s: float = 900.0
+    tries: int = 5
+    tries_s: float = 15.0
+    first_wait_s: float = 0.1
+    longest_wait_s: float = 2.0
+
+    def wait_s(self, attempt: int) -> float:
+        """How long to wait at most after that try, counted from 0."""
+        return min(self.longest_wait_s, self.first_wait_s * 2.0**attempt)
+
+    @property
+    def retry_config(self) -> dict[str, Any]:
+        """The same, in the words of the client."""
+        return {
+            "max_retries": self.tries,
+            "retry_timeout": timedelta(seconds=self.tries_s),
+            "backoff": {
+                "init_backoff": timedelta(seconds=self.first_wait_s),
+                "max_backoff": timedelta(seconds=self.longest_wait_s),
+                "base": 2.0,
+            },
+        }
+
+
+PATIENCE = Patience()
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,13 +286,14 @@ class Place:
             If the endpoint is not one.
         """
         stores, options = library().stores, dict(self.options)
+        request_s = PATIENCE.large_request_s if large else PATIENCE.request_s
         settings: dict[str, Any] = {
             "client_options": {
                 "allow_http": self._allows_http(options, endpoint),
-                "connect_timeout": _CONNECT,
-                "timeout": _LARGE_REQUEST if large else _REQUEST,
+                "connect_timeout": timedelta(seconds=PATIENCE.connect_s),
+                "timeout": timedelta(seconds=request_s),
             },
-            "retry_config": _RETRIES,
+            "retry_config": PATIENCE.retry_config,
         }
         if self.kind == "http":
             return stores.HTTPStore(self.bucket, **settings)

@@ -79,6 +79,11 @@ _BY_STATUS: Final = {
     507: _FULL,
 }
 _UNREACHABLE: Final = "check the endpoint and the network"
+_NO_ANSWER: Final = {
+    "unreachable": "cannot be reached",
+    "timeout": "did not answer in time",
+    "cut": "broke the connection off before its answer was whole",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,8 @@ class Failure:
     ----------
     kind : str
         `"absent"`, `"exists"`, `"changed"`, `"credentials"`, `"unreachable"`, `"timeout"`,
-        `"denied"`, `"elsewhere"` (in another region) or `"other"`.
+        `"cut"` (the connection ended before the answer), `"denied"`, `"elsewhere"` (in another
+        region) or `"other"`.
     status : int, optional
         The status of the answer, if there was one.
     code : str, optional
@@ -104,6 +110,11 @@ class Failure:
     def range_beyond(self) -> bool:
         """Whether the object is there, and ends before the range begins."""
         return self.status == 416
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether no answer came although the request may have arrived."""
+        return self.kind in ("cut", "timeout")
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -139,6 +150,8 @@ def _kind(error: BaseException, text: str, status: int | None, codes: list[str])
 def _without_answer(text: str) -> str:
     if "kind: Timeout" in text or "TimedOut" in text:
         return "timeout"
+    if "kind: Interrupted" in text:
+        return "cut"
     if "kind: Connect" in text or "error sending request" in text or "kind: Request" in text:
         return "unreachable"
     return "other"
@@ -155,8 +168,8 @@ def storage_error(failure: Failure, doing: str, key: str, url: str) -> StorageEr
         return StorageError(f"cannot {doing} {where}: no credentials were found; {_CREDENTIALS}")
     if failure.kind == "elsewhere":
         return StorageError(f"cannot {doing} {where}: {_REGION}")
-    if failure.kind in ("unreachable", "timeout"):
-        what = "cannot be reached" if failure.kind == "unreachable" else "did not answer in time"
+    if failure.kind in _NO_ANSWER:
+        what = _NO_ANSWER[failure.kind]
         return StorageError(f"cannot {doing} {where}: the store {what}; {_UNREACHABLE}")
     hint = code_hint or _BY_STATUS.get(failure.status or 0, "")
     message = f"cannot {doing} {where}: the store refused ({said})" if said else (

@@ -9,8 +9,9 @@ How each promise is kept:
   conditional write of this process: see `object_proof`. One that fails is read-only.
 - *Durable*: so the providers promise of every write that they have confirmed. `sync` asks only
   whether there is an object that somebody else has written.
-- A lost answer to a conditional write comes back as a refusal, since the client asks again. Who
-  calls finds out by reading: `create` and `cas` say what the store said.
+- *A lost answer is no error*: what may be done twice (reading, deleting, writing once) is asked
+  again for a while. A swap is not. Where the first request did take effect the second is refused,
+  so who calls finds out by reading: `create` and `cas` say what the store said.
 - The token of a version is the store's own (etag, generation). Where the etag is a digest, bytes
   that return are the same version again, so whoever swaps puts something unique into them.
 
@@ -36,6 +37,7 @@ from zarr_manifests.errors import (
     UnsupportedStorageError,
 )
 from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.storage import object_clients
 from zarr_manifests.storage.object_clients import (
     LARGE_BYTES,
     Place,
@@ -70,8 +72,6 @@ _DELETED: Final = 1000
 _LISTED_FROM: Final = 8
 _REMEMBERED: Final = 200_000
 _VERSION_TRIES: Final = 5
-_CONTENDED_TRIES: Final = 6
-_CONTENDED_S: Final = 0.02
 _ALPHABET: Final = "-./0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
 _PROOF_KEY: Final = ".probe"  # no key, so nobody else's, and in no listing
 _PROOF: Final = (
@@ -129,7 +129,7 @@ class ObjectStorage:
         if length == 0:
             self.head(key)
             return b""
-        found = self._answer(partial(self._get, key, start, length))
+        found = self._repeated(partial(self._get, key, start, length))
         return self._bytes_of(found, key)
 
     def _get(self, key: str, start: int, length: int | None) -> bytes:
@@ -178,7 +178,7 @@ class ObjectStorage:
             return bytes(answer.bytes())
 
         for start, end in spans:
-            found = self._answer(partial(get, start, end))
+            found = self._repeated(partial(get, start, end))
             if isinstance(found, Failure) and found.kind == "changed":
                 return None
             read.append(self._bytes_of(found, key))
@@ -229,20 +229,28 @@ class ObjectStorage:
     def _listed(self, prefix: str, offset: str) -> Iterator[Any]:
         """What the store lists from there on; more than was asked for."""
         folder, _, _ = prefix.rpartition("/")
-        stream = self._ask(
-            "list",
-            "",
-            lambda: iter(
-                library().obstore.list(
-                    self._client(), folder or None, offset=offset or None, chunk_size=_LISTED
+        stream: Any = None
+        last = begun = ""
+
+        def page() -> Any:
+            nonlocal stream, begun
+            if stream is None:  # one that has failed has ended; another goes on where it was
+                begun = last
+                at = last or offset or None
+                stream = iter(
+                    library().obstore.list(
+                        self._client(), folder or None, offset=at, chunk_size=_LISTED
+                    )
                 )
-            ),
-        )
-        while True:
-            metas = self._ask("list", "", lambda: next(stream, None))
-            if metas is None:
-                return
-            yield from metas
+            pages, stream = stream, None
+            metas = next(pages, None)
+            stream = pages
+            return metas
+
+        while (metas := self._ask("list", "", page)) is not None:
+            # A store may take no notice of where it is to begin.
+            yield from (meta for meta in metas if not begun or meta["path"] > begun)
+            last = metas[-1]["path"] if metas else last
 
     def stray(self) -> str | None:
         """A name among the first thousand that no key is."""
@@ -269,6 +277,8 @@ class ObjectStorage:
             return read
 
         found = await self._answer_async(get)
+        if self._is_passing(found):
+            return await asyncio.to_thread(self.get, key, start, length)
         return self._bytes_of(found if isinstance(found, Failure) else bytes(found), key)
 
     # --- writing -----------------------------------------------------------------------------
@@ -281,7 +291,8 @@ class ObjectStorage:
     def create(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> bool:
         check_key(key)
         self._prove()
-        return self._created(self._put_if(key, data, "create"), key, durable=durable)
+        found = self._repeated(partial(self._put, key, data, "create"))
+        return self._created(found, key, durable=durable)
 
     def _created(self, found: Any, key: str, *, durable: bool) -> bool:
         if isinstance(found, Failure) and (found.kind != "exists" or self._is_contended(found)):
@@ -305,7 +316,8 @@ class ObjectStorage:
         mode: Any = "create" if token is None else self._version(token)
         if mode is None:
             return None
-        found = self._put_if(key, data, mode)
+        put = partial(self._put, key, data, mode)
+        found = self._repeated(put) if mode == "create" else self._answer(put)
         if isinstance(found, Failure):
             if found.kind in ("exists", "changed", "absent") or self._is_contended(found):
                 return None
@@ -317,20 +329,7 @@ class ObjectStorage:
 
     def _create_after(self, key: str, data: bytes) -> None:
         # The swap it follows has succeeded, and a failure here is not the swap's.
-        self._put_if(key, data, "create")
-
-    def _put_if(self, key: str, data: bytes | memoryview, mode: Any) -> Any:
-        """As `_put`, again for a while if somebody else is at the same object at this moment.
-
-        The client does that by itself for a swap, and takes it for an object in a creation.
-        """
-        for attempt in range(_CONTENDED_TRIES if mode == "create" else 1):
-            if attempt:
-                SYSTEM.sleep(SYSTEM.jitter(_CONTENDED_S * 2**attempt))
-            found = self._answer(partial(self._put, key, data, mode))
-            if not self._is_contended(found):
-                break
-        return found
+        self._repeated(partial(self._put, key, data, "create"))
 
     def _is_contended(self, found: Any) -> bool:
         """Whether nothing was written, and nothing found out: on S3 a 409, elsewhere no answer."""
@@ -346,11 +345,11 @@ class ObjectStorage:
         while batch := [check_key(key) for key in itertools.islice(due, _DELETED)]:
             for key in batch:
                 self._written.pop(key, None)
-            found = self._answer(partial(self._delete, batch))
+            found = self._repeated(partial(self._delete, batch))
             if isinstance(found, Failure) and found.kind == "absent":
                 # Where deletions are single requests, one of them may stop at what is not there.
                 for key in batch:
-                    found = self._answer(partial(self._delete, [key]))
+                    found = self._repeated(partial(self._delete, [key]))
                     if isinstance(found, Failure) and found.kind != "absent":
                         raise storage_error(found, "delete", key, self.url)
             elif isinstance(found, Failure):
@@ -400,8 +399,9 @@ class ObjectStorage:
             return sent
 
         found = await self._answer_async(put)
-        if self._is_contended(found):
-            found = await asyncio.to_thread(self._put_if, key, data, "create")
+        if self._is_passing(found):
+            again = partial(self._put, key, data, "create")
+            found = await asyncio.to_thread(self._repeated, again)
         return self._created(found, key, durable=durable)
 
     # --- how ---------------------------------------------------------------------------------
@@ -424,6 +424,29 @@ class ObjectStorage:
             except library().errors as error:
                 return failure_of(error)
 
+    def _repeated(self, call: Callable[[], Any]) -> Any:
+        """As `_answer`, made again for a while if it failed for the moment only.
+
+        For what may be done twice. It is made twice at least: an answer that does not come may
+        have taken all of the time.
+        """
+        patience = object_clients.PATIENCE
+        until_s = SYSTEM.monotonic_s() + patience.tries_s
+        for attempt in itertools.count():
+            found = self._answer(call)
+            late = attempt > 0 and SYSTEM.monotonic_s() > until_s
+            if late or attempt == patience.tries or not self._is_passing(found):
+                break
+            SYSTEM.sleep(SYSTEM.jitter(patience.wait_s(attempt)))
+        return found
+
+    def _is_passing(self, found: Any) -> bool:
+        """Whether the answer was lost, or somebody else is at the same object at this moment.
+
+        The client itself asks again where the store says that it fails, or cannot be reached.
+        """
+        return isinstance(found, Failure) and (found.is_lost or self._is_contended(found))
+
     async def _answer_async(self, call: Callable[[], Awaitable[Any]]) -> Any:
         with calling():
             try:
@@ -435,7 +458,7 @@ class ObjectStorage:
 
     def _ask(self, doing: str, key: str, call: Callable[[], Any]) -> Any:
         """What the call gives; an error is not raised amid the client's, so not chained to it."""
-        found = self._answer(call)
+        found = self._repeated(call)
         if isinstance(found, Failure):
             raise storage_error(found, doing, key, self.url)
         return found
@@ -484,7 +507,7 @@ class ObjectStorage:
     def _try_conditions(self) -> str:
         """The header that the store takes no notice of; empty if it heeds them."""
         for _ in range(2):  # the first may be the first ever
-            found = self._put_if(_PROOF_KEY, _PROOF, "create")
+            found = self._repeated(partial(self._put, _PROOF_KEY, _PROOF, "create"))
             if isinstance(found, Failure):
                 break
         if not isinstance(found, Failure):
@@ -494,7 +517,7 @@ class ObjectStorage:
         if found.kind != "exists" or self._is_contended(found):
             raise storage_error(found, "write", _PROOF_KEY, self.url)
         stale = self._version("1 " + _NO_SUCH_ETAG if self._place.kind == "gs" else _NO_SUCH_ETAG)
-        found = self._put_if(_PROOF_KEY, _PROOF, stale)
+        found = self._repeated(partial(self._put, _PROOF_KEY, _PROOF, stale))
         if not isinstance(found, Failure) or found.status == 501:
             return "If-Match"
         if found.kind not in ("changed", "exists") or self._is_contended(found):
