@@ -7,6 +7,11 @@ leaves of a base do not overlap; counters say what there is; pages have the name
 archives are of the versions they should be, and none is missing that an operation should have left.
 
 What is found is collected, not raised. Virtual chunks lie elsewhere and are not looked at.
+
+Others may write and collect meanwhile. The root is read before anything else, so that all it needs
+was there. What a collection has deleted since, no later root needs. So if anything is wrong and the
+root has changed, all is looked at again as of the newer root, but for chunks that were sound: what
+is wrong twice was not deleted by a collection.
 """
 
 from __future__ import annotations
@@ -48,11 +53,12 @@ from zarr_manifests.ids import crc32c, object_key
 from zarr_manifests.plain import plain_text
 from zarr_manifests.planning.collection import first_archive_kept
 from zarr_manifests.planning.digests import tells_about
-from zarr_manifests.planning.paging import checked
+from zarr_manifests.planning.paging import checked, pulled
 
 __all__ = ["Problem", "VerifyReport", "closure_problems", "verify"]
 
 _AT_ONCE = 32
+_MOST_LOOKS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +109,8 @@ class _Found:
     problems: dict[str, Problem] = field(default_factory=dict)
     objects: int = 0
     ranges: dict[str, set[_Range]] = field(default_factory=dict)
+    sound: dict[str, set[_Range]] = field(default_factory=dict)
+    """Ranges that were read and are what they should be."""
     patient: bool = True
     """Whether it is noted, not raised, that the storage fails; that says nothing of an object."""
 
@@ -118,23 +126,57 @@ class _Found:
 
 def verify(context: Context, progress: Callable[[str, int], None]) -> VerifyReport:
     """Read all that can be reached, and say what is wrong with it."""
-    fresh = _fresh(context)
     found = _Found()
-    roots = _check_archives(fresh, found)
+    root = _root(context, found)
+    counts = _look(context, root, found, progress)
+    problems = found.problems
+    for _ in range(_MOST_LOOKS):
+        if not problems:
+            break
+        again = _Found(sound=found.sound)
+        newer = _root(context, again)
+        if newer is None:
+            problems = again.problems | problems
+            break
+        if root is not None and newer.write_id == root.write_id:
+            break  # nobody has changed anything
+        counts = _look(context, newer, again, progress)
+        twice = {key: what for key, what in again.problems.items() if key in problems}
+        problems, root = again.problems, newer
+        if len(twice) == len(problems):
+            break
+    else:
+        problems = twice
+    return VerifyReport(tuple(problems.values()), found.objects, *counts)
+
+
+def _root(context: Context, found: _Found) -> Root | None:
+    """The root as it is now; None, and told of, if it cannot be read."""
     try:
         root = Root.from_object(context.storage.get_tagged(ROOT_KEY).data)
     except ManifestsError as error:
         found.add(ROOT_KEY, error)
-        return VerifyReport(tuple(found.problems.values()), found.objects)
+        return None
     found.objects += 1
     if root.repository_id != context.repository_id:
         found.add(ROOT_KEY, "the root is of another repository")
-    _check_log(root, roots, found)
+    return root
+
+
+def _look(
+    context: Context, root: Root | None, found: _Found, progress: Callable[[str, int], None]
+) -> tuple[int, int, int]:
+    """Look at all that the root needs, and at the archives; counts of chunk objects and chunks."""
+    fresh = _fresh(context)
+    archived = _check_archives(fresh, root, found)
+    if root is None:
+        return 0, 0, 0
+    _check_log(root, archived, found)
     _check_counters(fresh, found, _check_closure(fresh, root, found, progress), progress)
-    for archived in roots.values():
-        _check_pages(fresh, archived, found)
-    counts = _check_chunks(fresh, found, progress)
-    return VerifyReport(tuple(found.problems.values()), found.objects, *counts)
+    for version, old in archived.items():
+        if version >= _first_kept(root):
+            _check_pages(fresh, old, found)
+    return _check_chunks(fresh, found, progress)
 
 
 def closure_problems(context: Context, root: Root) -> tuple[Problem, ...]:
@@ -311,6 +353,7 @@ def _check_snapshot(context: Context, found: _Found, ref: BlobRef, snapshot: Sna
 def _check_pages(context: Context, root: Root, found: _Found) -> Root | None:
     """The root with all that its pages have; None if one of them is not right."""
     before = len(found.problems)
+    read: list[Page] = []
     for section, pages in root.pages.items():
         for at, ref in enumerate(pages):
             page = _load(context, found, Link(ref.blob, Page))
@@ -318,16 +361,21 @@ def _check_pages(context: Context, root: Root, found: _Found) -> Root | None:
             if page is None or section == "pending":
                 continue
             try:
-                checked(root, section, at, page)  # type: ignore[arg-type]
+                read.append(checked(root, section, at, page))  # type: ignore[arg-type]
             except CorruptObjectError as error:
                 found.add(ref.blob.key, error)
-    return None if len(found.problems) > before else context.roots.whole(root)
+    return None if len(found.problems) > before else pulled(root, read)
 
 
 # --- archives ----------------------------------------------------------------------------------
 
 
-def _check_archives(context: Context, found: _Found) -> dict[int, Root]:
+def _first_kept(root: Root) -> int:
+    """The oldest version whose archive, with its pages, no collection removes that has begun."""
+    return first_archive_kept(root.collected, root.fence) if root.collected else 0
+
+
+def _check_archives(context: Context, root: Root | None, found: _Found) -> dict[int, Root]:
     """The archived roots by version."""
     versions = archived_versions(context)
 
@@ -335,24 +383,26 @@ def _check_archives(context: Context, found: _Found) -> dict[int, Root]:
         key = archive_key(version)
         try:
             return context.roots.archived(version)
+        except ObjectNotFoundError as error:
+            if root is None or version >= _first_kept(root):
+                found.add(key, error)
         except ManifestsError as error:
             found.add(key, error)
-            return None
+        return None
 
     roots: dict[int, Root] = {}
     for at in range(0, len(versions), _AT_ONCE):
         some = versions[at : at + _AT_ONCE]
         loaded = context.runtime.parallel([partial(load, version) for version in some])
-        roots |= {v: root for v, root in zip(some, loaded, strict=True) if root is not None}
+        roots |= {v: one for v, one in zip(some, loaded, strict=True) if one is not None}
         found.objects += len(some)
     return roots
 
 
 def _check_log(root: Root, archived: dict[int, Root], found: _Found) -> None:
     """That every operation has left an archive, of those that no collection has removed."""
-    first = min(archived, default=root.version)  # older ones may have been removed by hand
-    if root.collected:
-        first = first_archive_kept(root.collected, root.fence)
+    # Before any collection, older ones may have been removed by hand.
+    first = _first_kept(root) if root.collected else min(archived, default=root.version)
     entries: dict[int, LogEntry] = {}
     for one in (*archived.values(), root):
         if one.version <= root.version:
@@ -383,30 +433,30 @@ def _check_chunks(
 ) -> tuple[int, int, int]:
     keys = sorted(found.ranges)
 
-    def check(key: str) -> int:
-        nbytes = 0
-        ranges = sorted(found.ranges[key])
+    def check(key: str) -> None:
+        sound = found.sound.setdefault(key, set())
+        ranges = sorted(found.ranges[key] - sound)
         try:
             parts = context.storage.get_ranges(key, [(o, n) for o, n, _ in ranges])
         except ObjectNotFoundError:
             found.add(key, f"chunk object {key} is referenced and not there")
-            return 0
+            return
         except (ManifestsError, InvalidArgumentError) as error:
             found.add(key, error)
-            return 0
+            return
         for (offset, length, crc), data in zip(ranges, parts, strict=True):
-            nbytes += len(data)
             if len(data) != length:
                 found.add(key, f"chunk object {key} ends before {offset + length}")
             elif crc32c(data) != crc:
                 found.add(key, f"chunk object {key} at {offset} does not match its checksum")
-        return nbytes
+            else:
+                sound.add((offset, length, crc))
 
-    total = 0
-    for at in range(0, len(keys), _AT_ONCE):
-        some = [partial(check, key) for key in keys[at : at + _AT_ONCE]]
-        total += sum(context.runtime.parallel(some))
-        progress("reading chunks", min(at + _AT_ONCE, len(keys)))
+    due = [key for key in keys if found.ranges[key] - found.sound.get(key, set())]
+    for at in range(0, len(due), _AT_ONCE):
+        context.runtime.parallel([partial(check, key) for key in due[at : at + _AT_ONCE]])
+        progress("reading chunks", min(at + _AT_ONCE, len(due)))
+    total = sum(n for key in keys for _, n, _ in found.ranges[key] & found.sound.get(key, set()))
     return len(keys), sum(map(len, found.ranges.values())), total
 
 

@@ -1,0 +1,191 @@
+"""Who only looks tells of no damage where others write and collect meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from hashlib import sha256
+
+import pytest
+import zarr
+
+from zarr_manifests import Repository
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.planning import collection
+from zarr_manifests.storage import MemoryStorage, Storage
+from zarr_manifests.testing import InterruptingStorage, copy_of, in_order
+from zarr_manifests.testing.wrapped import Call, WrappedStorage
+
+NOW = timedelta(0)
+CONFIG = {"inline-chunk-bytes": 0, "compaction": {"mode": "MANUAL"}}
+CELLS = 4
+type Work = Callable[[Repository], object]
+
+
+def opened(storage: Storage) -> Repository:
+    return Repository.open(storage, runtime=in_order())
+
+
+def commit(repository: Repository) -> None:
+    with repository.transaction(message="beside") as store:
+        array = zarr.open_array(store, path="a")
+        array[:] = array[:] + 1
+
+
+def collect(repository: Repository) -> None:
+    commit(repository)
+    repository.expire_snapshots(keep_last=1)
+    repository.garbage_collect(NOW)
+
+
+def go_back(repository: Repository) -> None:
+    version = next(repository.ops_log()).version
+    commit(repository)
+    repository.restore(version)
+
+
+def unmake(repository: Repository) -> None:
+    head = repository.list_branches()["main"]
+    repository.create_branch("gone", head)
+    with repository.transaction("gone", message="gone") as store:
+        zarr.open_array(store, path="a")[:] = 7
+    repository.delete_branch("gone")
+    repository.garbage_collect(NOW)
+
+
+def rewrite_pages(repository: Repository) -> None:
+    tag(repository, "another", 200)
+    collect(repository)
+
+
+def tag(repository: Repository, name: str, count: int) -> None:
+    """Give the head so many tags in one swap, with names that cannot be made shorter."""
+    ref = repository.readonly_session().store.workspace.view.ref.bare()
+    tags = {sha256(f"{name}-{i}".encode()).hexdigest(): ref for i in range(count)}
+    repository._context.roots.update(
+        lambda root: replace(root, tags={**root.tags, **tags}), "create tag", "main", "", 1
+    )
+
+
+WORK: dict[str, Work] = {
+    "commit": commit,
+    "expiry and collection": collect,
+    "compaction": lambda repository: repository.compact(mode="full") and collect(repository),
+    "restore": go_back,
+    "a branch that goes": unmake,
+    "pages": rewrite_pages,
+}
+
+
+@pytest.fixture(autouse=True)
+def _few_archives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that collections of a small repository remove archives, too."""
+    monkeypatch.setattr(collection, "ARCHIVES_KEPT", 2)
+
+
+@pytest.fixture(scope="module")
+def made() -> MemoryStorage:
+    storage = MemoryStorage()
+    repository = Repository.create(storage, CONFIG, runtime=in_order())
+    with repository.transaction(message="make a") as store:
+        array = zarr.create_array(store, name="a", shape=(CELLS,), chunks=(2,), dtype="i8")
+        array[:] = 1
+    commit(repository)
+    repository.create_tag("t", repository.list_branches()["main"])
+    commit(repository)
+    return storage
+
+
+@pytest.fixture(scope="module")
+def paged(made: MemoryStorage) -> MemoryStorage:
+    storage = copy_of(made)
+    repository = opened(storage)
+    tag(repository, "tag", 200)
+    assert any(info.key.startswith("pages/") for info in storage.list())
+    return storage
+
+
+def moments(made: MemoryStorage, work: Work) -> Iterator[InterruptingStorage]:
+    """A storage for each moment at which the work may come between."""
+    for number in range(1, 1000):
+        storage = copy_of(made)
+        others = opened(storage)
+        racing = InterruptingStorage(storage, lambda others=others: work(others))
+        racing.number = number  # type: ignore[attr-defined]
+        yield racing
+        if len(racing.ops) < number:
+            return
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_verification_reports_nothing_whatever_others_do_between_its_calls(
+    name: str, made: MemoryStorage, paged: MemoryStorage
+) -> None:
+    for racing in moments(paged if name == "pages" else made, WORK[name]):
+        repository = opened(racing)
+        racing.arm(racing.number)  # type: ignore[attr-defined]
+        assert repository.verify().problems == ()
+
+
+class Restless(WrappedStorage):
+    """Others do something before each third call."""
+
+    work: Callable[[], object] | None = None
+    calls = 0
+
+    def _around[R](self, call: Call[R]) -> R:
+        self.calls += 1
+        if self.work is not None and self.calls % 3 == 0:
+            self.work()
+        return super()._around(call)
+
+
+@pytest.mark.parametrize("name", ["commit", "expiry and collection"])
+def test_verification_reports_nothing_while_others_never_rest(
+    name: str, made: MemoryStorage
+) -> None:
+    storage = copy_of(made)
+    others, restless = opened(storage), Restless(storage)
+    repository = opened(restless)
+    restless.work = lambda: WORK[name](others)
+    assert repository.verify().problems == ()
+
+
+def test_what_is_damaged_is_found_though_others_never_rest(made: MemoryStorage) -> None:
+    storage = copy_of(made)
+    head = opened(storage).readonly_session().store.workspace.view
+    bad = head.snapshot.log.key
+    opened(storage).create_tag("damaged", head.snapshot_id)
+    data = storage.get(bad)
+    storage.delete_many([bad])
+    storage.put(bad, data[:-1] + bytes([data[-1] ^ 1]))
+    others, restless = opened(storage), Restless(storage)
+    repository = opened(restless)
+    restless.work = lambda: others.create_tag(f"t-{len(others.list_tags())}")
+    assert [problem.key for problem in repository.verify().problems] == [bad]
+
+
+def test_looking_for_what_to_recover_finds_nothing_whatever_others_do_between_its_calls(
+    made: MemoryStorage,
+) -> None:
+    for racing in moments(made, collect):
+        racing.arm(racing.number)  # type: ignore[attr-defined]
+        with pytest.raises(InvalidArgumentError, match="nothing to recover"):
+            Repository.recover(racing, dry_run=True, runtime=in_order())
+
+
+def test_the_log_of_operations_ends_where_archives_are_removed_meanwhile(
+    made: MemoryStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = copy_of(made)
+    repository = opened(storage)
+    for _ in range(40):
+        collect(repository)
+    newest = next(repository.ops_log()).version
+    for racing in moments(storage, collect):
+        watched = opened(racing)
+        racing.arm(racing.number)  # type: ignore[attr-defined]
+        versions = [one.version for one in watched.ops_log()]
+        assert versions == sorted(versions, reverse=True)
+        assert versions[0] >= newest
