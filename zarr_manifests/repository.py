@@ -218,6 +218,7 @@ class Repository(Imports):
         location: str | os.PathLike[str] | Storage,
         *,
         dry_run: bool = False,
+        collections_ended: bool = False,
         runtime: Runtime = SYSTEM,
     ) -> RecoveryReport:
         """Make a repository usable again whose root is lost, damaged, or leads to what is.
@@ -231,6 +232,9 @@ class Repository(Imports):
             Where it lies, as for `open`.
         dry_run : bool
             Only say which version would be taken; nothing is changed.
+        collections_ended : bool
+            Say that no collection of garbage is running. It is only asked for where an archive is
+            to be taken from before a collection that is not known to have ended.
 
         Returns
         -------
@@ -245,8 +249,12 @@ class Repository(Imports):
             If there is no archive.
         CorruptObjectError
             If there is none that leads to a whole repository.
+        ConflictError
+            If others change the root meanwhile, or a collection may be running that deletes what
+            the archive leads to.
         """
-        return recover(_storage(location), runtime, dry_run=dry_run)
+        storage = _storage(location)
+        return recover(storage, runtime, dry_run=dry_run, collections_ended=collections_ended)
 
     @staticmethod
     def exists(location: str | os.PathLike[str] | Storage) -> bool:

@@ -37,6 +37,9 @@ __all__ = [
 _SHOWN = 50
 
 _DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would be done.")]
+_CollectionsEnded = Annotated[
+    bool, typer.Option("--collections-ended", help="Say that no collection of garbage is running.")
+]
 _KeepLast = Annotated[
     int | None,
     typer.Option("--keep-last", help="Keep so many of each branch.", show_default=False),
@@ -133,9 +136,11 @@ def run_restore(url: Url, version: _Version, dry_run: _DryRun = False) -> None:
     )
 
 
-def run_recover(url: Url, dry_run: _DryRun = False) -> None:
+def run_recover(
+    url: Url, dry_run: _DryRun = False, collections_ended: _CollectionsEnded = False
+) -> None:
     """Make a new root from the newest whole archive, where the root is lost or damaged."""
-    report = Repository.recover(url, dry_run=dry_run)
+    report = Repository.recover(url, dry_run=dry_run, collections_ended=collections_ended)
     out = console()
     for version, why in report.skipped.items():
         out.print(plain_text(f"version {version} was not taken: {why}"), soft_wrap=True)

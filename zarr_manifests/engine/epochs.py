@@ -102,13 +102,19 @@ def check_compactor(root: Root, start: int) -> None:
 
 
 def check_collector(root: Root, epoch: int) -> None:
-    """Refuse to go on with a collection whose epoch another has taken.
+    """Refuse to go on with a collection whose epoch is not that of the root any more.
 
     Raises
     ------
     FencedError
-        If somebody has claimed the collector's epoch since.
+        If somebody has claimed the collector's epoch since, or has put an older root back.
     """
+    newest = root.epochs.get(COLLECTOR, 0)
+    if newest < epoch:
+        raise FencedError(
+            f"the root of version {root.version} knows nothing of the collection that began at "
+            f"version {epoch}: it was put back, or made anew. Nothing more was deleted"
+        )
     _check(root, COLLECTOR, epoch)
 
 

@@ -13,11 +13,15 @@ The newest version there has been is known only from a root that can be read. Th
 tells less: the version after it may have been acknowledged and left no archive, and leases are
 taken, renewed and given up in versions that are never archived. So where the root cannot be read
 the new one keeps a wide distance from the newest archive.
+
+A collection of garbage may be under way. It deletes nothing that the root it has made reaches, nor
+any root after that. So an archive from before a collection that is not known to have ended is not
+taken, unless the caller says that it has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
@@ -43,6 +47,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.root import ROOT_KEY, Branch, LogEntry, Root
 from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.planning.collection import unended_since
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage, Token
 
@@ -57,6 +62,7 @@ __all__ = [
 
 _ATTEMPTS = 100
 _KINDS = (COMPACTOR, COLLECTOR)
+_LOOKS: Final = 10
 # More swaps for leases than will ever follow each other without one operation between them, which
 # leaves an archive: at a hundred a second, three hours of nothing else. The twelve digits of a
 # session's start still have room for a million recoveries.
@@ -172,7 +178,10 @@ def operations(context: Context) -> Iterator[LoggedOperation]:
             versions.pop()
         if not versions:
             return
-        root = context.roots.archived(versions[-1])
+        try:
+            root = context.roots.archived(versions[-1])
+        except ObjectNotFoundError:
+            return  # a collection is removing the oldest ones
 
 
 def restore(context: Context, version: int, *, dry_run: bool = False) -> RestoreReport:
@@ -257,7 +266,9 @@ def _check_restorable(root: Root, version: int) -> None:
 # --- recovery ----------------------------------------------------------------------------------
 
 
-def recover(storage: Storage, runtime: Runtime, *, dry_run: bool = False) -> RecoveryReport:
+def recover(
+    storage: Storage, runtime: Runtime, *, dry_run: bool = False, collections_ended: bool = False
+) -> RecoveryReport:
     """Make a new root from the newest archive whose closure is there.
 
     Raises
@@ -269,30 +280,28 @@ def recover(storage: Storage, runtime: Runtime, *, dry_run: bool = False) -> Rec
     CorruptObjectError
         If there is none of which all is there.
     ConflictError
-        If somebody else makes or changes the root meanwhile.
+        If somebody else makes or changes the root meanwhile, or a collection may be under way that
+        deletes what the archive leads to.
     StorageError
         If the storage fails; nothing was changed, unless the answer of the swap was lost.
     """
     if not (storage.capabilities.cas or dry_run):
         raise UnsupportedStorageError(f"{storage.url} cannot compare-and-swap")
-    token, current = _current(storage)
-    if current is not None:
-        problems = closure_problems(_context(storage, runtime, current), current)
-        if not problems:
-            raise InvalidArgumentError(
-                f"{storage.url} has a sound root of version {current.version}: there is nothing "
-                "to recover. `repo.restore(version)` goes back to older refs"
-            )
+    token, current = _damaged(storage, runtime)
     versions = _versions(storage)
     skipped: dict[int, str] = {}
+    newer = [] if current is None else [current]
     if not versions:
         raise NotARepositoryError(f"{storage.url} has no archive of a root to recover from")
     for version in versions:
-        found = _sound(storage, runtime, version)
-        if isinstance(found, Root):
+        found, problem = _archived(storage, runtime, version)
+        if found is not None and not problem:
             if current is not None and current.repository_id != found.repository_id:
                 current = None  # another repository's says nothing of the versions of this one
             next_version = _after_all(versions[0], current)
+            if not collections_ended:
+                mine = [root for root in newer if root.repository_id == found.repository_id]
+                _check_collections(storage, version, mine, skipped)
             roots = Roots(storage, runtime)
             new = _renewed(found, roots.whole(found).branches, next_version, runtime)
             if not dry_run and roots.install(new, token) is None:
@@ -303,10 +312,52 @@ def recover(storage: Storage, runtime: Runtime, *, dry_run: bool = False) -> Rec
             heads = {name: snapshot_id_of(ref.key) for name, ref in sorted(_heads(new).items())}
             lost = range(version + 1, next_version)
             return RecoveryReport(version, new.version, heads, lost, skipped, dry_run)
-        skipped[version] = found
+        skipped[version] = problem
+        newer += [] if found is None else [found]
     raise CorruptObjectError(
         f"none of the {len(versions)} archives in {storage.url} leads to a whole repository; the "
         f"newest ({versions[0]}): {skipped[versions[0]]}"
+    )
+
+
+def _damaged(storage: Storage, runtime: Runtime) -> tuple[Token | None, Root | None]:
+    """What lies where the root belongs; refused if all is well with it.
+
+    What a root lacks that others have replaced meanwhile, a collection may have deleted.
+    """
+    token, current = _current(storage)
+    for _ in range(_LOOKS):
+        if current is None:
+            return token, None
+        if not closure_problems(_context(storage, runtime, current), current):
+            raise InvalidArgumentError(
+                f"{storage.url} has a sound root of version {current.version}: there is nothing "
+                "to recover. `repo.restore(version)` goes back to older refs"
+            )
+        before = token
+        token, current = _current(storage)
+        if token == before:
+            return token, current
+    raise ConflictError(
+        f"others go on changing the root of {storage.url}, which leads to what is damaged; end "
+        "them, then recover"
+    )
+
+
+def _check_collections(
+    storage: Storage, version: int, newer: Sequence[Root], skipped: Mapping[int, str]
+) -> None:
+    """Refuse an archive that a collection began after, unless that is known to have ended."""
+    readable = {root.version for root in newer}
+    begun = unended_since(version, newer, [at for at in skipped if at not in readable])
+    if begun is None:
+        return
+    raise ConflictError(
+        f"the newest archive in {storage.url} of which all is there is that of version {version}. "
+        f"At version {begun} a collection of garbage began, or may have begun, which is not known "
+        "to have ended, and which may still delete what that archive leads to. Make sure that no "
+        "collection is running, then recover with `collections_ended=True` "
+        "(`--collections-ended`)"
     )
 
 
@@ -340,16 +391,20 @@ def _after_all(archived: int, current: Root | None) -> int:
     return archived + _UNSEEN_VERSIONS
 
 
-def _sound(storage: Storage, runtime: Runtime, version: int) -> Root | str:
-    """The archived root, or why it cannot be taken; a storage that fails is no reason for that."""
+def _archived(storage: Storage, runtime: Runtime, version: int) -> tuple[Root | None, str]:
+    """The archived root, if it can be read, and why it cannot be taken.
+
+    A storage that fails is no reason for that.
+    """
+    root = None
     try:
         root = Roots(storage, runtime).archived(version)
         problems = closure_problems(_context(storage, runtime, root), root)
     except ManifestsError as error:
         if isinstance(error, StorageError) and not isinstance(error, ObjectNotFoundError):
             raise
-        return str(error)
-    return str(problems[0]) if problems else root
+        return root, str(error) or type(error).__name__
+    return root, str(problems[0]) if problems else ""
 
 
 def _renewed(

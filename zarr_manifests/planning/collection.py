@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.format.root import Lease, Root
+from zarr_manifests.format.root import Lease, LogEntry, Root
 from zarr_manifests.ids import lineage_of, session_of, session_start
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "nothing_left_since",
     "search_start",
     "swept_after",
+    "unended_since",
 ]
 
 ARCHIVES_KEPT = 100
@@ -97,3 +98,36 @@ def first_archive_kept(version: int, fence: int) -> int:
     Archives since the fence stay too: the next fence is chosen among them.
     """
     return max(0, min(version - ARCHIVES_KEPT + 1, fence))
+
+
+def unended_since(version: int, newer: Iterable[Root], unreadable: Iterable[int]) -> int | None:
+    """The version at which a collection began that may still delete what an older root reaches.
+
+    Also a version of which it is not known what it did. None if all collections since have ended.
+
+    Parameters
+    ----------
+    version : int
+        The older root's.
+    newer : iterable of Root
+        What can be read of the roots after it.
+    unreadable : iterable of int
+        Versions after it whose roots cannot be read.
+    """
+    entries: dict[int, LogEntry] = {}
+    known = version
+    for root in sorted(newer, key=lambda root: root.version):
+        since = [entry for entry in root.log if entry.version > known]
+        if since and len(since) == len(root.log) and since[0].version > known + 1:
+            return known + 1  # the log has rolled past it
+        entries.update((entry.version, entry) for entry in since)
+        known = max(known, root.version)
+    begun = None
+    for at, entry in sorted(entries.items()):
+        if entry.operation == "collect garbage":
+            if begun is not None:
+                return begun  # the next one has ended it, but for what it had sent
+            begun = at
+        elif entry.operation == "end collection":
+            begun = None
+    return begun or min((at for at in unreadable if at > known), default=None)
