@@ -57,6 +57,18 @@ def refused(repository: zm.Repository, ds: xr.Dataset, match: str, **how: Any) -
 DAYS = times("2024-01-01", "2024-01-02")
 
 
+# --- packed values -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["scale_factor", "add_offset", "missing_value", "_Unsigned"])
+def test_values_that_are_packed_already(key: str) -> None:
+    raw = xr.Dataset({"t": ("time", [10.0], {"units": "K", key: 10})}, {"time": [3]})
+    repository = written(series([1, 2]))
+    for lazy in (raw, raw.chunk()):
+        refused(repository, lazy, f"has the attribute '{key}'.*xr.decode_cf")
+    zm.write(raw.drop_attrs(), repository, message="decoded", append_dim="time")
+
+
 # --- times -------------------------------------------------------------------------------------
 
 

@@ -57,6 +57,18 @@ def messages(url: object) -> list[str]:
     return [info.message for info in zm.Repository.open(url).ancestry()][::-1][1:]
 
 
+def test_values_that_do_not_fit_are_refused_with_their_place(client, tmp_path):
+    how = {"t": {"dtype": "f4", "chunks": (2, 200)}}
+    zm.write(dask_field(0, 4)[["t"]], tmp_path, message="create", encoding=how)
+    more = dask_field(4, 8)[["t"]]
+    more["t"] = xr.where((more.x == 250) & (more.time == 7), 1e39, more.t).transpose(*more.t.dims)
+    expected = r"1e\+39 at time=7.0, x=250 \(position 3, 250\) would be read back as inf"
+    with pytest.raises(InvalidArgumentError, match=expected):
+        zm.write(more, tmp_path, message="more", append_dim="time")
+    assert messages(tmp_path) == ["create"]
+    xr.testing.assert_identical(head(tmp_path).load(), field(0, 4)[["t"]].astype("f4"))
+
+
 def test_create_append_and_region(client, tmp_path):
     zm.write(dask_field(0, 8), tmp_path, message="create", encoding=ENCODING)
     zm.write(dask_field(8, 16), tmp_path, message="append", append_dim="time")

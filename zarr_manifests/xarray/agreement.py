@@ -35,6 +35,7 @@ __all__ = ["check_agreement"]
 
 _MEANING: Final = ("units", "calendar")
 _ENCODING: Final = (*_MEANING, "scale_factor", "add_offset")
+_PACKING: Final = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
 _CLOSE: Final = 1e-6
 """Relative; coordinates that differ by less come from the same grid."""
 _OFF: Final = (np.timedelta64(1, "s"), timedelta(seconds=1))
@@ -62,8 +63,9 @@ def check_agreement(
     ------
     InvalidArgumentError
         If units or calendar are others than those of an array that is there, or times cannot be
-        told in these; or if after the append arrays would not be of one length, or an index
-        coordinate would not be that of what is there.
+        told in these; if values are packed already, and those that are there are not; or if after
+        the append arrays would not be of one length, or an index coordinate would not be that of
+        what is there.
     """
     workspace = store.workspace
     # What is looked at here is no read that the commit depends on.
@@ -131,6 +133,13 @@ def _check_variable(
             raise InvalidArgumentError(
                 f"{name!r} is in {key} {given!r}, and the array that is there in {there!r}, which "
                 "stays: convert the values, or drop the attribute if it means the same"
+            )
+    for key in _PACKING:
+        if key in variable.attrs and key not in attributes:  # if it is in both, xarray refuses
+            raise InvalidArgumentError(
+                f"{name!r} has the attribute {key!r}, so its values are encoded already, and the "
+                "array that is there, whose attributes stay, has none: decode the dataset first, "
+                "with xr.decode_cf, or drop the attribute if it means nothing"
             )
     if variable.chunks is not None:
         return  # xarray itself refuses to encode lazy times in other units

@@ -24,6 +24,7 @@ from zarr_manifests.store import ManifestStore
 from zarr_manifests.xarray.agreement import check_agreement
 from zarr_manifests.xarray.backend import Location
 from zarr_manifests.xarray.distributed import computed_elsewhere, write_elsewhere
+from zarr_manifests.xarray.fit import looked_at
 
 __all__ = ["write"]
 
@@ -48,6 +49,7 @@ def write(
     metadata: Mapping[str, Any] | None = None,
     config: RepositoryConfig | Mapping[str, Any] | None = None,
     relocate: bool = False,
+    check: Literal["values", "encoding"] | None = "values",
 ) -> str:
     """Write a dataset into a repository in one commit, and make the repository if need be.
 
@@ -84,6 +86,10 @@ def write(
     relocate : bool, default False
         Goes with `append_dim`: if others append meanwhile, land behind them, as in
         `Session.append_mode`.
+    check : {"values", "encoding"} or None, default "values"
+        What is refused: values that would be read back as others, and whatever has another
+        encoding than the arrays that are there; the latter only; or nothing. Values of dask
+        arrays are looked at when they are computed.
 
     Returns
     -------
@@ -101,7 +107,9 @@ def write(
     InvalidArgumentError
         If arguments contradict each other; or if the values would mean something else in the
         arrays that are there, whose attributes stay (other units, or times that cannot be told in
-        theirs), or an append would leave some of them shorter or replace an index coordinate.
+        theirs), or an append would leave some of them shorter or replace an index coordinate;
+        or if values do not fit: beyond the range of a packing or a type, NaN where nothing
+        stands for it, fractions in integers, longer texts.
     ConflictError
         If somebody else has committed to the same chunks or metadata meanwhile, or two tasks
         wrote to the same chunk.
@@ -120,6 +128,8 @@ def write(
     4
     """
     _check_arguments(ds, location, mode, append_dim, region, config)
+    if check not in ("values", "encoding", None):
+        raise InvalidArgumentError(f"check must be 'values', 'encoding' or None, not {check!r}")
     if relocate and append_dim is None:
         raise InvalidArgumentError("relocate goes with append_dim: it is appends that it moves")
     message, metadata = checked_message(message), checked_metadata(metadata)
@@ -127,11 +137,15 @@ def write(
     if relocate:
         session.append_mode(append_dim)  # type: ignore[arg-type]  # checked there
     options = _zarr_options(session.store, group, mode, append_dim, region)
-    if options["mode"] != "w":
+    if check is not None and options["mode"] != "w":
         check_agreement(ds, session.store, (group or "").strip("/"), options["append_dim"])
     encoding = {name: dict(how) for name, how in (encoding or {}).items()}
     place = dict(region) if isinstance(region, Mapping) else region
-    _write(ds, session, options, place, encoding)
+    if check == "values":
+        with looked_at(ds, session.store, options, encoding) as seen:
+            _write(seen, session, options, place, encoding)
+    else:
+        _write(ds, session, options, place, encoding)
     if _changes_nothing(session.store):
         return session.snapshot_id
     return session.commit(message, metadata)

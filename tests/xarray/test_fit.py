@@ -1,0 +1,416 @@
+"""Values that would be read back as others are refused, wherever they are computed."""
+
+from __future__ import annotations
+
+import tracemalloc
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+import xarray as xr
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from xarray.backends import BackendArray
+from xarray.core.indexing import LazilyIndexedArray
+from zarr.storage import MemoryStore
+
+import zarr_manifests as zm
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.xarray.fit import looked_at
+
+KELVIN = {"dtype": "i2", "scale_factor": 0.001, "add_offset": 275.0, "_FillValue": -32768}
+
+
+def field(values: Any, start: int = 0) -> xr.Dataset:
+    values = np.asarray(values)
+    return xr.Dataset({"t": ("x", values)}, {"x": np.arange(start, start + len(values)) * 10})
+
+
+def opened(repository: zm.Repository, **options: Any) -> xr.Dataset:
+    return xr.open_dataset(repository, engine="zarr_manifests", **options).load()
+
+
+def written(
+    values: Any, encoding: Mapping[str, Any] | None = None, **options: Any
+) -> zm.Repository:
+    repository = zm.Repository.create(MemoryStorage())
+    how = {"t": dict(encoding)} if encoding is not None else None
+    zm.write(field(values), repository, message="first", encoding=how, **options)
+    return repository
+
+
+def refused(repository: zm.Repository, ds: xr.Dataset, match: str, **how: Any) -> str:
+    history = len(list(repository.ancestry()))
+    with pytest.raises(InvalidArgumentError, match=match) as caught:
+        zm.write(ds, repository, message="refused", **(how or {"append_dim": "x"}))
+    assert len(list(repository.ancestry())) == history
+    return str(caught.value)
+
+
+# --- arrays that are there ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"append_dim": "x"},
+        {"append_dim": "x", "relocate": True},
+        {"region": {"x": slice(0, 3)}},
+        {"region": "auto"},
+        {"mode": "a"},
+        {"mode": "r+"},
+    ],
+)
+@pytest.mark.parametrize("lazy", [False, True])
+def test_beyond_the_range_of_a_packing(how: dict[str, Any], lazy: bool) -> None:
+    repository = written([250.0, 275.0, 300.0], {**KELVIN, "chunks": (3,)})
+    hot = field([250.0, 330.0, 300.0], start=3 if "append_dim" in how else 0)
+    if how.get("region") not in (None, "auto"):
+        hot = hot.drop_vars("x")
+    text = refused(repository, hot.chunk(x=3) if lazy else hot, "values of 't' do not fit", **how)
+    assert "242.233 to 307.767, in steps of 0.001, as int16" in text
+    assert "330 at x" in text
+    assert "would be read back as 264.464" in text
+    np.testing.assert_allclose(opened(repository).t, [250, 275, 300], atol=0.0005)
+
+
+def test_it_says_where() -> None:
+    time = np.array(["2024-01-01", "2024-01-02"], "M8[ns]")
+    values = np.full((2, 3, 4), 280.0)
+    ds = xr.Dataset({"t": (("time", "lat", "n"), values)}, {"time": time, "lat": [5.0, 6.0, 7.0]})
+    repository = zm.Repository.create(MemoryStorage())
+    zm.write(ds, repository, message="first", encoding={"t": {**KELVIN, "chunks": (1, 3, 4)}})
+    ds = ds.assign_coords(time=time + np.timedelta64(2, "D")).copy(deep=True)
+    ds.t[1, 2, 3] = np.inf
+    expected = r"inf at time=2024-01-04 00:00:00, lat=7.0, n\[3\] \(position 1, 2, 3\)"
+    for new in (ds, ds.transpose("n", "lat", "time").transpose(*ds.t.dims), ds.chunk(time=1)):
+        refused(repository, new, expected, append_dim="time")
+
+
+@pytest.mark.parametrize(
+    ("there", "new", "told"),
+    [
+        (np.int32([1]), np.int64([2**33 + 5]), "8589934597 at x=10 .* as 5"),
+        (np.int32([1]), np.float64([np.nan]), "nan at x=10"),
+        (np.int16([1]), np.float64([1.5]), "1.5 at .* as 2"),
+        (np.int16([1]), np.float64([40000.0]), "whole numbers, as int16"),
+        (np.uint8([1]), np.int64([-1]), "-1 at .* as 255"),
+        (np.uint64([1]), np.int64([-1]), "-1 at"),
+        (np.int64([1]), np.uint64([2**63]), "9223372036854775808 at .* as -9223372036854775808"),
+        (np.float32([1]), np.float64([1e300]), "1e\\+300 at .* as inf"),
+        (np.float16([1]), np.float32([70000]), "70000 at .* as inf"),
+        (np.float32([1]), np.int64([2**24 + 1]), "16777217 at .* as 16777216"),
+        (np.float64([1]), np.int64([2**53 + 1]), "9007199254740993 at"),
+        (np.float64([1]), np.complex128([1 + 2j]), r"\(1\+2j\) at .* as 1"),
+        (np.complex64([1]), np.complex128([1e300]), "at .* as \\(inf"),
+        (np.bool_([True]), np.int64([2]), "2 at .* as True"),
+        (np.bool_([True]), np.float64([np.nan]), "True and False, and no NaN"),
+        (np.array(["abc"]), np.array(["abcd"], object), "abcd at .* as abc"),
+        (np.array([b"abc"]), np.array([b"abcd"], object), "texts of at most 3 bytes"),
+    ],
+)
+def test_what_a_type_has_no_room_for(there: Any, new: Any, told: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Zarr's, about texts; numpy's, about just these values
+        repository = written(there)
+        refused(repository, field(new, start=1), told)
+        zm.write(
+            field(new, start=1), repository, message="so be it", append_dim="x", check="encoding"
+        )
+    assert opened(repository).t.size == 2
+
+
+@pytest.mark.parametrize(
+    ("there", "new"),
+    [
+        (np.float32([1]), np.float64([0.1, 1e-50, np.nan, np.inf, -np.inf, 3.4e38])),
+        (np.float16([1]), np.float64([0.1, 65519.0, 1e-9])),
+        (np.float32([1]), np.int64([2**24, -5])),
+        (np.int16([1]), np.float64([3.0, -32768.0, 32767.0])),
+        (np.int16([1]), np.uint64([32767])),
+        (np.bool_([True]), np.float64([0.0, 1.0])),
+        (np.complex64([1]), np.float64([0.1])),
+        (np.float64([1]), np.complex64([0.5])),
+        (np.array(["abc"], object), np.array(["abcdefgh"], object)),
+        (np.array(["abc"]), np.array(["ab"], object)),
+    ],
+)
+def test_what_only_rounds_is_fine(there: Any, new: Any) -> None:
+    repository = written(there)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        zm.write(field(new, start=1), repository, message="more", append_dim="x")
+    assert opened(repository).t.size == 1 + len(new)
+
+
+# --- first writes ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("carried", [False, True])
+@pytest.mark.parametrize("mode", [None, "w", "a"])
+def test_an_encoding_that_does_not_fit_the_values(carried: bool, mode: Any) -> None:
+    repository = zm.Repository.create(MemoryStorage())
+    hot = field([250.0, 330.0])
+    how: dict[str, Any] = {"encoding": {"t": KELVIN}, "mode": mode}
+    if carried:  # as of a file that was opened
+        how.pop("encoding")
+        hot.t.encoding = {**KELVIN, "source": "a file", "original_shape": (2,)}
+    text = refused(repository, hot, "do not fit their encoding", **how)
+    assert "ds['t'].encoding.clear()" in text
+    hot.t.encoding.clear()
+    zm.write(hot, repository, message="as it is", mode=mode)
+    assert opened(repository).t[1] == 330.0
+
+
+@pytest.mark.parametrize(
+    ("values", "encoding", "told"),
+    [
+        (np.float64([1.5]), {"dtype": "i2"}, "1.5 at"),
+        (np.float64([1.0, np.nan]), {"dtype": "i2"}, "nan at x=10"),
+        (np.float64([1.0, np.nan]), {**KELVIN, "_FillValue": None}, "nan at x=10"),
+        (np.int64([-9999, 1]), {"dtype": "i2", "_FillValue": -9999}, "-9999 at .* as nan"),
+        (np.float64([7.0, 1]), {"dtype": "f8", "missing_value": 7.0}, "7 at .* as nan"),
+        (np.float32([1e20, 1]), {"_FillValue": np.float32(1e20)}, "as nan"),
+        (
+            np.float64([0.1, -25.4]),
+            {"dtype": "i1", "scale_factor": 0.2, "_FillValue": -127},
+            "-25.4 at .* as nan",
+        ),
+        (
+            np.float64([255.0, 256.0]),
+            {"dtype": "i1", "_Unsigned": "true", "_FillValue": -1},
+            "255 at x=0 .* as nan; 256 at x=10",
+        ),
+        (np.float64([1e39]), {"dtype": "f4"}, "as inf"),
+        (np.float64([7e4]), {"dtype": "f2"}, "as inf"),
+        (np.float64([np.inf]), KELVIN, "inf at"),
+        (np.float64([2.0]), {"dtype": "bool"}, "2 at .* as True"),
+        (np.array(["abcd"]), {"dtype": "U3"}, "abcd at .* as abc"),
+        (np.array([b"abcd"]), {"dtype": "S3"}, "abcd"),
+        (
+            np.array(["2000-01-01", "2000-01-11"], "M8[ns]"),
+            {"units": "days since 2000-01-01", "dtype": "i4", "_FillValue": 10},
+            "2000-01-11T00:00:00.0+ at .* as NaT",
+        ),
+        (
+            np.array([1, 10], "m8[D]").astype("m8[ns]"),
+            {"units": "days", "dtype": "i4", "_FillValue": 10},
+            "as NaT",
+        ),
+    ],
+)
+@pytest.mark.parametrize("lazy", [False, True])
+def test_first_values(values: Any, encoding: dict[str, Any], told: str, lazy: bool) -> None:
+    repository = zm.Repository.create(MemoryStorage())
+    ds = field(values)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # xarray's, that there may be NaN
+        refused(repository, ds.chunk() if lazy else ds, told, encoding={"t": encoding})
+
+
+@pytest.mark.parametrize(
+    ("values", "encoding"),
+    [
+        (np.float64([250.0, np.nan, 280.123]), KELVIN),
+        (np.float64([0.0, 254.0, np.nan]), {"dtype": "i1", "_Unsigned": "true", "_FillValue": -1}),
+        (np.int64([-5, 2**53 + 1]), {"dtype": "i8", "_FillValue": 0}),
+        (np.float64([np.nan, 1e19]), {"_FillValue": 1e20}),
+        (np.array(["2000-01-01T06"], "M8[ns]"), {"units": "hours since 2000-01-01"}),
+        (np.array(["2000-01-01", "NaT"], "M8[ns]"), {}),
+        (np.array([True, False]), {}),
+        (np.array(["a", None], object), {}),
+        (np.zeros((0,)), KELVIN),
+    ],
+)
+def test_first_values_that_fit(values: Any, encoding: dict[str, Any]) -> None:
+    repository = written(values, encoding)
+    assert opened(repository).t.size == len(values)
+
+
+def test_values_that_are_packed_already() -> None:
+    """As xarray opens them with `mask_and_scale=False`: what is missing is what it says."""
+    repository = written([250.0, np.nan], KELVIN)
+    raw = opened(repository, mask_and_scale=False)
+    assert "_FillValue" in raw.t.attrs
+    copy = zm.Repository.create(MemoryStorage())
+    zm.write(raw, copy, message="raw")
+    xr.testing.assert_identical(opened(copy), opened(repository))
+
+
+# --- wherever they are computed ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheduler", ["synchronous", "threads", "processes"])
+def test_dask_computes_once_and_the_error_arrives(tmp_path: Path, scheduler: str) -> None:
+    def counted(block: Any) -> Any:
+        (tmp_path / f"{block[0]:.0f}").touch(exist_ok=False)
+        return block
+
+    repository = zm.Repository.create(tmp_path / "r")
+    how = {"t": {**KELVIN, "chunks": (2,)}}
+    values = da.arange(250.0, 290.0, 5.0, chunks=2).map_blocks(counted, meta=np.empty(0))
+    lazy = xr.Dataset({"t": ("x", values)}, {"x": np.arange(8) * 10})
+    with dask.config.set(scheduler=scheduler, num_workers=2):
+        zm.write(lazy, repository, message="each block once", encoding=how)
+        assert opened(repository).t[-1] == 285.0
+        hot = lazy.assign(t=lazy.t * 0 + np.where(lazy.x == 50, 999.0, 280.0))
+        for path in tmp_path.glob("2*"):
+            path.unlink()
+        text = refused(repository, hot, "999", mode="r+")
+    assert "999 at x=50 (position 5) would be read back as 278.104" in text
+
+
+def test_what_is_loaded_late_is_loaded_once() -> None:
+    """As from a file that is opened without dask."""
+
+    class Late(BackendArray):
+        shape, dtype, loads = (3,), np.dtype("f8"), 0
+
+        def __getitem__(self, key: Any) -> Any:
+            self.loads += 1
+            return np.array([250.0, 260.0, 330.0])[key.tuple]
+
+    late = Late()
+    ds = xr.Dataset({"t": ("x", LazilyIndexedArray(late))})
+    repository = zm.Repository.create(MemoryStorage())
+    zm.write(ds, repository, message="wide", encoding={"t": {"dtype": "f4", "_FillValue": 0.0}})
+    assert late.loads == 1
+    refused(repository, ds, r"330 at x\[2\]", encoding={"t": KELVIN}, mode="w")
+
+
+def test_memory_is_looked_at_in_parts() -> None:
+    values = np.full((64, 2**16), 280.0, "f4")
+    encoding = {"t": {**KELVIN, "_FillValue": 0}}
+    ds = xr.Dataset({"t": (("x", "y"), values)})
+    store = zm.Repository.create(MemoryStorage()).writable_session("main").store
+    options = {"group": None, "mode": "a", "append_dim": None}
+    tracemalloc.start()
+    try:
+        for new in (ds, ds.isel(y=slice(None, None, 2)), ds.transpose()):
+            tracemalloc.reset_peak()
+            before, _ = tracemalloc.get_traced_memory()
+            with looked_at(new, store, options, encoding):
+                pass
+            assert tracemalloc.get_traced_memory()[1] - before < values.nbytes
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("check", ["encoding", None])
+def test_without_a_check_xarray_does_what_it_does(check: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        repository = written([250.0, 330.0], KELVIN, check=check)
+    assert opened(repository).t[1] == pytest.approx(264.464)
+    other = field([280.0]).assign(t=("x", [280.0], {"units": "degC"}))
+    there = zm.Repository.create(MemoryStorage())
+    first = field([1.0]).assign(t=("x", [1.0], {"units": "K"}))
+    zm.write(first, there, message="kelvins")
+    if check is None:
+        zm.write(other, there, message="as you like", append_dim="x", check=None)
+    else:
+        refused(there, other, "degC", append_dim="x", check=check)
+
+
+def test_what_check_can_be() -> None:
+    repository = zm.Repository.create(MemoryStorage())
+    refused(repository, field([1.0]), "check must be", check="all")
+
+
+# --- neither too much nor too little -----------------------------------------------------------
+
+
+def xarrays_own(values: Any, encoding: Mapping[str, Any]) -> Any:
+    """What xarray reads of what it has written."""
+    store = MemoryStore()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        field(values).to_zarr(store, encoding={"t": dict(encoding)}, consolidated=False)
+        return xr.open_zarr(store, consolidated=False).t.values
+
+
+def same(values: Any, read: Any, step: float, precision: float) -> Any:
+    """Which of the values are the same, but for a step or the last digits."""
+    with np.errstate(all="ignore"):
+        off = abs(read.astype("f8") - values)
+        near = np.isfinite(values) & (off <= step * 0.500001 + precision * abs(values))
+    return np.where(np.isnan(values), np.isnan(read), near | (read == values))
+
+
+def refusal(values: Any, encoding: Mapping[str, Any]) -> str | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            written(values, encoding)
+    except InvalidArgumentError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("dtype", ["i1", "u1", "i2", "u2"])
+@pytest.mark.parametrize("scale", [0.25, -0.01])
+@pytest.mark.parametrize("offset", [0.0, 275.0])
+@pytest.mark.parametrize("wide", ["f4", "f8"])
+@pytest.mark.parametrize("missing", [None, "least", "greatest", 17])
+def test_every_value_that_is_kept_fits(
+    dtype: str, scale: float, offset: float, wide: str, missing: Any
+) -> None:
+    info = np.iinfo(dtype)
+    codes = np.arange(info.min, info.max + 1)
+    fill = {"least": int(info.min), "greatest": int(info.max)}.get(missing, missing)
+    encoding = {"dtype": dtype, "scale_factor": scale, "add_offset": offset, "_FillValue": fill}
+    fits = (codes * scale + offset)[codes != fill].astype(wide)
+    assert refusal(fits, encoding) is None
+    inner = fits[:-1] + (np.diff(fits) * 0.4).astype(wide)
+    if missing != 17:
+        assert refusal(inner, encoding) is None
+    for code in (info.min - 1, info.max + 1, info.max + 700, fill):
+        if code is not None:
+            off = np.append(fits[:3], np.array(code * scale + offset, wide))
+            assert "position 3" in (refusal(off, encoding) or "")
+
+
+numbers = st.one_of(
+    st.floats(-400, 400, width=32),
+    st.floats(width=32),
+    st.integers(-300, 300).map(float),
+    st.sampled_from([np.nan, 127.0, 127.5, 128.0, -128.0, -128.5, 12.7, 12.75, -12.85]),
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    values=st.lists(numbers, min_size=1, max_size=6),
+    wide=st.sampled_from(["f4", "f8"]),
+    dtype=st.sampled_from(["i1", "u1", "i2", "i4", "f2", "f4", "f8"]),
+    scale=st.sampled_from([None, 0.1, -0.5, 2.0]),
+    offset=st.sampled_from([None, 0.0, 100.0]),
+    fill=st.sampled_from([None, -1, 0, 100, 127]),
+)
+def test_what_is_refused_and_what_is_not(
+    values: list[float], wide: str, dtype: str, scale: Any, offset: Any, fill: Any
+) -> None:
+    assume(not (dtype == "u1" and fill == -1))  # numpy itself refuses that
+    given = np.array(values, wide)
+    how = {"dtype": dtype, "scale_factor": scale, "add_offset": offset, "_FillValue": fill}
+    encoding = {key: value for key, value in how.items() if value is not None}
+    packed = scale is not None or offset is not None
+    whole = np.dtype(dtype).kind in "iu"
+    least = 0.0 if not packed else 1.0
+    if not whole:
+        least = 2 * float(np.finfo(dtype).smallest_subnormal)
+    step = abs(scale or 1.0) * least
+    precision = 0.0
+    if packed or not whole:
+        types = [t for t in (wide, dtype) if t[0] == "f"]
+        precision = (16 if packed else 0.5) * max(float(np.finfo(t).eps) for t in types)
+    slack = precision * abs(offset or 0.0)
+    expected = same(given, xarrays_own(given, encoding), step + 2 * slack, precision)
+    found = refusal(given, encoding)
+    assert (found is None) == expected.all(), (found, expected)
