@@ -10,6 +10,7 @@ Invariants:
   at most. A thread of the library that comes back to an interpreter that has gone can crash.
 - *Every call ends*: what cannot be reached fails after some seconds, what does not answer after
   two minutes; bodies of many bytes are given longer.
+- Only the store's own host is asked, see `object_redirects`, unless redirects are allowed.
 - Credentials are the client's to find, in the environment or from the machine. They are in no
   option, and so in no pickle.
 """
@@ -32,6 +33,7 @@ from typing import Any, Final
 
 from zarr_manifests.errors import InvalidArgumentError, UnsupportedStorageError
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock
+from zarr_manifests.storage.object_redirects import confined
 
 __all__ = [
     "LARGE_BYTES",
@@ -295,6 +297,11 @@ class Place:
             },
             "retry_config": PATIENCE.retry_config,
         }
+        if not options.get("allow_redirects"):
+            url = self.bucket if self.kind == "http" else endpoint
+            settings["client_options"] |= confined(
+                self.kind, url, credentials=self._asks_for_credentials(options)
+            )
         if self.kind == "http":
             return stores.HTTPStore(self.bucket, **settings)
         settings["prefix"] = self.prefix or None
@@ -314,6 +321,10 @@ class Place:
         config |= _s3_config(options)
         return stores.S3Store(self.bucket, config=config, **settings)
 
+    def _asks_for_credentials(self, options: Mapping[str, str | bool]) -> bool:
+        given = self.kind == "s3" and "AWS_ACCESS_KEY_ID" in os.environ
+        return self.kind != "http" and not options.get("anonymous") and not given
+
     def _allows_http(self, options: Mapping[str, str | bool], endpoint: str | None) -> bool:
         if self.kind == "http":
             return self.bucket.startswith("http:")
@@ -324,7 +335,7 @@ class Place:
                 "the endpoint is an http:// URL, by which everything travels in the open: use "
                 "https://, or pass allow_http=True"
             )
-        return allowed
+        return allowed and (endpoint or "").startswith("http:")  # never by a redirect
 
 
 def _s3_config(options: Mapping[str, str | bool]) -> dict[str, Any]:

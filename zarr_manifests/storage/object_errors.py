@@ -22,6 +22,9 @@ __all__ = ["Failure", "failure_of", "storage_error"]
 
 _STATUS: Final = re.compile(r"status code: (\d{3})\b")
 _CODE: Final = re.compile(r"<Code>([A-Za-z]{1,60})</Code>")
+_REDIRECT: Final = re.compile(
+    r'kind: Redirect.*?url: "https?://([A-Za-z0-9._:\[\]-]{1,255})', re.DOTALL
+)
 _READ_CHARS: Final = 100_000
 
 _CREDENTIALS: Final = (
@@ -31,6 +34,9 @@ _CREDENTIALS: Final = (
 )
 _BUCKET: Final = "make the bucket, or correct its name, the endpoint or the account"
 _REGION: Final = "the bucket is in another region: give the one it is in, region=..."
+_MOVED: Final = (
+    "the store sends to another address: give that one, or the region that the bucket is in"
+)
 _CLOCK: Final = "set the clock of this machine"
 _FULL: Final = "make room there, or raise its quota, then try again"
 _RIGHTS: Final = (
@@ -70,8 +76,11 @@ _HINTS: Final = {
 }
 _FULL_CODES: Final = {code for code, hint in _HINTS.items() if hint is _FULL}
 _BY_STATUS: Final = {
-    301: _REGION,
-    307: _REGION,
+    301: _MOVED,
+    302: _MOVED,
+    303: _MOVED,
+    307: _MOVED,
+    308: _MOVED,
     401: _CREDENTIALS,
     403: _RIGHTS,
     413: "one object cannot be as large there; make the chunks smaller",
@@ -95,16 +104,19 @@ class Failure:
     kind : str
         `"absent"`, `"exists"`, `"changed"`, `"credentials"`, `"unreachable"`, `"timeout"`,
         `"cut"` (the connection ended before the answer), `"denied"`, `"elsewhere"` (in another
-        region) or `"other"`.
+        region), `"redirected"` or `"other"`.
     status : int, optional
         The status of the answer, if there was one.
     code : str, optional
         The code in the answer, if it is one of those known here.
+    host : str
+        Where a redirect led, if that is known.
     """
 
     kind: str
     status: int | None = None
     code: str | None = None
+    host: str = ""
 
     @property
     def range_beyond(self) -> bool:
@@ -123,7 +135,14 @@ def failure_of(error: BaseException) -> Failure:
     status = _STATUS.search(text)
     codes = [code for code in _CODE.findall(text) if code in _HINTS]
     found = int(status[1]) if status else None
-    return Failure(_kind(error, text, found, codes), found, codes[0] if codes else None)
+    to = _REDIRECT.search(_own(text))
+    kind = _kind(error, text, found, codes)
+    return Failure(kind, found, codes[0] if codes else None, to[1] if to else "")
+
+
+def _own(text: str) -> str:
+    """The client's own words."""
+    return text.partition("Server returned")[0]
 
 
 def _kind(error: BaseException, text: str, status: int | None, codes: list[str]) -> str:
@@ -135,9 +154,11 @@ def _kind(error: BaseException, text: str, status: int | None, codes: list[str])
         return "changed"
     if isinstance(error, FileNotFoundError):
         return "other" if missing else "absent"
-    own = text.partition("Server returned")[0]
+    own = _own(text)
     if "//169.254.169.254/" in own or "token request" in own or "/api/token " in own:
         return "credentials"
+    if status == 421 or "TunnelUnsuccessful" in own or "kind: Redirect" in own:
+        return "redirected"
     if "redirect without LOCATION" in own:
         return "elsewhere"
     if name in ("PermissionDeniedError", "UnauthenticatedError"):
@@ -168,6 +189,12 @@ def storage_error(failure: Failure, doing: str, key: str, url: str) -> StorageEr
         return StorageError(f"cannot {doing} {where}: no credentials were found; {_CREDENTIALS}")
     if failure.kind == "elsewhere":
         return StorageError(f"cannot {doing} {where}: {_REGION}")
+    if failure.kind == "redirected":
+        return StorageError(
+            f"cannot {doing} {where}: the store sends to another host, {failure.host}, "
+            "which was not asked: use the address that it sends to, or, for a web server, "
+            "from_url(..., allow_redirects=True)"
+        )
     if failure.kind in _NO_ANSWER:
         what = _NO_ANSWER[failure.kind]
         return StorageError(f"cannot {doing} {where}: the store {what}; {_UNREACHABLE}")

@@ -47,6 +47,7 @@ from zarr_manifests.storage.object_clients import (
 )
 from zarr_manifests.storage.object_errors import Failure, failure_of, storage_error
 from zarr_manifests.storage.object_proof import Proof
+from zarr_manifests.storage.object_redirects import refused_host
 from zarr_manifests.storage.protocol import (
     MAX_TAGGED_BYTES,
     Capabilities,
@@ -422,7 +423,13 @@ class ObjectStorage:
             except InvalidArgumentError:
                 raise
             except library().errors as error:
-                return failure_of(error)
+                return self._failure(error)
+
+    def _failure(self, error: BaseException) -> Failure:
+        found = failure_of(error)
+        if found.kind == "redirected" and not found.host:
+            return replace(found, host=refused_host())
+        return found
 
     def _repeated(self, call: Callable[[], Any]) -> Any:
         """As `_answer`, made again for a while if it failed for the moment only.
@@ -454,7 +461,7 @@ class ObjectStorage:
             except InvalidArgumentError:
                 raise
             except library().errors as error:
-                return failure_of(error)
+                return self._failure(error)
 
     def _ask(self, doing: str, key: str, call: Callable[[], Any]) -> Any:
         """What the call gives; an error is not raised amid the client's, so not chained to it."""

@@ -35,7 +35,7 @@ _OBJECT_OPTIONS: Final[dict[str, dict[str, type]]] = {
     },
     "gs": {"endpoint": str, "allow_http": bool, "anonymous": bool},
     "az": {"account": str, "endpoint": str, "allow_http": bool, "anonymous": bool},
-    "http": {},
+    "http": {"allow_redirects": bool},
 }
 _SECRET: Final = re.compile(r"(?i).*(key|secret|token|password|credential|sas|signature).*")
 _BUCKET: Final = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]{0,254}")
@@ -60,7 +60,8 @@ def from_url(url: str | os.PathLike[str], **options: object) -> Storage:
         `endpoint` (str), where it is not the provider's own; `allow_http` (bool), if that is an
         http:// URL; `anonymous` (bool), to read without credentials; on S3 `region` (str) and
         `virtual_hosted` (bool), if the bucket is part of the host's name; on Azure `account`
-        (str). Credentials are no options: they are found in the environment or from the machine.
+        (str). For a web server: `allow_redirects` (bool), to follow it to other hosts. Credentials
+        are no options: they are found in the environment or from the machine.
 
     Raises
     ------
@@ -134,7 +135,8 @@ def _object(scheme: str, rest: str, options: Mapping[str, object]) -> ObjectStor
                 f"a {scheme}:// URL is of the form {scheme}://host/path, without a query: what is "
                 "signed in a query is a secret, and is refused"
             )
-        return ObjectStorage(Place(kind, f"{scheme}://{rest.rstrip('/')}", ""))
+        place = Place(kind, f"{scheme}://{rest.rstrip('/')}", "", _given(options))
+        return ObjectStorage(place)
     bucket, _, prefix = rest.partition("/")
     prefix = prefix.removesuffix("/")
     segments = prefix.split("/") if prefix else []
@@ -153,8 +155,12 @@ def _object(scheme: str, rest: str, options: Mapping[str, object]) -> ObjectStor
         options.get("account") or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
     ):
         raise ConfigError(["account: az:// needs the name of the storage account: account='...'"])
-    given = tuple((name, value) for name, value in options.items() if isinstance(value, str | bool))
-    return ObjectStorage(Place(kind, bucket, prefix, tuple(sorted(given))))
+    return ObjectStorage(Place(kind, bucket, prefix, _given(options)))
+
+
+def _given(options: Mapping[str, object]) -> tuple[tuple[str, str | bool], ...]:
+    given = ((name, value) for name, value in options.items() if isinstance(value, str | bool))
+    return tuple(sorted(given))
 
 
 def _refuse_secrets(options: Mapping[str, object]) -> None:
