@@ -25,7 +25,7 @@ from zarr_manifests.errors import (
 ALL = [
     kind
     for kind in vars(errors).values()
-    if inspect.isclass(kind) and issubclass(kind, BaseException)
+    if inspect.isclass(kind) and issubclass(kind, BaseException) and not issubclass(kind, Warning)
 ]
 BUILT_IN = {
     "AlreadyExistsError": FileExistsError,

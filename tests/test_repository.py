@@ -571,6 +571,7 @@ def test_transaction_without_changes_makes_no_commit(repository: Repository) -> 
     assert len([*repository.ancestry()]) == 1
 
 
+@pytest.mark.filterwarnings("ignore:a writable store was pickled")
 def test_transaction_does_not_leave_out_what_pickled_copies_wrote(tmp_path: Path) -> None:
     """Also where the block itself has changed nothing."""
     repository = Repository.create(tmp_path / "r")

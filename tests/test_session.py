@@ -986,6 +986,7 @@ def test_forks_in_processes(local: Repository, method: str) -> None:
     assert get(read, "a/c/99") == b"mine"
 
 
+@pytest.mark.filterwarnings("ignore:a writable store was pickled")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_pickled_stores_in_processes(local: Repository, method: str) -> None:
@@ -1004,6 +1005,7 @@ def test_pickled_stores_in_processes(local: Repository, method: str) -> None:
     assert get(read, "a/c/99") == b"mine"
 
 
+@pytest.mark.filterwarnings("ignore:a writable store was pickled")
 def test_unmerged_pickled_copies_can_be_left_out_on_purpose(local: Repository) -> None:
     session = local.writable_session("main")
     copy = pickle.loads(pickle.dumps(session.store))
@@ -1017,6 +1019,7 @@ def test_unmerged_pickled_copies_can_be_left_out_on_purpose(local: Repository) -
     assert get(local.readonly_session(), "a/c/0") == b"mine"
 
 
+@pytest.mark.filterwarnings("ignore:a writable store was pickled")
 def test_a_pickled_store_that_only_reads_hinders_nothing(local: Repository) -> None:
     session = local.writable_session("main")
     copy = pickle.loads(pickle.dumps(session.store))

@@ -48,6 +48,7 @@ def _store(storage: Storage) -> ManifestStore:
 # --- Zarr's own suites -----------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:a writable store was pickled")
 class _ZarrStoreTests(StoreTests[ManifestStore, Buffer]):
     store_cls = ManifestStore
     buffer_cls = cpu.Buffer

@@ -41,6 +41,7 @@ __all__ = [
     "NotARepositoryError",
     "NotFoundError",
     "ObjectNotFoundError",
+    "PickledStoreWarning",
     "ReadOnlyError",
     "SessionClosedError",
     "SnapshotExpiredError",
@@ -163,6 +164,10 @@ class ConflictError(ManifestsError, RuntimeError):
 
 class UnmergedForksError(ManifestsError, RuntimeError):
     """Writable copies of the session's store went to other processes and none was merged back."""
+
+
+class PickledStoreWarning(UserWarning):
+    """A writable store was pickled: what such a copy writes is in no commit unless it is merged."""
 
 
 # --- open a new session ----------------------------------------------------------------------

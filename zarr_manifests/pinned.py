@@ -100,7 +100,14 @@ class Pinned:
 
     @property
     def store(self) -> ManifestStore:
-        """The session's contents as a Zarr store."""
+        """The session's contents as a Zarr store.
+
+        A writable one is for this process and its threads. Pickled, as dask does to write from
+        other processes, it is a copy, and what that writes is in no commit unless it is merged:
+        so pickling warns (`PickledStoreWarning`), and a commit that would leave something out
+        raises `UnmergedForksError`. Write datasets with `zarr_manifests.write`, or give each task
+        `Session.fork()` and merge what comes back. The store of a read-only session can be pickled.
+        """
         return ManifestStore(self._workspace, read_only=self.read_only)
 
     @property

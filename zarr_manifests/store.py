@@ -13,9 +13,10 @@ for what it writes, whose changes reach a commit only through `Session.merge`.
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from zarr.abc.store import (
@@ -36,6 +37,7 @@ from zarr_manifests.engine.workspace import Workspace
 from zarr_manifests.errors import (
     InvalidArgumentError,
     ManifestsError,
+    PickledStoreWarning,
     ReadOnlyError,
     SessionClosedError,
 )
@@ -50,6 +52,12 @@ if TYPE_CHECKING:
 
 __all__ = ["ManifestStore"]
 
+_PICKLED: Final = (
+    "a writable store was pickled, as dask does to write from other processes: what such a copy "
+    "writes is in no commit unless it is merged. Write datasets with zarr_manifests.write, give "
+    "tasks session.fork() and merge what comes back, or compute in threads. For reading, pickle "
+    "the store of a read-only session"
+)
 _REVIVING = ForkSafeLock()
 _BYTE = np.dtype(np.uint8)
 
@@ -165,7 +173,17 @@ class ManifestStore(Store):
         return html_page("ManifestStore", facts, contents.nodes())
 
     def __reduce__(self) -> tuple[Any, ...]:
+        contents = self._contents
+        first = isinstance(contents, Workspace) and contents.origin is None and not contents.pickled
+        if first and not self.read_only:
+            warnings.warn(_PICKLED, PickledStoreWarning, stacklevel=2)
         return _restore, (self.freeze(explicit=False), self.read_only)
+
+    def __deepcopy__(self, memo: object) -> ManifestStore:
+        return _restore(self.freeze(explicit=False), self.read_only)
+
+    def __copy__(self) -> ManifestStore:
+        return self.__deepcopy__(None)
 
     def with_read_only(self, read_only: bool = False) -> ManifestStore:
         """The same contents as a store that refuses, or takes, writes.

@@ -122,6 +122,7 @@ def test_a_chunk_that_the_session_deleted_and_a_fork_wrote_is_a_conflict(session
     assert get(session, "a/c/1") is None
 
 
+@pytest.mark.filterwarnings("ignore:a writable store was pickled")
 def test_copies_of_discarded_changes_hinder_no_commit(session: Session) -> None:
     copy: ManifestStore = pickle.loads(pickle.dumps(session.store))
     copy.set_sync("a/c/1", cpu.Buffer.from_bytes(b"x"))

@@ -432,6 +432,7 @@ async def test_attributes_in_flight_when_their_array_comes_are_the_arrays() -> N
 # --- copies ----------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:a writable store was pickled")
 def test_a_copy_reads_what_its_session_had_staged() -> None:
     storage = MemoryStorage("packs-copies")
     repository, session = begin(storage)
@@ -509,6 +510,7 @@ def _write_in_child(store: ManifestStore, answers: Any) -> None:
     answers.put(pickle.dumps(store))
 
 
+@pytest.mark.filterwarnings("ignore:a writable store was pickled")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_process_writes_what_it_inherited_under_its_own_name(tmp_path: Path) -> None:
     repository, session = begin(LocalStorage(tmp_path / "r"))

@@ -1,15 +1,20 @@
 """A pickled store does nothing until it is used, and whatever it changes is noticed."""
 
+import copy
 import pickle
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import xarray as xr
 import zarr
+from dask.base import tokenize
 
 from zarr_manifests import ManifestStore, Repository, Session
-from zarr_manifests.errors import MissingChunkError, UnmergedForksError
+from zarr_manifests.errors import MissingChunkError, PickledStoreWarning, UnmergedForksError
+
+pytestmark = pytest.mark.filterwarnings("ignore:a writable store was pickled")
 
 
 def _copy(store: ManifestStore) -> ManifestStore:
@@ -56,9 +61,9 @@ def test_what_a_merged_copy_changed_is_committed(tmp_path: Path, change) -> None
     session = _session(tmp_path)
     expected = Repository.open(tmp_path).writable_session()
     change(expected.store)
-    copy = _copy(session.store)
-    change(copy)
-    session.merge(_copy(copy))
+    one = _copy(session.store)
+    change(one)
+    session.merge(_copy(one))
     session.commit("with the copy's work")
     group = zarr.open_group(session.store, mode="r")
     other = zarr.open_group(expected.store, mode="r")
@@ -66,6 +71,36 @@ def test_what_a_merged_copy_changed_is_committed(tmp_path: Path, change) -> None
     if "a" in other:
         np.testing.assert_array_equal(group["a"][:], other["a"][:])
         assert dict(group["a"].attrs) == dict(other["a"].attrs)
+
+
+@pytest.mark.filterwarnings("error:a writable store was pickled")
+def test_pickling_a_writable_store_warns_once_and_says_what_to_do(tmp_path: Path) -> None:
+    session = _session(tmp_path)
+    array = zarr.open_array(session.store, path="a", mode="r+")
+    with pytest.warns(PickledStoreWarning, match=r"zarr_manifests\.write.*session\.fork") as caught:
+        pickle.dumps(array)
+    assert [Path(one.filename) for one in caught] == [Path(__file__)]
+    pickle.dumps(array)
+    session.commit("and go on")
+    zarr.create_group(session.store, path="h")
+    with pytest.warns(PickledStoreWarning):
+        pickle.dumps(session.store)
+
+
+@pytest.mark.filterwarnings("error:a writable store was pickled")
+def test_what_leaves_nothing_out_does_not_warn(tmp_path: Path) -> None:
+    session = _session(tmp_path)
+    read = Repository.open(tmp_path).readonly_session()
+    for store in (read.store, session.store.with_read_only(True), session.fork().store):
+        assert _copy(store) == store
+    _copy(_copy(session.fork().store))
+    pickle.loads(pickle.dumps(session.fork()))
+    tokenize(session.store, zarr.open_array(session.store, path="a"))
+    for of in (copy.copy, copy.deepcopy):
+        assert of(session.store) == session.store
+    lazy = xr.open_zarr(session.store, group="g", consolidated=False, chunks={})
+    pickle.dumps(lazy)
+    lazy.copy(deep=True)
 
 
 def test_a_copy_that_only_reads_keeps_nothing_from_being_committed(tmp_path: Path) -> None:
@@ -79,9 +114,9 @@ def test_unpickling_reads_nothing(tmp_path: Path) -> None:
     with repo.transaction(message="sevens") as store:
         zarr.create_array(store, name="a", shape=(4,), chunks=(2,), dtype="i4")[:] = 7
     store = repo.readonly_session().store
-    copy = _copy(store)
-    assert (copy, copy.supports_writes) == (store, False)
-    pickled = pickle.dumps(copy)
+    copied = _copy(store)
+    assert (copied, copied.supports_writes) == (store, False)
+    pickled = pickle.dumps(copied)
     shutil.move(tmp_path, tmp_path.with_name("moved"))
     unreachable = pickle.loads(pickled)
     with pytest.raises(MissingChunkError):

@@ -241,6 +241,7 @@ def test_a_childs_deletions_are_noticed_too(tmp_path: Path, remove: bool) -> Non
         session.commit("a child that reads hinders nothing")
 
 
+@pytest.mark.filterwarnings("ignore:a writable store was pickled")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_what_a_forked_child_sends_back_is_merged(tmp_path: Path) -> None:
     session = _make(tmp_path / "r", 100).writable_session("main")

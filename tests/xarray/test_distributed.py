@@ -114,6 +114,7 @@ def test_reading_on_the_workers(client, tmp_path):
     )
 
 
+@pytest.mark.filterwarnings("ignore:a writable store was pickled")
 def test_a_store_that_was_merely_pickled_cannot_be_committed(client, tmp_path):
     session = zm.Repository.create(tmp_path).writable_session()
     dask_field(0, 8).to_zarr(session.store)
