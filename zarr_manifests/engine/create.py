@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.engine.misplaced import around, instead
 from zarr_manifests.engine.objects import Objects, Upload
 from zarr_manifests.engine.roots import RootAt, Roots
 from zarr_manifests.errors import AlreadyExistsError, ObjectNotFoundError, UnsupportedStorageError
@@ -64,6 +65,12 @@ def create_repository(
 
 def _check_empty(storage: Storage) -> None:
     """Refuse a place that holds anything but what an abandoned `create` leaves."""
+    outer = around(storage)
+    if outer is not None:
+        raise AlreadyExistsError(
+            f"{storage.url} lies inside the repository {outer}, whose groups are no folders: "
+            "write to that with group=, or choose a place outside"
+        )
     stray = storage.stray()
     if stray is not None:
         raise AlreadyExistsError(
@@ -73,10 +80,12 @@ def _check_empty(storage: Storage) -> None:
     for info in storage.list():
         if info.key == ROOT_KEY or not info.key.startswith(abandoned):
             _refuse_repository(storage)
-            raise AlreadyExistsError(
-                f"{storage.url} is not empty (it holds {info.key!r}) and has no repository; "
+            hint = instead(storage) or (
                 "choose an empty place. If there was a repository here, its object 'current' is "
                 "lost: the newest archive under 'root/' holds its last known state"
+            )
+            raise AlreadyExistsError(
+                f"{storage.url} is not empty (it holds {info.key!r}) and has no repository; {hint}"
             )
 
 

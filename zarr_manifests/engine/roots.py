@@ -23,6 +23,7 @@ from functools import partial
 from typing import Final
 
 from zarr_manifests.engine.chunks import SessionKeys
+from zarr_manifests.engine.misplaced import instead
 from zarr_manifests.engine.objects import Objects, Upload
 from zarr_manifests.errors import (
     CommitOutcomeUnknownError,
@@ -127,10 +128,11 @@ class Roots:
         try:
             tagged = self._storage.get_tagged(ROOT_KEY)
         except ObjectNotFoundError as error:
-            raise NotARepositoryError(
-                f"no repository at {self._storage.url}: {error}; make one with "
-                "Repository.create, or check the path"
-            ) from error
+            hint = (
+                instead(self._storage)
+                or f"{error}; make one with Repository.create, or check the path"
+            )
+            raise NotARepositoryError(f"no repository at {self._storage.url}: {hint}") from error
         if self._latest is not None and tagged.token == self._latest.token:
             return self._latest
         try:

@@ -1,0 +1,111 @@
+"""What xarray's and Zarr's own openers do to a repository, what protects it, and what is said."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+
+import zarr_manifests as zm
+from zarr_manifests.errors import AlreadyExistsError, NotARepositoryError
+from zarr_manifests.storage import LocalStorage, MemoryStorage
+
+DS = xr.Dataset({"t": ("x", np.arange(3.0))})
+OTHERS = 65534
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A repository that everybody can reach, other than below pytest's own folders."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        place = Path(folder, "winds")
+        zm.write(DS, place, message="first")
+        yield place
+        for path in (place, *place.rglob("*")):
+            path.chmod(0o755)
+
+
+def opened(place: object) -> xr.Dataset:
+    return xr.open_dataset(place, engine="zarr_manifests").load()
+
+
+@contextmanager
+def somebody_else() -> Iterator[None]:
+    """Nobody in particular; only root can become that, and anybody else is bound by modes."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(OTHERS)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_without_an_engine_xarray_finds_a_repository(place: Path) -> None:
+    xr.testing.assert_identical(xr.open_dataset(place).load(), opened(place))
+    with pytest.raises(FileNotFoundError):
+        xr.open_zarr(place)
+
+
+def test_what_to_zarr_deletes_is_said_afterwards(place: Path) -> None:
+    DS.to_zarr(place, mode="w", consolidated=False)
+    assert not (place / "current").exists()
+    with pytest.raises(NotARepositoryError, match=r"plain Zarr store.*xr.open_zarr.*backup"):
+        opened(place)
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_a_plain_store_is_called_that(tmp_path: Path, zarr_format: int) -> None:
+    store = tmp_path / "plain store"
+    DS.to_zarr(store, consolidated=False, zarr_format=zarr_format)
+    for location in (store, str(store), LocalStorage(store)):
+        with pytest.raises(NotARepositoryError, match=r"plain Zarr store .* xr.open_zarr"):
+            zm.Repository.open(location)
+        with pytest.raises(AlreadyExistsError, match=r"plain Zarr store .* xr.open_zarr"):
+            zm.write(DS, location, message="on top")
+    assert xr.open_zarr(store, consolidated=False).t.size == 3
+
+
+def test_a_plain_store_elsewhere_is_called_that() -> None:
+    storage = MemoryStorage()
+    storage.put("zarr.json", b"{}")
+    with pytest.raises(NotARepositoryError, match="plain Zarr store"):
+        zm.Repository.open(storage)
+
+
+@pytest.mark.parametrize("inside", ["wind", "chunks", "wind/deep", "current"])
+def test_a_group_is_no_folder(place: Path, inside: str) -> None:
+    zm.write(DS, place, message="group", group="wind")
+    before = sorted(place.rglob("*"))
+    with pytest.raises(NotARepositoryError, match=r"inside the repository .*winds.* group="):
+        opened(place / inside)
+    with pytest.raises(AlreadyExistsError, match=r"inside the repository .*winds.* group="):
+        zm.write(DS, place / inside, message="into the group?")
+    assert sorted(place.rglob("*")) == before
+
+
+def test_a_tree_that_others_can_only_read_is_safe_from_them(place: Path) -> None:
+    """Those who own it are bound only by taking the right to write from themselves."""
+    mine = os.geteuid() != 0
+    for path in (place, *place.rglob("*")):
+        path.chmod(path.stat().st_mode & (0o555 if mine else 0o755))
+    before = opened(place)
+    with somebody_else():
+        for mode in ("w", "a"):
+            with pytest.raises(PermissionError):
+                DS.to_zarr(place, mode=mode, consolidated=False)
+            with pytest.raises(PermissionError):
+                zarr.open_group(place, mode=mode)
+        with pytest.raises(zm.errors.StorageError, match="ermission"):
+            zm.write(DS * 2, place, message="not mine", mode="w")
+        xr.testing.assert_identical(opened(place), before)
+    xr.testing.assert_identical(opened(place), before)

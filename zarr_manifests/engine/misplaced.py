@@ -1,0 +1,61 @@
+"""What lies where a repository is looked for, or is to be made, so that errors can say it.
+
+Asked only when there is none; on a disk it is told from a few names, elsewhere from one request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from zarr_manifests.errors import ManifestsError
+from zarr_manifests.format.envelope import MAGIC
+from zarr_manifests.format.root import ROOT_KEY
+from zarr_manifests.storage import Storage
+
+__all__ = ["around", "instead"]
+
+_DOCUMENTS = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
+
+
+def instead(storage: Storage) -> str | None:
+    """What lies there that is no repository, and what opens it; None if nothing is known."""
+    outer = around(storage)
+    if outer is not None:
+        return (
+            f"it lies inside the repository {outer}, whose groups are no folders: open that, and "
+            "name the group by group="
+        )
+    if _is_plain_zarr(storage):
+        return (
+            "a plain Zarr store lies there, which xr.open_zarr and zarr.open_group open. If there "
+            "was a repository, something like to_zarr(mode='w') has deleted it, and only a backup "
+            "has it"
+        )
+    return None
+
+
+def around(storage: Storage) -> Path | None:
+    """The folder of a repository that the place lies in; only a disk is looked at."""
+    folder = _folder(storage)
+    for outer in folder.parents if folder is not None else ():
+        with contextlib.suppress(OSError), (outer / ROOT_KEY).open("rb") as file:
+            if file.read(len(MAGIC)) == MAGIC:
+                return outer
+    return None
+
+
+def _is_plain_zarr(storage: Storage) -> bool:
+    folder = _folder(storage)
+    if folder is not None:
+        return any((folder / name).is_file() for name in _DOCUMENTS)
+    with contextlib.suppress(ManifestsError):  # then it is not known
+        storage.head(_DOCUMENTS[0])
+        return True
+    return False
+
+
+def _folder(storage: Storage) -> Path | None:
+    url = urlsplit(storage.url)
+    return Path(unquote(url.path)) if url.scheme == "file" else None
