@@ -158,7 +158,7 @@ def test_writers_in_threads_append_until_all_have_landed() -> None:
         try:
             for number in range(4):
                 start = 100 * writer + 2 * number
-                append(storage, hours(start, start + 2), relocate=True)
+                append(storage, hours(start, start + 2), relocate=True, sort="keep")
         except BaseException as error:  # noqa: BLE001 - shown by the test
             failed.append(error)
 

@@ -80,7 +80,10 @@ class NotARepositoryError(FileNotFoundError, NotFoundError):
 
 
 class AlreadyExistsError(ManifestsError, FileExistsError):
-    """A repository, branch or tag of that name exists, or a deleted tag had that name."""
+    """A repository, branch or tag of that name exists, or a deleted tag had that name.
+
+    Or what is to be written is there already: a group that has data, labels of an append.
+    """
 
 
 class InvalidArgumentError(ManifestsError, ValueError):

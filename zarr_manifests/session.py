@@ -9,7 +9,7 @@ their changes back.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -98,6 +98,8 @@ class Session(Arranging):
     """
 
     _append_dim: str | None = None
+    _check_tip: Callable[[SnapshotView], None] | None = None
+    """Raises `ConflictError` if the changes must not be put on top of this tip."""
 
     def __enter__(self) -> Session:
         return self
@@ -383,7 +385,7 @@ class Session(Arranging):
         if retries is not None and (type(retries) is not int or retries < 0):
             raise InvalidArgumentError(f"retries is a number of times, and not {retries!r}")
         attempts = None if retries is None else retries + 1
-        return Rebasing(rebase is not False, policy, self._serializable, attempts)
+        return Rebasing(rebase is not False, policy, self._serializable, attempts, self._check_tip)
 
     def _commit_patch(
         self, done: SnapshotView, message: str, metadata: Mapping[str, Any], *, undo: bool

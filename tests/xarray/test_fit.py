@@ -308,7 +308,7 @@ def test_without_a_check_xarray_does_what_it_does(check: Any) -> None:
         warnings.simplefilter("ignore")
         repository = written([250.0, 330.0], KELVIN, check=check)
     assert opened(repository).t[1] == pytest.approx(264.464)
-    other = field([280.0]).assign(t=("x", [280.0], {"units": "degC"}))
+    other = field([280.0]).assign(t=("x", [280.0], {"units": "degC"})).assign_coords(x=[1])
     there = zm.Repository.create(MemoryStorage())
     first = field([1.0]).assign(t=("x", [1.0], {"units": "K"}))
     zm.write(first, there, message="kelvins")

@@ -211,6 +211,8 @@ class _Landing:
     def _moved(self, tip: Branch) -> tuple[SnapshotView, _Prepared]:
         """The tip, opened, and the commit as it is on top of it."""
         context, keys, relocate = self.context, self.keys, self.rebasing.relocate
+        if self.rebasing.check is not None:
+            self.rebasing.check(context.open_branch(tip))
         moved = relocate(tip) if relocate is not None else None
         if moved is None:
             return _rebased(context, self.view, tip, self.prepared, self.rebasing, keys)

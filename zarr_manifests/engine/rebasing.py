@@ -48,6 +48,9 @@ class Rebasing:
         Whether nothing that was read may have been changed by others.
     attempts : int or None
         How often it is tried; as configured if not given.
+    check : callable or None
+        Is given the tip, opened, before anything is put on top of it; raises `ConflictError` if
+        that must not be.
     relocate : callable or None
         Puts appends behind those of others: it is given the tip, and gives back the tip, opened,
         and all changes as they are there; None if there is nothing of the kind to do.
@@ -57,6 +60,7 @@ class Rebasing:
     policy: Policy = "fail"
     serializable: bool = False
     attempts: int | None = None
+    check: Callable[[SnapshotView], None] | None = None
     relocate: Callable[[Branch], tuple[SnapshotView, ChangeSet] | None] | None = None
 
 

@@ -6,25 +6,33 @@ else `distributed` has it written to forks.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, Final, Literal
 
 import xarray as xr
 
 from zarr_manifests.config import RepositoryConfig
-from zarr_manifests.engine.changes import same_bytes
 from zarr_manifests.engine.labels import checked_message, checked_metadata
-from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
-from zarr_manifests.format.chunk_table import Unset
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    InvalidArgumentError,
+    NotFoundError,
+)
 from zarr_manifests.format.nodes import NodeKind
-from zarr_manifests.keys import V3_DOCUMENT, split
+from zarr_manifests.keys import V3_DOCUMENT, join, split
+from zarr_manifests.planning.appends import AppendPlan, OnExisting
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session
 from zarr_manifests.store import ManifestStore
 from zarr_manifests.xarray.agreement import check_agreement
+from zarr_manifests.xarray.appending import Append
 from zarr_manifests.xarray.backend import Location
 from zarr_manifests.xarray.distributed import computed_elsewhere, write_elsewhere
 from zarr_manifests.xarray.fit import looked_at
+from zarr_manifests.xarray.unchanged import changes_nothing, drop_unchanged
 
 __all__ = ["write"]
 
@@ -32,6 +40,7 @@ type _Region = Mapping[str, slice | Literal["auto"]] | Literal["auto"]
 type _WriteMode = Literal["w", "w-", "a", "a-", "r+"]
 
 _MODES: Final = ("w", "w-", "a", "a-", "r+")
+_ON_EXISTING: Final = ("error", "skip", "replace")
 _LISTED: Final = 20
 
 
@@ -49,6 +58,8 @@ def write(
     metadata: Mapping[str, Any] | None = None,
     config: RepositoryConfig | Mapping[str, Any] | None = None,
     relocate: bool = False,
+    on_existing: OnExisting = "error",
+    sort: Literal["keep"] | None = None,
     check: Literal["values", "encoding"] | None = "values",
 ) -> str:
     """Write a dataset into a repository in one commit, and make the repository if need be.
@@ -85,7 +96,14 @@ def write(
         For the repository if it is made; if it is there, used instead of its own for this write.
     relocate : bool, default False
         Goes with `append_dim`: if others append meanwhile, land behind them, as in
-        `Session.append_mode`.
+        `Session.append_mode`, or by writing again.
+    on_existing : {"error", "skip", "replace"}, default "error"
+        Goes with `append_dim`: what to do with labels of that dimension's index coordinate that
+        are there already. `skip` leaves these rows out, `replace` writes them over what is there;
+        the other rows are appended. With both, the same call twice makes one commit.
+    sort : {"keep"}, optional
+        Goes with `append_dim`: with `keep`, append in the order given, although the index
+        coordinate is not sorted then. By default that is an error.
     check : {"values", "encoding"} or None, default "values"
         What is refused: values that would be read back as others, and whatever has another
         encoding than the arrays that are there; the latter only; or nothing. Values of dask
@@ -99,7 +117,8 @@ def write(
     Raises
     ------
     AlreadyExistsError
-        If the group has data, and neither `mode`, `append_dim` nor `region` says what to do.
+        If the group has data, and neither `mode`, `append_dim` nor `region` says what to do; or
+        labels of an append are there already, and `on_existing` does not.
     NotARepositoryError
         If `region`, `mode="r+"` or another branch than `main` is given, and there is none.
     NotFoundError
@@ -107,9 +126,9 @@ def write(
     InvalidArgumentError
         If arguments contradict each other; or if the values would mean something else in the
         arrays that are there, whose attributes stay (other units, or times that cannot be told in
-        theirs), or an append would leave some of them shorter or replace an index coordinate;
-        or if values do not fit: beyond the range of a packing or a type, NaN where nothing
-        stands for it, fractions in integers, longer texts.
+        theirs), or an append would leave some of them shorter or replace an index coordinate, or
+        its labels unsorted, or has a label twice; or if values do not fit: beyond the range of a
+        packing or a type, NaN where nothing stands for it, fractions in integers, longer texts.
     ConflictError
         If somebody else has committed to the same chunks or metadata meanwhile, or two tasks
         wrote to the same chunk.
@@ -123,30 +142,89 @@ def write(
     >>> ds = xr.Dataset({"t": ("time", [1.0, 2.0])}, {"time": [0, 1]})
     >>> first = zm.write(ds, "memory://write-example", message="create")
     >>> more = ds.assign_coords(time=[2, 3])
-    >>> second = zm.write(more, "memory://write-example", message="append", append_dim="time")
+    >>> how = dict(message="append", append_dim="time", on_existing="skip")
+    >>> second = zm.write(more, "memory://write-example", **how)
     >>> xr.open_dataset("memory://write-example", engine="zarr_manifests").sizes["time"]
     4
+
+    The same call again finds nothing to append, and makes no commit:
+
+    >>> zm.write(more, "memory://write-example", **how) == second
+    True
     """
     _check_arguments(ds, location, mode, append_dim, region, config)
     if check not in ("values", "encoding", None):
         raise InvalidArgumentError(f"check must be 'values', 'encoding' or None, not {check!r}")
-    if relocate and append_dim is None:
-        raise InvalidArgumentError("relocate goes with append_dim: it is appends that it moves")
+    _check_append(append_dim, region, on_existing, sort, relocate=relocate)
     message, metadata = checked_message(message), checked_metadata(metadata)
-    session = _repository(location, config, branch, mode, region).writable_session(branch)
-    if relocate:
-        session.append_mode(append_dim)  # type: ignore[arg-type]  # checked there
-    options = _zarr_options(session.store, group, mode, append_dim, region)
-    if check is not None and options["mode"] != "w":
-        check_agreement(ds, session.store, (group or "").strip("/"), options["append_dim"])
     encoding = {name: dict(how) for name, how in (encoding or {}).items()}
-    place = dict(region) if isinstance(region, Mapping) else region
-    if check == "values":
-        with looked_at(ds, session.store, options, encoding) as seen:
-            _write(seen, session, options, place, encoding)
-    else:
-        _write(ds, session, options, place, encoding)
-    if _changes_nothing(session.store):
+    path = (group or "").strip("/")
+    append = None
+    if append_dim is not None and region is None:
+        append = Append.of(ds, append_dim, path, on_existing, sort, relocate=relocate)
+    repository = _repository(location, config, branch, mode, region)
+
+    @contextmanager
+    def begun() -> Iterator[tuple[xr.Dataset, Session, dict[str, Any]]]:
+        """The dataset as it is to be written, a session to write it to, and how."""
+        session = repository.writable_session(branch)
+        if relocate:
+            session.append_mode(append_dim)  # type: ignore[arg-type]  # checked there
+        options = _zarr_options(session.store, path, mode, append_dim, region)
+        if check is not None and options["mode"] != "w":
+            check_agreement(ds, session.store, path, options["append_dim"])
+        if check == "values":
+            with looked_at(ds, session.store, options, encoding) as seen:
+                yield seen, session, options
+        else:
+            yield ds, session, options
+
+    commit = partial(_commit, message=message, metadata=metadata)
+    if append is not None:
+        return _append(append, begun, encoding, commit)
+    with begun() as (seen, session, options):
+        place = dict(region) if isinstance(region, Mapping) else region
+        _write(seen, session, options, place, encoding)
+    return commit(session)
+
+
+def _append(
+    append: Append,
+    begun: Callable[[], AbstractContextManager[tuple[xr.Dataset, Session, dict[str, Any]]]],
+    encoding: Mapping[Hashable, Mapping[str, Any]],
+    commit: Callable[[Session], str],
+) -> str:
+    """Plan an append, write and commit it; and again if others have changed what it rests on."""
+    planned: AppendPlan | None = None
+    conflict: ConflictError | None = None
+    attempts = 0
+    while True:
+        attempts += 1
+        with begun() as (ds, session, options):
+            workspace = session.store.workspace
+            context, nodes = workspace.context, workspace.view.nodes
+            before, planned = planned, append.plan(context, workspace.view)
+            if conflict is not None and before is not None:
+                tried = attempts > context.config.commit_attempts
+                if tried or not append.goes_on(before, planned):
+                    raise conflict
+            new = {k: how for k, how in encoding.items() if join(append.group, str(k)) not in nodes}
+            for part, at in append.parts(ds, planned, nodes):
+                over = {} if at is None else {"mode": "a", "append_dim": None}
+                place = None if at is None else {append.dim: at}
+                _write(part, session, {**options, **over}, place, new)
+        if planned.replaced:
+            drop_unchanged(workspace)
+        session._check_tip = partial(append.check, context, planned)
+        try:
+            return commit(session)
+        except ConflictError as error:
+            conflict = error
+
+
+def _commit(session: Session, message: str, metadata: Mapping[str, Any]) -> str:
+    """Id of the new snapshot, or of the session's if nothing is to be committed."""
+    if changes_nothing(session.store.workspace):
         return session.snapshot_id
     return session.commit(message, metadata)
 
@@ -193,15 +271,38 @@ def _check_arguments(
         raise InvalidArgumentError("config goes with a path, URL or storage, not a Repository")
 
 
+def _check_append(
+    append_dim: Hashable | None,
+    region: _Region | None,
+    on_existing: object,
+    sort: object,
+    *,
+    relocate: bool,
+) -> None:
+    if on_existing not in _ON_EXISTING:
+        listed = ", ".join(_ON_EXISTING)
+        raise InvalidArgumentError(f"on_existing must be one of {listed}, not {on_existing!r}")
+    if sort not in (None, "keep"):
+        raise InvalidArgumentError(f"sort must be 'keep' or None, not {sort!r}")
+    if append_dim is None and relocate:
+        raise InvalidArgumentError("relocate goes with append_dim: it is appends that it moves")
+    if append_dim is None and (on_existing != "error" or sort is not None):
+        raise InvalidArgumentError("on_existing and sort go with append_dim")
+    if region is not None and on_existing != "error":
+        raise InvalidArgumentError(
+            f"on_existing={on_existing!r} finds out itself where rows go; leave region out"
+        )
+
+
 def _zarr_options(
     store: ManifestStore,
-    group: str | None,
+    path: str,
     mode: _WriteMode | None,
     append_dim: Hashable | None,
     region: _Region | None,
 ) -> dict[str, Any]:
     """Arguments for xarray's Zarr backend, by what is there already."""
-    path, url = (group or "").strip("/"), store.workspace.storage.url
+    url = store.workspace.storage.url
     arrays = sorted(
         node_path.rpartition("/")[2]
         for node_path, node in store.workspace.nodes().items()
@@ -256,25 +357,4 @@ def _write(
         region=region,
         encoding=encoding,
         consolidated=False,
-    )
-
-
-def _changes_nothing(store: ManifestStore) -> bool:
-    """Whether all that was written is what the snapshot has at these places already.
-
-    Checksums almost always tell that it is not; only if none of them does, bytes are compared.
-    """
-    workspace = store.workspace
-    changes, reader = workspace.changes, workspace.reader
-    if changes.nodes or changes.truncated or changes.tables:
-        return False
-    pairs = []
-    for node_id, coords, new in changes.refs():
-        old = workspace.view.lookup(node_id, coords)
-        if old is None or isinstance(new, Unset) or not same_bytes(old, new):
-            return False
-        pairs.append((old, new))
-    return all(
-        old == new or reader.read(old, 0, old.length) == reader.read(new, 0, new.length)
-        for old, new in pairs
     )

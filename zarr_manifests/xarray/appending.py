@@ -1,0 +1,212 @@
+"""Appends that look at the labels that are there: what to skip, to write over, and to append.
+
+What is done is planned from the index coordinate of one snapshot (`planning.appends`). `plan` reads
+it, and `check` plans again on the tip that a commit is about to land on: if something else comes
+out, the commit is a conflict, and `write` begins again there.
+
+Invariant: labels are compared as they would be read back. Those that are given are encoded as the
+array that is there has it, and decoded together with the ones in it; so what was rounded when it
+was stored is found again.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import xarray as xr
+from xarray.backends import ZarrStore
+from xarray.conventions import decode_cf_variable
+
+from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.view import SnapshotView
+from zarr_manifests.engine.workspace import Workspace
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    Conflict,
+    ConflictError,
+    InvalidArgumentError,
+)
+from zarr_manifests.format.nodes import Node
+from zarr_manifests.keys import join
+from zarr_manifests.planning.appends import AppendPlan, OnExisting, aligned_blocks, plan_append
+from zarr_manifests.store import ManifestStore
+
+__all__ = ["Append"]
+
+
+@dataclass(frozen=True)
+class Append:
+    """An append along a dimension that has an index coordinate.
+
+    Parameters
+    ----------
+    dim : str
+        The dimension.
+    group : str
+        Path of the group.
+    labels : Variable
+        The coordinate, as it is given.
+    on_existing : {"error", "skip", "replace"}
+        What to do with labels that are there.
+    sort : {"keep"} or None
+        Whether rows may be appended that leave the labels unsorted.
+    relocate : bool
+        Whether rows may land behind those that others append meanwhile.
+    """
+
+    dim: str
+    group: str
+    labels: xr.Variable
+    on_existing: OnExisting
+    sort: Literal["keep"] | None
+    relocate: bool
+
+    @classmethod
+    def of(
+        cls,
+        ds: xr.Dataset,
+        dim: Hashable,
+        group: str,
+        on_existing: OnExisting,
+        sort: Literal["keep"] | None,
+        *,
+        relocate: bool,
+    ) -> Append | None:
+        """The append of a dataset; None if it has no index coordinate to look at.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If there is none and `on_existing` needs one.
+        """
+        labels = ds.variables.get(dim)
+        if labels is not None and labels.dims == (dim,):
+            return cls(str(dim), group, labels.load(), on_existing, sort, relocate)
+        if on_existing != "error":
+            raise InvalidArgumentError(
+                f"on_existing={on_existing!r} tells by the labels of {dim!r} what is there "
+                f"already, and the dataset has no coordinate of that name; give it one, such as by "
+                f"ds.assign_coords({dim}=...), or leave on_existing out"
+            )
+        return None
+
+    def plan(self, context: Context, view: SnapshotView) -> AppendPlan:
+        """What is to be done with each row on this snapshot.
+
+        Raises
+        ------
+        AlreadyExistsError, InvalidArgumentError
+            As `plan_append` does.
+        """
+        node = view.nodes.get(join(self.group, self.dim))
+        if node is None or not _is_index(node, self.dim):
+            given = self.labels.values
+            there = given[:0]
+        else:
+            there, given = self._decoded(context, view)
+        keep = self.sort == "keep"
+        return plan_append(self.dim, there, given, self.on_existing, keep_order=keep)
+
+    def check(self, context: Context, planned: AppendPlan, on: SnapshotView) -> None:
+        """Refuse a tip on which something else would have to be done than was planned.
+
+        Raises
+        ------
+        ConflictError
+            If it is so.
+        """
+        path = f"/{join(self.group, self.dim)}"
+        try:
+            now = self.plan(context, on)
+        except (AlreadyExistsError, InvalidArgumentError) as error:
+            conflict = Conflict(path, "read", f"with the labels that are there now, {error}")
+        else:
+            moved = now.start != planned.start and bool(planned.appended)
+            if (now.appended, now.replaced) != (planned.appended, planned.replaced):
+                conflict = Conflict(path, "read", "the labels that are there have changed")
+            elif moved and not self.relocate:
+                conflict = Conflict(path, "growth", f"both commits append along {self.dim!r}")
+            else:
+                return
+        raise ConflictError(
+            f"other commits came first and changed what there is along {self.dim!r}; nothing was "
+            "committed. Write again, on top of what is there now",
+            [conflict],
+        )
+
+    def goes_on(self, before: AppendPlan, now: AppendPlan) -> bool:
+        """Whether to write again, planned anew, after a conflict.
+
+        Rows that are skipped or replaced know their places whatever has come first; others go
+        behind it only where that was asked for.
+        """
+        return self.on_existing != "error" or (self.relocate and before.start != now.start)
+
+    def parts(
+        self, ds: xr.Dataset, planned: AppendPlan, nodes: Mapping[str, Node]
+    ) -> Iterator[tuple[xr.Dataset, slice | None]]:
+        """What to write: each part, and where it goes; None is behind what is there."""
+        fixed = [name for name, v in ds.variables.items() if self.dim not in v.dims]
+        for run in planned.replaced:
+            values = ds.drop_vars([*fixed, self.dim])
+            if values.variables:
+                stop = run.start + len(run.rows)
+                yield self._rows(values, run.rows, run.start, nodes), slice(run.start, stop)
+        if planned.appended or planned.replaced or not ds.sizes[self.dim]:
+            yield self._rows(ds, planned.appended, planned.start, nodes), None
+
+    def _rows(
+        self, ds: xr.Dataset, rows: Sequence[int], start: int, nodes: Mapping[str, Node]
+    ) -> xr.Dataset:
+        """These rows; each chunk from `start` on lies within one dask block again."""
+        first = rows[0] if rows else 0
+        in_a_row = [*rows] == [*range(first, first + len(rows))]
+        if in_a_row and len(rows) == ds.sizes[self.dim] and self.on_existing == "error":
+            return ds
+        part = ds.isel({self.dim: slice(first, first + len(rows)) if in_a_row else [*rows]})
+        for name, variable in part.variables.items():
+            node = nodes.get(join(self.group, str(name)))
+            if variable.chunks is None or node is None or node.array is None:
+                continue
+            names = node.array.dimension_names or ()
+            if not rows and self.dim in variable.dims:
+                variable.data = np.empty(variable.shape, variable.dtype)  # or a block is computed
+            elif self.dim in names and self.dim in variable.dims:
+                chunk = node.array.chunk_shape[names.index(self.dim)]
+                blocks = aligned_blocks(variable.chunksizes[self.dim], start, chunk)
+                variable.data = variable.chunk({self.dim: blocks}).data
+        return part
+
+    def _decoded(
+        self, context: Context, view: SnapshotView
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """The labels that are there, and those given as they would be read back; of one type.
+
+        That they are read is noted nowhere: `check` looks at them again.
+        """
+        reader = ManifestStore(Workspace(context, view), read_only=True)
+        backend: Any = ZarrStore.open_group(
+            reader, mode="r", group=self.group or None, consolidated=False
+        )
+        raw = backend.open_store_variable(self.dim).load()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what they warn of, `write` itself says
+            given = self.labels.copy(deep=False)
+            given.encoding = decode_cf_variable(self.dim, raw).encoding
+            encoded = np.asarray(backend.encode_variable(given, name=self.dim).values)
+            stored = raw.values
+            kinds = {stored.dtype.kind, encoded.dtype.kind}
+            if kinds & set("OUT"):
+                stored, encoded = stored.astype(object), encoded.astype(object)
+            both = xr.Variable(raw.dims, np.concatenate((stored, encoded)), raw.attrs)
+            labels = decode_cf_variable(self.dim, both).values
+        return labels[: len(stored)], labels[len(stored) :]
+
+
+def _is_index(node: Node, dim: str) -> bool:
+    return node.array is not None and node.array.dimension_names == (dim,)

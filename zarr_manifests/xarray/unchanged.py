@@ -1,0 +1,59 @@
+"""What a session has written that is there already, byte for byte.
+
+Checksums almost always tell that something differs; only where they do not, bytes are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zarr_manifests.engine.changes import same_bytes
+from zarr_manifests.engine.workspace import Workspace
+from zarr_manifests.format.chunk_table import StoredRef, Unset
+from zarr_manifests.grid import Coords
+
+__all__ = ["changes_nothing", "drop_unchanged"]
+
+
+def changes_nothing(workspace: Workspace) -> bool:
+    """Whether all that was written is what the snapshot has at these places already."""
+    changes = workspace.changes
+    if changes.nodes or changes.truncated:
+        return False
+    return all(_looks_same(workspace, *each) for each in _written(workspace)) and all(
+        _is_same(workspace, *each) for each in _written(workspace)
+    )
+
+
+def drop_unchanged(workspace: Workspace) -> None:
+    """Leave out of the changes each chunk that is there already, but for those set in bulk."""
+    same = [
+        (node_id, coords)
+        for node_id, coords, new in workspace.changes.refs()
+        if _looks_same(workspace, node_id, coords, new)
+        and _is_same(workspace, node_id, coords, new)
+    ]
+    with workspace.lock:
+        for node_id, coords in same:
+            del workspace.changes.chunks[node_id][coords]
+
+
+def _written(workspace: Workspace) -> Iterator[tuple[bytes, Coords, StoredRef]]:
+    changes = workspace.changes
+    yield from changes.refs()
+    for node_id, tables in changes.tables.items():
+        for rows in tables:
+            for coords, ref in changes.rows(rows).refs():
+                yield node_id, coords, ref
+
+
+def _looks_same(workspace: Workspace, node_id: bytes, coords: Coords, new: StoredRef) -> bool:
+    old = workspace.view.lookup(node_id, coords)
+    return old is not None and not isinstance(new, Unset) and same_bytes(old, new)
+
+
+def _is_same(workspace: Workspace, node_id: bytes, coords: Coords, new: StoredRef) -> bool:
+    old, reader = workspace.view.lookup(node_id, coords), workspace.reader
+    if old is None or isinstance(new, Unset):
+        return False
+    return old == new or reader.read(old, 0, old.length) == reader.read(new, 0, new.length)
