@@ -318,6 +318,21 @@ def test_without_a_check_xarray_does_what_it_does(check: Any) -> None:
         refused(there, other, "degC", append_dim="x", check=check)
 
 
+@pytest.mark.parametrize("unit", ["s", "us"])
+def test_times_that_nanoseconds_have_no_room_for(unit: str) -> None:
+    time = np.array(["2900-01-01", "2900-01-02"], f"M8[{unit}]")
+    how: dict[str, Any] = {"units": "seconds since 2000-01-01", "dtype": "i8"}
+    repository = zm.Repository.create(MemoryStorage())
+    first = xr.Dataset(coords={"time": time[:1]})
+    zm.write(first, repository, message="first", encoding={"time": how})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of xarray's: it decodes them as cftime's
+        more = xr.Dataset(coords={"time": time[1:]})
+        zm.write(more, repository, message="more", append_dim="time")
+        found = opened(repository).time.values.astype(str).tolist()
+    assert found == ["2900-01-01 00:00:00", "2900-01-02 00:00:00"]
+
+
 def test_what_check_can_be() -> None:
     repository = zm.Repository.create(MemoryStorage())
     refused(repository, field([1.0]), "check must be", check="all")

@@ -444,7 +444,8 @@ class Fit:
             # Its own attributes tell of values that are packed already, and so are these.
             attributes = {k: _plain(v) for k, v in said if k not in self.attributes}
             raw = xr.Variable((self.name,), kept, attributes)
-            times = xr.coders.CFDatetimeCoder(use_cftime=part.dtype == object)
+            unit: Any = np.datetime_data(part.dtype)[0] if part.dtype.kind == "M" else "ns"
+            times = xr.coders.CFDatetimeCoder(use_cftime=part.dtype == object, time_unit=unit)
             decoded = decode_cf_variable(
                 self.name,
                 raw,
