@@ -13,6 +13,7 @@ from typing import Any
 from zarr_manifests.engine.imports import import_references
 from zarr_manifests.layouts import Layouts
 from zarr_manifests.versions import DEFAULT_BRANCH
+from zarr_manifests.virtual.budget import MAX_BYTES, MAX_REFERENCES
 from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.kerchunk import read_kerchunk
 from zarr_manifests.virtual.references import References, list_zarr, location_of
@@ -31,6 +32,7 @@ class Imports(Layouts):
         *,
         message: str | None = None,
         branch: str = DEFAULT_BRANCH,
+        max_bytes: int = MAX_BYTES,
     ) -> str:
         """Take a plain Zarr store in, in one commit: its metadata, and refs to its chunks.
 
@@ -49,6 +51,8 @@ class Imports(Layouts):
             Of the commit.
         branch : str
             What to commit to.
+        max_bytes : int
+            Bytes that all metadata documents together, and each chunk that is copied, may have.
 
         Returns
         -------
@@ -62,7 +66,8 @@ class Imports(Layouts):
         AlreadyExistsError
             If there is something at the path.
         InvalidArgumentError
-            If consolidated metadata knows of documents that are not there, a folder in the store
+            If there is more than `max_bytes`, consolidated metadata knows of documents that are
+            not there, a folder in the store
             is a symbolic link, or a file is one that leads out of the store.
         UnsupportedFormatError
             If the store has metadata that is not understood, or is a file, such as a ZIP.
@@ -78,7 +83,7 @@ class Imports(Layouts):
         >>> list(zarr.open_group(repo.readonly_session().store, mode="r"))
         []
         """
-        references, location = list_zarr(url), location_of(url)
+        references, location = list_zarr(url, max_bytes=max_bytes), location_of(url)
         return self._import(
             references,
             path,
@@ -86,6 +91,7 @@ class Imports(Layouts):
             message or f"import {location}",
             branch,
             copy=copy,
+            max_bytes=max_bytes,
         )
 
     def import_kerchunk(
@@ -95,6 +101,8 @@ class Imports(Layouts):
         *,
         message: str | None = None,
         branch: str = DEFAULT_BRANCH,
+        max_bytes: int = MAX_BYTES,
+        max_references: int = MAX_REFERENCES,
     ) -> str:
         """Take kerchunk references in, in one commit: metadata, and refs to chunks.
 
@@ -106,6 +114,11 @@ class Imports(Layouts):
             one that has changed is an error.
         path, message, branch
             As for `import_zarr`; so is what is returned.
+        max_bytes : int
+            Bytes that may be read and made: files, what templates become, locations, inline
+            chunks, and some 32 for each reference in parquet files.
+        max_references : int
+            References that `gen` may generate.
 
         Raises
         ------
@@ -115,7 +128,7 @@ class Imports(Layouts):
             If there is something at the path.
         InvalidArgumentError
             If a reference is malformed, a location is a relative path or has a user or a password
-            in it, or more than 4 million references are generated.
+            in it, or there is more than `max_bytes` or `max_references`.
         UnsupportedFormatError
             If there is a template or metadata that is not understood.
         UnsupportedStorageError
@@ -125,7 +138,12 @@ class Imports(Layouts):
         ImportError
             If pyarrow is due and not installed.
         """
-        found = read_kerchunk(references, self._context.containers)
+        found = read_kerchunk(
+            references,
+            self._context.containers,
+            max_bytes=max_bytes,
+            max_references=max_references,
+        )
         return self._import(
             found,
             path,
@@ -133,6 +151,7 @@ class Imports(Layouts):
             message or "import kerchunk references",
             branch,
             copy=False,
+            max_bytes=max_bytes,
         )
 
     def _import(
@@ -144,7 +163,15 @@ class Imports(Layouts):
         branch: str,
         *,
         copy: bool,
+        max_bytes: int,
     ) -> str:
         session = self.writable_session(branch)
-        import_references(session.store.workspace, path, references, trusted, copy=copy)
+        import_references(
+            session.store.workspace,
+            path,
+            references,
+            trusted,
+            copy=copy,
+            max_bytes=max_bytes,
+        )
         return session.commit(message)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import zarr_manifests as zm
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError, UnsupportedFormatError
-from zarr_manifests.virtual import kerchunk
+from zarr_manifests.virtual.budget import Budget
 from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.kerchunk import read_kerchunk
 from zarr_manifests.virtual.templates import Templates
@@ -118,11 +118,12 @@ def test_generators_that_are_refused(change: dict[str, Any], error: type[Manifes
         read_kerchunk({"refs": refs, "gen": [without]}, Containers())
 
 
-def test_what_is_generated_is_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kerchunk, "MOST_GENERATED", 6)
-    assert len(read_kerchunk({"refs": {}, "gen": [GOOD, GOOD]}, Containers()).keys) == 3
-    with pytest.raises(InvalidArgumentError, match="more than 6"):
-        read_kerchunk({"refs": {}, "gen": [GOOD, GOOD, GOOD]}, Containers())
+def test_what_is_generated_is_bounded_together() -> None:
+    refs: dict[str, Any] = {"refs": {}, "gen": [GOOD, GOOD]}
+    assert len(read_kerchunk(refs, Containers(), max_references=6).keys) == 3
+    refs["gen"] += [GOOD]
+    with pytest.raises(InvalidArgumentError, match=r"more than 6.*max_references="):
+        read_kerchunk(refs, Containers(), max_references=6)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +175,8 @@ def test_templates(text: str, expected: str) -> None:
     ],
 )
 def test_templates_that_are_refused(text: str, error: type[ManifestsError]) -> None:
-    templates = Templates({"u": "place", "f": "<{{c}}>", "g": "{{c}}{{c}}"})
+    texts = {"u": "place", "f": "<{{c}}>", "g": "{{c}}{{c}}"}
+    templates = Templates(texts, Budget(1 << 20))
     with pytest.raises(error):
         templates.render(text, {"i": 7})
 

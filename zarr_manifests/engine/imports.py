@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -42,7 +43,13 @@ _LOG = logging.getLogger(__name__)
 
 
 def import_references(
-    workspace: Workspace, path: str, references: References, trusted: Containers, *, copy: bool
+    workspace: Workspace,
+    path: str,
+    references: References,
+    trusted: Containers,
+    *,
+    copy: bool,
+    max_bytes: int,
 ) -> None:
     """Put what `references` say below `path`.
 
@@ -58,13 +65,15 @@ def import_references(
         Where bytes may be copied from.
     copy : bool
         Whether chunks are copied, and not referred to.
+    max_bytes : int
+        That a chunk which is copied may have.
 
     Raises
     ------
     AlreadyExistsError
         If there is something at the path.
     InvalidArgumentError
-        If an entry cannot be had under its key.
+        If an entry cannot be had under its key, or is too large.
     UnsupportedFormatError
         If an array's metadata is not understood.
     """
@@ -72,8 +81,8 @@ def import_references(
     v3 = not references.values or any(split(k)[1] == V3_DOCUMENT for k in references.values)
     _make_room(workspace, path, V3_DOCUMENT if v3 else V2_GROUP)
     _write_values(workspace, path, references)
+    source = _Source(VirtualReader(trusted), trusted, references, max_bytes)
     rows_of, others = _by_array(workspace, path, references)
-    reader = VirtualReader(trusted)
     for place, parts in rows_of.items():
         node = workspace.array_at(place)
         assert node.array is not None
@@ -87,21 +96,30 @@ def import_references(
             continue
         for row, at in zip(rows.tolist(), coords.tolist(), strict=True):
             key = join(node.path, node.array.chunk_keys.encode(tuple(at)))
-            _copy(workspace, reader, trusted, references, row, key)
+            workspace.set(key, source.read(row))
     for row in others:
-        _copy(workspace, reader, trusted, references, row, join(path, references.keys[row]))
+        workspace.set(join(path, references.keys[row]), source.read(row))
 
 
-def _copy(
-    workspace: Workspace,
-    reader: VirtualReader,
-    trusted: Containers,
-    references: References,
-    row: int,
-    key: str,
-) -> None:
-    ref = _ref(trusted, references, row)
-    workspace.set(key, reader.read(ref, 0, ref.length))
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where bytes are copied from."""
+
+    reader: VirtualReader
+    trusted: Containers
+    references: References
+    max_bytes: int
+
+    def read(self, row: int) -> bytes:
+        """What a row of the references refers to."""
+        ref = _ref(self.trusted, self.references, row)
+        if ref.length > self.max_bytes:
+            which = self.references.locations[int(self.references.source[row])]
+            raise InvalidArgumentError(
+                f"{which} has {ref.length} bytes, and an import copies files of up to "
+                f"{self.max_bytes}: pass a larger max_bytes="
+            )
+        return self.reader.read(ref, 0, ref.length)
 
 
 type _Parts = dict[str, list[tuple[IndexArray, IndexArray]]]

@@ -8,7 +8,8 @@ Invariants:
 
 - Nothing is left out silently, since an absent chunk reads as fill value: what cannot be taken is
   an error.
-- What a small file can make of itself is bounded: at most `MOST_GENERATED` references.
+- What a small file can make of itself is bounded, before it is made: the number of references that
+  are generated, and the bytes of everything.
 """
 # Paths are plain strings here, as in references.py:
 # ruff: noqa: PTH112
@@ -34,49 +35,66 @@ from zarr_manifests.errors import (
     UnsupportedFormatError,
 )
 from zarr_manifests.storage.files import open_regular
+from zarr_manifests.virtual.budget import MAX_BYTES, MAX_REFERENCES, Budget, check_bound
 from zarr_manifests.virtual.containers import Containers, Place, parse_location
 from zarr_manifests.virtual.kerchunk_parquet import read_parquet
 from zarr_manifests.virtual.references import Files, References, location_of
 from zarr_manifests.virtual.templates import Templates
 
-__all__ = ["MOST_GENERATED", "read_kerchunk"]
+__all__ = ["read_kerchunk"]
 
-MOST_GENERATED: Final = 1 << 20
-"""References that one file may generate."""
+_DIMENSION_BYTES: Final = 16
 
 
 def read_kerchunk(
-    given: str | os.PathLike[str] | Mapping[str, Any], containers: Containers
+    given: str | os.PathLike[str] | Mapping[str, Any],
+    containers: Containers,
+    *,
+    max_bytes: int = MAX_BYTES,
+    max_references: int = MAX_REFERENCES,
 ) -> References:
     """What kerchunk references say: a mapping, a JSON file, or a folder of parquet files.
 
     Size and time of modification are noted of those files that lie below a container.
+
+    Parameters
+    ----------
+    given : mapping, str or path
+        The references.
+    containers : Containers
+        What may be looked at.
+    max_bytes : int
+        Bytes that may be read and made.
+    max_references : int
+        References that templates may generate.
 
     Raises
     ------
     NotFoundError
         If there is no such file or folder.
     InvalidArgumentError
-        If it is malformed, or generates too much.
+        If it is malformed, or goes beyond a bound.
     UnsupportedFormatError
         If it has templates or metadata that are not understood.
     VirtualContainerError
         If a chunk is a whole file whose size is not known.
     """
-    files = Files(containers)
+    budget = Budget(max_bytes)
+    most = check_bound("max_references", max_references)
+    files = Files(containers, budget)
     if not isinstance(given, Mapping):
         place = _local(given)
         if os.path.isdir(place):
-            return read_parquet(place, files)
-        given = _load(place)
-    refs, templates = _parts(given)
+            return read_parquet(place, files, budget)
+        given = _load(place, budget)
+    refs, templates = _parts(given, budget, most)
     values: dict[str, bytes] = {}
     keys: list[str] = []
     source, offset, length = array("q"), array("q"), array("q")
     try:
         for key, ref in refs.items():
             if type(ref) not in (list, tuple):
-                values[key] = _value(key, ref)
+                values[key] = _value(key, ref, budget)
                 continue
             if len(ref) not in (1, 3):
                 raise _malformed(key)
@@ -106,11 +124,13 @@ def _local(given: str | os.PathLike[str]) -> str:
     return path
 
 
-def _load(path: str) -> Any:
+def _load(path: str, budget: Budget) -> Any:
     where = Place("file", path).url
     try:
         with os.fdopen(open_regular(path, follow_links=True), "rb") as file:
-            return json.load(file)
+            nbytes = os.fstat(file.fileno()).st_size
+            budget.take(nbytes, where)
+            return json.loads(file.read(nbytes))
     except FileNotFoundError as error:
         raise NotFoundError(f"there is no file {where}") from error
     except OSError as error:
@@ -119,7 +139,7 @@ def _load(path: str) -> Any:
         raise InvalidArgumentError(f"{where} is no JSON: {error}") from error
 
 
-def _parts(found: Any) -> tuple[Mapping[str, Any], Templates]:
+def _parts(found: Any, budget: Budget, most: int) -> tuple[Mapping[str, Any], Templates]:
     """All references, generated ones among them, and the templates."""
     given: Any = {}
     generators: Any = []
@@ -134,15 +154,17 @@ def _parts(found: Any) -> tuple[Mapping[str, Any], Templates]:
         raise InvalidArgumentError("'templates' of kerchunk references are a map, 'gen' a list")
     if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
         raise InvalidArgumentError("kerchunk references are a map from keys to references")
-    templates = Templates(given)
+    templates = Templates(given, budget)
     if generators:
         # As fsspec has it: what is generated replaces what is written out.
-        found = dict(found) | dict(_generated(generators, templates))
+        found = dict(found) | dict(_generated(generators, templates, budget, most))
     return found, templates
 
 
-def _generated(generators: list[Any], templates: Templates) -> Iterator[tuple[str, Any]]:
-    left = MOST_GENERATED
+def _generated(
+    generators: list[Any], templates: Templates, budget: Budget, most: int
+) -> Iterator[tuple[str, Any]]:
+    left = most
     for number, generator in enumerate(generators):
         match generator:
             case {"key": str(key), "url": str(url), "dimensions": dict(dimensions), **others}:
@@ -158,12 +180,17 @@ def _generated(generators: list[Any], templates: Templates) -> Iterator[tuple[st
                 "or not as text: both or none are due"
             )
         axes = [_axis(number, name, values) for name, values in dimensions.items()]
-        left -= math.prod(map(len, axes))
+        count = math.prod(map(len, axes))
+        if not count:
+            continue  # before the other axes, which may be very long, are gone through
+        left -= count
         if left < 0:
             raise InvalidArgumentError(
-                f"the kerchunk references generate more than {MOST_GENERATED} others; write them "
-                "to parquet, which is read without work for each"
+                f"the kerchunk references generate more than {most} others: write them to parquet, "
+                "which is read without work for each, or pass a larger max_references="
             )
+        where = f"'gen' number {number} of the kerchunk references"
+        budget.take(count * len(axes) * _DIMENSION_BYTES, where)
         for values in itertools.product(*axes):
             names = dict(zip(dimensions, values, strict=True))
             place = templates.render(key, names)
@@ -204,13 +231,20 @@ def _malformed(key: str) -> InvalidArgumentError:
     )
 
 
-def _value(key: str, ref: object) -> bytes:
+def _value(key: str, ref: object, budget: Budget) -> bytes:
     if isinstance(ref, bytes):
         return ref
+    where = f"kerchunk reference {key[:200]!r}"
     if isinstance(ref, dict):
-        return json.dumps(ref).encode()
+        try:
+            document = json.dumps(ref).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise _malformed(key) from error
+        budget.take(len(document), where)
+        return document
     if not isinstance(ref, str):
         raise _malformed(key)
+    budget.take(len(ref), where)
     try:
         if not ref.startswith("base64:"):
             return ref.encode()

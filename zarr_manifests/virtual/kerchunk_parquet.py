@@ -47,6 +47,7 @@ from zarr_manifests.keys import (
     split,
 )
 from zarr_manifests.storage.files import open_inside
+from zarr_manifests.virtual.budget import Budget
 from zarr_manifests.virtual.containers import Place
 from zarr_manifests.virtual.references import Files, Numbered, References
 
@@ -55,8 +56,9 @@ __all__ = ["read_parquet"]
 _NAME: Final = re.compile(r"refs\.(0|[1-9][0-9]{0,17})\.parq", re.ASCII)
 _COLUMNS: Final = ("path", "offset", "size", "raw")
 _MOST_RECORD: Final = 1 << 22
-_MOST_INLINE_BYTES: Final = 1 << 30
-"""Of all inline chunks of one parquet file."""
+_ROW_BYTES: Final = 32
+_INLINE_BYTES: Final = 128
+"""Of an inline chunk beside its own: its key, and where it is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +71,15 @@ class _Rows:
     length: Column
 
 
-def read_parquet(folder: str, files: Files) -> References:
-    """The references in a folder of parquet files.
+def read_parquet(folder: str, files: Files, budget: Budget) -> References:
+    """The references in a folder of parquet files, within the budget of bytes.
 
     Raises
     ------
     NotFoundError
         If the folder has no `.zmetadata`.
     InvalidArgumentError
-        If something in it is malformed.
+        If something in it is malformed, or all together takes too much.
     UnsupportedFormatError
         If an array's metadata is not understood.
     StorageError
@@ -85,7 +87,7 @@ def read_parquet(folder: str, files: Files) -> References:
     VirtualContainerError
         If a chunk is a whole file whose size is not known.
     """
-    documents, record_size = _metadata(folder)
+    documents, record_size = _metadata(folder, budget)
     arrays = _arrays(folder, documents)
     values = dict(documents)
     parts: list[_Rows] = []
@@ -94,7 +96,7 @@ def read_parquet(folder: str, files: Files) -> References:
     _check_strays(folder, arrays)
     for path, meta in arrays.items():
         found = [
-            _read(folder, path, number, meta, record_size, files, values)
+            _read(folder, path, number, meta, record_size, files, values, budget)
             for number in _numbers(os.path.join(folder, path))
         ]
         if found:
@@ -110,11 +112,14 @@ def read_parquet(folder: str, files: Files) -> References:
     return files.references(values, (), source, offset, length, numbered)
 
 
-def _metadata(folder: str) -> tuple[dict[str, bytes], int]:
+def _metadata(folder: str, budget: Budget) -> tuple[dict[str, bytes], int]:
     where = Place("file", folder).url
     try:
         with os.fdopen(open_inside(folder, ".zmetadata"), "rb") as file:
-            fields = json.load(file)
+            nbytes = os.fstat(file.fileno()).st_size
+            # The file, and its documents, each of which is written out again.
+            budget.take(2 * nbytes, f"{where}/.zmetadata")
+            fields = json.loads(file.read(nbytes))
         found, record_size = fields["metadata"], fields.get("record_size")
         if not all(isinstance(value, dict) for value in found.values()):
             raise TypeError("documents are maps")
@@ -197,12 +202,13 @@ def _read(
     record_size: int,
     files: Files,
     values: dict[str, bytes],
+    budget: Budget,
 ) -> _Rows:
     """The chunks in one parquet file; the inline ones are put among the values."""
     name = join(path, f"refs.{number}.parq")
     where = Place("file", folder, name).url
     first, size = number * record_size, meta.grid.size
-    table, rows = _table(folder, name, record_size)
+    table, rows = _table(folder, name, record_size, budget)
     due = max(min(record_size, size - first), 0)
     if rows < due:
         raise InvalidArgumentError(
@@ -219,8 +225,9 @@ def _read(
         none = np.zeros(0, np.int64)
         return _Rows(none, none, none, none)
     offset, length = (_sizes(where, table, name, rows) for name in ("offset", "size"))
-    _keep_inline(where, path, meta, first, inline, raws, values)
+    _keep_inline(where, path, meta, first, inline, raws, values, budget)
     row = np.flatnonzero((there >= 0) & (inline < 0))
+    budget.take(len(row) * (_ROW_BYTES + 8 * len(meta.grid.shape)), where)
     offset, length, there = offset[row], length[row], there[row]
     if len(row) and int(min(offset.min(), length.min())) < 0:
         raise InvalidArgumentError(f"{where} has a negative offset or size")
@@ -239,14 +246,13 @@ def _keep_inline(
     inline: Column,
     raws: list[Any],
     values: dict[str, bytes],
+    budget: Budget,
 ) -> None:
     row = np.flatnonzero(inline >= 0)
     sizes = np.array([len(raw or b"") for raw in raws], np.int64)
-    if len(row) and int(sizes[inline[row]].astype(float).sum()) > _MOST_INLINE_BYTES:
-        raise InvalidArgumentError(
-            f"{where} has inline chunks of more than {_MOST_INLINE_BYTES} bytes together; write "
-            "them to files, and refer to these"
-        )
+    if len(row):
+        nbytes = int(sizes[inline[row]].astype(float).sum())
+        budget.take(nbytes + _INLINE_BYTES * len(row), f"the inline chunks of {where}")
     coords = meta.grid.unravel(first + row)
     for which, at in zip(inline[row].tolist(), coords.tolist(), strict=True):
         raw = raws[which]
@@ -254,7 +260,7 @@ def _keep_inline(
         values[join(path, meta.chunk_keys.encode(tuple(at)))] = data
 
 
-def _table(folder: str, name: str, record_size: int) -> tuple[Any, int]:
+def _table(folder: str, name: str, record_size: int, budget: Budget) -> tuple[Any, int]:
     """The columns of a parquet file, and how many rows it has."""
     try:
         import pyarrow as pa
@@ -268,6 +274,7 @@ def _table(folder: str, name: str, record_size: int) -> tuple[Any, int]:
     try:
         with os.fdopen(open_inside(folder, name), "rb") as source, pq.ParquetFile(source) as file:
             names, rows = file.schema_arrow.names, file.metadata.num_rows
+            budget.check(_unpacked(file.metadata), where)
         if rows > record_size:
             raise InvalidArgumentError(f"{where} has {rows} rows, beyond its record_size")
         if len(set(names)) < len(names) or ("path" not in names and "raw" not in names):
@@ -288,6 +295,13 @@ def _table(folder: str, name: str, record_size: int) -> tuple[Any, int]:
     if table.num_rows != rows:
         raise InvalidArgumentError(f"{where} has fewer rows than it says")
     return table, rows
+
+
+def _unpacked(metadata: Any) -> int:
+    """How many bytes a parquet file says that it has when it is not compressed any more."""
+    # Of row groups, and not of columns: pyarrow ends the process over columns that are damaged.
+    groups = range(metadata.num_row_groups)
+    return sum(max(metadata.row_group(i).total_byte_size, 0) for i in groups)
 
 
 def _texts(where: str, table: Any, name: str, rows: int) -> tuple[Column, list[Any]]:

@@ -32,6 +32,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.columns import Column
 from zarr_manifests.storage import from_url
 from zarr_manifests.storage.files import open_inside, with_room
+from zarr_manifests.virtual.budget import MAX_BYTES, Budget
 from zarr_manifests.virtual.containers import Containers, Place, parse_location
 from zarr_manifests.virtual.files import VirtualReader
 
@@ -107,10 +108,13 @@ class Files:
     ----------
     containers : Containers
         What may be looked at: of files that lie below none of them, nothing is known.
+    budget : Budget
+        Of the bytes that may be made.
     """
 
-    def __init__(self, containers: Containers) -> None:
+    def __init__(self, containers: Containers, budget: Budget) -> None:
         self._containers = containers
+        self._budget = budget
         self._given: dict[str, int] = {}
         self._numbers: dict[str, int] = {}
 
@@ -133,6 +137,7 @@ class Files:
                 )
             if given.encode(errors="replace").decode() != given:
                 raise InvalidArgumentError(f"{key[:200]!r} refers to what is no valid Unicode text")
+            self._budget.take(len(given), f"the location {given[:80]!r}")
             location = location_of(given)
             number = self._given[given] = self._numbers.setdefault(location, len(self._numbers))
         return number
@@ -220,16 +225,16 @@ def _consolidated(key: str, document: bytes, *names: str) -> tuple[dict[str, Any
         raise InvalidArgumentError(f"the consolidated metadata {key!r} is malformed") from error
 
 
-def list_zarr(url: str | os.PathLike[str]) -> References:
-    """The entries of the Zarr store at `url`, each a file.
+def list_zarr(url: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> References:
+    """The entries of the Zarr store at `url`, each a file; documents of so many bytes at most.
 
     Raises
     ------
     NotFoundError
         If there is no Zarr metadata.
     InvalidArgumentError
-        If a folder in it is a symbolic link, or a file one that leads out of the store, or
-        consolidated metadata knows of documents that are not there.
+        If documents have too many bytes, a folder in it is a symbolic link, or a file one that
+        leads out of the store, or consolidated metadata knows of documents that are not there.
     UnsupportedFormatError
         If it is a file, such as a ZIP.
     """
@@ -243,7 +248,8 @@ def list_zarr(url: str | os.PathLike[str]) -> References:
         )
     values: dict[str, bytes] = {}
     keys, sizes, modified = [], [], []
-    entries = _files_below(place) if scheme == "file" else _objects_below(place)
+    budget = Budget(max_bytes)
+    entries = _files_below(place, budget) if scheme == "file" else _objects_below(place, budget)
     for key, nbytes, modified_ms, data in entries:
         if data is not None:
             values[key] = data
@@ -270,7 +276,7 @@ type _Entry = tuple[str, int, int, bytes | None]
 """Key, bytes, time of modification (ms), and what is in it if it is a document."""
 
 
-def _files_below(root: str) -> Iterator[_Entry]:
+def _files_below(root: str, budget: Budget) -> Iterator[_Entry]:
     if not os.path.isdir(root):
         raise NotFoundError(f"there is no folder {Place('file', root).url}")
     due = [""]
@@ -294,7 +300,8 @@ def _files_below(root: str) -> Iterator[_Entry]:
                     with os.fdopen(open_inside(root, key), "rb") as file:
                         found = os.fstat(file.fileno())
                         if entry.name in _DOCUMENTS:
-                            data = file.read()
+                            budget.take(found.st_size, f"the document {key!r}")
+                            data = file.read(found.st_size)
                 else:
                     found = entry.stat()
                 yield key, found.st_size, found.st_mtime_ns // 1_000_000, data
@@ -307,10 +314,13 @@ def _files_below(root: str) -> Iterator[_Entry]:
         raise StorageError(f"{Place('file', root).url} cannot be listed: {error}") from error
 
 
-def _objects_below(root: str) -> Iterator[_Entry]:
+def _objects_below(root: str, budget: Budget) -> Iterator[_Entry]:
     name, _, folder = root.partition("/")
     prefix = folder + "/" if folder else ""
     storage = from_url(f"memory://{name}")
     for info in storage.list(prefix):
-        data = storage.get(info.key) if info.key.rpartition("/")[2] in _DOCUMENTS else None
+        data = None
+        if info.key.rpartition("/")[2] in _DOCUMENTS:
+            budget.take(info.nbytes, f"the document {info.key!r}")
+            data = storage.get(info.key)
         yield info.key[len(prefix) :], info.nbytes, info.modified_ms, data

@@ -7,8 +7,9 @@ need is understood here, and everything else is an error: names, whole numbers, 
 parentheses, a number formatted by `'%03d' % i`, and a template that is called with values
 (`{{ f(c='t2m') }}`).
 
-Invariant: rendering takes little time and memory, since an expression has at most `_MOST_CHARS`
-characters, numbers are below 2**63, and no text becomes longer than `_MOST_RENDERED`.
+Invariant: rendering takes little time and memory. An expression has at most `_MOST_CHARS`
+characters, numbers are below 2**63, and all texts, those that are rendered and what becomes of
+them, count against a budget.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from __future__ import annotations
 import ast
 import operator
 import re
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from zarr_manifests.errors import InvalidArgumentError, UnsupportedFormatError
+from zarr_manifests.virtual.budget import Budget
 
 __all__ = ["Templates"]
 
@@ -29,9 +32,9 @@ type _Rule = Callable[[Mapping[str, _Value]], _Value]
 _EXPRESSION: Final = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 _FORMAT: Final = re.compile(r"%0?[0-9]{0,2}d")
 _MOST_CHARS: Final = 200
-_MOST_RENDERED: Final = 1 << 16
 _KEPT: Final = 1000
 """Expressions that are kept compiled."""
+_COMPILED_BYTES: Final = 256
 _OPERATORS: Final[dict[type[ast.operator], Callable[[int, int], int]]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -48,6 +51,8 @@ class Templates:
     ----------
     texts : mapping of str to str
         By name. One with an expression in it is called, the others are used as they are.
+    budget : Budget, optional
+        Of the bytes that rendering may make.
 
     Raises
     ------
@@ -62,10 +67,11 @@ class Templates:
     's3://winds/07/t.nc'
     """
 
-    def __init__(self, texts: Mapping[str, str]) -> None:
+    def __init__(self, texts: Mapping[str, str], budget: Budget | None = None) -> None:
         if not all(isinstance(text, str) for pair in texts.items() for text in pair):
             raise InvalidArgumentError("kerchunk templates are a map from names to texts")
         self._texts = dict(texts)
+        self._budget = budget or Budget()
         self._plain: dict[str, _Value] = {k: v for k, v in texts.items() if "{{" not in v}
         self._rules: dict[str, _Rule] = {}
 
@@ -75,15 +81,18 @@ class Templates:
         Raises
         ------
         InvalidArgumentError
-            If a name is not known, or a number divided by zero or beyond 2**63.
+            If a name is not known, a number is divided by zero or beyond 2**63, or all texts
+            together become too long.
         UnsupportedFormatError
             If an expression is none of those that are understood.
         """
         if "{" not in text:
             return text
-        return self._rendered(text, {**self._plain, **(values or {})})
+        return self._rendered(text, ChainMap(dict(values or {}), self._plain))
 
     def _rendered(self, text: str, names: Mapping[str, _Value]) -> str:
+        where = f"the kerchunk template {text[:80]!r}"
+        self._budget.take(len(text), where)
         parts = _EXPRESSION.split(text)
         for literal in parts[::2]:
             if "{{" in literal or "{%" in literal or "{#" in literal:
@@ -93,10 +102,10 @@ class Templates:
             if rule is None:
                 if len(self._rules) >= _KEPT:
                     self._rules.clear()
+                self._budget.take(_COMPILED_BYTES, where)
                 rule = self._rules[parts[place]] = self._rule(text, parts[place])
             parts[place] = str(rule(names))
-        if sum(map(len, parts)) > _MOST_RENDERED:
-            raise InvalidArgumentError(f"the kerchunk template {text[:80]!r} becomes too long")
+            self._budget.take(len(parts[place]), where)
         return "".join(parts)
 
     def _rule(self, text: str, source: str) -> _Rule:
@@ -137,7 +146,7 @@ class Templates:
             raise _not_understood(text)
         given = {str(keyword.arg): self._of(text, keyword.value) for keyword in keywords}
         # It knows nothing but what it is given, so that templates cannot call each other in turn.
-        body, called = self._texts[name], Templates({})
+        body, called = self._texts[name], Templates({}, self._budget)
         return lambda names: called.render(body, {k: rule(names) for k, rule in given.items()})
 
 

@@ -1,0 +1,70 @@
+"""How much may be made of what somebody else wrote: bytes are counted before they are made.
+
+A few thousand bytes of references can stand for gigabytes: templates, generated references, and
+columns that are compressed. All that an import reads, makes and keeps counts against one bound.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from zarr_manifests.errors import InvalidArgumentError
+
+__all__ = ["MAX_BYTES", "MAX_REFERENCES", "Budget", "check_bound"]
+
+MAX_BYTES: Final = 1 << 30
+MAX_REFERENCES: Final = 1 << 20
+
+
+class Budget:
+    """Bytes that an import may still make.
+
+    Parameters
+    ----------
+    max_bytes : int
+        How many in all.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If that is no positive whole number.
+
+    Examples
+    --------
+    >>> from zarr_manifests.virtual.budget import Budget
+    >>> budget = Budget(100)
+    >>> budget.take(60, "a document")
+    >>> budget.left
+    40
+    """
+
+    __slots__ = ("_most", "left")
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._most = self.left = check_bound("max_bytes", max_bytes)
+
+    def take(self, nbytes: int, what: str) -> None:
+        """Count bytes that are going to be made and kept; an error if they are too many."""
+        self.check(nbytes, what)
+        self.left -= nbytes
+
+    def check(self, nbytes: int, what: str) -> None:
+        """See that there may be so many bytes for a moment."""
+        if nbytes > self.left:
+            raise InvalidArgumentError(
+                f"what is imported takes more than {self._most} bytes of memory, at {what}: pass "
+                "a larger max_bytes= if you trust it and have that much"
+            )
+
+
+def check_bound(name: str, given: object) -> int:
+    """The bound, which is a positive whole number.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is none.
+    """
+    if not isinstance(given, int) or isinstance(given, bool) or given <= 0:
+        raise InvalidArgumentError(f"{name} is {given!r}; a positive whole number is due")
+    return given
