@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import Any
@@ -22,7 +23,6 @@ from zarr_manifests.errors import (
     AlreadyExistsError,
     ConflictError,
     InvalidArgumentError,
-    ManifestsError,
 )
 from zarr_manifests.planning.appends import AppendPlan
 from zarr_manifests.runtime import SYSTEM
@@ -314,6 +314,17 @@ def test_rows_that_are_left_out_are_not_computed() -> None:
     assert computed == [2]
 
 
+def test_labels_are_not_computed_for_good_in_the_dataset_of_the_caller() -> None:
+    lazy = xr.Variable("time", da.from_array(np.arange(3), 3))
+    ds = xr.Dataset({"v": ("time", [1.0, 2.0, 3.0])})
+    ds = ds.assign_coords(xr.Coordinates({"time": lazy}, indexes={}))
+    storage = MemoryStorage()
+    for _ in "12":
+        zm.write(ds, storage, message="a day", append_dim="time", on_existing="skip")
+    assert isinstance(ds.variables["time"].data, da.Array)
+    assert opened(storage).sizes["time"] == 3
+
+
 # --- two at once -----------------------------------------------------------------------------
 
 type Other = Callable[[Any], object]
@@ -406,6 +417,28 @@ def relabel(storage: Any, start: int, *numbers: int) -> None:
     with zm.Repository.open(storage).transaction(message="other labels") as store:
         time = zarr.open_array(store, path="time")
         time[start : start + len(numbers)] = hours // np.timedelta64(1, "h")
+
+
+@pytest.mark.parametrize("on_existing", ["skip", "replace"])
+def test_a_job_that_dies_at_any_moment_and_is_started_again(on_existing: str) -> None:
+    """Also right after its commit has landed, which it does not know."""
+    for at in count(1):
+        below = MemoryStorage()
+        write(days(1, 2), below)
+
+        def die() -> None:
+            raise KeyboardInterrupt
+
+        storage = InterruptingStorage(below, die, at)
+        with suppress(KeyboardInterrupt):
+            repository = zm.Repository.open(storage, runtime=in_order())
+            write(days(2, 3), repository, on_existing=on_existing)
+        write(days(2, 3), below, on_existing=on_existing)
+        same(below, days(1, 2, 3))
+        assert commits(below) == 2
+        if len(storage.ops) < at:
+            break
+    assert at > 5
 
 
 def test_a_label_that_was_changed_meanwhile() -> None:
@@ -566,53 +599,114 @@ def test_looking_costs_a_request_at_most(monkeypatch: pytest.MonkeyPatch) -> Non
 
 # --- a model ---------------------------------------------------------------------------------
 
-CALLS = st.lists(
-    st.tuples(
-        st.lists(st.integers(0, 8), max_size=5),
-        st.sampled_from(["error", "skip", "replace"]),
-        st.sampled_from([None, "keep"]),
-        st.sampled_from([None, 1, 2, 3]),
-    ),
-    min_size=1,
-    max_size=6,
+type State = dict[int, int]
+"""By label, in order: the call that its values are from."""
+type Call = tuple[list[int], str, str | None]
+"""Labels, `on_existing`, `sort`."""
+
+CALLS = st.tuples(
+    st.lists(st.integers(0, 8), max_size=5),
+    st.sampled_from(["error", "skip", "replace"]),
+    st.sampled_from([None, "keep"]),
 )
 
 
+def after(there: State, call: Call, number: int) -> State | None:
+    """What is there after a call; None if it is an error."""
+    labels, on_existing, sort = call
+    new = [label for label in labels if label not in there]
+    if len({*labels}) < len(labels) or (on_existing == "error" and len(new) < len(labels)):
+        return None
+    result = [*there, *new]
+    ends = [part[-1] - part[0] for part in ([*there], new) if part]
+    descends = next((end < 0 for end in ends if end), False)
+    if sort is None and new and result != sorted(result, reverse=descends):
+        return None
+    written = labels if on_existing == "replace" else new
+    return {label: number if label in written else there[label] for label in result}
+
+
+def make(where: Any, call: Call, number: int, blocks: int | None = None, **how: Any) -> str:
+    labels, on_existing, sort = call
+    ds = days(*labels, value=number)
+    ds = ds.chunk(time=blocks) if blocks else ds
+    return write(ds, where, on_existing=on_existing, sort=sort, **how)
+
+
+def holds(where: Any, state: State) -> bool:
+    found = opened(where)
+    expected = [days(label, value=number) for label, number in state.items()]
+    return found.equals(xr.concat(expected, "time", data_vars="minimal", join="override"))
+
+
 @settings(max_examples=40, deadline=None)
-@given(CALLS)
-def test_any_calls(calls: Any) -> None:
+@given(
+    st.lists(st.tuples(CALLS, st.sampled_from([None, 1, 2, 3])), min_size=1, max_size=6),
+    st.sampled_from(["threads", "elsewhere"]),
+)
+def test_any_calls(calls: list[tuple[Call, int | None]], scheduler: Any) -> None:
     storage = MemoryStorage()
     repository = zm.Repository.create(storage)
-    labels: list[int] = []
-    values: dict[int, int] = {}
-    for number, (given_labels, on_existing, sort, blocks) in enumerate(calls):
-        ds = days(*given_labels, value=number)
-        if blocks and labels and on_existing != "error":  # else they must be in line already
-            ds = ds.chunk(time=blocks)
-        new = [label for label in given_labels if label not in values]
-        after = labels + new
-        ends = [part[-1] - part[0] for part in (labels, new) if part]
-        descends = next((end < 0 for end in ends if end), False)
-        wrong = (
-            len(set(given_labels)) < len(given_labels)
-            or (on_existing == "error" and len(new) < len(given_labels))
-            or (sort is None and bool(new) and after != sorted(after, reverse=descends))
-        )
+    state: State = {}
+    for number, (call, blocks) in enumerate(calls):
+        if not state or call[1] == "error":
+            blocks = None  # they would have to be in line already
+        expected = after(state, call, number)
         before = commits(storage)
-        head = repository.readonly_session("main").snapshot_id
+        with dask.config.set(scheduler=scheduler if scheduler == "threads" else _elsewhere):
+            try:
+                make(repository, call, number, blocks)
+            except (AlreadyExistsError, InvalidArgumentError):
+                assert expected is None
+                assert commits(storage) == before
+                continue
+        assert expected is not None
+        if state:
+            assert commits(storage) == before + (expected != state)
+        state = expected
+        if state:
+            assert holds(repository, state)
+
+
+@settings(max_examples=40, deadline=None)
+@given(CALLS, CALLS, st.booleans(), st.integers(1, 14), st.sampled_from([1, 2, 1000]))
+def test_of_two_at_once_it_is_as_if_one_came_first(
+    mine: Call, theirs: Call, relocate: bool, at: int, chunk: int
+) -> None:
+    below = MemoryStorage()
+    encoding = {**ENCODING, "time": {**ENCODING["time"], "chunks": (chunk,)}}
+    write(days(3, 4), below, encoding=encoding)
+    start: State = {3: 0, 4: 0}
+    done: list[bool] = []
+
+    def other() -> None:
         try:
-            found = write(ds, repository, on_existing=on_existing, sort=sort)
-        except ManifestsError:
-            assert wrong
-            assert commits(storage) == before
-            continue
-        assert not wrong
-        replaced = [label for label in given_labels if label in values]
-        if new or (replaced and on_existing == "replace"):
-            assert commits(storage) == before + 1
-        elif before:
-            assert found == head
-        labels = after
-        values |= dict.fromkeys(given_labels if on_existing == "replace" else new, number)
-        if labels:
-            same(storage, *(days(label, value=values[label]) for label in labels))
+            make(below, theirs, 1)
+            done.append(True)
+        except (AlreadyExistsError, InvalidArgumentError):
+            done.append(False)
+
+    storage = InterruptingStorage(below, other, at)
+    repository = zm.Repository.open(storage, runtime=in_order())
+    refused = (AlreadyExistsError, InvalidArgumentError)
+    landed = conflict = False
+    try:
+        make(repository, mine, 2, relocate=relocate)
+        landed = True
+    except ConflictError:
+        conflict = True
+    except refused:
+        pass
+    found = []
+    for order in ((2, 1), (1, 2)) if done else ((2,),):
+        state, made = start, {}
+        for number in order:
+            result = after(state, mine if number == 2 else theirs, number)
+            made[number], state = result is not None, result or state
+        found.append((made, state))
+    if conflict:  # nothing but the other's
+        assert (mine[1], done) == ("error", [True])
+        assert holds(below, after(start, theirs, 1) or start)
+    else:
+        result = {2: landed, **({1: done[0]} if done else {})}
+        assert any(result == made and holds(below, state) for made, state in found)

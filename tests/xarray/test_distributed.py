@@ -82,6 +82,21 @@ def test_create_append_and_region(client, tmp_path):
     assert messages(tmp_path) == ["create", "append", "patch"]
 
 
+def test_a_daily_job(client, tmp_path):
+    how = {"append_dim": "time", "encoding": ENCODING}
+    for on_existing in ("skip", "replace"):
+        for stop in (8, 11, 16):
+            ds = dask_field(stop - 7, stop).isel(time=[*range(2), *range(3, 7)])
+            ids = {
+                zm.write(ds, tmp_path, message="a day", on_existing=on_existing, **how)
+                for _ in "12"
+            }
+            assert len(ids) == 1
+        assert messages(tmp_path) == ["a day"] * 3  # replacing the same changes nothing
+    rows = [1, 2, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15]
+    xr.testing.assert_equal(head(tmp_path).load(), field(0, 16).isel(time=rows))
+
+
 @pytest.mark.parametrize(
     "where", [{}, {"inline-chunk-bytes": 0}, {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0}]
 )

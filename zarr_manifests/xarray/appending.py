@@ -86,7 +86,8 @@ class Append:
         """
         labels = ds.variables.get(dim)
         if labels is not None and labels.dims == (dim,):
-            return cls(str(dim), group, labels.load(), on_existing, sort, relocate)
+            given = labels.copy(deep=False).load()  # and not in the caller's dataset
+            return cls(str(dim), group, given, on_existing, sort, relocate)
         if on_existing != "error":
             raise InvalidArgumentError(
                 f"on_existing={on_existing!r} tells by the labels of {dim!r} what is there "
