@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import zarr_manifests as zm
@@ -670,6 +670,9 @@ def test_any_calls(calls: list[tuple[Call, int | None]], scheduler: Any) -> None
 
 @settings(max_examples=40, deadline=None)
 @given(CALLS, CALLS, st.booleans(), st.integers(1, 14), st.sampled_from([1, 2, 1000]))
+@example(([5, 7], "skip", None), ([4, 7], "skip", None), True, 6, 1000)
+@example(([7, 8], "error", None), ([5, 7], "error", None), True, 6, 1)
+@example(([3], "replace", None), ([5, 6], "error", None), False, 6, 2)
 def test_of_two_at_once_it_is_as_if_one_came_first(
     mine: Call, theirs: Call, relocate: bool, at: int, chunk: int
 ) -> None:
