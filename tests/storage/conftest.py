@@ -84,6 +84,11 @@ def object_server() -> Iterator[ObjectServer]:
         process.wait()
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 128  # a connection beyond it waits for seconds to be tried again
+    daemon_threads = True
+
+
 class SmallStore:
     """A server of this process that speaks as Amazon S3 does, as far as it is used, and misbehaves.
 
@@ -97,8 +102,7 @@ class SmallStore:
         self.faults: list[Callable[[Request], Answer | None]] = []
         self.requests: list[str] = []
         self._lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), _handler_of(self))
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.01,), daemon=True
         )
