@@ -8,17 +8,20 @@ dropped when the session is forgotten; a session that is closed can be read, and
 from __future__ import annotations
 
 import logging
+import os
 import weakref
 from typing import Any
 
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.epochs import check_fence
 from zarr_manifests.engine.following import Follower, open_head
-from zarr_manifests.engine.forks import refuse_unmerged
+from zarr_manifests.engine.forks import merge_reports, refuse_unmerged
 from zarr_manifests.engine.heartbeat import Held
 from zarr_manifests.engine.leases import give_up, move, take
 from zarr_manifests.engine.merging import Owners
 from zarr_manifests.engine.preload import Preload
+from zarr_manifests.engine.reports import check_reporting, close_token, open_token
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.engine.workspace import Workspace
 from zarr_manifests.errors import (
@@ -50,6 +53,7 @@ class Pinned:
         lease_ms: int | None = None,
         epoch: int | None = None,
         serializable: bool = False,
+        reporting: bool = False,
     ) -> None:
         self._context = context
         self._serializable = serializable
@@ -59,6 +63,11 @@ class Pinned:
         self._indexed = branch if read_from is None else read_from
         keys = None if start is None else self._keys_from(start)
         self._workspace = Workspace(context, view, keys)
+        self._reporting = reporting
+        self._gathered = False
+        if reporting and keys is not None:
+            check_reporting(context.storage, keys)
+            self._workspace.token = open_token(context.storage, keys)
         if follow_s is not None and read_from is not None:
             self._workspace.follower = Follower(context, read_from, follow_s)
         if lease_ms is not None and keys is not None:
@@ -105,8 +114,9 @@ class Pinned:
         A writable one is for this process and its threads. Pickled, as dask does to write from
         other processes, it is a copy, and what that writes is in no commit unless it is merged:
         so pickling warns (`PickledStoreWarning`), and a commit that would leave something out
-        raises `UnmergedForksError`. Write datasets with `zarr_manifests.write`, or give each task
-        `Session.fork()` and merge what comes back. The store of a read-only session can be pickled.
+        raises `UnmergedForksError`. Write datasets with `zarr_manifests.write`; give each task
+        `Session.fork()` and merge what comes back; or open the session with `copies="report"`. The
+        store of a read-only session can be pickled.
         """
         return ManifestStore(self._workspace, read_only=self.read_only)
 
@@ -139,6 +149,11 @@ class Pinned:
         self._preload.cancel()
         if self._workspace.closed is None:
             self._workspace.closed = f"{why}; open another one to make changes"
+        if self._workspace.token is not None and self._workspace.pid == os.getpid():
+            try:
+                self._bring_in(discard=True)
+            except ManifestsError:
+                _LOG.warning("copies of a session were not told that it ended", exc_info=True)
         try:
             self.release_lease()
         except ManifestsError:
@@ -183,7 +198,6 @@ class Pinned:
                 )
             if not self.read_only:
                 self._check_open()
-                self.check_forks()
             # Read first: the session's start must not be younger than the snapshot it reads.
             start = self._context.roots.read().root.version
             view = open_head(self._context, self._indexed, workspace.view)
@@ -192,6 +206,11 @@ class Pinned:
             if self.read_only:
                 workspace.start_at(view, None)
             else:
+                self._bring_in()
+                if workspace.changes:
+                    raise InvalidArgumentError(
+                        "copies of the session have written; commit or discard that, then refresh"
+                    )
                 self._start_at(view, self._keys_from(start))
                 self._move_lease()
             return True
@@ -226,17 +245,49 @@ class Pinned:
         UnmergedForksError
             If there are copies that changed anything, and none was merged.
         """
-        if self._workspace.copied and not self._merged:
-            refuse_unmerged(self._workspace)
+        workspace = self._workspace
+        if workspace.token is None and workspace.copied and not self._merged:
+            refuse_unmerged(workspace)
+
+    def _bring_in(self, *, discard: bool = False) -> None:
+        """Let no copy change anything any more; bring in what they reported, or refuse the rest.
+
+        The reports are brought in once: who retries a commit has them.
+        """
+        workspace = self._workspace
+        if workspace.token is None:
+            if not discard:
+                self.check_forks()
+        elif not self._gathered:
+            roots = self._context.roots
+            if not discard and workspace.keys is not None:  # else they may have been collected
+                check_fence(roots, roots.read().root, workspace.keys)
+            close_token(self._context.storage, workspace.token)
+            if not discard:
+                merge_reports(workspace, self._owners)
+            self._gathered = True
 
     def _keys_from(self, start: int) -> SessionKeys:
         return SessionKeys(start, self._context.runtime, epoch=self._epoch)
 
     def _start_at(self, view: SnapshotView, keys: SessionKeys) -> None:
+        same = keys is self._workspace.keys
+        if not same:
+            self._bring_in(discard=True)
         self._preload.cancel()
         self._workspace.start_at(view, keys)
         self._owners = Owners()
         self._merged = False
+        if self._reporting and not same:
+            self._workspace.token, self._gathered = self._new_token(keys), False
+
+    def _new_token(self, keys: SessionKeys) -> str | None:
+        """The token of what the session is now; without it, copies are as without the option."""
+        try:
+            return open_token(self._context.storage, keys)
+        except ManifestsError:
+            _LOG.warning("copies of the session cannot report until its commit", exc_info=True)
+            return None
 
     def _move_lease(self) -> None:
         """Let the lease go on with what the session is now; a parent's stays with the parent's."""

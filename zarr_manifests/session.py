@@ -193,8 +193,7 @@ class Session(Arranging):
         workspace = self._workspace
         with workspace.lock:
             self._check_open()  # another thread's commit may have closed it
-            if not discard_unmerged:
-                self.check_forks()
+            self._bring_in(discard=discard_unmerged)
             if not workspace.changes:
                 raise InvalidArgumentError("nothing to commit: the session has no changes")
             return self._land(message, metadata, rebasing=rebasing)
@@ -244,6 +243,8 @@ class Session(Arranging):
         workspace, context = self._workspace, self._context
         with workspace.lock:
             self._check_open()
+            if workspace.token is not None:
+                self._bring_in()
             assert self._branch is not None
             root = context.roots.with_branch(context.roots.read().root, self._branch)
             tip = root.branches.get(self._branch)
@@ -357,8 +358,7 @@ class Session(Arranging):
         workspace = self._workspace
         with workspace.lock:
             self._check_open()
-            if not discard_unmerged:
-                self.check_forks()
+            self._bring_in(discard=discard_unmerged)
             head, old = workspace.view, workspace.view.snapshot
             if old.parent is None or old.kind is CommitKind.REWRITE:
                 what = "the first of the repository" if old.parent is None else "a rewrite"

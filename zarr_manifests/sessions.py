@@ -105,6 +105,7 @@ class Sessions(Maintenance):
         isolation: Literal["snapshot", "serializable"] = "snapshot",
         lease: timedelta | float | None = None,
         exclusive: bool = False,
+        copies: Literal["merge", "report"] = "merge",
     ) -> Session:
         """A session whose changes can be committed to the branch.
 
@@ -124,15 +125,24 @@ class Sessions(Maintenance):
             Claim the branch: sessions that were opened before cannot commit to it any more
             (`FencedError`), as if their process had been stopped. Sessions that are opened later
             can, by the usual rules, until one of them claims the branch in turn.
+        copies : {"merge", "report"}
+            What becomes of what pickled copies of the session's store write, and children of
+            `os.fork`. With `"merge"` it is in no commit unless they are merged. With `"report"`
+            they report each chunk through the storage, and the commit brings all in: xarray's and
+            dask's own writers just work on a cluster. Every call that returned before `commit`
+            began is in it, and one that comes later raises. Copies write and unset chunks only.
+            That takes two requests more a chunk, one more in the commit, and an object for each.
 
         Raises
         ------
         InvalidArgumentError
-            If there is no such isolation.
+            If there is no such isolation, or no such way with copies; or for copies that report
+            with `"serializable"`, as what they read is not known.
         NotFoundError
             If there is no such branch.
         UnsupportedStorageError
-            If the storage cannot compare-and-swap.
+            If the storage cannot compare-and-swap; or cannot list and delete, which copies that
+            report need.
 
         Examples
         --------
@@ -148,6 +158,13 @@ class Sessions(Maintenance):
         if isolation not in ("snapshot", "serializable"):
             raise InvalidArgumentError(
                 f"{isolation!r} is no isolation; give 'snapshot' or 'serializable'"
+            )
+        if copies not in ("merge", "report"):
+            raise InvalidArgumentError(f"copies={copies!r}: give 'merge' or 'report'")
+        if copies == "report" and isolation == "serializable":
+            raise InvalidArgumentError(
+                "a serializable session must know what was read, which copies do not report; use "
+                "copies='merge' with session.fork()"
             )
         storage = self._context.storage
         if not storage.capabilities.cas:
@@ -171,6 +188,7 @@ class Sessions(Maintenance):
             lease_ms=lease_ms,
             epoch=start if exclusive else None,
             serializable=isolation == "serializable",
+            reporting=copies == "report",
         )
 
     @contextmanager

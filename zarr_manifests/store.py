@@ -55,8 +55,8 @@ __all__ = ["ManifestStore"]
 _PICKLED: Final = (
     "a writable store was pickled, as dask does to write from other processes: what such a copy "
     "writes is in no commit unless it is merged. Write datasets with zarr_manifests.write, give "
-    "tasks session.fork() and merge what comes back, or compute in threads. For reading, pickle "
-    "the store of a read-only session"
+    "tasks session.fork() and merge what comes back, compute in threads, or open the session with "
+    "copies='report'. For reading, pickle the store of a read-only session"
 )
 _REVIVING = ForkSafeLock()
 _BYTE = np.dtype(np.uint8)
@@ -175,7 +175,7 @@ class ManifestStore(Store):
     def __reduce__(self) -> tuple[Any, ...]:
         contents = self._contents
         first = isinstance(contents, Workspace) and contents.origin is None and not contents.pickled
-        if first and not self.read_only:
+        if first and not self.read_only and contents.token is None:
             warnings.warn(_PICKLED, PickledStoreWarning, stacklevel=2)
         return _restore, (self.freeze(explicit=False), self.read_only)
 

@@ -1,9 +1,12 @@
 """Writing and reading from the processes of a distributed cluster."""
 
 import os
+from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
+from multiprocessing import get_context
 from pathlib import Path
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -136,6 +139,61 @@ def test_a_store_that_was_merely_pickled_cannot_be_committed(client, tmp_path):
     with pytest.raises(UnmergedForksError, match=r"zarr_manifests\.write"):
         session.commit("would lose what the workers wrote")
     assert messages(tmp_path) == []
+
+
+@pytest.mark.parametrize("scheduler", ["distributed", "processes"])
+def test_copies_that_report_let_xarray_write_by_itself(request, tmp_path, scheduler):
+    if scheduler == "distributed":
+        request.getfixturevalue("client")
+    repo = zm.Repository.create(tmp_path)
+    session = repo.writable_session(copies="report")
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # started when it is used
+        own = {"scheduler": "processes", "pool": pool} if scheduler == "processes" else {}
+        _write_by_itself(session, own)
+    expected = field(0, 16)
+    for name in ("t", "n"):
+        expected[name][4:10] *= -1
+    xr.testing.assert_equal(head(tmp_path).load(), expected)
+    assert messages(tmp_path) == ["create", "append twice", "patch"]
+    assert repo.verify().ok
+
+
+def _write_by_itself(session: zm.Session, options: dict[str, object]) -> None:
+    with dask.config.set(options):
+        dask_field(0, 8).to_zarr(session.store, encoding=ENCODING, consolidated=False)
+        session.commit("create")
+        options = {"append_dim": "time", "consolidated": False}
+        dask_field(8, 12).to_zarr(session.store, **options)
+        delayed = (dask_field(12, 16)).to_zarr(session.store, compute=False, **options)
+        delayed.compute()
+        session.commit("append twice")
+        patch = (dask_field(4, 10) * -1).drop_vars(["x", "time"])
+        region = {"time": slice(4, 10)}
+        patch.to_zarr(session.store, region=region, consolidated=False)
+        session.commit("patch")
+
+
+def test_an_attempt_that_died_and_the_one_after_it_agree(client, tmp_path):
+    died = tmp_path / "died"
+    repo = make_ones(tmp_path / "repo")
+    session = repo.writable_session(copies="report")
+    array = zarr.open_array(session.store, path="a", mode="r+")
+    task = client.submit(write_array_and_die_once, array, 5, 2, died, retries=3)
+    client.gather([task, *client.map(write_array, [array] * 3, [0, 1, 2], [3, 4, 5])])
+    assert died.exists()
+    session.commit("both attempts have written the same")
+    check_all(repo, [3, 4, 5, 1, 1, 2, 1, 1], orphans=1)
+
+
+def write_array(array: zarr.Array, at: int, value: int) -> None:
+    array[at * 100 : at * 100 + 100] = value
+
+
+def write_array_and_die_once(array: zarr.Array, at: int, value: int, died: Path) -> None:
+    write_array(array, at, value)
+    if not died.exists():
+        died.touch()
+        os._exit(1)
 
 
 def test_a_worker_that_dies_is_made_up_for(client, tmp_path):

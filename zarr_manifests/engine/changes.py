@@ -358,6 +358,8 @@ class ForkState:
         The places elsewhere that virtual chunks may be read from; they hold no secrets.
     cache : CacheOptions
         What a copy may keep of the metadata it reads.
+    token : str or None
+        The session's open token, if its copies report what they change (`reports`).
     """
 
     repository_id: str
@@ -373,3 +375,4 @@ class ForkState:
     explicit: bool
     containers: Containers = field(default_factory=Containers)
     cache: CacheOptions = field(default_factory=CacheOptions)
+    token: str | None = None

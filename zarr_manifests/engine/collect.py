@@ -66,6 +66,7 @@ _BATCH = 1_000
 # Chunks first and snapshots last: what leads to something goes after it.
 _KINDS: Final = (
     "chunks",
+    "reports",
     "manifests",
     "indexes",
     "digests",

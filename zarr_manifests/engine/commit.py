@@ -27,7 +27,7 @@ from zarr_manifests.engine.changes import ChangeSet
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.digesting import with_digest
-from zarr_manifests.engine.epochs import check_writer
+from zarr_manifests.engine.epochs import check_fence, check_writer
 from zarr_manifests.engine.labels import kind_of, totals_of
 from zarr_manifests.engine.logs import delta_of, deltas_between, footprint_of
 from zarr_manifests.engine.objects import Upload
@@ -41,7 +41,6 @@ from zarr_manifests.errors import (
     Conflict,
     ConflictError,
     CorruptObjectError,
-    FencedError,
     ManifestsError,
     MissingChunkError,
     ObjectNotFoundError,
@@ -291,12 +290,7 @@ def _checked_tip(roots: Roots, root: Root, branch: str, keys: SessionKeys) -> Br
             "Create it again at the session's snapshot, then commit"
         )
     check_writer(tip, branch, keys)
-    if keys.start < root.fence and not roots.holds_lease(root, keys.session_id):
-        raise FencedError(
-            f"the session began at version {keys.start}, before the repository's "
-            f"fence {root.fence}: its objects may have been collected. Open a new session and "
-            "write the changes again"
-        )
+    check_fence(roots, root, keys)
     return tip
 
 

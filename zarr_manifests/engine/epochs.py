@@ -27,6 +27,7 @@ __all__ = [
     "COMPACTOR",
     "check_collector",
     "check_compactor",
+    "check_fence",
     "check_writer",
     "claim_branch",
     "claim_compaction",
@@ -88,6 +89,22 @@ def claim_compaction(roots: Roots) -> RootAt:
 def claimed(root: Root, name: str) -> Mapping[str, int]:
     """The epochs, with that of `name` as the root's next version makes it."""
     return {**root.epochs, name: root.version + 1}
+
+
+def check_fence(roots: Roots, root: Root, keys: SessionKeys) -> None:
+    """Refuse a commit of a session behind the fence, unless it holds a lease.
+
+    Raises
+    ------
+    FencedError
+        If it is one.
+    """
+    if keys.start < root.fence and not roots.holds_lease(root, keys.session_id):
+        raise FencedError(
+            f"the session began at version {keys.start}, before the repository's "
+            f"fence {root.fence}: its objects may have been collected. Open a new session and "
+            "write the changes again"
+        )
 
 
 def check_compactor(root: Root, start: int) -> None:

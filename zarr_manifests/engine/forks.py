@@ -11,23 +11,32 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from zarr_manifests.engine.changes import ChangeSet, ForkState
+from zarr_manifests.engine.changes import ChangeSet, ForkState, same_bytes
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.merging import Merge, Owners
+from zarr_manifests.engine.reports import Reported, read_reports
 from zarr_manifests.engine.roots import Roots
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.engine.workspace import Workspace
-from zarr_manifests.errors import ConflictError, InvalidArgumentError, UnmergedForksError
+from zarr_manifests.errors import (
+    Conflict,
+    ConflictError,
+    InvalidArgumentError,
+    UnmergedForksError,
+)
+from zarr_manifests.format.chunk_table import NativeRef
+from zarr_manifests.format.nodes import Node
+from zarr_manifests.grid import Coords
 from zarr_manifests.ids import session_of, snapshot_id_of
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock, Runtime
 from zarr_manifests.storage.metered import metered
 
-__all__ = ["freeze", "merge_forks", "refuse_unmerged", "revive"]
+__all__ = ["freeze", "merge_forks", "merge_reports", "refuse_unmerged", "revive"]
 
 
 _VIEWS: OrderedDict[tuple[str, str], SnapshotView] = OrderedDict()
@@ -54,7 +63,10 @@ def freeze(workspace: Workspace, *, explicit: bool) -> ForkState:
         return replace(
             origin, after=after, copy_id=copy_id if after != origin.after else origin.copy_id
         )
-    if keys is not None and not explicit:
+    token = None if explicit else workspace.token
+    if token is not None:
+        workspace.frozen = workspace.frozen or after
+    elif keys is not None and not explicit:
         workspace.pickled = True
     # In a child that os.fork made, what the parent had changed is not known apart; merging all
     # of it changes nothing where the parent has the same.
@@ -73,6 +85,7 @@ def freeze(workspace: Workspace, *, explicit: bool) -> ForkState:
         explicit,
         context.containers,
         context.cache,
+        token,
     )
 
 
@@ -142,13 +155,70 @@ def merge_forks(
                 f"a fork of {what} cannot be merged here; merge it into the session it was made "
                 "from, before that session commits"
             )
+    _merge(workspace, owners, [(fork.before, fork.after, fork.copy_id) for fork in forks])
+
+
+def merge_reports(workspace: Workspace, owners: Owners) -> None:
+    """Bring in what the session's copies have reported, all or none; its open token is gone.
+
+    Raises
+    ------
+    ConflictError
+        If two of them, or one and the session, wrote different bytes to the same chunk.
+    CorruptObjectError
+        If a report cannot be read.
+    """
+    assert workspace.keys is not None
+    with workspace.lock:
+        reported = read_reports(workspace.storage, workspace.keys, workspace.runtime)
+        nodes = {node.node_id: node for node in workspace.nodes().values()}
+        _check_one_writer_each(reported, nodes)
+        before = workspace.frozen or ChangeSet()
+        after = before.copy()
+        for (node_id, coords), refs in reported.items():
+            ref = refs[min(refs)]  # they all say the same
+            if isinstance(ref, NativeRef):
+                after.unsynced.append(ref.key)
+            elif node_id in nodes and workspace.ref(nodes[node_id], coords) is None:
+                continue  # it is absent anyway
+            after.chunks.setdefault(node_id, {})[coords] = ref
+            # Whether the copy had read it before is not told.
+            after.reads.note(node_id, coords)
+        _merge(workspace, owners, [(before, after, workspace.keys.lineage_prefix)])
+
+
+def _check_one_writer_each(reported: Reported, nodes: Mapping[bytes, Node]) -> None:
+    """Refuse chunks that two copies have changed differently."""
+    differ: dict[bytes, list[Coords]] = {}
+    for (node_id, coords), refs in reported.items():
+        first, *others = refs.values()
+        if not all(same_bytes(first, ref) for ref in others):
+            differ.setdefault(node_id, []).append(coords)
+    if differ:
+        reason = "written with different bytes by two copies of the session's store"
+        paths = {
+            node_id: f"/{nodes[node_id].path}" if node_id in nodes else "/?" for node_id in differ
+        }
+        raise ConflictError(
+            _DIFFER,
+            [
+                Conflict(paths[node_id], "chunks", reason, tuple(sorted(chunks)[:20]))
+                for node_id, chunks in differ.items()
+            ],
+        )
+
+
+def _merge(
+    workspace: Workspace, owners: Owners, changed: Sequence[tuple[ChangeSet, ChangeSet, str]]
+) -> None:
+    """Bring in what each copy, named last, changed from the one to the other; all or none."""
     with workspace.lock:
         trial = Merge(workspace.changes.copy(), workspace.view.nodes, owners)
-        for fork in forks:
+        for began, has, copy_id in changed:
             # What they have spilled is read by the session, which knows how.
             spill = workspace.changes.spill
-            before, after = (replace(each, spill=spill) for each in (fork.before, fork.after))
-            conflicts = trial.apply(before, after, fork.copy_id)
+            began, has = (replace(each, spill=spill) for each in (began, has))
+            conflicts = trial.apply(began, has, copy_id)
             if conflicts:
                 raise ConflictError(_DIFFER, conflicts)
         before, workspace.changes = workspace.changes, trial.mine

@@ -28,6 +28,7 @@ from zarr_manifests.engine.objects import create_own
 from zarr_manifests.engine.overlay import OPAQUE, Overlay, check_key
 from zarr_manifests.engine.pack_writes import Flight, PackWrites
 from zarr_manifests.engine.packs import Pack, Packs, StagedRef, native_ref
+from zarr_manifests.engine.reports import refuse_in_copy, set_reported, unset_reported
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import Conflict, InvalidArgumentError, StorageError
 from zarr_manifests.format.chunk_table import UNSET, ChunkRef, ChunkTable, InlineRef, NativeRef
@@ -78,6 +79,10 @@ class Workspace(Overlay):
         The process whose session it is; in a child of `os.fork` it is a copy.
     pickled : bool
         Whether copies of it were made by pickling a store, and not asked for by `fork`.
+    token : str or None
+        The session's open token, if its copies report what they change (`reports`).
+    frozen : ChangeSet or None
+        What had been changed when the first copy that reports was made.
     closed : str or None
         Why nothing can be written any more.
     """
@@ -99,8 +104,10 @@ class Workspace(Overlay):
         self.closed: str | None = None
         self._writes = PackWrites(self.storage, self.runtime)
         self._most_single = max(2, min(_MOST_SINGLE, context.config.spill_refs // 4))
+        self.token: str | None = None
         self.start_at(view, keys)
         if origin is not None:
+            self.token = None if origin.explicit else origin.token
             self.changes = replace(origin.after.copy(), spill=self.changes.spill)
 
     def start_at(self, view: SnapshotView, keys: SessionKeys | None) -> None:
@@ -111,6 +118,7 @@ class Workspace(Overlay):
         self._noticeable_in: int | None = None
         self.packs = Packs(self.context.config.pack_bytes, self._new_chunk_key)
         self.pickled = False
+        self.frozen: ChangeSet | None = None
         self.reader = self._reader(view)
 
     def _reader(self, view: SnapshotView) -> ChunkReader:
@@ -134,6 +142,9 @@ class Workspace(Overlay):
         An event loop, for which all else would wait, says that it is one.
         """
         self._before_change(key)
+        if self.reports:
+            set_reported(self, key, data)
+            return
         if self._set_document(key, data):
             return
         while not self._set_chunk(key, self._place(data), data, in_loop):
@@ -142,6 +153,9 @@ class Workspace(Overlay):
     async def set_async(self, key: str, data: bytes) -> None:
         """As `set`, for an event loop: only the chunk's upload is awaited."""
         self._before_change(key)
+        if self.reports:
+            await asyncio.to_thread(set_reported, self, key, data)
+            return
         if self._set_document(key, data):
             return
         while not self._record(key, await self.write_async(data), data):
@@ -156,11 +170,28 @@ class Workspace(Overlay):
         """
         check_key(key)
         process = os.getpid()
-        unasked = self.pid != process if self.origin is None else not self.origin.explicit
-        if unasked and self._noticeable_in != process:
+        if self._unasked and self.token is None and self._noticeable_in != process:
             self._noticeable_in = process
             assert self.keys is not None
             self.storage.create(self.keys.next("chunks"), b"")
+
+    @property
+    def _unasked(self) -> bool:
+        """Whether it is a copy that nobody asked for by `fork`."""
+        return self.pid != os.getpid() if self.origin is None else not self.origin.explicit
+
+    @property
+    def reports(self) -> bool:
+        """Whether it is a copy that reports what it changes to its session."""
+        return self.token is not None and self._unasked
+
+    def keep(self, node: Node, coords: Coords, ref: ChunkRef | None) -> None:
+        """Have a chunk of an array that was written, or was unset."""
+        with self.lock:
+            if ref is None:
+                self._unset(node, coords)
+            else:
+                self._hold(node, coords, ref)
 
     def _set_chunk(self, key: str, ref: ChunkRef, data: bytes | memoryview, in_loop: bool) -> bool:
         """Store a chunk as the ref says, and note it; False if it must be stored again."""
@@ -332,6 +363,9 @@ class Workspace(Overlay):
     def delete(self, key: str) -> None:
         """Remove what is at the key, if anything."""
         self._before_change(key)
+        if self.reports:
+            unset_reported(self, key)
+            return
         with self.lock:
             path, name = document_path(key), split(key)[1]
             node = self.node(path) if path is not None else None
@@ -349,6 +383,8 @@ class Workspace(Overlay):
     def delete_below(self, prefix: str) -> None:
         """Remove every key below the directory `prefix` (ends with / or is empty)."""
         self._before_change(prefix)
+        if self.reports:
+            refuse_in_copy(f"what is below {prefix!r} cannot be removed")
         with self.lock:
             for path, node in self.nodes().items():
                 below = path + "/" if path else ""
@@ -381,6 +417,8 @@ class Workspace(Overlay):
             If there is no such array any more.
         """
         self._before_change(path)
+        if self.reports:
+            refuse_in_copy(f"many refs of /{path} cannot be set at once")
         with self.lock:
             node = self.array_at(path)
             if node.array is None or node.array.grid != grid:
