@@ -552,7 +552,8 @@ def _overlaid(
 
 
 def _counted(location: str | os.PathLike[str] | Storage) -> MeteredStorage:
-    return metered(_storage(location), Meter())
+    storage = _storage(location)
+    return storage if isinstance(storage, MeteredStorage) else metered(storage, Meter())
 
 
 def _context(

@@ -13,12 +13,17 @@ from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.engine.misplaced import around, instead
 from zarr_manifests.engine.objects import Objects, Upload
 from zarr_manifests.engine.roots import RootAt, Roots
-from zarr_manifests.errors import AlreadyExistsError, ObjectNotFoundError, UnsupportedStorageError
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    InvalidArgumentError,
+    ObjectNotFoundError,
+    UnsupportedStorageError,
+)
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
 from zarr_manifests.format.root import ROOT_KEY, WRITE_ID_BYTES, Branch, LogEntry, Root
 from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.ids import new_session_id, object_key, snapshot_id_of
+from zarr_manifests.ids import new_session_id, object_key, session_of, session_start, snapshot_id_of
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
 
@@ -64,7 +69,10 @@ def create_repository(
 
 
 def _check_empty(storage: Storage) -> None:
-    """Refuse a place that holds anything but what an abandoned `create` leaves."""
+    """Refuse a place that holds anything but what writers leave that never made a repository.
+
+    One that has had a commit has archives of its root, without which nothing could be recovered.
+    """
     outer = around(storage)
     if outer is not None:
         raise AlreadyExistsError(
@@ -76,9 +84,8 @@ def _check_empty(storage: Storage) -> None:
         raise AlreadyExistsError(
             f"{storage.url} is not empty (it holds {stray!r}); choose an empty place"
         )
-    abandoned = (f"deltas/{0:012d}-", f"snapshots/{0:012d}-")
     for info in storage.list():
-        if info.key == ROOT_KEY or not info.key.startswith(abandoned):
+        if not _is_abandoned(info.key):
             _refuse_repository(storage)
             hint = instead(storage) or (
                 "choose an empty place. If there was a repository here, its object 'current' is "
@@ -87,6 +94,14 @@ def _check_empty(storage: Storage) -> None:
             raise AlreadyExistsError(
                 f"{storage.url} is not empty (it holds {info.key!r}) and has no repository; {hint}"
             )
+
+
+def _is_abandoned(key: str) -> bool:
+    """Whether it may be of a writer that was killed before its first commit made a repository."""
+    try:
+        return session_start(session_of(key)) <= 1
+    except InvalidArgumentError:
+        return False
 
 
 def _refuse_repository(storage: Storage) -> None:

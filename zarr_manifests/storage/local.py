@@ -339,6 +339,7 @@ class LocalStorage:
     def turn(self, name: str) -> Turn:
         """A turn, which is a lock file or two of its own; see `TakesTurns`."""
         with self._writing(name):
+            self._folders.make(self._path)  # the turn may come before the first object
             return FileTurn(f"{self._prefix}{_LOCK_NAME}-{name}")
 
     def remove_temporary(self, before_ms: int) -> int:

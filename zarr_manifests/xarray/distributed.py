@@ -23,7 +23,9 @@ import zarr
 
 from zarr_manifests.engine.changes import ChangeSet, ForkState
 from zarr_manifests.engine.forks import freeze, revive
+from zarr_manifests.engine.unmade import Unmade
 from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.ids import object_key
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.storage import Storage
 from zarr_manifests.store import ManifestStore
@@ -55,7 +57,11 @@ def write_elsewhere(
 
     Takes what `Dataset.to_zarr` takes.
     """
-    _check_reachable(session.store.workspace.storage)
+    storage, keys = session.store.workspace.storage, session.store.workspace.keys
+    _check_reachable(storage)
+    if isinstance(storage, Unmade):  # others are going to look for what it holds back
+        assert keys is not None
+        storage.begin(object_key("chunks", keys.session_id, 0))
     writer = _write_in_memory(ds, session.store, options, region, encoding)
     # What a fork is made of, and not a fork: unpickling one opens the snapshot, which may fail.
     origin = session.fork().store.freeze(explicit=True)

@@ -6,6 +6,7 @@ else `distributed` has it written to forks.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -15,10 +16,12 @@ import xarray as xr
 
 from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.engine.labels import checked_message, checked_metadata
+from zarr_manifests.engine.unmade import Unmade
 from zarr_manifests.errors import (
     AlreadyExistsError,
     ConflictError,
     InvalidArgumentError,
+    ManifestsError,
     NotFoundError,
 )
 from zarr_manifests.format.nodes import NodeKind
@@ -26,6 +29,7 @@ from zarr_manifests.keys import V3_DOCUMENT, join, split
 from zarr_manifests.planning.appends import AppendPlan, OnExisting
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session
+from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.store import ManifestStore
 from zarr_manifests.xarray.agreement import check_agreement
 from zarr_manifests.xarray.appending import Append
@@ -64,7 +68,7 @@ def write(
 ) -> str:
     """Write a dataset into a repository in one commit, and make the repository if need be.
 
-    Whatever fails, either all of the dataset is committed or nothing.
+    Whatever fails, either all of the dataset is committed or nothing, and no repository is made.
 
     Parameters
     ----------
@@ -124,11 +128,12 @@ def write(
     NotFoundError
         If there is no such branch, or nothing that `region` could be part of.
     InvalidArgumentError
-        If arguments contradict each other; or if the values would mean something else in the
-        arrays that are there, whose attributes stay (other units, or times that cannot be told in
-        theirs), or an append would leave some of them shorter or replace an index coordinate, or
-        its labels unsorted, or has a label twice; or if values do not fit: beyond the range of a
-        packing or a type, NaN where nothing stands for it, fractions in integers, longer texts.
+        If arguments contradict each other, or `encoding` has names that are unknown; if values
+        would mean something else in the arrays that are there, whose attributes stay (other units,
+        or times that cannot be told in theirs), or an append would leave some of them shorter or
+        replace an index coordinate, or its labels unsorted, or has a label twice; or if values do
+        not fit: beyond the range of a packing or a type, NaN where nothing stands for it,
+        fractions in integers, longer texts.
     ConflictError
         If somebody else has committed to the same chunks or metadata meanwhile, or two tasks
         wrote to the same chunk.
@@ -152,7 +157,7 @@ def write(
     >>> zm.write(more, "memory://write-example", **how) == second
     True
     """
-    _check_arguments(ds, location, mode, append_dim, region, config)
+    _check_arguments(ds, location, mode, append_dim, region, encoding, config)
     if check not in ("values", "encoding", None):
         raise InvalidArgumentError(f"check must be 'values', 'encoding' or None, not {check!r}")
     _check_append(append_dim, region, on_existing, sort, relocate=relocate)
@@ -162,30 +167,66 @@ def write(
     append = None
     if append_dim is not None and region is None:
         append = Append.of(ds, append_dim, path, on_existing, sort, relocate=relocate)
-    repository = _repository(location, config, branch, mode, region)
-
-    @contextmanager
-    def begun() -> Iterator[tuple[xr.Dataset, Session, dict[str, Any]]]:
-        """The dataset as it is to be written, a session to write it to, and how."""
-        session = repository.writable_session(branch)
-        if relocate:
-            session.append_mode(append_dim)  # type: ignore[arg-type]  # checked there
-        options = _zarr_options(session.store, path, mode, append_dim, region)
-        if check is not None and options["mode"] != "w":
-            check_agreement(ds, session.store, path, options["append_dim"])
-        if check == "values":
-            with looked_at(ds, session.store, options, encoding) as seen:
-                yield seen, session, options
-        else:
-            yield ds, session, options
-
     commit = partial(_commit, message=message, metadata=metadata)
-    if append is not None:
-        return _append(append, begun, encoding, commit)
-    with begun() as (seen, session, options):
-        place = dict(region) if isinstance(region, Mapping) else region
-        _write(seen, session, options, place, encoding)
-    return commit(session)
+
+    def into(repository: Repository) -> str:
+        @contextmanager
+        def begun() -> Iterator[tuple[xr.Dataset, Session, dict[str, Any]]]:
+            """The dataset as it is to be written, a session to write it to, and how."""
+            session = repository.writable_session(branch)
+            if relocate:
+                session.append_mode(append_dim)  # type: ignore[arg-type]  # checked there
+            options = _zarr_options(session.store, path, mode, append_dim, region)
+            if check is not None and options["mode"] != "w":
+                check_agreement(ds, session.store, path, options["append_dim"])
+            if check == "values":
+                with looked_at(ds, session.store, options, encoding) as seen:
+                    yield seen, session, options
+            else:
+                yield ds, session, options
+
+        if append is not None:
+            return _append(append, begun, encoding, commit)
+        with begun() as (seen, session, options):
+            place = dict(region) if isinstance(region, Mapping) else region
+            _write(seen, session, options, place, encoding)
+        return commit(session)
+
+    if isinstance(location, Repository):
+        return into(location)
+    only_there = region is not None or mode == "r+" or branch != "main"
+    return _into(location, config, into, make=not only_there)
+
+
+def _into(
+    location: str | os.PathLike[str] | Storage,
+    config: RepositoryConfig | Mapping[str, Any] | None,
+    write_into: Callable[[Repository], str],
+    *,
+    make: bool,
+) -> str:
+    """Write into the repository there, or into one that the first commit makes."""
+    storage = location if isinstance(location, Storage) else from_url(location)
+    if make and not Repository.exists(storage):
+        unmade = Unmade(storage)
+        try:
+            written = write_into(Repository.create(unmade, config))
+            unmade.make()
+            return written
+        except BaseException as error:
+            if not _made_by_others(unmade, error):
+                raise
+    return write_into(Repository.open(storage, config))
+
+
+def _made_by_others(unmade: Unmade, error: BaseException) -> bool:
+    """Take back what was written; whether somebody else has made a repository meanwhile."""
+    try:
+        others = unmade.withdraw() or isinstance(error, AlreadyExistsError)
+        return others and isinstance(error, ManifestsError) and Repository.exists(unmade.storage)
+    except ManifestsError as another:
+        error.add_note(f"what was written to {unmade.url} may be left there: {another}")
+        return False
 
 
 def _append(
@@ -229,27 +270,13 @@ def _commit(session: Session, message: str, metadata: Mapping[str, Any]) -> str:
     return session.commit(message, metadata)
 
 
-def _repository(
-    location: Location,
-    config: RepositoryConfig | Mapping[str, Any] | None,
-    branch: str,
-    mode: _WriteMode | None,
-    region: _Region | None,
-) -> Repository:
-    """The repository; made, unless what is to be written can only go to one that is there."""
-    if isinstance(location, Repository):
-        return location
-    if region is not None or mode == "r+" or branch != "main":
-        return Repository.open(location, config)
-    return Repository.open_or_create(location, config)
-
-
 def _check_arguments(
     ds: object,
     location: object,
     mode: object,
     append_dim: object,
     region: object,
+    encoding: Mapping[Hashable, Mapping[str, Any]] | None,
     config: object,
 ) -> None:
     if not isinstance(ds, xr.Dataset):
@@ -267,6 +294,13 @@ def _check_arguments(
             raise InvalidArgumentError(f"append_dim goes with mode 'a' or 'a-', not {mode!r}")
     if region is not None and mode not in (None, "a", "a-", "r+"):
         raise InvalidArgumentError(f"region goes with mode 'r+', 'a' or 'a-', not {mode!r}")
+    unknown = [name for name in encoding or () if name not in ds.variables]
+    if unknown:
+        listed = ", ".join(map(str, list(ds.variables)[:_LISTED])) or "none"
+        raise InvalidArgumentError(
+            f"encoding names {unknown[0]!r}, which is no variable of the dataset; there are: "
+            f"{listed}"
+        )
     if config is not None and isinstance(location, Repository):
         raise InvalidArgumentError("config goes with a path, URL or storage, not a Repository")
 
@@ -348,13 +382,18 @@ def _write(
     region: _Region | None,
     encoding: Mapping[Hashable, Mapping[str, Any]],
 ) -> None:
-    if computed_elsewhere(ds):
-        write_elsewhere(ds, session, options, region, encoding)
-        return
-    ds.to_zarr(
-        session.store,
-        **options,
-        region=region,
-        encoding=encoding,
-        consolidated=False,
-    )
+    try:
+        if computed_elsewhere(ds):
+            write_elsewhere(ds, session, options, region, encoding)
+        else:
+            ds.to_zarr(
+                session.store, **options, region=region, encoding=encoding, consolidated=False
+            )
+    except ValueError as error:
+        if "unexpected encoding parameters" not in str(error):
+            raise
+        raise InvalidArgumentError(
+            f"{error} Known are what xarray's to_zarr takes: chunks, shards, compressors, filters, "
+            "serializer and fill_value; and dtype, _FillValue, scale_factor, add_offset, units "
+            "and calendar where the values are of a kind for it"
+        ) from error
