@@ -11,6 +11,7 @@ import os
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from zarr_manifests.config import CacheOptions, RepositoryConfig
@@ -29,6 +30,7 @@ from zarr_manifests.engine.objects import Objects
 from zarr_manifests.engine.observed import observed_compaction
 from zarr_manifests.engine.preload import RefsPreload
 from zarr_manifests.engine.recover import RecoveryReport, recover
+from zarr_manifests.engine.reserve import with_reserve
 from zarr_manifests.engine.roots import Roots
 from zarr_manifests.errors import (
     AlreadyExistsError,
@@ -440,8 +442,15 @@ class Repository(Imports):
         if branch not in roots.with_branch(roots.read().root, branch).branches:
             listed = ", ".join(self.list_branches())
             raise NotFoundError(f"there is no branch {branch!r}; there are: {listed}")
-        work = CompactionMode(mode)
-        return observed_compaction(self._context, branch, work, dry_run=dry_run, claim=True)[0]
+        compaction = partial(
+            observed_compaction,
+            self._context,
+            branch,
+            CompactionMode(mode),
+            dry_run=dry_run,
+            claim=True,
+        )
+        return with_reserve(self._context.storage, compaction)[0]
 
     def revert(
         self, snapshot_id: str, branch: str = DEFAULT_BRANCH, message: str | None = None

@@ -30,6 +30,7 @@ from zarr_manifests.engine.ancestry import ancestors, snapshot_at, tag_floor
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.epochs import COLLECTOR, check_collector, claimed
 from zarr_manifests.engine.reach import Link, follow, tables
+from zarr_manifests.engine.reserve import keep_reserve, with_reserve
 from zarr_manifests.engine.roots import RootAt
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -146,6 +147,7 @@ def collect(
         _delete(context, keys, root.epochs[COLLECTOR], progress)
         temporary = _remove_temporary(context)
         _end(context, root, alone=alone)
+        keep_reserve(context.storage)
     by_kind: Counter[str] = Counter()
     nbytes: Counter[str] = Counter()
     for info in (*dead, *archives):
@@ -190,8 +192,8 @@ def _begin(context: Context, before: RootAt, grace_ms: int, *, dry_run: bool) ->
 
     if dry_run:
         return replace(change(before.root), version=before.root.version + 1)
-    at = context.roots.update(change, "collect garbage", "", "", _ATTEMPTS)
-    context.roots.archive(at)
+    at = _updated(context, change, "collect garbage")
+    with_reserve(context.storage, partial(context.roots.archive, at))
     return at.root
 
 
@@ -213,7 +215,12 @@ def _end(context: Context, begun: Root, *, alone: bool) -> None:
         pending = tuple(piece for piece in root.pending if piece not in done)
         return replace(root, swept=swept, pending=pending, counters=counters)
 
-    context.roots.update(change, "end collection", "", "", _ATTEMPTS)
+    _updated(context, change, "end collection")
+
+
+def _updated(context: Context, change: Callable[[Root], Root], what: str) -> RootAt:
+    update = context.roots.update
+    return with_reserve(context.storage, partial(update, change, what, "", "", _ATTEMPTS))
 
 
 def _times(context: Context, root: Root, cutoff_ms: int) -> Iterator[tuple[int, int]]:

@@ -12,6 +12,7 @@ from functools import partial
 from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.engine.misplaced import around, instead
 from zarr_manifests.engine.objects import Objects, Upload
+from zarr_manifests.engine.reserve import keep_reserve
 from zarr_manifests.engine.roots import RootAt, Roots
 from zarr_manifests.errors import (
     AlreadyExistsError,
@@ -65,6 +66,7 @@ def create_repository(
         raise AlreadyExistsError(
             f"a repository was made at {storage.url} at the same moment; open it instead"
         )
+    keep_reserve(storage)
     return at
 
 

@@ -13,9 +13,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from zarr_manifests.engine.ancestry import ages, has_expired
 from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.reserve import keep_reserve, with_reserve
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.ids import snapshot_id_of
@@ -89,7 +91,10 @@ def expire(context: Context, retention: Retention, *, dry_run: bool) -> ExpiryRe
 
     change(context.roots.read().root)
     if report.expired and not dry_run:
-        context.roots.update(change, "expire snapshots", "", "", _ATTEMPTS)
+        update = context.roots.update
+        swap = partial(update, change, "expire snapshots", "", "", _ATTEMPTS)
+        with_reserve(context.storage, swap)
+        keep_reserve(context.storage)  # what is left of it, for the collection that follows
     return report
 
 

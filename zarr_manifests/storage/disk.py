@@ -27,7 +27,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from zarr_manifests.storage.files import with_room
+from zarr_manifests.storage.files import open_regular, with_room
 
 __all__ = ["TEMP_PREFIX", "PosixDisk", "Temp", "filesystem_type", "is_remote_filesystem"]
 
@@ -133,6 +133,24 @@ class PosixDisk:
     def rmdir(self, directory: str) -> None:
         """Remove a folder; `OSError` if anything is in it."""
         os.rmdir(directory)
+
+    def reserve(self, path: str, nbytes: int) -> None:
+        """Have a file that takes so much room at least; it stays as it was where there is less."""
+        fd = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
+        try:
+            size = os.fstat(fd).st_size
+            try:
+                if size < nbytes and hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(fd, 0, nbytes)
+                elif size < nbytes:
+                    self.write(Temp(fd, "", path), bytes(nbytes))
+            except BaseException:
+                os.ftruncate(fd, size)
+                if not size:
+                    os.unlink(path)
+                raise
+        finally:
+            os.close(fd)
 
     def link(self, temp: Temp, path: str) -> None:
         """Name the temporary file `path`; `FileExistsError` if that is taken."""

@@ -80,11 +80,13 @@ from zarr_manifests.storage.protocol import (
     check_range,
     is_key,
 )
+from zarr_manifests.storage.reserve import Reserve
 
 __all__ = ["LocalStorage"]
 
 _CAPABILITIES = Capabilities(inline=True, durable=True, shared=True, turns=True)
 _LOCK_NAME = ".lock"
+_RESERVE_NAME = ".reserve"
 # What is not durable yet is going to be: from here on it pays to begin at once.
 _BEGUN_BYTES = 128 * 1024
 # Up to here a read allocates what it was asked for, beyond it looks at the size first.
@@ -163,6 +165,10 @@ class LocalStorage:
     @property
     def capabilities(self) -> Capabilities:
         return _CAPABILITIES
+
+    @property
+    def reserve(self) -> Reserve:
+        return Reserve(self._prefix + _RESERVE_NAME, self._disk)
 
     # --- reading -----------------------------------------------------------------------------
 

@@ -26,6 +26,8 @@ from zarr_manifests.errors import InvalidArgumentError
 __all__ = [
     "MAX_TAGGED_BYTES",
     "Capabilities",
+    "KeepsReserve",
+    "KeepsRoom",
     "KeepsTemporaryFiles",
     "ObjectInfo",
     "Storage",
@@ -297,6 +299,28 @@ class KeepsTemporaryFiles(Protocol):
 
     def remove_temporary(self, before_ms: int) -> int:
         """Remove what nobody has changed since then; the number of files, without folders."""
+        ...
+
+
+class KeepsRoom(Protocol):
+    """Room that is set aside."""
+
+    def keep(self) -> int:
+        """Set it aside, as far as there is some; how many bytes."""
+        ...
+
+    def give_up(self) -> bool:
+        """Let others have it; whether there was any."""
+        ...
+
+
+@runtime_checkable
+class KeepsReserve(Protocol):
+    """A storage that can be full, and has set room aside for what makes room."""
+
+    @property
+    def reserve(self) -> KeepsRoom:
+        """That room."""
         ...
 
 

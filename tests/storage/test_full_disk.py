@@ -1,0 +1,190 @@
+"""A disk that is full: what is there stays, and expiry and collection make room."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+import zarr_manifests as zm
+from zarr_manifests.errors import StorageFullError
+from zarr_manifests.storage import LocalStorage
+from zarr_manifests.storage.disk import PosixDisk, Temp
+from zarr_manifests.storage.reserve import RESERVE_BYTES
+
+BLOCK = 4096
+
+
+def used(root: Path) -> int:
+    """The bytes of all files, in whole blocks."""
+    sizes = [path.lstat().st_size for path in root.rglob("*") if path.is_file()]
+    return sum(-(-size // BLOCK) * BLOCK for size in sizes)
+
+
+class SmallDisk(PosixDisk):
+    """A disk with room for so many bytes, in whole blocks, of what lies below a folder."""
+
+    def __init__(self, root: Path, nbytes: int) -> None:
+        super().__init__(anonymous=False)
+        self.root, self.nbytes = root, nbytes
+
+    def _demand(self, nbytes: int) -> None:
+        if used(self.root) + -(-nbytes // BLOCK) * BLOCK > self.nbytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def write(self, temp: Temp, data: bytes | memoryview) -> None:
+        self._demand(len(data))
+        super().write(temp, data)
+
+    def reserve(self, path: str, nbytes: int) -> None:
+        there = Path(path)
+        self._demand(max(0, nbytes - (there.stat().st_size if there.exists() else 0)))
+        super().reserve(path, nbytes)
+
+
+def overwrite(repo: zm.Repository, seed: int) -> None:
+    """A commit of 64 KiB that do not compress, and leave as many dead bytes."""
+    values = np.random.default_rng(seed).random(8192)
+    with repo.transaction(message=f"day {seed}") as store:
+        zarr.create_array(store, name="t", data=values, chunks=(1024,), overwrite=True)
+
+
+def fill(repo: zm.Repository) -> int:
+    """Commit until nothing fits any more; how often."""
+    for count in range(1000):
+        try:
+            overwrite(repo, count)
+        except StorageFullError:
+            return count
+    raise AssertionError("the disk is not full yet")
+
+
+def fill_up(folder: Path) -> None:
+    """Somebody else takes the last block."""
+    room = os.statvfs(folder)
+    (folder / "others").write_bytes(bytes(room.f_bavail * room.f_frsize))
+    assert not os.statvfs(folder).f_bavail
+
+
+def sound(repo: zm.Repository, seed: int) -> None:
+    assert repo.verify().ok
+    values = zarr.open_array(repo.readonly_session().store, path="t", mode="r")[:]
+    assert np.array_equal(values, np.random.default_rng(seed).random(8192))
+
+
+def way_out(place: Path | LocalStorage, folder: Path) -> None:
+    """Expire, collect and compact where there is no room, then commit again."""
+    repo = zm.Repository.open(place)
+    last = len(list(repo.ancestry())) - 2
+    sound(repo, last)
+    report = repo.expire_snapshots(keep_last=1)
+    assert len(report.snapshots) == last + 1
+    repo.garbage_collect(timedelta(0))
+    # What was overwritten is still named by the changes that lie on the base.
+    repo.compact("main", mode="full")
+    repo.expire_snapshots(keep_last=1)
+    collected = repo.garbage_collect(timedelta(0))
+    assert collected.deleted_nbytes > last * 60_000
+    sound(repo, last)
+    assert (folder / ".reserve").stat().st_size == RESERVE_BYTES  # for the next time
+    overwrite(repo, last + 1)
+    sound(repo, last + 1)
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> LocalStorage:
+    """A repository on a disk that has not one block left."""
+    disk = SmallDisk(tmp_path, 3 << 19)
+    storage = LocalStorage(tmp_path / "repository", disk=disk)
+    assert fill(zm.Repository.create(storage)) > 3
+    disk.nbytes = 0
+    return storage
+
+
+def test_a_full_disk_is_made_room_on(full: LocalStorage, tmp_path: Path) -> None:
+    disk = full._disk
+    assert isinstance(disk, SmallDisk)
+    disk.nbytes = used(tmp_path)
+    way_out(full, tmp_path / "repository")
+
+
+def test_without_a_reserve_nothing_is_changed(full: LocalStorage, tmp_path: Path) -> None:
+    """And as much room as the error asks for is enough."""
+    disk = full._disk
+    assert isinstance(disk, SmallDisk)
+    (tmp_path / "repository" / ".reserve").unlink()
+    disk.nbytes = used(tmp_path)
+    repo = zm.Repository.open(full)
+    before = [info.snapshot_id for info in repo.ancestry()]
+    for call in (lambda: repo.expire_snapshots(keep_last=1), repo.garbage_collect):
+        with pytest.raises(StorageFullError, match="free space"):
+            call()
+    assert [info.snapshot_id for info in zm.Repository.open(full).ancestry()] == before
+    assert repo.verify().ok
+    disk.nbytes += RESERVE_BYTES
+    way_out(full, tmp_path / "repository")
+
+
+def test_the_reserve_shrinks_rather_than_to_be_none(tmp_path: Path) -> None:
+    disk = SmallDisk(tmp_path, RESERVE_BYTES)
+    storage = LocalStorage(tmp_path, disk=disk)
+    assert storage.reserve.keep() == RESERVE_BYTES
+    assert storage.reserve.keep() == RESERVE_BYTES
+    assert storage.reserve.give_up()
+    assert not storage.reserve.give_up()
+    disk.nbytes = RESERVE_BYTES // 2
+    assert storage.reserve.keep() == RESERVE_BYTES // 2
+    disk.nbytes = RESERVE_BYTES
+    assert storage.reserve.keep() == RESERVE_BYTES
+    assert (tmp_path / ".reserve").stat().st_blocks * 512 >= RESERVE_BYTES
+    assert storage.reserve.give_up()
+    disk.nbytes = 0
+    assert storage.reserve.keep() == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+_ON_TMPFS = """
+import subprocess, sys
+from pathlib import Path
+
+folder = Path(sys.argv[1])
+mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", folder], check=False)
+if mounted.returncode:
+    sys.exit(77)
+
+import zarr_manifests as zm
+from tests.storage.test_full_disk import fill, fill_up, way_out
+
+place = folder / "repository"
+print(fill(zm.Repository.create(place)))
+fill_up(folder)
+way_out(place, place)
+"""
+
+
+def test_a_full_tmpfs_is_made_room_on(tmp_path: Path) -> None:
+    """The same where the system itself refuses, in a namespace of its own."""
+    here = Path(__file__).parents[2]
+    namespace = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "-r"]
+    try:
+        ended = subprocess.run(
+            [*namespace, sys.executable, "-c", _ON_TMPFS, tmp_path],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            env=os.environ | {"PYTHONPATH": str(here)},
+        )
+    except FileNotFoundError:
+        pytest.skip("there is no unshare to mount a small disk with")
+    if ended.returncode == 77 or "unshare" in ended.stderr[:20]:
+        pytest.skip(f"a small disk cannot be mounted here: {ended.stderr[-200:]}")
+    assert ended.returncode == 0, ended.stderr
+    assert int(ended.stdout) > 3
