@@ -447,12 +447,12 @@ SEEDS: dict[str, int] = {
     "all-is-apart": 5,
     "amended-unseen": 18,
     "refs-to-anywhere": 5,
-    "restore-without-guard": 0,
+    "restore-without-guard": 20,
     "merge-overwrites": 4,
     "merge-without-dedupe": 4,
     "strangers-merged": 115,
     "copies-share-names": 4,
-    "compaction-over-newer": 0,
+    "compaction-over-newer": 1,
     "compaction-merged-into-the-commit": 1,
     "run-of-no-neighbours": 1,
     "deletions-left-out-of-runs": 15,
@@ -470,7 +470,7 @@ SEEDS: dict[str, int] = {
     "collected-beyond-the-fence": 2,
     "logs-not-marked": 2,
     "tags-not-marked": 60,
-    "marked-too-early": 0,
+    "marked-too-early": 22,
     "archive-before-the-deletions-left-out": 11,
 }
 
