@@ -94,7 +94,7 @@ class Maintenance(Indexes):
         timeout : timedelta or seconds
             When others may take the lease away if this process cannot renew it any more.
         owner : str, optional
-            A text about who holds it.
+            A text about who holds it, of which 200 characters are kept.
 
         Raises
         ------

@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager, suppress
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 __all__ = [
     "SYSTEM",
@@ -39,6 +39,8 @@ __all__ = [
     "start_thread",
 ]
 
+MAX_MS: Final = 253_402_300_799_999
+"""The last millisecond of the year 9999, beyond which no date can be told."""
 _POOL_THREADS = 64  # all live deltas of an array are fetched in one round
 
 
@@ -331,6 +333,18 @@ def _who() -> str:
     return _user_and_host() if said is None else said
 
 
+class _Clamped:
+    """A clock that says no time before 1970 or after the year 9999, whatever it is set to."""
+
+    __slots__ = ("_clock",)
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self._clock = clock
+
+    def __call__(self) -> int:
+        return min(max(self._clock(), 0), MAX_MS)
+
+
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """Clock, randomness, jitter, threads and yield points, passed in.
@@ -338,7 +352,8 @@ class Runtime:
     Parameters
     ----------
     now_ms : callable
-        Wall clock in milliseconds since 1970 UTC; recorded, never relied on for safety.
+        Wall clock in milliseconds since 1970 UTC; recorded, never relied on for safety. What it
+        says is taken to lie from 1970 to the year 9999, as no other time can be recorded.
     monotonic_s : callable
         A clock in seconds that never goes back.
     random_bytes : callable
@@ -379,6 +394,11 @@ class Runtime:
     checkpoint: Callable[[str], None] = _no_checkpoint
     later: Callable[[float, Callable[[], None]], Callable[[], None]] = _call_later
     who: Callable[[], str] = _who
+
+    def __post_init__(self) -> None:
+        clock = self.now_ms
+        if not isinstance(clock, _Clamped):
+            object.__setattr__(self, "now_ms", _Clamped(clock))
 
 
 SYSTEM = Runtime(

@@ -156,7 +156,9 @@ class Session(Arranging):
         message : str
             Why; shown by `ancestry` and `zarr-manifests log`.
         metadata : mapping, optional
-            Anything msgpack can hold, kept with the snapshot.
+            Kept with the snapshot: names, and values of None, numbers, strings, bytes, lists and
+            maps. Scalars of numpy are taken as the numbers that they are, and `datetime64` as text
+            in ISO 8601.
         rebase : bool, {"fail", "ours", "theirs"} or callable, default True
             What to do when other commits came first: with True (the same as "fail") go on top of
             them where nothing is in the way, with False give up, else decide by this policy.

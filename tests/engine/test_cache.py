@@ -132,7 +132,7 @@ def decode_snapshot(manifests: int) -> Callable[[], Any]:
 
 def decode_snapshot_without_deltas() -> Callable[[], Any]:
     parent, base, log = (
-        BlobRef(f"{kind}/{i:012d}-{'ab' * 12}/{i}", 2000 + i, 2**31 + i, b"c" * n)
+        BlobRef(f"{kind}/{i:012d}-{'ab' * 12}/{i}", n or 2000 + i, 2**31 + i, b"c" * n or None)
         for i, (kind, n) in enumerate([("snapshots", 0), ("nodes", 5000), ("deltas", 0)])
     )
     totals = {"refs-set": 1000, "refs-unset": 2000, "chunk-bytes": 2**40, "chunk-objects": 300}

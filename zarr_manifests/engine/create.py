@@ -59,7 +59,9 @@ def create_repository(
         now_ms,
         config,
         {branch: Branch(head, None)},
-        log=(LogEntry(1, now_ms, "create", branch, snapshot_id_of(head.key), by=runtime.who()),),
+        log=(
+            LogEntry(1, now_ms, "create", branch, snapshot_id_of(head.key)).signed(runtime.who()),
+        ),
     )
     at = Roots(storage, runtime).create(root)
     if at is None:

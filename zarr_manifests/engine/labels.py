@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from operator import ge, le
 from typing import Any
 
+import numpy as np
+
 from zarr_manifests.engine.changes import ChangeSet
 from zarr_manifests.engine.context import Context
 from zarr_manifests.engine.spill import Rows, Spilled, rows_of
@@ -35,17 +37,37 @@ def checked_message(message: object) -> str:
 
 
 def checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The metadata, if a commit can have it."""
-    checked = dict(metadata or {})
+    """The metadata as it will be read, if a commit can have it."""
+    if not isinstance(metadata, Mapping | None):
+        raise InvalidArgumentError(
+            f"commit metadata is a map of names to values, not a {type(metadata).__name__}"
+        )
     try:
-        unpack(pack([[checked]]))  # as deep as it will lie; not all that packs can be unpacked
+        # As deep as it will lie. Not all that can be packed can be unpacked.
+        ((checked,),) = unpack(pack([[dict(metadata or {})]], default=_plain))
     except (TypeError, ValueError, OverflowError, CorruptObjectError) as error:
         raise InvalidArgumentError(
             f"commit metadata must be made of strings, numbers, lists and maps: {error}"
         ) from error
     if not all(isinstance(name, str) for name in checked):
         raise InvalidArgumentError("the names in commit metadata must be strings")
-    return checked
+    return dict(checked)
+
+
+def _plain(value: object) -> object:
+    """A number of numpy as that number; a point in time as text in ISO 8601."""
+    match value:
+        case np.bool():
+            return bool(value)
+        case np.timedelta64():
+            pass  # an integer to numpy, and a unit without which that means nothing
+        case np.integer():
+            return int(value)
+        case np.floating():
+            return float(value)
+        case np.datetime64():
+            return str(value)
+    raise TypeError(f"{value!r:.80} is none of these")
 
 
 def totals_of(tables: Mapping[bytes, Sequence[Rows]], chunk_objects: int) -> dict[str, int]:

@@ -71,11 +71,12 @@ def take(
     LeaseError
         If there is no thread that could renew it; it was given up again.
     """
+    if not isinstance(owner, str):
+        raise InvalidArgumentError(f"the owner of a lease is a text, not {owner!r}")
     runtime = context.runtime
     random = runtime.random_bytes(12)
-    held = Held(
-        runtime.random_bytes(16), session or "", snapshot_id, timeout_ms, owner[:_OWNER_CHARS]
-    )
+    owner = owner[:_OWNER_CHARS].encode("utf-8", "replace").decode()
+    held = Held(runtime.random_bytes(16), session or "", snapshot_id, timeout_ms, owner)
 
     def change(root: Root) -> Root:
         if session is None:  # a reader's: no fence is ever before the root it is taken in

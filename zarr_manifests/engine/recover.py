@@ -194,7 +194,7 @@ def restore(context: Context, version: int, *, dry_run: bool = False) -> Restore
     NotFoundError
         If there is no archive of it.
     """
-    if version < 1:
+    if type(version) is not int or version < 1:
         raise InvalidArgumentError(f"there is no version {version!r} of the root")
     _check_restorable(context.roots.read().root, version)
     try:
@@ -412,7 +412,7 @@ def _renewed(
 ) -> Root:
     """The root to be, of that version, from an archived one and all of its branches."""
     now_ms, operation = runtime.now_ms(), runtime.random_bytes(16)
-    entry = LogEntry(version, now_ms, "recover", "", "", operation, runtime.who())
+    entry = LogEntry(version, now_ms, "recover", "", "", operation).signed(runtime.who())
     pages = {s: refs for s, refs in archived.pages.items() if s not in ("branches", "leases")}
     return replace(
         archived,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from zarr_manifests.errors import CorruptObjectError
+from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.envelope import Fields, crc_of
 from zarr_manifests.ids import session_of
 
@@ -19,6 +19,7 @@ __all__ = ["PARENT_COPY_BYTES", "ROOT_COPY_BYTES", "BlobRef", "with_copies"]
 
 PARENT_COPY_BYTES: Final = 8 * 1024
 ROOT_COPY_BYTES: Final = 16 * 1024
+_MOST_BYTES: Final = 2**40
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class BlobRef:
     Raises
     ------
     InvalidArgumentError
-        If the key is not one of a session's object.
+        If the key is not one of a session's object, or a number or the copy is not what can be.
     """
 
     key: str
@@ -49,6 +50,10 @@ class BlobRef:
 
     def __post_init__(self) -> None:
         session_of(self.key)
+        sound = 0 <= self.length <= _MOST_BYTES and 0 <= self.crc32c < 2**32
+        sound = sound and type(self.length) is type(self.crc32c) is int
+        if not sound or (self.copy is not None and len(self.copy) != self.length):
+            raise InvalidArgumentError(f"a pointer to {self.key} with numbers that cannot be")
 
     @classmethod
     def to(cls, key: str, data: bytes) -> BlobRef:
@@ -69,9 +74,9 @@ class BlobRef:
     @classmethod
     def parse(cls, fields: Fields) -> BlobRef:
         """From a map that `pack` made."""
-        length = fields.number("n", 2**40)
+        length = fields.number("n")
         copy = fields.binary("b", length) if fields.has("b") else None
-        return cls(fields.text("k"), length, fields.number("c", 2**32 - 1), copy)
+        return cls(fields.text("k"), length, fields.number("c"), copy)
 
     @classmethod
     def parse_optional(cls, fields: Fields, name: str) -> BlobRef | None:

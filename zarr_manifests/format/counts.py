@@ -17,10 +17,10 @@ from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.envelope import Fields
 from zarr_manifests.ids import NODE_ID_BYTES
 
-__all__ = ["Count", "Counted", "pack_counts", "parse_counts"]
+__all__ = ["Count", "Counted", "check_counts", "pack_counts", "parse_counts"]
 
 _MOST: Final = 2**62
-_FLAGS: Final = range(1, 8)
+_FLAGS: Final = range(8)
 
 
 class Counted:
@@ -46,6 +46,24 @@ class Count:
     counted: int = Counted.EXACT
 
 
+def check_counts(counts: Sequence[Count] | None, *, least: int = -_MOST) -> None:
+    """Refuse counts that cannot be, those below `least` among them.
+
+    Raises
+    ------
+    CorruptObjectError
+        If a node occurs twice, or a number is out of range.
+    """
+    seen = set()
+    for count in counts or ():
+        seen.add(count.node_id)
+        within = least <= count.chunks <= _MOST and least <= count.nbytes <= _MOST
+        if not within or count.counted not in _FLAGS or len(count.node_id) != NODE_ID_BYTES:
+            raise CorruptObjectError("counts: an id or a number that cannot be")
+    if len(seen) != len(counts or ()):
+        raise CorruptObjectError("counts: a node occurs twice")
+
+
 def pack_counts(counts: Sequence[Count] | None) -> list[Any] | None:
     """As a list for msgpack."""
     if counts is None:
@@ -53,23 +71,18 @@ def pack_counts(counts: Sequence[Count] | None) -> list[Any] | None:
     return [[c.node_id, c.chunks, c.nbytes, *([c.counted] if c.counted else [])] for c in counts]
 
 
-def parse_counts(fields: Fields, *, least: int = -_MOST) -> tuple[Count, ...] | None:
-    """From the field `counts`; no number is below `least`."""
+def parse_counts(fields: Fields) -> tuple[Count, ...] | None:
+    """From the field `counts`."""
     if not fields.has("counts"):
         return None
-    counts: dict[bytes, Count] = {}
+    counts: list[Count] = []
     for value in fields.items("counts"):
         match value:
-            case [bytes(node), int(chunks), int(nbytes), *flags] if (
-                len(node) == NODE_ID_BYTES
-                and least <= min(chunks, nbytes)
-                and max(chunks, nbytes) <= _MOST
-                and node not in counts
-                and len(flags) <= 1
-                and all(type(flag) is int and flag in _FLAGS for flag in flags)
+            case [bytes(node), int(chunks), int(nbytes), *flags] if len(flags) <= 1 and all(
+                type(flag) is int and flag > 0 for flag in flags
             ):
-                counts[node] = Count(node, chunks, nbytes, sum(flags))
+                counts.append(Count(node, chunks, nbytes, sum(flags)))
             case _:
                 due = "node, chunks, bytes and perhaps how they are meant"
                 raise CorruptObjectError(f"{fields.where}.counts: {due} are due")
-    return tuple(counts.values())
+    return tuple(counts)

@@ -19,7 +19,7 @@ from enum import StrEnum
 
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.envelope import Fields, Kind, decode, encode
+from zarr_manifests.format.envelope import Fields, Kind, check_numbers, check_texts, decode, encode
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Coords
@@ -71,6 +71,9 @@ class Delta:
         ids = [*self.deleted.values(), *self.truncated]
         if len(self.commit_id) != COMMIT_ID_BYTES or any(len(i) != NODE_ID_BYTES for i in ids):
             raise CorruptObjectError("delta: an id has the wrong length")
+        for shape in self.truncated.values():
+            check_numbers("delta.truncated", *shape)
+        check_texts("delta.deleted", *self.deleted)
 
     @property
     def changes_nodes(self) -> bool:
@@ -104,7 +107,7 @@ class Delta:
         truncated: dict[bytes, Coords] = {}
         for value in fields.items("truncated"):
             match value:
-                case [bytes(node), list(shape)] if all(type(n) is int and n >= 0 for n in shape):
+                case [bytes(node), list(shape)]:
                     truncated[node] = tuple(shape)
                 case _:
                     raise CorruptObjectError("delta.truncated: node id and grid shape are due")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.envelope import Fields, Kind, decode, encode
+from zarr_manifests.format.envelope import Fields, Kind, check_numbers, check_texts, decode, encode
 from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Coords
@@ -59,6 +59,12 @@ class Digest:
             raise CorruptObjectError("digest: tables and covered nodes contradict each other")
         if len(self.of) != len(self.truncated):
             raise CorruptObjectError("digest: of another number of deltas than it tells about")
+        shapes = [shape for cuts in self.truncated for shape in cuts.values()]
+        shapes += [shape for shape in self.covered.values() if shape is not None]
+        for shape in shapes:
+            check_numbers("digest: a shape", *shape)
+        check_numbers("digest.of", *self.of)
+        check_texts("digest.deleted", *self.deleted)
 
     def encode(self) -> bytes:
         """The object's bytes."""
@@ -107,9 +113,7 @@ def parse_shapes(value: object, where: str) -> dict[bytes, Coords | None]:
         match pair:
             case [bytes(node), None]:
                 shapes[node] = None
-            case [bytes(node), list(shape)] if all(
-                type(n) is int and 0 <= n < 2**63 for n in shape
-            ):
+            case [bytes(node), list(shape)]:
                 shapes[node] = tuple(shape)
             case _:
                 raise CorruptObjectError(f"{where}: node id and grid shape are due")

@@ -38,15 +38,18 @@ from zarr_manifests.errors import (
     UnsupportedFormatError,
 )
 from zarr_manifests.ids import crc32c
-from zarr_manifests.runtime import PerThread
+from zarr_manifests.runtime import MAX_MS, PerThread
 
 __all__ = [
     "FORMAT_VERSION",
     "MAX_MS",
+    "MAX_NUMBER",
     "MAX_ROOT_BYTES",
     "MAX_SNAPSHOT_BYTES",
     "Fields",
     "Kind",
+    "check_numbers",
+    "check_texts",
     "crc_of",
     "decode",
     "encode",
@@ -62,8 +65,7 @@ MAX_PAYLOAD_BYTES: Final = 1 << 30
 MAX_ROOT_BYTES: Final = 1 << 24
 MAX_SNAPSHOT_BYTES: Final = 1 << 28
 """What is found by its key alone has a length that no pointer says, so it has a bound."""
-MAX_MS: Final = 253_402_300_799_999
-"""The last millisecond of the year 9999, beyond which no date can be told."""
+MAX_NUMBER: Final = 2**63 - 1
 _MAX_EXPANSION: Final = 64
 _EXPANDS_FREELY_BYTES: Final = 1 << 20
 _FREE_CONTAINERS: Final = 50_000
@@ -95,9 +97,42 @@ class Kind(IntEnum):
 _MOST_BYTES: Final = {Kind.ROOT: MAX_ROOT_BYTES, Kind.SNAPSHOT: MAX_SNAPSHOT_BYTES}
 
 
-def pack(payload: Any) -> bytes:
-    """Msgpack of `payload`."""
-    return bytes(msgpack.packb(payload, use_bin_type=True))
+def check_numbers(where: str, *numbers: int, most: int = MAX_NUMBER) -> None:
+    """Refuse what is no whole number from 0 to `most`.
+
+    Values check themselves with this when they are built, by a reader or a writer: so nothing is
+    written that no reader takes.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If one of them is none.
+    """
+    for number in numbers:
+        if type(number) is not int or not 0 <= number <= most:
+            raise InvalidArgumentError(f"{where}: {number!r} is no number from 0 to {most}")
+
+
+def check_texts(where: str, *texts: object) -> None:
+    """Refuse what is no string that can be written as UTF-8.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If one of them is none.
+    """
+    for text in texts:
+        try:
+            if isinstance(text, str) and (text.isascii() or text.encode()):
+                continue
+        except UnicodeEncodeError as error:
+            raise InvalidArgumentError(f"{where}: no valid Unicode text: {error}") from error
+        raise InvalidArgumentError(f"{where}: a {type(text).__name__} is no text")
+
+
+def pack(payload: Any, default: Callable[[object], object] | None = None) -> bytes:
+    """Msgpack of `payload`; `default` makes something else of what msgpack does not know."""
+    return bytes(msgpack.packb(payload, use_bin_type=True, default=default))
 
 
 def unpack(data: bytes) -> Any:
@@ -187,7 +222,12 @@ class _Count:
 
 def encode(kind: Kind, payload: Mapping[str, Any]) -> bytes:
     """The object's bytes: header and payload, compressed where that makes it smaller."""
-    raw = pack(payload)
+    try:
+        raw = pack(payload)
+    except (TypeError, ValueError, OverflowError) as error:  # text that is none is a ValueError
+        raise InvalidArgumentError(
+            f"a {kind.name.lower()} cannot hold what it is to hold: {error}"
+        ) from error
     if len(raw) > MAX_PAYLOAD_BYTES:  # better no commit than one that nobody can open
         raise InvalidArgumentError(
             f"an object of {len(raw)} bytes is beyond {MAX_PAYLOAD_BYTES}; commit in several steps"

@@ -14,7 +14,17 @@ from typing import Any, Final
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.envelope import Fields, Kind, decode, encode, pack, unpack
+from zarr_manifests.format.envelope import (
+    MAX_NUMBER,
+    Fields,
+    Kind,
+    check_numbers,
+    check_texts,
+    decode,
+    encode,
+    pack,
+    unpack,
+)
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import NODE_ID_BYTES
 
@@ -42,6 +52,12 @@ class Part:
     box: Box
     count: int
 
+    def __post_init__(self) -> None:
+        if len(self.node_id) != NODE_ID_BYTES or not 0 <= self.count <= MAX_NUMBER:
+            raise CorruptObjectError("a chunk table of an id or a number of rows that cannot be")
+        if max(self.box.hi, default=0) > MAX_NUMBER:
+            raise CorruptObjectError(f"a chunk table in a box beyond {MAX_NUMBER}: {self.box}")
+
     def pack(self) -> list[Any]:
         """As a list for msgpack."""
         return [self.node_id, self.box.lo, self.box.hi, self.count]
@@ -50,11 +66,10 @@ class Part:
     def parse(cls, value: Any, where: str) -> Part:
         """From a list that `pack` made."""
         match value:
-            case [bytes(node_id), list(lo), list(hi), int(count)] if (
-                len(node_id) == NODE_ID_BYTES
-                and 0 <= count
-                and {*map(type, lo), *map(type, hi)} <= _INTEGER
-            ):
+            case [bytes(node_id), list(lo), list(hi), int(count)] if {
+                *map(type, lo),
+                *map(type, hi),
+            } <= _INTEGER:
                 return cls(node_id, Box(tuple(lo), tuple(hi)), count)
         raise CorruptObjectError(f"{where}: node, box and count are due")
 
@@ -95,6 +110,8 @@ class ManifestRef:
     def __post_init__(self) -> None:
         if self.merged and len(self.merged) != len(self.parts):
             raise CorruptObjectError(f"{self.blob.key}: a sequence is due for each of its parts")
+        check_numbers(self.blob.key, *self.merged)
+        check_texts(self.blob.key, self.packed_for)
 
     def leaves(self) -> list[tuple[Part, int]]:
         """Each part, and the sequence it is merged to."""

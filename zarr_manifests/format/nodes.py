@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final
 
-from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
+from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.counts import Count, pack_counts, parse_counts
-from zarr_manifests.format.envelope import Fields, Kind, decode, encode
+from zarr_manifests.format.counts import Count, check_counts, pack_counts, parse_counts
+from zarr_manifests.format.envelope import Fields, Kind, check_numbers, check_texts, decode, encode
 from zarr_manifests.format.manifest import ManifestRef
 from zarr_manifests.ids import NODE_ID_BYTES
 from zarr_manifests.keys import (
@@ -80,10 +80,7 @@ class Node:
     """What the documents of an array say; None for other nodes."""
 
     def __post_init__(self) -> None:
-        try:
-            self.path.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidArgumentError(f"a key is no valid Unicode text: {error}") from error
+        check_texts("a key", self.path)
         meta = parse_documents(self.documents)
         object.__setattr__(self, "meta", meta)
         object.__setattr__(self, "array", meta if isinstance(meta, ArrayMeta) else None)
@@ -155,6 +152,10 @@ class Base:
     def __post_init__(self) -> None:
         if any(merged > self.sequence for ref in self.manifests for merged in ref.merged):
             raise CorruptObjectError("base: a leaf is merged to a later sequence than its own")
+        if len({node.path for node in self.nodes}) != len(self.nodes):
+            raise CorruptObjectError("base.nodes: a path occurs twice")
+        check_numbers("base.sequence", self.sequence)
+        check_counts(self.counts, least=0)
 
     def encode(self) -> bytes:
         """The object's bytes."""
@@ -173,14 +174,11 @@ class Base:
         """The base that the object's bytes hold."""
 
         def parse(fields: Fields) -> Base:
-            nodes = tuple(Node.parse(v, "base.nodes") for v in fields.items("nodes"))
-            if len({node.path for node in nodes}) != len(nodes):
-                raise CorruptObjectError("base.nodes: a path occurs twice")
             return cls(
-                nodes,
+                tuple(Node.parse(v, "base.nodes") for v in fields.items("nodes")),
                 tuple(ManifestRef.parse(f) for f in fields.maps("manifests")),
                 fields.number("sequence"),
-                parse_counts(fields, least=0),
+                parse_counts(fields),
             )
 
         return decode(data, Kind.BASE, parse, ref.key, crc=ref.crc32c, length=ref.length)

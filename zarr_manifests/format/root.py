@@ -33,6 +33,8 @@ from zarr_manifests.format.envelope import (
     MAX_MS,
     Fields,
     Kind,
+    check_numbers,
+    check_texts,
     decode,
     encode,
     pack,
@@ -125,6 +127,8 @@ class Branch:
     def __post_init__(self) -> None:
         if self.floor is not None:
             snapshot_key(self.floor)
+        check_numbers("branch", self.epoch, *self.counters.values())
+        check_numbers("branch.marks", self.marks or 0, most=2**32 - 1)
 
     def pack(self) -> dict[str, Any]:
         """As a map for msgpack."""
@@ -157,7 +161,7 @@ class Branch:
             floor,
             ahead,
             BlobRef.parse_optional(fields, "index"),
-            fields.number("marks", 2**32 - 1) if fields.has("marks") else None,
+            fields.number("marks") if fields.has("marks") else None,
             fields.counters("counters"),
         )
 
@@ -175,6 +179,10 @@ class PageRef:
     blob: BlobRef
     count: int
 
+    def __post_init__(self) -> None:
+        check_texts("root.pages", self.first)
+        check_numbers("root.pages", self.count)
+
     def pack(self) -> list[Any]:
         """As a list for msgpack."""
         return [self.first, self.blob.bare().pack(), self.count]
@@ -183,7 +191,7 @@ class PageRef:
     def parse(cls, value: Any) -> PageRef:
         """From a list that `pack` made."""
         match value:
-            case [str(first), dict(blob), int(count)] if count >= 0:
+            case [str(first), dict(blob), int(count)]:
                 return cls(first, BlobRef.parse(Fields(blob, "root.pages")), count)
         raise CorruptObjectError("root.pages: first name, pointer and count are due")
 
@@ -198,6 +206,13 @@ class Lease:
     expires_ms: int
     owner: str
 
+    def __post_init__(self) -> None:
+        check_texts("lease", self.session, self.snapshot, self.owner)
+        check_numbers("lease.expires_ms", self.expires_ms)
+        snapshot_key(self.snapshot)
+        if len(self.lease_id) != 16 or not is_session_id(self.session):
+            raise CorruptObjectError("root.leases: an id that cannot be")
+
     @property
     def name(self) -> str:
         """What it is known by in pages; those of one session are neighbours."""
@@ -211,9 +226,7 @@ class Lease:
     def parse(cls, value: Any) -> Lease:
         """From a list that `pack` made."""
         match value:
-            case [bytes(lease), str(session), str(snapshot), int(expires), str(owner)] if (
-                len(lease) == 16 and is_session_id(session) and 0 <= expires < 2**63
-            ):
+            case [bytes(lease), str(session), str(snapshot), int(expires), str(owner)]:
                 return cls(lease, session, snapshot, expires, owner)
         raise CorruptObjectError("root.leases: id, session, snapshot, expiry, owner are due")
 
@@ -228,6 +241,9 @@ class Pending:
     newest: BlobRef
     count: int
 
+    def __post_init__(self) -> None:
+        check_numbers("pending", self.count - 1)
+
     def pack(self) -> list[Any]:
         """As a list for msgpack."""
         return [self.newest.bare().pack(), self.count]
@@ -236,7 +252,7 @@ class Pending:
     def parse(cls, value: Any) -> Pending:
         """From a list that `pack` made."""
         match value:
-            case [dict(newest), int(count)] if 1 <= count < 2**63:
+            case [dict(newest), int(count)]:
                 return cls(BlobRef.parse(Fields(newest, "pending")), count)
         raise CorruptObjectError("pending: a snapshot's pointer and a count are due")
 
@@ -252,6 +268,17 @@ class LogEntry:
     snapshot: str
     commit_id: bytes = b""
     by: str = ""
+
+    def __post_init__(self) -> None:
+        check_numbers("root.log", self.version)
+        check_numbers("root.log: a time", self.at_ms, most=MAX_MS)
+        check_texts("root.log", self.operation, self.ref, self.snapshot, self.by)
+        if type(self.commit_id) is not bytes:
+            raise CorruptObjectError("root.log: an id that cannot be")
+
+    def signed(self, by: str) -> LogEntry:
+        """The same in that name, as far as there is room and it is text."""
+        return replace(self, by=by[:_WHO_CHARS].encode("utf-8", "replace").decode())
 
     def pack(self) -> list[Any]:
         """As a list for msgpack."""
@@ -284,7 +311,7 @@ class LogEntry:
                 str(snapshot),
                 bytes(commit),
                 *by,
-            ] if 0 <= at <= MAX_MS and version >= 0:
+            ]:
                 match by:
                     case []:
                         return cls(version, at, operation, ref, snapshot, commit)
@@ -366,6 +393,11 @@ class Root:
     def __post_init__(self) -> None:
         if len(self.write_id) != WRITE_ID_BYTES or self.version < 1:
             raise CorruptObjectError("root: a write id or version that cannot be")
+        numbers = self.version, self.fence, self.swept, self.collected
+        check_numbers("root", *numbers, *self.epochs.values(), *self.counters.values())
+        check_numbers("root.at_ms", self.written_ms, most=MAX_MS)
+        gone = *self.deleted_tags, *self.deleted_branches, *self.deleted_leases
+        check_texts("root", self.repository_id, *gone)
         for section, pages in self.pages.items():
             names = [page.first for page in pages]
             if section not in _SECTIONS or names != sorted(set(names)):
@@ -393,9 +425,7 @@ class Root:
         """The same, where the operation that makes the next version is logged in that name."""
         if not self.log or self.log[-1].version != self.version + 1:
             return self  # it logs none
-        text = by[:_WHO_CHARS].encode("utf-8", "replace").decode()
-        entry = replace(self.log[-1], by=text)
-        return replace(self, log=(*self.log[:-1], entry))
+        return replace(self, log=(*self.log[:-1], self.log[-1].signed(by)))
 
     def with_copies(self, known: Mapping[str, bytes], first: str) -> Root:
         """The same, carrying copies of heads and bases while they fit.
@@ -473,8 +503,6 @@ class Root:
             )
         deleted, hidden = fields.items("deleted_tags"), fields.items("deleted_branches")
         ended = fields.items("deleted_leases")
-        if not all(isinstance(name, str) for name in (*deleted, *hidden, *ended)):
-            raise CorruptObjectError("root: deleted tags, branches and leases are names")
         pages = {}
         for section, refs in fields.table("pages").items():
             if not isinstance(refs, list):
@@ -484,7 +512,7 @@ class Root:
             fields.text("repository"),
             fields.number("version"),
             fields.binary("write", WRITE_ID_BYTES),
-            fields.number("at_ms", MAX_MS),
+            fields.number("at_ms"),
             _config_of(pack(fields.table("config"))),
             {name: Branch.parse(f) for name, f in fields.named("branches").items()},
             {name: BlobRef.parse(f) for name, f in fields.named("tags").items()},

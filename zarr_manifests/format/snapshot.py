@@ -16,11 +16,20 @@ from typing import Any, Final
 
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import PARENT_COPY_BYTES, BlobRef, with_copies
-from zarr_manifests.format.counts import Count, pack_counts, parse_counts
+from zarr_manifests.format.counts import Count, check_counts, pack_counts, parse_counts
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
-from zarr_manifests.format.envelope import MAX_MS, Fields, Kind, decode, encode, unpack
+from zarr_manifests.format.envelope import (
+    MAX_MS,
+    Fields,
+    Kind,
+    check_numbers,
+    check_texts,
+    decode,
+    encode,
+    unpack,
+)
 from zarr_manifests.format.manifest import ManifestRef, Part
-from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.ids import snapshot_id_of, snapshot_key
 
 __all__ = ["Ancestor", "DeltaEntry", "DigestEntry", "Snapshot"]
 
@@ -66,6 +75,8 @@ class DeltaEntry:
     def __post_init__(self) -> None:
         if not 1 <= self.first <= self.last:
             raise CorruptObjectError(f"{self.log.key}: changes {self.first} to {self.last}")
+        check_numbers("snapshot.deltas", self.last)
+        check_counts(self.counts)
 
     @classmethod
     def of(
@@ -176,6 +187,9 @@ class DigestEntry:
     first: int
     count: int
 
+    def __post_init__(self) -> None:
+        check_numbers("snapshot.digests", self.first, self.count, most=2**31)
+
     @property
     def stop(self) -> int:
         """Position of the first delta behind it."""
@@ -189,7 +203,7 @@ class DigestEntry:
     def parse(cls, fields: Fields) -> DigestEntry:
         """From a map that `pack` made."""
         blob = BlobRef.parse_due(fields, "blob")
-        return cls(blob, fields.number("first", 2**31), fields.number("count", 2**31))
+        return cls(blob, fields.number("first"), fields.number("count"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +266,11 @@ class Snapshot:
     sums: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        snapshot_key(self.snapshot_id)
+        check_texts("snapshot", self.repository_id, self.message)
+        check_numbers("snapshot.at_ms", self.written_ms, most=MAX_MS)
+        counted = *self.totals.values(), *self.streams.values(), *self.sums.values()
+        check_numbers("snapshot", self.sequence, *counted)
         newest = 0
         for listed in self.deltas:
             if listed.first <= newest:
@@ -387,7 +406,7 @@ class Snapshot:
             kind,
             fields.text("message"),
             fields.table("metadata"),
-            fields.number("at_ms", MAX_MS),
+            fields.number("at_ms"),
             BlobRef.parse_optional(fields, "base"),
             DeltaEntry.parse_all(fields, "deltas"),
             BlobRef.parse_due(fields, "log"),
