@@ -16,7 +16,8 @@ import weakref
 from collections.abc import Iterator
 from io import FileIO
 
-from zarr_manifests.storage.files import open_regular
+from zarr_manifests.errors import StorageError
+from zarr_manifests.storage.files import explained, open_regular
 
 __all__ = ["FileTurn", "LockFile", "exclusive"]
 
@@ -64,17 +65,25 @@ class LockFile:
         If there can be no such file.
     """
 
-    __slots__ = ("_file",)
+    __slots__ = ("_file", "_path")
 
     def __init__(self, path: str) -> None:
-        self._file = _opened(path)
+        self._path, self._file = path, _opened(path)
 
     def take(self) -> bool:
-        """Hold it, unless somebody else does; whether it is held."""
+        """Hold it, unless somebody else does; whether it is held.
+
+        Raises
+        ------
+        StorageError
+            If the system refuses.
+        """
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
+        except OSError as error:
+            raise StorageError(explained(error, "lock", self._path)) from error
         return True
 
     def end(self) -> None:

@@ -1,0 +1,185 @@
+"""A disk that fails: `EIO` at every call to the system that an operation makes below a repository.
+
+The calls of `os` and `fcntl` stand in for the system, so reads, listings, locks and looks are among
+them, which the disks of `zarr_manifests.testing` do not see.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import zarr_manifests as zm
+from zarr_manifests.errors import CommitOutcomeUnknownError, ManifestsError
+from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.storage import LocalStorage, handles
+
+CALLS = (
+    "open",
+    "pread",
+    "preadv",
+    "write",
+    "fsync",
+    "link",
+    "rename",
+    "unlink",
+    "mkdir",
+    "rmdir",
+    "scandir",
+    "stat",
+    "lstat",
+    "fstat",
+    "truncate",
+    "posix_fallocate",
+)
+RUNTIME = replace(SYSTEM, sleep=lambda _: None)
+
+
+def _callers() -> Iterator[tuple[str, int]]:
+    """The innermost lines of the package that led here."""
+    frame = sys._getframe(2)
+    found = 0
+    while frame is not None and found < 3:
+        if "/zarr_manifests/" in frame.f_code.co_filename:
+            found += 1
+            yield frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+class FailingDisk:
+    """Fails at one of the calls below a folder, or at it and all after it."""
+
+    def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.place = str(place)
+        self.armed = False
+        self.made = 0
+        self.fail_at = 0
+        self.for_good = False
+        self.first: dict[tuple[object, ...], int] = {}
+        """Where each different call came first, told by who made it."""
+        for name in CALLS:
+            monkeypatch.setattr(os, name, self._failing(getattr(os, name)))
+        monkeypatch.setattr(fcntl, "flock", self._failing(fcntl.flock))
+
+    def _failing(self, true: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **options: Any) -> Any:
+            if self.armed and self._is_ours(given[0], options.get("dir_fd")):
+                self.made += 1
+                self.first.setdefault((true, *_callers()), self.made)
+                if self.made == self.fail_at or (self.for_good and self.made > self.fail_at):
+                    raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return true(*given, **options)
+
+        return call
+
+    def _is_ours(self, what: object, dir_fd: int | None) -> bool:
+        if dir_fd is None and isinstance(what, str | Path):
+            return str(what).startswith(self.place)
+        fd = dir_fd if dir_fd is not None else what if isinstance(what, int) else None
+        if fd is None:
+            fd = what.fileno() if hasattr(what, "fileno") else None
+        return fd is not None and str(Path(f"/proc/self/fd/{fd}").readlink()).startswith(self.place)
+
+    @contextmanager
+    def failing(self, at: int, *, for_good: bool) -> Iterator[None]:
+        handles._open.clear()
+        self.made, self.fail_at, self.for_good, self.armed = 0, at, for_good, True
+        try:
+            yield
+        finally:
+            self.armed = False
+            handles._open.clear()
+
+
+def commit(repo: zm.Repository) -> None:
+    with repo.transaction(message="new") as store:
+        zarr.open_array(store, path="t")[:] = np.arange(64) + 100
+        zarr.open_array(store, path="big")[:] = 9
+
+
+def read(repo: zm.Repository) -> None:
+    assert values(repo) == "old"
+
+
+def expire_and_collect(repo: zm.Repository) -> None:
+    repo.expire_snapshots(keep_last=1)
+    repo.garbage_collect(timedelta(0))
+
+
+def values(repo: zm.Repository) -> str:
+    """Whether all values are the old ones or all the new ones."""
+    store = repo.readonly_session("main").store
+    t = zarr.open_array(store, path="t", mode="r")[:]
+    big = zarr.open_array(store, path="big", mode="r")[:]
+    for name, first, all_big in (("old", 1, 7), ("new", 100, 9)):
+        if np.array_equal(t, np.arange(64) + first) and (big == all_big).all():
+            return name
+    raise AssertionError(f"a mixture: {t}, {big}")
+
+
+@pytest.fixture
+def seeded(tmp_path: Path) -> Path:
+    """A repository of chunks in packs and of their own, with something to expire and collect."""
+    place = tmp_path / "seeded"
+    repo = zm.Repository.create(place, zm.RepositoryConfig(inline_chunk_bytes=0))
+    for first, all_big in ((0, 5), (1, 7)):
+        with repo.transaction(message="old") as store:
+            shape = {"compressors": None, "overwrite": True}
+            zarr.create_array(store, name="t", data=np.arange(64) + first, chunks=(32,), **shape)
+            zarr.create_array(
+                store, name="big", data=np.full(40_000, all_big), chunks=(40_000,), **shape
+            )
+    return place
+
+
+@pytest.mark.parametrize("for_good", [False, True], ids=["once", "for good"])
+@pytest.mark.parametrize("operation", [commit, read, expire_and_collect])
+def test_a_disk_that_fails_at_any_call(
+    seeded: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    operation: Callable[[zm.Repository], None],
+    for_good: bool,
+) -> None:
+    """Clear errors, nothing wrong is read, and what was acknowledged is there afterwards."""
+    place = tmp_path / "repository"
+    disk = FailingDisk(place, monkeypatch)
+    shutil.copytree(seeded, place)
+    with disk.failing(0, for_good=False):
+        operation(zm.Repository.open(LocalStorage(place), runtime=RUNTIME))
+    due, refused = sorted(disk.first.values()), 0
+    assert len(due) > 10
+    print(len(due), disk.made)
+    for at in due:
+        shutil.rmtree(place)
+        shutil.copytree(seeded, place)
+        failure: ManifestsError | None = None
+        with disk.failing(at, for_good=for_good):
+            try:
+                operation(zm.Repository.open(LocalStorage(place), runtime=RUNTIME))
+            except ManifestsError as error:
+                failure = error
+        repo = zm.Repository.open(place)
+        found = values(repo)
+        if operation is not commit:
+            assert found == "old"
+        elif failure is None:
+            assert found == "new"
+        elif not isinstance(failure, CommitOutcomeUnknownError):
+            assert found == "old", f"{disk.made}: {failure}"
+        assert repo.verify().ok
+        refused += failure is not None
+    assert refused > 5
