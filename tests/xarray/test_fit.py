@@ -100,6 +100,8 @@ def test_it_says_where() -> None:
         (np.int32([1]), np.float64([np.nan]), "nan at x=10"),
         (np.int16([1]), np.float64([1.5]), "1.5 at .* as 2"),
         (np.int16([1]), np.float64([40000.0]), "whole numbers, as int16"),
+        (np.int32([1]), np.float32([2**31]), "2.14748365e\\+09 at"),
+        (np.int64([1]), np.float64([2**63]), "9.22337204e\\+18 at"),
         (np.uint8([1]), np.int64([-1]), "-1 at .* as 255"),
         (np.uint64([1]), np.int64([-1]), "-1 at"),
         (np.int64([1]), np.uint64([2**63]), "9223372036854775808 at .* as -9223372036854775808"),
@@ -300,6 +302,15 @@ def test_memory_is_looked_at_in_parts() -> None:
             assert tracemalloc.get_traced_memory()[1] - before < values.nbytes
     finally:
         tracemalloc.stop()
+
+
+def test_a_value_far_behind_is_told_with_its_place() -> None:
+    values = np.full((4, 2**16), 280.0, "f4")
+    values[0, 5] = 275.0  # next to what stands for NaN: looked at, and fine
+    values[3, 2**16 - 2] = 330.0
+    ds = xr.Dataset({"t": (("x", "y"), values)})
+    with pytest.raises(InvalidArgumentError, match=rf"330 at .*\(position 3, {2**16 - 2}\)"):
+        zm.write(ds, MemoryStorage(), message="m", encoding={"t": {**KELVIN, "_FillValue": 1}})
 
 
 @pytest.mark.parametrize("check", ["encoding", None])

@@ -4,9 +4,9 @@ xarray packs and casts without looking: 330 K, in an array of 16 bits that holds
 read back as 264. Here values that would be read as others are refused. What only rounds is fine:
 within the step of a packing, or the precision of a floating-point type.
 
-A look at the least and the greatest value clears most parts of an array. Of any other part xarray
-itself encodes and decodes the values, and what differs is refused; so nothing is refused that
-would have been read back as it was.
+A look at the least and the greatest value clears most parts of an array, and comparisons clear most
+values of any other part. What is left xarray itself encodes and decodes, and what differs is
+refused; so nothing is refused that would have been read back as it was.
 
 Invariants: values in memory are looked at before anything is written, dask's where and when they
 are computed, once; and never more than a few MB are copied.
@@ -14,6 +14,7 @@ are computed, once; and never more than a few MB are copied.
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -238,24 +239,21 @@ class Fit:
         # Along memory, which is fast; which values come first in it is all the same.
         axes = sorted(range(values.ndim), key=lambda axis: -abs(values.strides[axis]))
         along = values.transpose(axes)
-        seen = 0
-        for part in _parts(along):
-            if not self._surely_fits(part):
-                off, read = self._differences(part)
-                found = np.flatnonzero(off)[:_LISTED]
-                if found.size:
-                    raise MisfitError(
-                        self.name,
-                        tuple(
-                            Misfit(
-                                _index(seen + at, along.shape, axes, start),
-                                _text(part[at]),
-                                _text(read[at]),
-                            )
-                            for at in found.tolist()
-                        ),
-                    )
-            seen += part.size
+        for places, given in self._all_doubtful(along):
+            off, read = self._differences(given)
+            found = np.flatnonzero(off)[:_LISTED].tolist()
+            if found:
+                raise MisfitError(
+                    self.name,
+                    tuple(
+                        Misfit(
+                            _index(int(places[at]), along.shape, axes, start),
+                            _text(given[at]),
+                            _text(read[at]),
+                        )
+                        for at in found
+                    ),
+                )
 
     @property
     def needs_no_check(self) -> bool:
@@ -298,35 +296,71 @@ class Fit:
 
     # --- what is sure -----------------------------------------------------------------------------
 
-    def _surely_fits(self, part: npt.NDArray[Any]) -> bool:
-        """Whether the least and the greatest value alone tell that all fit."""
-        if self._sure is None:
-            return False
-        lo, hi = self._sure
+    def _all_doubtful(
+        self, values: npt.NDArray[Any]
+    ) -> Iterator[tuple[npt.NDArray[np.intp], npt.NDArray[Any]]]:
+        """Values of which xarray itself has to tell whether they fit, and where they are."""
+        places, found, count, seen = [], [], 0, 0
+        for part in _parts(values):
+            at = self._doubtful(part)
+            if at.size:
+                places.append(seen + at)
+                found.append(part[at])
+            count, seen = count + at.size, seen + part.size
+            if count >= _PART:
+                yield np.concatenate(places), np.concatenate(found)
+                places, found, count = [], [], 0
+        if count:
+            yield np.concatenate(places), np.concatenate(found)
+
+    def _doubtful(self, part: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
+        """Where they are in a part."""
+        if not self._sure:
+            return np.arange(part.size)
+        is_float = part.dtype.kind == "f"
+        rounds = is_float and self._codes is not None and not self._packed
+        lo, hi = self._sure[0][0], self._sure[-1][1]
         least, greatest = np.fmin.reduce(part), np.fmax.reduce(part)
-        if least != least:
-            return bool(self._keeps_nan)  # all of them are NaN
+        doubtful = np.zeros(part.shape, bool)
         if not (lo <= least and greatest <= hi):
-            return False
-        return self._keeps_nan or part.dtype.kind != "f" or not np.isnan(part).any()
+            doubtful |= (part < lo) | (part > hi)
+        for (_, end), (start, _) in itertools.pairwise(self._sure):
+            if end < greatest and least < start:
+                doubtful |= (part > end) & (part < start)
+        if rounds:
+            doubtful |= part != np.rint(part)
+        if is_float and not self._keeps_nan:
+            doubtful |= np.isnan(part)
+        elif rounds:
+            doubtful &= ~np.isnan(part)
+        return np.flatnonzero(doubtful)
 
     @cached_property
-    def _sure(self) -> tuple[float, float] | None:
-        """A range all of which is read back as it was; None if none is known."""
+    def _sure(self) -> list[tuple[float, float]]:
+        """Ranges all of which is read back as it was, in order; empty if none is known.
+
+        Of floats that go into plain integers, the whole ones.
+        """
         whole = self.given.kind in "biu"
         if self.given.kind not in "biuf" or self._dtype.kind not in "iuf":
-            return None
+            return []
         if self._codes is None:
             if self._packed:
-                return None
+                return []
             info = np.finfo(self._dtype)
             most = 2 ** (info.nmant + 1) if whole else float(info.max) * (1 - _NEAR)
-            return _widest(-most, most, self._missing, _NEAR)
-        lo, hi = _widest(*self._codes, self._missing, 0)
-        if not self._packed:
-            return (lo, hi) if whole else None
+            return _between(-most, most, self._missing, _NEAR)
+        ranges = _between(*self._codes, self._missing, 0)
+        if whole and not self._packed:
+            return ranges
+        return [self._inner(lo, hi) for lo, hi in ranges]
+
+    def _inner(self, lo: float, hi: float) -> tuple[float, float]:
+        """Values that are surely kept as codes of that range, however they are rounded."""
         low, high = self._ends(lo, hi)
-        margin = 2 * self._step + 2 * self._looseness() * (abs(low) + abs(high) + abs(self._offset))
+        margin = 2 * self._looseness() * (abs(low) + abs(high) + abs(self._offset))
+        if self._packed:
+            margin += 2 * self._step
         return low + margin, high - margin
 
     @property
@@ -470,17 +504,15 @@ def _index(
     return tuple(int(place[axis]) + (start[axis] if start else 0) for axis in range(len(shape)))
 
 
-def _widest(lo: float, hi: float, holes: Sequence[float], near: float) -> tuple[float, float]:
-    """The widest range in between that no hole is in."""
-    whole = [hole for hole in holes if lo <= hole <= hi]
-    edges = [lo, *whole, hi]
-    room = [1 if near == 0 else near * abs(hole) + near for hole in edges]
-    room[0] = room[-1] = 0
-    if not whole:
-        return lo, hi
-    starts = [edge + gap for edge, gap in zip(edges[:-1], room[:-1], strict=True)]
-    ends = [edge - gap for edge, gap in zip(edges[1:], room[1:], strict=True)]
-    return max(zip(starts, ends, strict=True), key=lambda ends: ends[1] - ends[0])
+def _between(
+    lo: float, hi: float, holes: Sequence[float], near: float
+) -> list[tuple[float, float]]:
+    """The ranges from `lo` to `hi` that no hole is in."""
+    inside = [hole for hole in holes if lo <= hole <= hi]
+    gaps = [1 if near == 0 else near * abs(hole) + near for hole in inside]
+    starts = [lo, *(hole + gap for hole, gap in zip(inside, gaps, strict=True))]
+    ends = [*(hole - gap for hole, gap in zip(inside, gaps, strict=True)), hi]
+    return [(start, end) for start, end in zip(starts, ends, strict=True) if start <= end]
 
 
 def _plain(value: Any) -> Any:
