@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xarray as xr
 import zarr
 
 import zarr_manifests as zm
-from zarr_manifests.errors import StorageFullError
+from zarr_manifests.errors import ManifestsError, StorageFullError
 from zarr_manifests.storage import LocalStorage
 from zarr_manifests.storage.disk import PosixDisk, Temp
 from zarr_manifests.storage.reserve import RESERVE_BYTES
@@ -148,6 +149,26 @@ def test_the_reserve_shrinks_rather_than_to_be_none(tmp_path: Path) -> None:
     disk.nbytes = 0
     assert storage.reserve.keep() == 0
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("how", ["create", "write", "collect"])
+def test_every_repository_sets_room_aside(tmp_path: Path, how: str) -> None:
+    place = tmp_path / "repository"
+    if how == "write":
+        zm.write(xr.Dataset({"t": ("x", np.arange(3))}), place, message="the first")
+    else:
+        repo = zm.Repository.create(place)
+    if how == "collect":  # one that was made before this was so
+        (place / ".reserve").unlink()
+        repo.garbage_collect()
+    assert (place / ".reserve").stat().st_blocks * 512 >= RESERVE_BYTES
+
+
+def test_a_first_write_that_fails_sets_nothing_aside(tmp_path: Path) -> None:
+    refused = xr.Dataset({"t": ("x", np.arange(3))})
+    with pytest.raises(ManifestsError):
+        zm.write(refused, tmp_path / "a", message="m", encoding={"zz": {}})
+    assert not list(tmp_path.rglob(".reserve"))
 
 
 _ON_TMPFS = """

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 from threading import Lock
 
+from zarr_manifests.engine.reserve import keep_reserve
 from zarr_manifests.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
@@ -123,7 +124,7 @@ class Unmade(MeteredStorage):
                 del self._held[early]
 
     def make(self) -> None:
-        """Make the repository without a commit, unless it is made.
+        """Make the repository without a commit, unless it is made; it has all that one has then.
 
         Raises
         ------
@@ -132,6 +133,7 @@ class Unmade(MeteredStorage):
         """
         if self._state != "made" and self._root is not None:
             self.cas(ROOT_KEY, self._root, _TOKEN, then_create=(_ARCHIVE, self._held[_ARCHIVE]))
+        keep_reserve(self.storage)
 
     def withdraw(self) -> bool:
         """Delete what was written for it, unless it is made or may still be.
