@@ -345,6 +345,40 @@ def test_what_the_session_wrote_meanwhile_is_not_replaced_silently(repo: Reposit
     assert values(repo)[:3] == [2, 2, 4]
 
 
+def test_what_the_session_wrote_since_its_first_pickling_counts_though_nothing_was_before(
+    repo: Repository,
+) -> None:
+    session = begin(repo)
+    early = copy.deepcopy(session.store)
+    put(session.store, 0, 2)
+    copy.deepcopy(session.store)
+    put(early, 0, 1)
+    with pytest.raises(ConflictError, match=r"\[\(0,\)\]"):
+        session.commit("which")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no os.fork")
+def test_what_the_session_wrote_since_a_child_was_forked_is_not_replaced_silently(
+    tmp_path: Path,
+) -> None:
+    session = begin(make(LocalStorage(tmp_path)))
+    put(session.store, 1, 1)
+    go_on, tell = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.read(go_on, 1)
+            put(session.store, 0, 1)
+        finally:
+            os._exit(0)
+    put(session.store, 0, 2)
+    copy.deepcopy(session.store)
+    os.write(tell, b"x")
+    assert os.waitpid(child, 0)[1] == 0
+    with pytest.raises(ConflictError, match=r"\[\(0,\)\]"):
+        session.commit("which")
+
+
 def test_chunks_of_an_array_that_the_session_has_deleted_are_a_conflict(repo: Repository) -> None:
     session = begin(repo)
     put(copy.deepcopy(session.store), 0, 2)

@@ -65,7 +65,8 @@ def freeze(workspace: Workspace, *, explicit: bool) -> ForkState:
         )
     token = None if explicit else workspace.token
     if token is not None:
-        workspace.frozen = workspace.frozen or after
+        if workspace.frozen is None:  # which may be without any change
+            workspace.frozen = after
     elif keys is not None and not explicit:
         workspace.pickled = True
     # In a child that os.fork made, what the parent had changed is not known apart; merging all

@@ -82,7 +82,7 @@ class Workspace(Overlay):
     token : str or None
         The session's open token, if its copies report what they change (`reports`).
     frozen : ChangeSet or None
-        What had been changed when the first copy that reports was made.
+        What had been changed when the first copy that reports was made; None if there is none.
     closed : str or None
         Why nothing can be written any more.
     """
@@ -174,6 +174,11 @@ class Workspace(Overlay):
             self._noticeable_in = process
             assert self.keys is not None
             self.storage.create(self.keys.next("chunks"), b"")
+        forked = self.frozen is None and self._forks_before != forks_made()
+        if forked and self.token is not None and not self._unasked:
+            with self.lock:  # a child may report, and does not know what is changed from here on
+                self.flush()
+                self.frozen = self.changes.copy()
 
     @property
     def _unasked(self) -> bool:
