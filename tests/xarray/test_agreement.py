@@ -133,6 +133,40 @@ def test_spans_of_time() -> None:
     refused(repository, series(times("2024-01-03", "2024-01-04"), **hours), "lag.*cannot be told")
 
 
+def bounded(*days: str) -> xr.Dataset:
+    ends = np.stack([times(*days), times(*days) + np.timedelta64(1, "D")], axis=1)
+    ds = series(times(*days), time_bnds=(("time", "end"), ends), made=((), times(*days)[0]))
+    ds.time.attrs["bounds"] = "time_bnds"
+    return ds
+
+
+@pytest.mark.parametrize("dtype", ["i4", "f8"])
+def test_times_of_any_number_of_dimensions(dtype: str) -> None:
+    how = {"units": "days since 1990-01-01", "dtype": dtype}
+    repository = written(bounded("2024-01-01"), dict.fromkeys(("time", "time_bnds", "made"), how))
+    zm.write(bounded("2024-01-02"), repository, message="next", append_dim="time")
+    expected = bounded("2024-01-01", "2024-01-02").assign(made=times("2024-01-02")[0])
+    xr.testing.assert_equal(opened(repository), expected)
+    late = bounded("2024-01-03")
+    late["time_bnds"] = late.time_bnds + np.timedelta64(1, "h")
+    if dtype == "i4":
+        with pytest.raises(InvalidArgumentError, match="'time_bnds' cannot be told"):
+            zm.write(late, repository, message="an hour off", append_dim="time")
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_bounds_are_in_the_units_of_their_times(lazy: bool) -> None:
+    how = {"units": "days since 1990-01-01", "dtype": "f8"}
+    first, more = (bounded(day).drop_vars("made") for day in ("2024-01-01", "2024-01-02"))
+    repository = written(first, {"time": how, "time_bnds": how})
+    with repository.transaction(message="as CF has it") as store:
+        bounds = zarr.open_array(store, path="time_bnds", mode="r+")
+        kept = {k: v for k, v in bounds.attrs.items() if k not in ("units", "calendar")}
+        bounds.attrs.put(kept)
+    zm.write(more.chunk() if lazy else more, repository, message="next", append_dim="time")
+    xr.testing.assert_equal(opened(repository), xr.concat([first, more], "time"))
+
+
 def test_calendars_of_models() -> None:
     def dates(*days: int) -> list[Any]:
         return [cftime.DatetimeNoLeap(2001, 2, day) for day in days]

@@ -24,6 +24,7 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.xarray.fit import looked_at
 
+NOLEAP = {"calendar": "noleap", "dtype": "f8"}
 KELVIN = {"dtype": "i2", "scale_factor": 0.001, "add_offset": 275.0, "_FillValue": -32768}
 
 
@@ -189,6 +190,7 @@ def test_an_encoding_that_does_not_fit_the_values(carried: bool, mode: Any) -> N
             {"dtype": "i1", "_Unsigned": "true", "_FillValue": -1},
             "255 at x=0 .* as nan; 256 at x=10",
         ),
+        (np.float64([1, np.nan]), {"dtype": "u8", "_FillValue": np.uint64(2**64 - 1)}, "nan at"),
         (np.float64([1e39]), {"dtype": "f4"}, "as inf"),
         (np.float64([7e4]), {"dtype": "f2"}, "as inf"),
         (np.float64([np.inf]), KELVIN, "inf at"),
@@ -216,6 +218,7 @@ def test_first_values(values: Any, encoding: dict[str, Any], told: str, lazy: bo
         refused(repository, ds.chunk() if lazy else ds, told, encoding={"t": encoding})
 
 
+@pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
 @pytest.mark.parametrize(
     ("values", "encoding"),
     [
@@ -223,8 +226,13 @@ def test_first_values(values: Any, encoding: dict[str, Any], told: str, lazy: bo
         (np.float64([0.0, 254.0, np.nan]), {"dtype": "i1", "_Unsigned": "true", "_FillValue": -1}),
         (np.int64([-5, 2**53 + 1]), {"dtype": "i8", "_FillValue": 0}),
         (np.float64([np.nan, 1e19]), {"_FillValue": 1e20}),
+        (np.float64([1.0, np.nan]), {"dtype": "i8", "_FillValue": np.int64(-(2**63) + 2)}),
         (np.array(["2000-01-01T06"], "M8[ns]"), {"units": "hours since 2000-01-01"}),
+        (np.array(["2000-01-01T06"], "M8[ns]"), {"units": "hours since 0001-01-01", "dtype": "f8"}),
+        (np.array(["2000-01-01T06"], "M8[ns]"), {"units": "days since 1990-01-01", **NOLEAP}),
         (np.array(["2000-01-01", "NaT"], "M8[ns]"), {}),
+        (np.array([b"abc", b"de"]), {"dtype": "S1"}),  # as xarray has it from files
+        (np.array(["abc", "dé"]), {"dtype": np.dtype("S1")}),
         (np.array([True, False]), {}),
         (np.array(["a", None], object), {}),
         (np.zeros((0,)), KELVIN),
@@ -233,6 +241,27 @@ def test_first_values(values: Any, encoding: dict[str, Any], told: str, lazy: bo
 def test_first_values_that_fit(values: Any, encoding: dict[str, Any]) -> None:
     repository = written(values, encoding)
     assert opened(repository).t.size == len(values)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_unsigned_values_are_kept_as_such_only_beside_a_fill_value(lazy: bool) -> None:
+    ds = field(np.uint8([1, 200]))
+    ds.t.encoding = {"dtype": "i1", "_Unsigned": "true"}
+    refused(zm.Repository.create(MemoryStorage()), ds.chunk() if lazy else ds, "200 at .* as -56")
+    ds.t.encoding["_FillValue"] = np.int8(-1)
+    repository = zm.Repository.create(MemoryStorage())
+    zm.write(ds, repository, message="with a fill value")
+    assert opened(repository).t.values.tolist() == [1, 200]
+
+
+@pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
+def test_texts_of_a_file(tmp_path: Path) -> None:
+    stations = xr.Dataset({"name": ("x", np.array([b"Oslo", b"Bergen"]))})
+    stations.to_netcdf(tmp_path / "stations.nc", engine="scipy")
+    with xr.open_dataset(tmp_path / "stations.nc", engine="scipy") as ds:
+        repository = zm.Repository.create(MemoryStorage())
+        zm.write(ds, repository, message="from a file")
+    xr.testing.assert_equal(opened(repository), stations)
 
 
 def test_values_that_are_packed_already() -> None:

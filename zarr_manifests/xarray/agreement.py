@@ -31,7 +31,7 @@ from zarr_manifests.format.nodes import Node
 from zarr_manifests.keys import split
 from zarr_manifests.store import ManifestStore
 
-__all__ = ["check_agreement"]
+__all__ = ["check_agreement", "meaning_of_bounds"]
 
 _MEANING: Final = ("units", "calendar")
 _ENCODING: Final = (*_MEANING, "scale_factor", "add_offset")
@@ -75,24 +75,45 @@ def check_agreement(
         for path, node in workspace.view.nodes.items()
         if path and split(path)[0] == group and node.array is not None
     }
+    attributes = [_attributes(node) for node in arrays.values()]
     if append_dim is not None:
         _check_lengths(ds, arrays, append_dim)
     for name in sorted(map(str, ds.variables)):
         if name in arrays:
-            stored = _Stored(arrays[name], reader)
+            stored = _Stored(arrays[name], reader, meaning_of_bounds(name, attributes))
             _check_variable(name, ds.variables[name], stored, append_dim)
+
+
+def meaning_of_bounds(name: str, there: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Units and calendar of the times that an array has the bounds of, which need not repeat them.
+
+    Parameters
+    ----------
+    name : str
+        Of the array.
+    there : iterable of mapping
+        The attributes of the arrays of its group.
+    """
+    for attributes in there:
+        if attributes.get("bounds") == name and " since " in str(attributes.get("units")):
+            return {key: attributes[key] for key in _MEANING if key in attributes}
+    return {}
 
 
 class _Stored:
     """An array that is there; its attributes are known, and it is opened for more than these."""
 
-    def __init__(self, node: Node, store: ManifestStore) -> None:
+    def __init__(self, node: Node, store: ManifestStore, meaning: Mapping[str, Any]) -> None:
         self._node, self._store = node, store
-        self.attributes: Mapping[str, Any] = fields_of(node).get("attributes") or {}
+        self.attributes: Mapping[str, Any] = {**meaning, **_attributes(node)}
 
     @cached_property
     def array(self) -> zarr.Array[Any]:
         return zarr.open_array(self._store, path=self._node.path, mode="r")
+
+
+def _attributes(node: Node) -> Mapping[str, Any]:
+    return fields_of(node).get("attributes") or {}
 
 
 def _check_lengths(ds: xr.Dataset, arrays: Mapping[str, Node], append_dim: Hashable) -> None:
@@ -183,7 +204,7 @@ def _is_time(variable: xr.Variable) -> bool:
 
 def _check_times(name: str, variable: xr.Variable, stored: _Stored) -> None:
     """Refuse times that would be read as others."""
-    given, attributes, dtype = variable.values, stored.attributes, stored.array.dtype
+    given, attributes, dtype = np.ravel(variable.values), stored.attributes, stored.array.dtype
     meaning = {key: attributes[key] for key in _MEANING if key in attributes}
     if not given.size:
         return

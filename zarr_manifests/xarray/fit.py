@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cached_property, partial
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ from xarray.conventions import decode_cf_variable, encode_cf_variable
 from zarr_manifests.engine.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.store import ManifestStore
+from zarr_manifests.xarray.agreement import meaning_of_bounds
 
 __all__ = ["Fit", "Misfit", "MisfitError", "looked_at"]
 
@@ -43,6 +44,8 @@ _PART: Final = 2**17
 _LISTED: Final = 3
 _ULPS: Final = 8
 """By so many of their last digits a value can be off that is packed and unpacked."""
+_EXACT: Final = 2**53
+"""Up to here each integer is a float."""
 _NEAR: Final = 1e-3
 """Relative; what is so near to the end of a range is looked at in its own right."""
 _SECOND: Final = (np.timedelta64(1, "s"), timedelta(seconds=1))
@@ -190,14 +193,15 @@ def _encodings_there(
     opened: Any = ZarrStore.open_group(reader, mode="r", group=group, consolidated=False)
     names = {str(name): name for name in ds.variables}
     found: dict[Hashable, dict[str, Any]] = {}
-    for name in opened.array_keys():
-        if name in names:
-            array = opened.open_store_variable(name)
-            none = xr.Variable(array.dims, np.empty((0,) * array.ndim, array.dtype), array.attrs)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # xarray itself warns when it writes
-                decoded = decode_cf_variable(name, none, decode_times=False)
-            found[names[name]] = {**array.attrs, **decoded.encoding, "dtype": array.dtype}
+    arrays = {n: opened.open_store_variable(n) for n in opened.array_keys() if n in names}
+    attributes = [array.attrs for array in arrays.values()]
+    for name, array in arrays.items():
+        none = xr.Variable(array.dims, np.empty((0,) * array.ndim, array.dtype), array.attrs)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # xarray itself warns when it writes
+            decoded = decode_cf_variable(name, none, decode_times=False)
+        own = {**array.attrs, **decoded.encoding, "dtype": array.dtype}
+        found[names[name]] = {**meaning_of_bounds(name, attributes), **own}
     return found
 
 
@@ -365,12 +369,16 @@ class Fit:
 
     @property
     def _keeps_nan(self) -> bool:
-        return self._codes is None or bool(self._missing)
+        # Of what takes a float's place, only codes that a float can be are sure.
+        exact = bool(self._missing) and max(map(abs, self._missing)) <= _EXACT
+        return self._codes is None or exact
 
     @cached_property
     def _dtype(self) -> np.dtype[Any]:
         """What values are kept as; of times, if nothing is said, xarray chooses."""
         wanted = self.encoding.get("dtype", self.given) if self.stored is None else self.stored
+        if self.stored is None and wanted == "S1":  # how files have texts; xarray casts none to it
+            wanted = self.given
         return np.dtype(object if wanted is str else wanted)
 
     @property
@@ -382,7 +390,10 @@ class Fit:
         """The least and the greatest integer that is kept; None if it is not integers."""
         if self._dtype.kind not in "iu":
             return None
-        kind = {"true": "u", "false": "i"}.get(str(self.encoding.get("_Unsigned")).lower())
+        unsigned = self.encoding.get("_Unsigned")
+        if self.stored is None and all(self.encoding.get(key) is None for key in _MISSING):
+            unsigned = None  # xarray does not write it then
+        kind = {"true": "u", "false": "i"}.get(str(unsigned).lower())
         info = np.iinfo(f"{kind or self._dtype.kind}{self._dtype.itemsize}")
         return int(info.min), int(info.max)
 
@@ -428,7 +439,7 @@ class Fit:
         read = self._read_back(part)
         if self._is_time:
             lost = xr.Variable("x", part).isnull().values != xr.Variable("x", read).isnull().values
-            return lost | (abs(read - part) >= _SECOND[part.dtype.kind == "O"]), read
+            return lost | _apart(part, read), read
         missing = np.isnan(part)
         off = missing != np.isnan(read)
         with np.errstate(all="ignore"):
@@ -479,7 +490,8 @@ class Fit:
             attributes = {k: _plain(v) for k, v in said if k not in self.attributes}
             raw = xr.Variable((self.name,), kept, attributes)
             unit: Any = np.datetime_data(part.dtype)[0] if part.dtype.kind == "M" else "ns"
-            times = xr.coders.CFDatetimeCoder(use_cftime=part.dtype == object, time_unit=unit)
+            own_kind = True if part.dtype == object else None  # else where numpy has no such dates
+            times = xr.coders.CFDatetimeCoder(use_cftime=own_kind, time_unit=unit)
             decoded = decode_cf_variable(
                 self.name,
                 raw,
@@ -494,6 +506,20 @@ def _parts(values: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
     flags: Any = ["external_loop", "buffered", "refs_ok", "zerosize_ok"]
     for part in np.nditer(values, flags, order="C", buffersize=_PART):
         yield np.atleast_1d(part)
+
+
+def _apart(given: npt.NDArray[Any], read: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which times are others, and not just rounded."""
+    if given.dtype.kind == read.dtype.kind:
+        apart: npt.NDArray[np.bool_] = abs(read - given) >= _SECOND[given.dtype.kind == "O"]
+        return apart
+    # Read as cftime's: of another calendar than numpy's, or beyond its dates.
+    pairs = zip(given.astype("M8[s]").tolist(), read.tolist(), strict=True)
+    differ = [
+        isinstance(own, datetime) and abs(time - type(time)(*own.timetuple()[:6])) > _SECOND[1]
+        for own, time in pairs
+    ]
+    return np.array(differ, bool)
 
 
 def _index(
