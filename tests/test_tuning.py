@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,9 +51,10 @@ def test_without_a_block_it_stays() -> None:
     assert zarr.config.get("async.concurrency") == 5
 
 
-def test_no_chunk_at_once_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="0 chunks at once"):
-        zm.tune_zarr(concurrency=0)
+@pytest.mark.parametrize("number", [0, -1, math.nan, 2.5, Decimal("NaN"), True])
+def test_what_is_no_number_of_chunks_is_refused(number: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="concurrency is a number of 1 or more, not"):
+        zm.tune_zarr(concurrency=number)
     assert zarr.config.get("async.concurrency") == 10
 
 
@@ -63,6 +67,7 @@ def test_threads_are_set_if_asked_for() -> None:
         assert zarr.config.get("codec_pipeline.max_workers", None) == before
 
 
-def test_no_thread_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="0 threads"):
-        zm.tune_zarr(threads=0)
+@pytest.mark.parametrize("number", [0, math.nan, Decimal("NaN")])
+def test_what_is_no_number_of_threads_is_refused(number: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="threads is a number of 1 or more, not"):
+        zm.tune_zarr(threads=number)

@@ -60,10 +60,10 @@ def tune_zarr(*, concurrency: int = 64, threads: int | None = None) -> AbstractC
     >>> zarr.config.get("async.concurrency")
     10
     """
-    if concurrency < 1:
-        raise InvalidArgumentError(f"{concurrency} chunks at once are none; say 1 or more")
-    if threads is not None and threads < 1:
-        raise InvalidArgumentError(f"{threads} threads are none; say 1 or more")
+    if type(concurrency) is not int or concurrency < 1:
+        raise InvalidArgumentError(f"concurrency is a number of 1 or more, not {concurrency!r}")
+    if threads is not None and (type(threads) is not int or threads < 1):
+        raise InvalidArgumentError(f"threads is a number of 1 or more, not {threads!r}")
     options: dict[str, Any] = {"codec_pipeline.path": _FUSED, "async.concurrency": concurrency}
     if threads is not None:
         options["codec_pipeline.max_workers"] = threads
