@@ -84,6 +84,8 @@ def test_log_is_limited_and_says_so(url: str) -> None:
     assert lines("log", url, "-n", 1)[2:] == ["... and older ones: -n 10 shows more, -n 0 all"]
     assert len(lines("log", url, "-n", 3)) == 6, "nothing is left out, so nothing is said"
     assert lines("log", url, "-n", 0) == lines("log", url)
+    assert lines("log", url, "-n", 2**64) == lines("log", url)
+    assert lines("ops", url, "--limit", 2**64) == lines("ops", url)
 
 
 # --- tree ----------------------------------------------------------------------------------------

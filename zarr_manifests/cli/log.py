@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import islice
 from typing import Annotated
 
@@ -39,7 +40,7 @@ def run(
     history = repo.ancestry(branch, tag=tag, snapshot_id=snapshot)
     names = _ref_names(repo)
     out = console()
-    for info in islice(history, limit or None):
+    for info in islice(history, min(limit, sys.maxsize) or None):
         out.print(_entry(info, names.get(info.snapshot_id, [])), soft_wrap=True)
     if limit and next(history, None) is not None:
         out.print(Text(f"... and older ones: -n {limit * 10} shows more, -n 0 all", "dim"))

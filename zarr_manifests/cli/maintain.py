@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -113,7 +114,7 @@ def run_verify(url: Url) -> None:
 def run_ops(url: Url, limit: _Limit = _SHOWN) -> None:
     """Show who did what to which branch or tag, newest first."""
     table = columns("version", "when", "who", "what", "ref", "snapshot", right=("version",))
-    for one in islice(Repository.open(url).ops_log(), limit):
+    for one in islice(Repository.open(url).ops_log(), min(limit, sys.maxsize)):
         who, what, ref = map(plain_text, (one.by, one.operation, one.ref))
         table.add_row(str(one.version), time_text(one.at), who, what, ref, one.snapshot_id)
     console().print(table)
