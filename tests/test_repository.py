@@ -5,11 +5,12 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import zarr
 from zarr.core.buffer import cpu
@@ -415,6 +416,20 @@ def test_as_of() -> None:
         at(2_000_000),
         at(1_000_000),
     ]
+
+
+def test_as_of_without_an_offset_is_in_utc() -> None:
+    class Unsaid(tzinfo):
+        def utcoffset(self, _: object) -> None:
+            return None
+
+    repository = Repository.create(MemoryStorage(), runtime=_clock([2_000_000]))
+    moment = datetime.fromtimestamp(2_000, UTC)
+    first = repository.readonly_session().snapshot_id
+    for same in (moment, moment.replace(tzinfo=None), moment.replace(tzinfo=Unsaid())):
+        assert repository.readonly_session(as_of=same).snapshot_id == first
+    with pytest.raises(InvalidArgumentError, match="as_of must be a time, not NaT"):
+        repository.readonly_session(as_of=pd.NaT)
 
 
 def test_contradicting_places_are_refused(repository: Repository) -> None:

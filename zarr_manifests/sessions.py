@@ -240,8 +240,12 @@ class Sessions(Maintenance):
         return self._context.roots.read().root
 
     def _as_of(self, head: Branch, as_of: datetime) -> BlobRef:
-        moment = as_of if as_of.tzinfo is not None else as_of.replace(tzinfo=UTC)
+        try:
+            moment = as_of if as_of.utcoffset() is not None else as_of.replace(tzinfo=UTC)
+            until_ms = moment.timestamp() * 1000
+        except (ValueError, OverflowError) as error:  # pandas' not-a-time is a datetime, too
+            raise InvalidArgumentError(f"as_of must be a time, not {as_of!r}") from error
         for ref, snapshot in ages(self._context, head.head, head.floor):
-            if snapshot.written_ms <= moment.timestamp() * 1000:
+            if snapshot.written_ms <= until_ms:
                 return ref
         raise NotFoundError(f"the branch has no snapshot as old as {moment.isoformat()}")
