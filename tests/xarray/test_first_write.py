@@ -83,6 +83,19 @@ def test_unknown_keys_of_encoding_are_told() -> None:
         zm.write(field(), MemoryStorage(), message="fails", encoding={"t": {"zlib": True}})
 
 
+@pytest.mark.parametrize(
+    ("values", "encoding"),
+    [
+        (np.array(["NaT", "2262-04-11", "1677-09-22"], "M8[ns]"), {}),
+        (np.arange(3.0), {"n": {"compressors": "x"}}),
+        (np.arange(3.0), {"n": {"dtype": "nope"}}),
+    ],
+)
+def test_what_xarray_cannot_write_is_told(values: Any, encoding: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError):
+        zm.write(xr.Dataset({"n": ("y", values)}), MemoryStorage(), message="n", encoding=encoding)
+
+
 def test_a_task_that_fails_leaves_no_object(tmp_path: Path) -> None:
     storage = MemoryStorage()
     with pytest.raises(RuntimeError, match=r"a task"):

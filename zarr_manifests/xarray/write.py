@@ -389,6 +389,12 @@ def _write(
             ds.to_zarr(
                 session.store, **options, region=region, encoding=encoding, consolidated=False
             )
+    except (ArithmeticError, LookupError, RecursionError, TypeError, UnicodeError) as error:
+        if isinstance(error, ManifestsError) or ds.chunksizes:  # or of what a task computes
+            raise
+        raise InvalidArgumentError(
+            f"xarray cannot write this dataset: {type(error).__name__}: {error}"
+        ) from error
     except ValueError as error:
         if "unexpected encoding parameters" not in str(error):
             raise
