@@ -20,7 +20,7 @@ from zarr_manifests.config import (
     Split,
 )
 from zarr_manifests.config.options import PathSet
-from zarr_manifests.errors import ConfigError
+from zarr_manifests.errors import ConfigError, InvalidArgumentError
 
 LAST = ManifestSet("default", 1_000_000, None, None, None)
 
@@ -251,6 +251,13 @@ def test_the_first_rule_that_matches_wins() -> None:
     assert planned.set_for("/y", 10, 5) == (LAST, None)
     every = ChunkManifests((ManifestSet("b"), ManifestSet("a")), rules)
     assert every.set_for("/y", 10, 5) == (ManifestSet("a"), rules[2])
+
+
+def test_what_is_no_text_is_no_path() -> None:
+    with pytest.raises(InvalidArgumentError, match="no valid Unicode text"):
+        Rule("default", "/a.*").matches("\ud800", 1, 1)
+    with pytest.raises(InvalidArgumentError, match="no valid Unicode text"):
+        Split("/a", (("x", 1),)).matches("\ud800")
 
 
 def test_the_first_split_that_matches_wins() -> None:

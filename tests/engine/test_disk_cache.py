@@ -296,6 +296,9 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
     (shared / "file").write_bytes(b"")
     with pytest.raises(InvalidArgumentError, match="cannot be used"):
         opened(shared / "file")
+    for name in ("a\0b", "a\ud800b"):
+        with pytest.raises(InvalidArgumentError, match="cannot be used"):
+            Repository.create(MemoryStorage(), cache={"directory": str(tmp_path / name)})
 
 
 # --- through a repository, in several processes --------------------------------------------------

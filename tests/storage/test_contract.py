@@ -1,5 +1,6 @@
 """What every storage must do, over every storage there is."""
 
+import asyncio
 import itertools
 import json
 import os
@@ -116,6 +117,7 @@ def test_ranges_give_what_there_is(storage: Storage) -> None:
             expected = data[start : start + length]
             assert storage.get("a", start, length) == expected
             assert storage.get_ranges("a", [(start, length), (0, 3)]) == [expected, b"012"]
+            assert asyncio.run(storage.get_async("a", start, length)) == expected
 
 
 def test_no_ranges_are_no_error(storage: Storage) -> None:

@@ -785,3 +785,15 @@ def test_remote_filesystems_are_for_reading_unless_forced(
 def test_an_object_is_a_plain_file_of_its_bytes(tmp_path: Path) -> None:
     LocalStorage(tmp_path).create("chunks/s/1", b"12")
     assert (tmp_path / "chunks" / "s" / "1").read_bytes() == b"12"
+
+
+@pytest.mark.parametrize("path", ["", "a\0b", "a\ud800b"])
+def test_what_can_be_no_path_is_refused(path: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="is not the path of a folder"):
+        LocalStorage(path)
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "\ud800", "../a", "a/b", "\u00e9"])
+def test_a_turn_is_named_by_letters(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="names are letters"):
+        LocalStorage(tmp_path).turn(name)

@@ -261,6 +261,8 @@ GOOD: dict[str, Any] = {
         ({"offset": [0, -1]}, "offset"),
         ({"offset": np.array([0, 2**63], np.uint64)}, "offset"),
         ({"offset": [0]}, "offset"),
+        ({"index": [[0], [0, 1]]}, "index"),
+        ({"locations": ["file:///\ud800"]}, "Unicode"),
         ({"length": [-1, 1]}, "length"),
         ({"length": [2**50, 1]}, "length"),
         ({"length": ["1", "2"]}, "length"),
@@ -323,6 +325,8 @@ def test_secrets_and_unknown_schemes_are_refused(repo: zm.Repository) -> None:
         ({"": "file:///data"}, InvalidArgumentError),
         ({"a": "file://me:pw1@host/data"}, InvalidArgumentError),
         ({"a": "file://host/data"}, InvalidArgumentError),
+        ({"a": "a\ud800"}, InvalidArgumentError),
+        ({"a": "memory://\ud800"}, InvalidArgumentError),
         ({"a": "s3://bucket"}, UnsupportedStorageError),
     ],
 )

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Final, Self, cast
 
 import re2
 
-from zarr_manifests.errors import ConfigError
+from zarr_manifests.errors import ConfigError, InvalidArgumentError
 from zarr_manifests.runtime import fork_awaited_lock
 
 __all__ = [
@@ -223,8 +223,11 @@ def _re2_options(memory_bytes: int) -> Any:
 def matches_path(regex: str, path: str) -> bool:
     """Whether the regex matches the whole absolute path, in time linear to its length."""
     compiled = _compiled(regex)
-    with _MATCHING:
-        return compiled.fullmatch(path) is not None
+    try:
+        with _MATCHING:
+            return compiled.fullmatch(path) is not None
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(f"{path!a} is no path: it is no valid Unicode text") from error
 
 
 class PathSet:

@@ -219,7 +219,7 @@ class DiskCache:
 def _usable(root: str) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise InvalidArgumentError(
             f"the cache directory {root} cannot be used ({error}); choose another"
         ) from error

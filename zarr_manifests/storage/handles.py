@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 from collections.abc import Callable
 from typing import Final
 
@@ -186,7 +187,8 @@ def would_block(handle: Handle, start: int, length: int) -> bool:
     if _NOWAIT is None:
         return False
     try:
-        for at in (start,) if length <= _SMALL_BYTES else (start, start + length - 1):
+        last = min(start + length - 1, sys.maxsize)
+        for at in (start,) if length <= _SMALL_BYTES else (start, last):
             os.preadv(handle.fd, [bytearray(1)], at, _NOWAIT)
     except BlockingIOError:
         return True

@@ -113,7 +113,7 @@ class LocalStorage:
     Raises
     ------
     InvalidArgumentError
-        If the path is empty or has a null character.
+        If the path is empty, or has a character that no path can have.
 
     Examples
     --------
@@ -134,7 +134,7 @@ class LocalStorage:
         disk: PosixDisk | None = None,
     ) -> None:
         text = os.fsdecode(path)
-        if not text or "\0" in text:
+        if not text or "\0" in text or not _is_encodable(text):
             raise InvalidArgumentError(f"{text!r} is not the path of a folder")
         self._path = os.path.abspath(os.path.expanduser(text))
         self._prefix = self._path.rstrip("/") + "/"
@@ -344,6 +344,8 @@ class LocalStorage:
 
     def turn(self, name: str) -> Turn:
         """A turn, which is a lock file or two of its own; see `TakesTurns`."""
+        if not (name.isascii() and name.isalpha()):
+            raise InvalidArgumentError(f"{name!r} names no turn; names are letters")
         with self._writing(name):
             self._folders.make(self._path)  # the turn may come before the first object
             return FileTurn(f"{self._prefix}{_LOCK_NAME}-{name}")
@@ -581,6 +583,15 @@ def _reopen(
     kind: type[LocalStorage], path: str, force: bool, follow_links: bool, disk: PosixDisk
 ) -> LocalStorage:
     return kind(path, force=force, follow_links=follow_links, disk=disk)
+
+
+def _is_encodable(path: str) -> bool:
+    """Whether the system can be given the path: not so a lone surrogate that it never gave."""
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _identity(fd: int) -> tuple[int, int]:

@@ -150,7 +150,10 @@ def table_of(
 
 
 def _numbers(name: str, values: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError as error:  # rows of different lengths
+        raise InvalidArgumentError(f"{name}: {error}") from error
     if array.size and array.dtype.kind not in "iu":
         raise InvalidArgumentError(f"{name}: whole numbers are due, not {array.dtype}")
     if array.dtype.kind == "u" and array.size and int(array.max()) > 2**63 - 1:

@@ -64,7 +64,10 @@ class Place:
 
 
 def _url(scheme: str, path: str) -> str:
-    return f"{scheme}://{urllib.parse.quote(path)}"
+    try:
+        return f"{scheme}://{urllib.parse.quote(path)}"
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(f"a {scheme}:// location is no valid Unicode text") from error
 
 
 def parse_location(url: object) -> tuple[Literal["file", "memory"], str]:
