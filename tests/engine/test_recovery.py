@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from datetime import timedelta
 from hashlib import sha256
@@ -19,6 +20,7 @@ from zarr_manifests.errors import (
     NotARepositoryError,
     SnapshotExpiredError,
 )
+from zarr_manifests.format.root import archive_key
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import copy_of, in_order
@@ -258,8 +260,9 @@ def test_a_version_is_restored_refs_only() -> None:
     assert repository.verify().ok
     with pytest.raises(SnapshotExpiredError, match="older than the last collection"):
         repository.restore(version)
-    with pytest.raises(InvalidArgumentError):
-        repository.restore(10**6)
+    for none in (10**6, 0, -1, 2**64, 10**30, math.nan, 1.5, True, "1"):
+        with pytest.raises(InvalidArgumentError):
+            repository.restore(none)  # type: ignore[arg-type]
 
 
 def test_a_restore_that_a_collection_overtakes_is_refused() -> None:
@@ -279,6 +282,19 @@ def test_a_restore_that_a_collection_overtakes_is_refused() -> None:
     roots.swap = overtaken  # type: ignore[method-assign, assignment]
     with pytest.raises(SnapshotExpiredError):
         repository.restore(version)
+
+
+def test_the_operations_log_has_no_hole_where_an_archive_is_missing() -> None:
+    storage = MemoryStorage()
+    repository = make(storage)
+    for i in range(80):
+        repository.create_tag(f"tag-{i}")
+    all_of_them = [*repository.ops_log()]
+    for version in range(1, 82):
+        copy = copy_of(storage)
+        copy.delete_many([archive_key(version)])
+        found = [*Repository.open(copy, runtime=in_order()).ops_log()]
+        assert found == all_of_them if version > 1 else found == all_of_them[: len(found)]
 
 
 def test_the_operations_log_goes_back_through_archives() -> None:

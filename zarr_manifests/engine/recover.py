@@ -169,17 +169,19 @@ class RecoveryReport:
 def operations(context: Context) -> Iterator[LoggedOperation]:
     """All operations that the root and its archives know, newest first."""
     root = context.roots.read().root
-    versions = archived_versions(context)
+    versions, oldest = archived_versions(context), root.version + 1
     while True:
         for entry in reversed(root.log):
-            yield LoggedOperation.of(entry)
-        oldest = root.log[0].version if root.log else 0
-        while versions and versions[-1] >= oldest:
+            if entry.version < oldest:
+                yield LoggedOperation.of(entry)
+        oldest = min(oldest, root.log[0].version if root.log else 0)
+        # The archive of the oldest one so far tells of those before it: no single one is needed.
+        while versions and versions[-1] > oldest:
             versions.pop()
         if not versions:
             return
         try:
-            root = context.roots.archived(versions[-1])
+            root = context.roots.archived(versions.pop())
         except ObjectNotFoundError:
             return  # a collection is removing the oldest ones
 
