@@ -411,6 +411,13 @@ def _check_log(root: Root, archived: dict[int, Root], found: _Found) -> None:
         key = archive_key(version)
         if first <= version < root.version and version not in archived:
             found.add(key, f"{key} is missing: version {version} made an operation")
+    newest = max(archived, default=root.version)
+    if newest > root.version:
+        found.add(
+            archive_key(newest),
+            f"the root is of version {root.version}, and {archive_key(newest)} is newer: if an "
+            "older root was put in its place, move `current` away and run `recover`",
+        )
     versions = sorted(v for v in archived if v <= root.version)
     for older, newer in pairwise(versions):
         if archived[older].fence > archived[newer].fence:
