@@ -83,9 +83,9 @@ def planned(
     config = RepositoryConfig.from_yaml(yaml).chunk_manifests
     facts = []
     for path, (shape, names) in arrays.items():
-        facts.append(ArrayFacts(path.encode(), path, shape, 0, names))
+        facts.append(ArrayFacts(path.encode().ljust(12, b"\0"), path, shape, 0, names))
         refs = facts[-1].metadata_chunks
-        facts[-1] = ArrayFacts(path.encode(), path, shape, refs, names)
+        facts[-1] = ArrayFacts(path.encode().ljust(12, b"\0"), path, shape, refs, names)
     leaves = [leaf for of in facts for leaf in expected_leaves(layout_of(config, of), of)]
     return facts, plan_manifests(config, {of.node_id: of for of in facts}, leaves)
 

@@ -12,7 +12,7 @@ from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.apart import apart
 
-NODES = (bytes(8), bytes([1] * 8))
+NODES = (bytes(12), bytes([1] * 12))
 LOG = BlobRef("deltas/000000000001-0123456789abcdef01234567/0", 10, 1)
 
 chunk = st.tuples(st.integers(0, 6), st.integers(0, 6))

@@ -31,11 +31,14 @@ def test_they_are_drawn(layouts: ModuleType, tmp_path: Path) -> None:
 
 
 def test_they_show_what_the_guide_says(layouts: ModuleType) -> None:
+    def path_of(node_id: bytes) -> str:
+        return node_id.rstrip(b"\0").decode()
+
     def groups(name: str) -> list[str]:
         yaml, arrays, *_ = layouts.LAYOUTS[name]
         _, plan = layouts.planned(yaml, arrays)
         return [
-            f"{m.set_name}: {' '.join(sorted({leaf.node_id.decode() for leaf in m.leaves}))}"
+            f"{m.set_name}: {' '.join(sorted({path_of(leaf.node_id) for leaf in m.leaves}))}"
             for m in plan.manifests
         ]
 

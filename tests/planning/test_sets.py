@@ -93,12 +93,20 @@ def key(number: int) -> str:
     return f"manifests/{1:012d}-{'ab' * 12}/{number}"
 
 
+def id_of(path: str) -> bytes:
+    return path.encode().ljust(12, b"\0")
+
+
+def path_of(node_id: bytes) -> str:
+    return node_id.rstrip(b"\0").decode()
+
+
 def facts_of(**chunks: int) -> dict[bytes, ArrayFacts]:
     """Arrays of one axis, full, by path with `__` for a slash."""
     found = {}
     for name, count in chunks.items():
         path = "/" + name.replace("__", "/")
-        node_id = path.encode()
+        node_id = id_of(path)
         found[node_id] = ArrayFacts(node_id, path, (count,), count)
     return found
 
@@ -258,9 +266,9 @@ def test_big_arrays_are_paired_with_small_ones() -> None:
 def test_manifests_that_stay_count() -> None:
     facts = facts_of(a=10, b=10)
     leaves = {p.node_id: p for p in full(DEFAULT, facts)}
-    kept = ManifestRef(BlobRef(key(1), 9, 0), (leaves[b"/a"],))
+    kept = ManifestRef(BlobRef(key(1), 9, 0), (leaves[id_of("/a")],))
     base = BaseIndex([kept], {key(1): "coordinates"})
-    plan = plan_manifests(DEFAULT, facts, [leaves[b"/b"]], base)
+    plan = plan_manifests(DEFAULT, facts, [leaves[id_of("/b")]], base)
     assert layout(plan) == [("default", "/b")]
     assert plan.kept(base) == (key(1),)
     plan = plan_manifests(DEFAULT, facts, leaves.values(), base, [key(1)])
@@ -292,7 +300,7 @@ def test_explaining_a_base() -> None:
     leaves = {p.node_id: p for p in full(DEFAULT, facts)}
     names = [("coordinates", "a"), ("default", "b"), ("default", "c"), (None, "d")]
     refs = [
-        ManifestRef(BlobRef(key(i), 9, 0), (leaves[f"/{name}".encode()],))
+        ManifestRef(BlobRef(key(i), 9, 0), (leaves[id_of(f"/{name}")],))
         for i, (_, name) in enumerate(names)
     ]
     base = BaseIndex(refs, {key(i): s for i, (s, _) in enumerate(names) if s})
@@ -370,8 +378,8 @@ class Model:
 
     def facts(self) -> dict[bytes, ArrayFacts]:
         return {
-            path.encode(): ArrayFacts(
-                path.encode(), path, (self.lengths[path], 4), len(found), ("time", "x")
+            id_of(path): ArrayFacts(
+                id_of(path), path, (self.lengths[path], 4), len(found), ("time", "x")
             )
             for path, found in self.chunks.items()
         }
@@ -393,7 +401,7 @@ class Model:
             base = self.base
             leaves = []
             for due in step.dues(base):
-                path = due.node_id.decode()
+                path = path_of(due.node_id)
                 if path not in self.chunks:
                     continue
                 rows = changes[due.node_id].coords[due.rows] if len(due.rows) else ()
@@ -424,7 +432,7 @@ class Model:
     def check(self) -> None:
         boxes: dict[str, list[Part]] = {}
         for part in itertools.chain(*(ref.parts for ref in self.refs)):
-            boxes.setdefault(part.node_id.decode(), []).append(part)
+            boxes.setdefault(path_of(part.node_id), []).append(part)
         assert boxes.keys() == {path for path, found in self.chunks.items() if found}
         for path, parts in boxes.items():
             assert sum(part.count for part in parts) == len(self.chunks[path])
@@ -494,7 +502,7 @@ def test_every_history_leaves_every_chunk_in_one_leaf(
             )
             if what == "delete":
                 del model.chunks[path]
-                deleted.append(path.encode())
+                deleted.append(id_of(path))
                 continue
             cut = None
             start = model.lengths.get(path, 0) if what == "append" else 0
@@ -510,7 +518,7 @@ def test_every_history_leaves_every_chunk_in_one_leaf(
             else:
                 have |= chunks
             model.lengths[path] = max([c[0] + 1 for c in have], default=0)
-            changes[path.encode()] = as_change(chunks, cut)
+            changes[id_of(path)] = as_change(chunks, cut)
         before = {ref.blob.key: ref for ref in model.refs}
         budget = data.draw(st.sampled_from([10**9, 0, 20]))
         closure = close(config, model.facts(), model.base, changes, deleted)
@@ -529,7 +537,7 @@ def test_the_order_of_leaves_does_not_matter(
     model = Model(
         chunks, {path: max([c[0] + 1 for c in f], default=0) for path, f in chunks.items()}
     )
-    changes = {path.encode(): as_change(found) for path, found in chunks.items()}
+    changes = {id_of(path): as_change(found) for path, found in chunks.items()}
     model.repack(config, changes)
     model.check()
     leaves = [part for ref in model.refs for part in ref.parts]
@@ -570,14 +578,14 @@ def test_an_append_to_one_of_many_leaves_writes_one_manifest() -> None:
     )
     steps = 200
     model = Model({"/g/u": set(itertools.product(range(steps), range(4)))}, {"/g/u": steps})
-    model.repack(config, {b"/g/u": as_change(model.chunks["/g/u"])})
+    model.repack(config, {id_of("/g/u"): as_change(model.chunks["/g/u"])})
     assert len(model.refs) == 8
     before = [ref.blob.key for ref in model.refs]
     for step in range(3):
         new = {(steps + step, x) for x in range(4)}
         model.chunks["/g/u"] |= new
         model.lengths["/g/u"] += 1
-        model.repack(config, {b"/g/u": as_change(new)})
+        model.repack(config, {id_of("/g/u"): as_change(new)})
         model.check()
         after = [ref.blob.key for ref in model.refs]
         assert after[:8] == before
@@ -587,12 +595,12 @@ def test_an_append_to_one_of_many_leaves_writes_one_manifest() -> None:
 def test_filling_an_array_that_has_its_final_shape_changes_the_last_leaf_only() -> None:
     config = ChunkManifests(sets=(ManifestSet("default", 100, None, None, None),), rules=())
     model = Model({"/g/u": set(itertools.product(range(30), range(4)))}, {"/g/u": 100_000})
-    model.repack(config, {b"/g/u": as_change(model.chunks["/g/u"])})
+    model.repack(config, {id_of("/g/u"): as_change(model.chunks["/g/u"])})
     for start in range(30, 150, 10):
         before = {ref.blob.key for ref in model.refs}
         new = set(itertools.product(range(start, start + 10), range(4)))
         model.chunks["/g/u"] |= new
-        model.repack(config, {b"/g/u": as_change(new)})
+        model.repack(config, {id_of("/g/u"): as_change(new)})
         model.check()
         after = {ref.blob.key for ref in model.refs}
         assert len(before - after) <= 1
@@ -605,8 +613,8 @@ def test_a_change_of_splitting_reaches_what_is_packed_anew() -> None:
         return ChunkManifests(sets=(last,), rules=(), splitting=(Split(".*", ((0, along),)),))
 
     model = Model({"/g/u": set(itertools.product(range(30), range(4)))}, {"/g/u": 30})
-    model.repack(config(10), {b"/g/u": as_change(model.chunks["/g/u"])})
-    model.repack(config(5), {b"/g/u": as_change({(12, 0)})})
+    model.repack(config(10), {id_of("/g/u"): as_change(model.chunks["/g/u"])})
+    model.repack(config(5), {id_of("/g/u"): as_change({(12, 0)})})
     model.check()
     boxes = sorted((p.box.lo[0], p.box.hi[0]) for ref in model.refs for p in ref.parts)
     assert boxes == [(0, 10), (10, 15), (15, 20), (20, 30)]
@@ -614,5 +622,5 @@ def test_a_change_of_splitting_reaches_what_is_packed_anew() -> None:
 
 def test_boxes_are_of_chunks_that_exist() -> None:
     model = Model({"/g/u": {(3, 1), (4, 2)}}, {"/g/u": 30})
-    model.repack(DEFAULT, {b"/g/u": as_change(model.chunks["/g/u"])})
-    assert model.refs[0].parts == (Part(b"/g/u", Box((3, 1), (5, 3)), 2),)
+    model.repack(DEFAULT, {id_of("/g/u"): as_change(model.chunks["/g/u"])})
+    assert model.refs[0].parts == (Part(id_of("/g/u"), Box((3, 1), (5, 3)), 2),)
