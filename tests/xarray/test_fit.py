@@ -244,6 +244,17 @@ def test_first_values_that_fit(values: Any, encoding: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("lazy", [False, True])
+def test_a_missing_text_is_none_of_the_texts_that_are_there(lazy: bool) -> None:
+    repository = written(np.array(["a", "b"], object))
+    for missing in (None, np.nan):
+        more = field(np.array(["c", missing], object), start=2)
+        refused(repository, more.chunk() if lazy else more, "at x=30 .* read back as nan")
+    more = field(np.array(["nan", "c"], object), start=2)
+    zm.write(more.chunk() if lazy else more, repository, message="texts", append_dim="x")
+    assert opened(repository).t.values.tolist() == ["a", "b", "nan", "c"]
+
+
+@pytest.mark.parametrize("lazy", [False, True])
 def test_unsigned_values_are_kept_as_such_only_beside_a_fill_value(lazy: bool) -> None:
     ds = field(np.uint8([1, 200]))
     ds.t.encoding = {"dtype": "i1", "_Unsigned": "true"}

@@ -264,6 +264,8 @@ class Fit:
         """Whether all values of the type are kept as they are."""
         if self._is_time and self.stored is None and "units" not in self.encoding:
             return True  # xarray chooses units that tell them all
+        if self._takes_texts:
+            return False
         if self._dtype.kind in "OT" or (self.given.kind in "OT" and self._dtype.kind not in "SU"):
             return not self._is_time
         if self._packed or self._missing or self._is_time:
@@ -277,6 +279,8 @@ class Fit:
         """What fits."""
         if self._is_time:
             return f"times as {self._dtype} in {self.encoding.get('units', 'whole units')!r}"
+        if self._takes_texts:
+            return "texts, and none that is missing"
         if self._dtype.kind in "SU":
             unit = "bytes" if self._dtype.kind == "S" else "characters"
             size = self._dtype.itemsize // (1 if self._dtype.kind == "S" else 4)
@@ -382,6 +386,12 @@ class Fit:
         return np.dtype(object if wanted is str else wanted)
 
     @property
+    def _takes_texts(self) -> bool:
+        """Whether an array of texts is there, to which what is missing would be one as well."""
+        texts = self.stored is not None and self.stored.kind in "OT" and self.given.kind == "O"
+        return texts and not self._is_time
+
+    @property
     def _is_time(self) -> bool:
         return self.given.kind in "mM" or (self.given.kind == "O" and "units" in self.encoding)
 
@@ -433,6 +443,9 @@ class Fit:
 
     def _differences(self, part: npt.NDArray[Any]) -> tuple[npt.NDArray[np.bool_], Any]:
         """Which values would be read back as others, and what as."""
+        if self._takes_texts:
+            read = self._read_back(part)
+            return xr.Variable("x", part).isnull().values & (read == read.astype(str)), read
         if self._dtype.kind in "SU":
             read = part.astype(self._dtype)
             return read.astype(str) != part.astype(str), read
