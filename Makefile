@@ -1,4 +1,4 @@
-.PHONY: help setup demo test lint faults simulate bench
+.PHONY: help setup demo test lint sweep simulate bench
 
 MINUTES ?= 10
 FIRST ?= 100000
@@ -18,15 +18,16 @@ lint: setup  ## check style, types and layers
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-test: lint  ## run what CI runs: lint, then all tests
+test: lint  ## run lint and all tests but the sweeps
 	.venv/bin/pytest -m "not spark and not simulation and not faults" -n auto
 	.venv/bin/pytest -m spark
+	.venv/bin/pytest -m simulation --seeds 400 -n auto tests/simulation
+
+sweep: setup  ## run what CI runs after make test: more seeds, all faults of the network
+	.venv/bin/pytest -m faults -n auto tests/storage
 	.venv/bin/pytest -m simulation --seeds 2000 -n auto tests/simulation
 
-faults: setup  ## do to the network what make test does only some of
-	.venv/bin/pytest -m faults -n auto tests/storage
-
-simulate: setup  ## try more seeds than make test does (MINUTES=10 FIRST=100000)
+simulate: setup  ## try other seeds than make sweep does (MINUTES=10 FIRST=100000)
 	.venv/bin/python -m zarr_manifests.testing.simulation --minutes $(MINUTES) --first $(FIRST)
 
 bench: setup  ## compare with other stores; ARGS="--quick --only small-read-fused" and so on
