@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -11,7 +12,7 @@ import pytest
 import zarr
 
 from zarr_manifests import Repository
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.errors import InvalidArgumentError, SnapshotExpiredError
 from zarr_manifests.planning import collection
 from zarr_manifests.storage import MemoryStorage, Storage
 from zarr_manifests.testing import InterruptingStorage, copy_of, in_order
@@ -189,3 +190,29 @@ def test_the_log_of_operations_ends_where_archives_are_removed_meanwhile(
         versions = [one.version for one in watched.ops_log()]
         assert versions == sorted(versions, reverse=True)
         assert versions[0] >= newest
+
+
+OPERATIONS: dict[str, Work] = {
+    "expire": lambda repository: repository.expire_snapshots(keep_last=2),
+    "create branch": lambda repository: repository.create_branch("b", oldest(repository)),
+    "lease": lambda repository: repository.lease(oldest(repository)).__enter__(),
+}
+
+
+def oldest(repository: Repository) -> str:
+    """The snapshot that was the first; it may have expired meanwhile."""
+    return repository.first  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_what_is_collected_while_history_is_gone_through_is_not_told_as_damage(
+    name: str, made: MemoryStorage
+) -> None:
+    first = [info.snapshot_id for info in opened(made).ancestry()][-2]
+    for racing in moments(made, collect):
+        repository = opened(racing)
+        repository.first = first  # type: ignore[attr-defined]
+        racing.arm(racing.number)  # type: ignore[attr-defined]
+        with contextlib.suppress(SnapshotExpiredError):
+            OPERATIONS[name](repository)
+        assert opened(copy_of(racing._storage)).verify().ok  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from functools import partial
 
 from zarr_manifests.engine.ancestry import ages, has_expired
 from zarr_manifests.engine.context import Context
+from zarr_manifests.engine.following import opened
 from zarr_manifests.engine.reserve import keep_reserve, with_reserve
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.root import Branch, Root
@@ -89,7 +90,7 @@ def expire(context: Context, retention: Retention, *, dry_run: bool) -> ExpiryRe
         )
         return _applied(whole, cuts) if report.expired else root
 
-    change(context.roots.read().root)
+    opened(lambda: change(context.roots.read().root))
     if report.expired and not dry_run:
         update = context.roots.update
         swap = partial(update, change, "expire snapshots", "", "", _ATTEMPTS)

@@ -519,8 +519,12 @@ class Roots:
                 snapshot,
                 operation_id,
             )
-            root = self._with(at.root, ref, ["branches", "tags"]) if ref else at.root
-            new = _hiding(root, change(root), ref).with_log(entry).with_copies({}, "main")
+            try:
+                root = self._with(at.root, ref, ["branches", "tags"]) if ref else at.root
+                new = _hiding(root, change(root), ref).with_log(entry).with_copies({}, "main")
+            except CorruptObjectError as error:
+                at = self._instead(at, error)
+                continue
             self.archive(at)
             swapped = self.swap(at, new, operation_id)
             if swapped is not None:
@@ -530,6 +534,17 @@ class Roots:
         what = f"{operation} of {ref!r}" if ref else operation
         raise ConflictError(f"{what}: other writers came first {attempts} times; try again later")
 
+    def _instead(self, at: RootAt, error: CorruptObjectError) -> RootAt:
+        """The newer root, if a change found missing what that may not need; else raises the error.
+
+        What a root needs that others have replaced meanwhile, a collection may have deleted.
+        """
+        if isinstance(error.__cause__, ObjectNotFoundError):
+            newer = self.read()
+            if newer.token != at.token:
+                return newer
+        raise error
+
     def update_leases(self, change: Callable[[Root], Root], what: str, attempts: int) -> RootAt:
         """As `update`, for what is no operation on refs: neither logged nor archived.
 
@@ -538,7 +553,11 @@ class Roots:
         unlogged = self._runtime.random_bytes(16)
         at = self.read()
         for attempt in range(attempts):
-            new = change(at.root)
+            try:
+                new = change(at.root)
+            except CorruptObjectError as error:
+                at = self._instead(at, error)
+                continue
             if new is at.root:
                 return at
             self.archive(at)
