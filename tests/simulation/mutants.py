@@ -23,6 +23,7 @@ from zarr_manifests.engine import (
     compact,
     expire,
     forks,
+    heartbeat,
     leases,
     reach,
     rebasing,
@@ -30,6 +31,7 @@ from zarr_manifests.engine import (
     relocating,
     repacking,
     rollup,
+    verify,
 )
 from zarr_manifests.engine.chunks import SessionKeys
 from zarr_manifests.engine.merging import Merge
@@ -430,48 +432,107 @@ def archive_before_the_deletions_left_out(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(collect, "_begin", unarchived)
 
 
+# --- looking and going back --------------------------------------------------------------------
+
+
+@mutant("What a verification finds is told as damage, though others have changed the root since.")
+def looked_at_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(verify, "_has_changed", lambda root, newer: False)
+
+
+@mutant("A verification lists the archives before it reads the root.")
+def archives_listed_first(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(verify, "_has_changed", lambda root, newer: False)
+    patch.setattr(verify, "_first_kept", lambda root: 0)
+    root_of, versions_of = verify._root, verify.archived_versions
+    listed: list[list[int]] = []
+
+    def after(context: Any, found: Any) -> Any:
+        listed[:] = [versions_of(context)]
+        return root_of(context, found)
+
+    patch.setattr(verify, "_root", after)
+    patch.setattr(verify, "archived_versions", lambda context: listed[0])
+
+
+@mutant("A recovery takes an archive from before a collection that may still delete.")
+def recovered_beside_a_collection(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(recover, "unended_since", lambda *args: None)
+
+
+@mutant("A recovery leaves fence and leases as they were: who was there goes on.")
+def recovered_without_a_fence(patch: pytest.MonkeyPatch) -> None:
+    renewed = recover._renewed
+
+    def unfenced(archived: Any, *args: Any) -> Any:
+        return replace(renewed(archived, *args), fence=archived.fence, leases=archived.leases)
+
+    patch.setattr(recover, "_renewed", unfenced)
+
+
+@mutant("A lease is relied on however long ago it was renewed.")
+def lease_relied_on_for_ever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(heartbeat.Term, "is_over", lambda self, runtime: False)
+
+
+@mutant("A function that decides about chunks is taken to decide the same about attributes.")
+def function_asked_once(patch: pytest.MonkeyPatch) -> None:
+    choice = rules._choice
+
+    def asked_about_chunks(policy: Any, conflict: Any) -> Any:
+        return choice(policy, replace(conflict, chunks=((0,),)))
+
+    patch.setattr(rules, "_choice", asked_about_chunks)
+
+
 # --- seeds -------------------------------------------------------------------------------------
 
 SEEDS: dict[str, int] = {
     "swap-without-compare": 0,
     "log-walk-left-out": 12,
-    "unknown-taken-for-lost": 73,
+    "unknown-taken-for-lost": 96,
     "failed-uploads-ignored": 10,
-    "old-root-reused": 27,
+    "old-root-reused": 39,
     "conflicts-ignored": 1,
     "dependent-reads-left-out": 1,
     "serializable-reads-left-out": 1,
-    "left-to-others-and-written": 35,
-    "appended-in-place": 11,
+    "left-to-others-and-written": 3,
+    "appended-in-place": 36,
     "any-base-will-do": 1,
-    "all-is-apart": 5,
-    "amended-unseen": 18,
+    "all-is-apart": 0,
+    "amended-unseen": 10,
     "refs-to-anywhere": 5,
-    "restore-without-guard": 20,
-    "merge-overwrites": 4,
+    "restore-without-guard": 9,
+    "merge-overwrites": 28,
     "merge-without-dedupe": 4,
-    "strangers-merged": 115,
+    "strangers-merged": 675,
     "copies-share-names": 4,
     "compaction-over-newer": 1,
     "compaction-merged-into-the-commit": 1,
     "run-of-no-neighbours": 1,
-    "deletions-left-out-of-runs": 15,
-    "dropped-before-merged": 11,
-    "repacked-over-newer": 126,
+    "deletions-left-out-of-runs": 10,
+    "dropped-before-merged": 13,
+    "repacked-over-newer": 187,
     "no-fence-check": 3,
-    "claim-not-checked": 2,
-    "zombie-compactor": 13,
-    "repacked-behind-the-fence": 431,
-    "lease-checked-by-clock": 1384,
-    "leases-not-honoured": 36,
+    "claim-not-checked": 4,
+    "zombie-compactor": 16,
+    "repacked-behind-the-fence": 409,
+    "lease-checked-by-clock": 48,
+    "leases-not-honoured": 68,
     "leased-snapshots-expire": 0,
-    "lease-on-the-expired": 17,
+    "lease-on-the-expired": 5,
     "lease-behind-the-fence": 36,
-    "collected-beyond-the-fence": 2,
-    "logs-not-marked": 2,
-    "tags-not-marked": 60,
-    "marked-too-early": 22,
+    "collected-beyond-the-fence": 6,
+    "logs-not-marked": 0,
+    "tags-not-marked": 59,
+    "marked-too-early": 3,
     "archive-before-the-deletions-left-out": 11,
+    "looked-at-once": 207,
+    "archives-listed-first": 18,
+    "recovered-beside-a-collection": 804,
+    "recovered-without-a-fence": 8,
+    "lease-relied-on-for-ever": 113,
+    "function-asked-once": 503,
 }
 
 

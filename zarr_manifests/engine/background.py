@@ -24,7 +24,7 @@ from zarr_manifests.engine.roots import Roots
 from zarr_manifests.planning.compaction import CompactionMode
 from zarr_manifests.runtime import start_thread
 
-__all__ = ["compact_soon", "wait_for_compactions"]
+__all__ = ["compact_alone", "compact_soon", "wait_for_compactions"]
 
 _LOG = logging.getLogger(__name__)
 _CACHE_BYTES = 64 << 20
@@ -78,10 +78,15 @@ def _work() -> None:
                 return
             (_, branch), context = _QUEUE.due.popitem(last=False)
         try:
-            compact_branch(_alone(context), branch, CompactionMode.MAJOR)
+            compact_alone(context, branch)
         except Exception:  # noqa: BLE001 - nobody is there to catch it
             # The next commit makes it due again.
             _LOG.warning("compacting %r in the background failed", branch, exc_info=True)
+
+
+def compact_alone(context: Context, branch: str) -> None:
+    """Compact the branch as the background does it: now, on this thread, with nothing shared."""
+    compact_branch(_alone(context), branch, CompactionMode.MAJOR)
 
 
 def _alone(context: Context) -> Context:

@@ -138,8 +138,8 @@ def verify(context: Context, progress: Callable[[str, int], None]) -> VerifyRepo
         if newer is None:
             problems = again.problems | problems
             break
-        if root is not None and newer.write_id == root.write_id:
-            break  # nobody has changed anything
+        if root is not None and not _has_changed(root, newer):
+            break
         counts = _look(context, newer, again, progress)
         twice = {key: what for key, what in again.problems.items() if key in problems}
         problems, root = again.problems, newer
@@ -148,6 +148,11 @@ def verify(context: Context, progress: Callable[[str, int], None]) -> VerifyRepo
     else:
         problems = twice
     return VerifyReport(tuple(problems.values()), found.objects, *counts)
+
+
+def _has_changed(root: Root, newer: Root) -> bool:
+    """Whether others have changed anything since."""
+    return newer.write_id != root.write_id
 
 
 def _root(context: Context, found: _Found) -> Root | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+from typing import Final
 
+from zarr_manifests.errors import Conflict
+from zarr_manifests.planning.rebase import Choice, Policy
 from zarr_manifests.testing.simulation.model import Change, Resize, SetChunk, State
 
 __all__ = ["LOG", "STEP", "Attempt", "RefChange", "Terms"]
@@ -22,17 +24,30 @@ class Terms:
 
     Parameters
     ----------
-    policy : {"fail", "ours", "theirs"}
-        Whose chunks and attributes stay where both have changed them.
+    chunks, attributes : {"fail", "ours", "theirs"}
+        Whose chunks, and whose attributes, stay where both have changed them.
     seen : frozenset of (str, int)
         Chunks that nobody else may have changed, because they were read.
     relocates : bool
         Whether what it appends to the log is put behind what others have appended.
     """
 
-    policy: Literal["fail", "ours", "theirs"] = "fail"
+    chunks: Choice = "fail"
+    attributes: Choice = "fail"
     seen: frozenset[tuple[str, int]] = frozenset()
     relocates: bool = False
+
+    @property
+    def policy(self) -> Policy:
+        """What says so to a commit: a word, or a function where one does not do."""
+        return self.chunks if self.chunks == self.attributes else self._decide
+
+    def _decide(self, conflict: Conflict) -> Choice:
+        return self.chunks if conflict.chunks else self.attributes
+
+    def choice(self, place: tuple[object, ...]) -> Choice:
+        """Whose change of a place stays."""
+        return self.chunks if place[0] == "chunk" else self.attributes
 
     def place(
         self, changes: tuple[Change, ...], taken: Set[object], base: State, tip: State
@@ -41,8 +56,11 @@ class Terms:
 
         `taken` are the places that others have changed.
         """
-        if self.policy == "theirs":
-            changes = tuple(change for change in changes if change.place not in taken)
+        changes = tuple(
+            change
+            for change in changes
+            if self.choice(change.place) != "theirs" or change.place not in taken
+        )
         if self.relocates:
             by = {p: (tip.nodes[p].length or 0) - (base.nodes[p].length or 0) for p in LOG}
             changes = tuple(_shifted(change, by.get(change.path, 0)) for change in changes)
@@ -63,6 +81,8 @@ class Attempt:
         `open` until its maker knows; then `acknowledged`, `failed` or `unknown`.
     landed : str or None
         The snapshot it has become.
+    undone : bool
+        Whether that was lost with the root.
     """
 
     message: str
@@ -75,6 +95,7 @@ class Attempt:
     epoch: int | None = None
     outcome: str = "open"
     landed: str | None = None
+    undone: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -86,6 +107,7 @@ class RefChange:
     snapshot: str | None
     outcome: str = "open"
     landed: int | None = None
+    undone: bool = False
 
 
 def _shifted(change: Change, by: int) -> Change:

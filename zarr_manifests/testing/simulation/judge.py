@@ -84,7 +84,9 @@ class Judge:
     root : Root or None
         The root as it is.
     heads : list of dict
-        For each version so far, the head of each branch.
+        For each swap so far, the head of each branch.
+    versions : dict of int to dict
+        The same by version.
     """
 
     world: World
@@ -97,6 +99,8 @@ class Judge:
     root: Root | None = None
     counts: dict[str, int] = field(default_factory=dict)
     heads: list[dict[str, str]] = field(default_factory=list)
+    versions: dict[int, dict[str, str]] = field(default_factory=dict)
+    recoveries: int = 0
     objects: Objects = field(init=False)
 
     def __post_init__(self) -> None:
@@ -132,6 +136,8 @@ class Judge:
         """It has failed for certain: it has had and will have no effect."""
         if isinstance(attempt, RefChange) and attempt.landed is not None:
             self._exchange(attempt, landed=False)
+        if attempt.undone:
+            return
         self._demand(attempt.landed is None, f"{attempt} is said to have failed, and has landed")
         attempt.outcome = "failed"
         self.count("failed")
@@ -237,9 +243,11 @@ class Judge:
     def _swapped(self, key: str, old_data: bytes | None, data: bytes) -> None:
         self._demand(key == ROOT_KEY, f"{key} was overwritten")
         old, new = self.root, Root.from_object(data)
-        if old is not None and old_data is None:
-            return  # it is recovered; who does that says so
         self.heads.append({name: snapshot_id_of(b.head.key) for name, b in new.branches.items()})
+        if old is not None and old_data is None:
+            self._recovered(old, new)
+            return
+        self.versions[new.version] = self.heads[-1]
         if old is None:
             self.root = new
             for branch in new.branches.values():
@@ -396,7 +404,7 @@ class Judge:
         for place in sorted(mine.keys() & theirs.keys(), key=str):
             if mine[place] == theirs[place] and place not in told:
                 continue
-            if attempt.terms.policy == "ours":
+            if attempt.terms.choice(place) == "ours":
                 self.count("overwritten on purpose")
                 continue
             writers = [o.message for here, o in between if place in self._effects(here, o)]
@@ -426,7 +434,7 @@ class Judge:
                 and (change.operation, change.name) == (operation, name)
             ):
                 if operation.startswith("restore "):
-                    due = self.heads[int(operation.partition(" ")[2]) - 1]
+                    due = self.versions[int(operation.partition(" ")[2])]
                     self._demand(self.heads[-1] == due, f"{operation} has made {self.heads[-1]}")
                     change.landed = new.version
                     return
@@ -513,14 +521,40 @@ class Judge:
         lost = self._indexes() & gone
         self._demand(not lost, f"a branch names indexes that were deleted: {sorted(lost)}")
 
-    def recovered(self, root: Root, version: int) -> None:
-        """The root was lost, and made again from the archive of a version."""
-        due = self.heads[version - 1]
-        found = {name: snapshot_id_of(b.head.key) for name, b in root.branches.items()}
-        self._demand(found == due, f"{found} was recovered from version {version}, {due}")
-        self.root = root
+    def _recovered(self, old: Root, new: Root) -> None:
+        """The root was lost, and is made again from the archive of a version.
+
+        If nothing else was lost, all but the last operation is in it: who swaps archives what is
+        replaced.
+        """
+        versions = [entry.version for entry in old.log]
+        oldest = versions[-2] if set(self.shelf.lost) == {ROOT_KEY} and versions[1:] else 1
+        due = [heads for version, heads in self.versions.items() if version >= oldest]
+        self._demand(self.heads[-1] in due, f"{self.heads[-1]} was recovered, which never was")
+        self._demand(new.version > old.version, "a version was made twice")
+        self._demand(new.fence == new.version and not new.leases, "who was there can go on")
+        self.versions[new.version] = self.heads[-1]
+        self.root = new
+        self.shelf.do_without()
+        self.recoveries += 1
+        self.world.note(f"recovered as version {new.version}")
         self._check_there()
+        history = self.in_history()
+        for attempt in self.attempts.values():
+            attempt.undone |= attempt.landed is not None and attempt.landed not in history
+        for change in self.refs:
+            change.undone |= change.landed is not None
         self.count("recovered")
+
+    def relied_on(self, lease_id: bytes, recoveries: int) -> None:
+        """The holder of a lease was told, at this moment, that it can rely on it.
+
+        That can be held against nobody where clocks differ, or the root was made anew meanwhile.
+        """
+        there = any(lease.lease_id == lease_id for lease in self.leases())
+        if self.world.clocks_agree and recoveries == self.recoveries:
+            self._demand(there, "a lease is relied on that is not there")
+            self.count("leases relied on")
 
     # --- at the end --------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """Who keeps a repository small, and who must not suffer from it.
 
-`Expirer`, `Collector`, `Repacker` and `Restorer` do the maintenance. `LeaseReader` and
+`Expirer`, `Collector`, `Repacker`, `Restorer` and `Backgrounder` do the maintenance, `Verifier`
+looks whether all is well. `LeaseReader` and
 `LeaseWriter` hold leases and are slow, so that they would lose what they read and write if these
 kept nothing.
 `ExclusiveWriter` shuts others out of a branch.
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
+from zarr_manifests.engine.background import compact_alone
 from zarr_manifests.errors import (
     ConflictError,
     FencedError,
@@ -21,6 +23,7 @@ from zarr_manifests.errors import (
     NotFoundError,
     SnapshotExpiredError,
 )
+from zarr_manifests.repository import Repository
 from zarr_manifests.testing.simulation.actors import (
     branch_for,
     gone,
@@ -33,6 +36,7 @@ from zarr_manifests.testing.simulation.process import Process
 from zarr_manifests.testing.simulation.world import BrokenPromiseError
 
 __all__ = [
+    "Backgrounder",
     "Collector",
     "ExclusiveWriter",
     "Expirer",
@@ -40,6 +44,7 @@ __all__ = [
     "LeaseWriter",
     "Repacker",
     "Restorer",
+    "Verifier",
 ]
 
 _GRACES_S: Final = (0.0, 0.0, 1.0, 3600.0)
@@ -108,6 +113,57 @@ def _shut_out(judge: Judge) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
+class Backgrounder:
+    """Compacts as the background threads of writers do, which claim nothing."""
+
+    name: str
+
+    def act(self, process: Process) -> None:
+        process.wait(process.rng.random())
+        branch, judge = branch_for(process), process.judge
+        disturbed, before = process.wire.disturbed, _shut_out(judge)
+        try:
+            compact_alone(process.repository()._context, branch)
+        except ManifestsError as error:
+            fenced = (FencedError,) if _shut_out(judge) != before else ()
+            process.expect(error, disturbed, (*gone(branch), *fenced))
+        else:
+            judge.count("compacted in the background")
+
+
+@dataclass(frozen=True, slots=True)
+class Verifier:
+    """Looks whether all is well, which it is, or whether there is anything to recover."""
+
+    name: str
+
+    def act(self, process: Process) -> None:
+        process.wait(process.rng.random() * 0.5)
+        disturbed = process.wire.disturbed
+        try:
+            if process.rng.random() < 0.2:
+                self._look_for_damage(process)
+                return
+            problems = process.repository().verify().problems
+        except ManifestsError as error:
+            process.expect(error, disturbed, ())
+            return
+        if process.wire.disturbed == disturbed:
+            if problems:
+                raise BrokenPromiseError(f"told as damage, which it is not: {problems}")
+            process.judge.count("verified")
+
+    def _look_for_damage(self, process: Process) -> None:
+        try:
+            Repository.recover(process.wire, dry_run=True, runtime=process.runtime)
+        except InvalidArgumentError:
+            process.judge.count("nothing to recover")
+        else:
+            if not process.wire.shelf.lost and not process.judge.recoveries:
+                raise BrokenPromiseError("a sound root would be replaced")
+
+
+@dataclass(frozen=True, slots=True)
 class Restorer:
     """Goes back to the refs of an older version."""
 
@@ -144,9 +200,11 @@ class LeaseReader:
         state = judge.state(snapshot_id)
         disturbed = process.wire.disturbed
         names: set[str] = set()
+        recoveries = judge.recoveries
         try:
             with process.repository().lease(snapshot_id, rng.choice((0.3, 2.0, 600.0))) as lease:
                 names = {one.name for one in judge.leases() if one.snapshot == snapshot_id}
+                lease_id = lease._held.lease_id
                 session = process.repository().readonly_session(snapshot_id=snapshot_id)
                 for _ in range(rng.randrange(2, 8)):
                     process.wait(rng.random() * 0.5)
@@ -154,14 +212,21 @@ class LeaseReader:
                     read_chunk(
                         session.store, state, path, rng.randrange(state.nodes[path].length or 1)
                     )
+                    if rng.random() < 0.2:  # the process stands still, and renews nothing
+                        process.world.sleep(rng.random() * 3)
+                        process.wire.check_alive()
                     lease.check()
+                    judge.relied_on(lease_id, recoveries)
                 judge.count("leases held to the end")
         except (SnapshotExpiredError, FencedError) as error:
             still = {one.name for one in judge.leases() if one.snapshot == snapshot_id}
             if names and names == still and process.wire.disturbed == disturbed:
                 raise BrokenPromiseError(f"{snapshot_id} is leased and expired") from error
+        except LeaseError as error:
+            # Not renewed in time; or there was no thread, which is a disturbance.
+            process.expect(error, disturbed, (LeaseError,) if names else ())
         except ManifestsError as error:
-            process.expect(error, disturbed, (ConflictError, LeaseError))
+            process.expect(error, disturbed, (ConflictError,))
 
 
 @dataclass(frozen=True, slots=True)

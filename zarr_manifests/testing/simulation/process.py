@@ -28,7 +28,11 @@ __all__ = ["Process"]
 _FRESH_MS: Final = 200
 _NUMBERS: Final = count(1)
 _TERMS: Final = Terms()
-_CLOCK_JUMPS_MS: Final = (-7_200_000, -5_000, 5_000, 7_200_000, 40 * 3_600_000)
+_HOUR_MS: Final = 3_600_000
+_CLOCK_JUMPS_MS: Final = (
+    *(-400 * 24 * _HOUR_MS, -2 * _HOUR_MS, -5_000),
+    *(5_000, 2 * _HOUR_MS, 40 * _HOUR_MS, 400 * 24 * _HOUR_MS),
+)
 
 
 class Process:
@@ -70,12 +74,25 @@ class Process:
             jitter=lambda limit_s: chance.uniform(0.0, limit_s),
             sleep=self.world.sleep,
             parallel=self._parallel,
-            background=lambda call: call(),
-            checkpoint=lambda name: None,
+            background=self._background,
+            checkpoint=lambda name: self.jump_clock(0.005),
             later=self._later,
         )
 
+    def _background(self, call: Callable[[], None]) -> None:
+        self._thread()
+        call()
+
+    def _thread(self) -> None:
+        """Now and then there is no thread to be had."""
+        chance = self.wire.weather.no_thread
+        if self.world.open and chance and self.rng.random() * 1000 < chance:
+            self.wire.disturb()
+            self.judge.count("no thread")
+            raise RuntimeError("can't start new thread")
+
     def _later(self, delay_s: float, call: Callable[[], None]) -> Callable[[], None]:
+        self._thread()
         timer = (self.world.time_ms + int(delay_s * 1000), call)
         self._timers.append(timer)
 
@@ -113,9 +130,9 @@ class Process:
                 self._timers.remove(timer)
                 timer[1]()
 
-    def jump_clock(self) -> None:
-        """Now and then somebody sets the clock."""
-        if self.rng.random() < 0.02:
+    def jump_clock(self, chance: float = 0.02) -> None:
+        """Now and then somebody sets the clock: between two acts, or in the middle of one."""
+        if not self.world.clocks_agree and self.rng.random() < chance:
             self.skew_ms += self.rng.choice(_CLOCK_JUMPS_MS)
 
     def wait(self, seconds: float) -> None:
@@ -125,6 +142,7 @@ class Process:
             due = min([until_ms, *(at for at, _ in self._timers)])
             self.world.sleep(max(1, due - self.world.time_ms) / 1000)
             self.check_alive()
+            self.jump_clock(0.01)
             self.beat()
 
     # --- the repository ----------------------------------------------------------------------

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from zarr_manifests.errors import ConflictError, ManifestsError
+from zarr_manifests.planning.rebase import Choice
 from zarr_manifests.session import Session
 from zarr_manifests.testing.simulation.actors import (
     ACCOUNTS,
@@ -27,6 +28,8 @@ from zarr_manifests.testing.simulation.model import Change, Resize, SetAttribute
 from zarr_manifests.testing.simulation.process import Process
 
 __all__ = ["Appender", "Resolver", "Witness"]
+
+_WHOSE: Final[tuple[Choice, ...]] = ("ours", "theirs")
 
 type _Work = Callable[[Process, Session, State], tuple[list[Change], Terms]]
 
@@ -78,7 +81,7 @@ class Resolver:
             if state != (after := put(process, session.store, state, change)):
                 changes.append(change)
             state = after
-        return changes, Terms(policy=rng.choice(("ours", "theirs")))
+        return changes, Terms(rng.choice(_WHOSE), rng.choice(_WHOSE))
 
 
 @dataclass(frozen=True, slots=True)

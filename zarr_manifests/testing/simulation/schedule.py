@@ -11,10 +11,11 @@ from datetime import timedelta
 from typing import Any, Final
 
 from zarr_manifests.errors import SnapshotExpiredError
-from zarr_manifests.format.root import ROOT_KEY, Root
+from zarr_manifests.format.root import ROOT_KEY
 from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.testing.faulty import SimulatedCrash
+from zarr_manifests.testing.simulation.accidents import Recoverer, recover
 from zarr_manifests.testing.simulation.actors import (
     Actor,
     Brancher,
@@ -29,6 +30,7 @@ from zarr_manifests.testing.simulation.actors import (
 from zarr_manifests.testing.simulation.farm import Farm, Foreman, Worker
 from zarr_manifests.testing.simulation.judge import Judge, Known
 from zarr_manifests.testing.simulation.keepers import (
+    Backgrounder,
     Collector,
     ExclusiveWriter,
     Expirer,
@@ -36,6 +38,7 @@ from zarr_manifests.testing.simulation.keepers import (
     LeaseWriter,
     Repacker,
     Restorer,
+    Verifier,
 )
 from zarr_manifests.testing.simulation.process import Process
 from zarr_manifests.testing.simulation.rivals import Appender, Resolver, Witness
@@ -52,9 +55,9 @@ _CELLS: Final = 8
 _CALM: Final = Weather()
 _WEATHERS: Final = (
     _CALM,
-    Weather(fail=5, fail_after=5, lose_answer=10, late=5, twice=5, crash=5, outage=2),
-    Weather(fail=20, fail_after=20, lose_answer=20, late=10, twice=20, crash=2),
-    Weather(fail=2, fail_after=10, lose_answer=30, late=20, twice=10, crash=20, outage=10),
+    Weather(5, 5, 10, late=5, twice=5, crash=5, outage=2, late_twice=3, no_thread=50),
+    Weather(20, 20, 20, late=10, twice=20, crash=2, late_twice=10),
+    Weather(2, 10, 30, late=20, twice=10, crash=20, outage=10, late_twice=5, no_thread=200),
 )
 _ALWAYS: Final[tuple[Actor, ...]] = (Transferrer("mover"), Scribbler("scribe"))
 _SOMETIMES: Final[tuple[Actor, ...]] = (
@@ -81,6 +84,11 @@ _KEEPERS: Final[tuple[Actor, ...]] = (
     LeaseWriter("lease-writer"),
     ExclusiveWriter("owner"),
     ExclusiveWriter("owner-2"),
+)
+_APART: Final[tuple[tuple[Actor, float], ...]] = (
+    (Repacker("repacker"), 0.25),
+    (Backgrounder("backgrounder"), 0.25),
+    (Verifier("verifier"), 0.5),
 )
 
 
@@ -172,11 +180,15 @@ def _run(world: World, judge: Judge, rng: random.Random) -> None:
     if rng.random() < 0.6:
         cast += rng.sample(_KEEPERS, rng.randrange(2, 6))
     # Drawn apart, so that who else takes part is as it would be without.
-    if random.Random(f"repacker/{world.seed}").random() < 0.25:
-        cast.append(Repacker("repacker"))
+    for actor, share in _APART:
+        if random.Random(f"{actor.name}/{world.seed}").random() < share:
+            cast.append(actor)
+    if random.Random(f"recoverer/{world.seed}").random() < 0.15:
+        cast += [Recoverer("recoverer"), Expirer("expirer-2"), Collector("collector-3")]
     world.run({actor.name: _life(world, judge, actor, weather) for actor in cast})
     world.flush()
     last = Process(world, judge, "last", _CALM)
+    recover(last)
     repository = last.repository()
 
     def check(known: Known) -> None:
@@ -211,7 +223,7 @@ def _tidy_up(process: Process, repository: Repository) -> None:
 def _ask_for_the_expired(process: Process, repository: Repository) -> None:
     """What is in no history any more, though it is still there, can be had in no way."""
     judge = process.judge
-    before = len(judge.heads)
+    before = judge.root.version if judge.root is not None else 0
     here = set(judge.places())
     repository.expire_snapshots(keep_last=1)
     gone = sorted(here - judge.in_history().keys())
@@ -243,12 +255,12 @@ def _lose_the_root(doomed: Process, last: Process) -> None:
     except SimulatedCrash:
         died = True
         doomed.judge.count("collectors that died")
-    del doomed.judge.shelf.objects[ROOT_KEY]
+    judge = last.judge
+    newest = judge.root.version if judge.root is not None else 0
+    judge.shelf.lose([ROOT_KEY])
     report = Repository.recover(last.wire, runtime=last.runtime)
-    if died and report.recovered != len(last.judge.heads):
+    if died and report.recovered != newest:
         raise BrokenPromiseError(f"the root that deletions began with is lost: {report}")
-    root = Root.from_object(last.wire.get(ROOT_KEY))
-    last.judge.recovered(root, report.recovered)
 
 
 def _life(world: World, judge: Judge, actor: Actor, weather: Weather) -> Callable[[], None]:

@@ -5,8 +5,9 @@ it takes effect and another before its answer arrives, and between these it may 
 
 - it fails without effect, or after it;
 - its answer is lost and the client library, which tries again by itself, answers to that;
-- it fails, and takes effect some time later, or takes effect twice, the second time later; only
-  where the storage is a remote one;
+- it fails, and takes effect some time later, perhaps seconds, or takes effect twice, the second
+  time later, or both times later; only where the storage is a remote one;
+- a deletion takes seconds;
 - the process dies, before or after the effect;
 - the answer is lost, and the process reaches nothing for a while after that.
 
@@ -30,6 +31,11 @@ from zarr_manifests.testing.simulation.world import World
 __all__ = ["Shelf", "Weather", "Wire", "received_by"]
 
 _WRITES: Final = frozenset({"put", "create", "cas", "delete_many"})
+_FAULTS: Final = (
+    *("fail", "fail_after", "lose_answer", "late", "twice", "crash", "outage", "late_twice"),
+)
+_SLOW_S: Final = 3.0
+_LATER: Final = frozenset({"late", "twice", "late_twice"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +44,10 @@ class Weather:
 
     Parameters
     ----------
-    fail, fail_after, lose_answer, late, twice, crash, outage : int
+    fail, fail_after, lose_answer, late, twice, crash, outage, late_twice : int
         Of the kinds of faults, in the order in which the module names them.
+    no_thread : int
+        How often, of a thousand times, a thread that is asked for cannot be had.
     """
 
     fail: int = 0
@@ -49,11 +57,13 @@ class Weather:
     twice: int = 0
     crash: int = 0
     outage: int = 0
+    late_twice: int = 0
+    no_thread: int = 0
 
     def draw(self, rng: random.Random) -> str:
         """The fault of one call; empty if there is none."""
         chance = rng.random() * 1000
-        for name in ("fail", "fail_after", "lose_answer", "late", "twice", "crash", "outage"):
+        for name in _FAULTS:
             chance -= getattr(self, name)
             if chance < 0:
                 return name
@@ -69,6 +79,12 @@ class Shelf:
         Called with key, old and new bytes right after a swap.
     deleted : callable
         Called with the keys right after a deletion.
+    lost : dict of str to (bytes, object)
+        What an accident has taken away, until it is put back or done without.
+    accidents : int
+        How many there have been, and how many were made good.
+    deleting : int
+        Deletions that are on their way.
     """
 
     url = "memory://shelf"
@@ -78,7 +94,25 @@ class Shelf:
         self.capabilities = Capabilities(inline=inline, durable=False, shared=False)
         self.swapped: Callable[[str, bytes | None, bytes], None] = lambda key, old, new: None
         self.deleted: Callable[[Sequence[str]], None] = lambda keys: None
+        self.lost: dict[str, tuple[bytes, Token]] = {}
+        self.accidents = 0
+        self.deleting = 0
         self._tokens = 0
+
+    def lose(self, keys: Iterable[str]) -> None:
+        """Let an accident happen to these objects."""
+        self.lost |= {key: self.objects.pop(key) for key in keys if key in self.objects}
+        self.accidents += 1
+
+    def put_back(self) -> None:
+        """Make the accident good."""
+        self.objects |= self.lost
+        self.do_without()
+
+    def do_without(self) -> None:
+        """Somebody has found another way."""
+        self.lost = {}
+        self.accidents += 1
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         data = self._find(key)[0]
@@ -163,8 +197,6 @@ class Wire:
     ----------
     dead : bool
         Whether the process is.
-    disturbed : int
-        How many calls have gone wrong so far.
     doomed : bool
         Whether the process dies after its next deletion, and nothing of what goes with its swaps
         ever arrives.
@@ -176,10 +208,21 @@ class Wire:
     rng: random.Random
     url: str
     dead: bool = False
-    disturbed: int = 0
     doomed: bool = False
     capabilities: Capabilities = field(init=False)
     _down: int = 0
+    _disturbed: int = 0
+
+    @property
+    def disturbed(self) -> int:
+        """A number that changes whenever a call goes wrong, and never rests during an accident."""
+        if self.shelf.lost:
+            self._disturbed += 1
+        return self._disturbed + self.shelf.accidents
+
+    def disturb(self) -> None:
+        """Something other than a call goes wrong."""
+        self._disturbed += 1
 
     def __post_init__(self) -> None:
         self.capabilities = self.shelf.capabilities
@@ -237,7 +280,11 @@ class Wire:
     def delete_many(self, keys: Iterable[str]) -> None:
         many = tuple(keys)
         if many:
-            self._call("delete_many", many[0], lambda: self.shelf.delete_many(many))
+            self.shelf.deleting += 1
+            try:
+                self._call("delete_many", many[0], lambda: self.shelf.delete_many(many))
+            finally:
+                self.shelf.deleting -= 1
             if self.doomed:
                 self._die("after a deletion")
 
@@ -261,16 +308,19 @@ class Wire:
         self.check_alive()
         self.world.calls += 1
         self.world.pause()
+        if op == "delete_many" and not self.capabilities.inline and self.rng.random() < 0.5:
+            self.world.sleep(self.rng.random() * _SLOW_S)
         fault = self._fault(op)
         self.world.note(f"{op} {key}{' !' + fault if fault else ''}")
         if fault:
-            self.disturbed += 1
+            self._disturbed += 1
         if fault == "crash" and self.rng.random() < 0.5:
             self._die(f"before {op}")
         if fault == "fail":
             raise StorageError(f"simulated: {op} {key} failed")
-        if fault == "late":
-            self.world.soon(lambda: self._held_back(run))
+        if fault in ("late", "late_twice"):
+            for _ in range(1 + (fault == "late_twice")):
+                self.world.soon(lambda: self._held_back(run))
             raise StorageError(f"simulated: {op} {key} timed out on its way")
         try:
             result = run()
@@ -297,9 +347,9 @@ class Wire:
         if fault == "outage":
             self._down = self.rng.randrange(1, 12)
             fault = "fail_after"
-        if op not in _WRITES and fault in ("fail_after", "lose_answer", "late", "twice"):
+        if op not in _WRITES and fault in {"fail_after", "lose_answer", *_LATER}:
             return "fail" if fault == "fail_after" else ""
-        if self.capabilities.inline and fault in ("late", "twice"):
+        if self.capabilities.inline and fault in _LATER:
             return ""  # calls of a local disk are over when they return
         return fault
 

@@ -8,7 +8,7 @@ call, on every machine, which the hash of the trace tells.
 
 Time advances by milliseconds at a yield point, and now and then jumps by minutes or hours; if
 everybody sleeps it goes on to the first who wakes. Each process has a clock of its own beside it,
-which may be set back.
+which is set forward and back but for worlds in which all clocks agree.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ __all__ = ["BrokenPromiseError", "Stopped", "World"]
 START_MS: Final = 1_700_000_000_000
 _JUMPS_MS: Final = (60_000, 3_600_000, 30 * 3_600_000)
 _STALLS: Final = (20, 60, 200)
+_LATE_STEPS: Final = (1, 5, 30, 120, 400)  # a step takes some eight milliseconds
 _STUCK_S: Final = 120  # a run takes a fraction of a second
 
 
@@ -64,6 +65,7 @@ class World:
         self.stickiness = self.rng.choice((0.0, 0.3, 0.7, 0.9))
         self.stall_rate = self.rng.choice((0.0, 0.002, 0.01))
         self.jump_rate = self.rng.choice((0.0, 0.0, 0.005))
+        self.clocks_agree = self.rng.random() < 0.4
         self.late: list[tuple[int, Callable[[], None]]] = []
         self._tasks: list[_Task] = []
         self._here: _Task | None = None
@@ -200,7 +202,7 @@ class World:
 
     def soon(self, call: Callable[[], None]) -> None:
         """Make the call at a later step, as the network does with what it held back."""
-        self.late.append((self._steps + self.rng.choice((1, 5, 30, 120)), call))
+        self.late.append((self._steps + self.rng.choice(_LATE_STEPS), call))
 
     def _deliver(self) -> None:
         due = [call for at, call in self.late if at <= self._steps]
