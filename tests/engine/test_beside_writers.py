@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from hashlib import sha256
+from typing import Any
 
 import pytest
 import zarr
 
 from zarr_manifests import Repository
+from zarr_manifests.engine import verify
 from zarr_manifests.errors import InvalidArgumentError, SnapshotExpiredError
 from zarr_manifests.planning import collection
 from zarr_manifests.storage import MemoryStorage, Storage
@@ -151,6 +153,23 @@ def test_verification_reports_nothing_while_others_never_rest(
     repository = opened(restless)
     restless.work = lambda: WORK[name](others)
     assert repository.verify().problems == ()
+
+
+def test_commits_are_no_reason_to_look_again(
+    made: MemoryStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage, look, looks = copy_of(made), verify._look, list[object]()
+
+    def counted(*args: Any) -> Any:
+        looks.append(args)
+        return look(*args)
+
+    monkeypatch.setattr(verify, "_look", counted)
+    others, restless = opened(storage), Restless(storage)
+    repository = opened(restless)
+    restless.work = lambda: commit(others)
+    assert repository.verify().ok
+    assert len(looks) == 1
 
 
 def test_what_is_damaged_is_found_though_others_never_rest(made: MemoryStorage) -> None:

@@ -177,6 +177,8 @@ def _look(
     if root is None:
         return 0, 0, 0
     _check_log(root, archived, found)
+    if max(archived, default=0) > root.version:
+        _check_newest(fresh, archived, found)
     _check_counters(fresh, found, _check_closure(fresh, root, found, progress), progress)
     for version, old in archived.items():
         if version >= _first_kept(root):
@@ -416,17 +418,21 @@ def _check_log(root: Root, archived: dict[int, Root], found: _Found) -> None:
         key = archive_key(version)
         if first <= version < root.version and version not in archived:
             found.add(key, f"{key} is missing: version {version} made an operation")
-    newest = max(archived, default=root.version)
-    if newest > root.version:
+    versions = sorted(v for v in archived if v <= root.version)
+    for older, newer in pairwise(versions):
+        if archived[older].fence > archived[newer].fence:
+            found.add(archive_key(newer), "its fence is lower than that of the version before")
+
+
+def _check_newest(context: Context, archived: dict[int, Root], found: _Found) -> None:
+    """That the root is as new as its archives; it is read once more, since they were listed."""
+    newest, root = max(archived), _root(context, _Found())
+    if root is not None and newest > root.version:
         found.add(
             archive_key(newest),
             f"the root is of version {root.version}, and {archive_key(newest)} is newer: if an "
             "older root was put in its place, move `current` away and run `recover`",
         )
-    versions = sorted(v for v in archived if v <= root.version)
-    for older, newer in pairwise(versions):
-        if archived[older].fence > archived[newer].fence:
-            found.add(archive_key(newer), "its fence is lower than that of the version before")
 
 
 # --- chunks ------------------------------------------------------------------------------------
