@@ -89,6 +89,8 @@ def test_unknown_keys_of_encoding_are_told() -> None:
         (np.array(["NaT", "2262-04-11", "1677-09-22"], "M8[ns]"), {}),
         (np.arange(3.0), {"n": {"compressors": "x"}}),
         (np.arange(3.0), {"n": {"dtype": "nope"}}),
+        (np.arange(3.0), {"n": 5}),
+        (np.arange(3.0), {"n": None}),
     ],
 )
 def test_what_xarray_cannot_write_is_told(values: Any, encoding: dict[str, Any]) -> None:

@@ -383,7 +383,10 @@ class Fit:
         wanted = self.encoding.get("dtype", self.given) if self.stored is None else self.stored
         if self.stored is None and wanted == "S1":  # how files have texts; xarray casts none to it
             wanted = self.given
-        return np.dtype(object if wanted is str else wanted)
+        try:
+            return np.dtype(object if wanted is str else wanted)
+        except TypeError as error:
+            raise InvalidArgumentError(f"the encoding of {self.name!r}: {error}") from error
 
     @property
     def _takes_texts(self) -> bool:

@@ -301,6 +301,9 @@ def _check_arguments(
             f"encoding names {unknown[0]!r}, which is no variable of the dataset; there are: "
             f"{listed}"
         )
+    for name, how in (encoding or {}).items():
+        if not isinstance(how, Mapping):
+            raise InvalidArgumentError(f"the encoding of {name!r} is a mapping, not {how!r}")
     if config is not None and isinstance(location, Repository):
         raise InvalidArgumentError("config goes with a path, URL or storage, not a Repository")
 
