@@ -187,8 +187,7 @@ def test_verb(
         shown = [word[:60] for word in words]
         assert result.exception is None or isinstance(result.exception, SystemExit), shown
         assert result.exit_code in (0, 1, 2), shown
-        obeyed = [c for c in result.output if not c.isprintable() and c not in "\n\t"]
-        assert obeyed == [], shown
+        assert worlds.obeyed(result.output) == [], shown
         world.check([], may_expire=" ".join(verb) in EXPIRING)
     assert (place / "taken" / "file").read_bytes() == b"somebody's"
     assert copy_of(template.storage)

@@ -200,8 +200,13 @@ def only_clear_errors(*also: type[Exception]) -> Iterator[None]:
         if not isinstance(error, ManifestsError):
             if isinstance(error, UnicodeError):  # it is a ValueError as well
                 raise
-        elif not str(error).strip():
-            raise AssertionError(f"{type(error).__name__} says nothing") from error
+        elif not str(error).strip() or obeyed(str(error)):
+            raise AssertionError(f"{type(error).__name__} says {str(error)[:200]!r}") from error
+
+
+def obeyed(text: str) -> list[str]:
+    """The characters that a terminal would take for more than text."""
+    return [c for c in text if not (c.isprintable() or c.isspace()) or c in "\r\x0b\x0c\u2028"]
 
 
 def used(result: Any) -> None:
@@ -218,7 +223,9 @@ def used(result: Any) -> None:
                 entered.set_sync("a/c/2", buffer(b"??"))
             elif isinstance(entered, zm.HeldLease):
                 entered.check()
-    repr(result), str(result)
+    shown = (repr(result), str(result))
+    if type(result).__module__.startswith("zarr_manifests"):
+        assert obeyed("".join(shown)) == []
     if hasattr(result, "_repr_html_"):
         with warnings.catch_warnings(action="ignore"):
             result._repr_html_()
