@@ -191,6 +191,11 @@ def test_an_encoding_that_does_not_fit_the_values(carried: bool, mode: Any) -> N
             "255 at x=0 .* as nan; 256 at x=10",
         ),
         (np.float64([1, np.nan]), {"dtype": "u8", "_FillValue": np.uint64(2**64 - 1)}, "nan at"),
+        (
+            np.float64([1, 2.0**63 + 2**20]),
+            {"dtype": "i8", "_Unsigned": "true", "_FillValue": 0},
+            "x=10",
+        ),
         (np.float64([1e39]), {"dtype": "f4"}, "as inf"),
         (np.float64([7e4]), {"dtype": "f2"}, "as inf"),
         (np.float64([np.inf]), KELVIN, "inf at"),

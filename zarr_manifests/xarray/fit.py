@@ -358,6 +358,8 @@ class Fit:
             info = np.finfo(self._dtype)
             most = 2 ** (info.nmant + 1) if whole else float(info.max) * (1 - _NEAR)
             return _between(-most, most, self._missing, _NEAR)
+        if not whole and "_Unsigned" in self.encoding and self._dtype.itemsize == 8:
+            return []  # xarray casts floats to signed integers on the way
         ranges = _between(*self._codes, self._missing, 0)
         if whole and not self._packed:
             return ranges
