@@ -64,7 +64,7 @@ class Pinned:
         keys = None if start is None else self._keys_from(start)
         self._workspace = Workspace(context, view, keys)
         self._reporting = reporting
-        self._gathered = False
+        self._shut = self._gathered = False
         if reporting and keys is not None:
             check_reporting(context.storage, keys)
             self._workspace.token = open_token(context.storage, keys)
@@ -252,7 +252,8 @@ class Pinned:
     def _bring_in(self, *, discard: bool = False) -> None:
         """Let no copy change anything any more; bring in what they reported, or refuse the rest.
 
-        The reports are brought in once: who retries a commit has them.
+        The reports are brought in once: who retries a commit has them. They are left out only of
+        the commit that says so, should it fail.
         """
         workspace = self._workspace
         if workspace.token is None:
@@ -262,10 +263,12 @@ class Pinned:
             roots = self._context.roots
             if not discard and workspace.keys is not None:  # else they may have been collected
                 check_fence(roots, roots.read().root, workspace.keys)
-            close_token(self._context.storage, workspace.token)
+            if not self._shut:
+                close_token(self._context.storage, workspace.token)
+                self._shut = True
             if not discard:
                 merge_reports(workspace, self._owners)
-            self._gathered = True
+                self._gathered = True
 
     def _keys_from(self, start: int) -> SessionKeys:
         return SessionKeys(start, self._context.runtime, epoch=self._epoch)
@@ -279,7 +282,8 @@ class Pinned:
         self._owners = Owners()
         self._merged = False
         if self._reporting and not same:
-            self._workspace.token, self._gathered = self._new_token(keys), False
+            self._workspace.token = self._new_token(keys)
+            self._shut = self._gathered = False
 
     def _new_token(self, keys: SessionKeys) -> str | None:
         """The token of what the session is now; without it, copies are as without the option."""

@@ -279,6 +279,15 @@ def test_a_commit_that_failed_can_be_made_again_and_copies_stay_shut_out() -> No
     assert values(repo)[:4] == [1, 0, 0, 4]  # what raised may be in it, and is not
 
 
+def test_a_commit_that_failed_has_not_discarded_what_copies_reported(repo: Repository) -> None:
+    session = begin(repo)
+    put(copy.deepcopy(session.store), 0, 1)
+    with pytest.raises(InvalidArgumentError, match="nothing to commit"):
+        session.commit("without them nothing", discard_unmerged=True)
+    session.commit("with them")
+    assert values(repo)[0] == 1
+
+
 def test_a_conflict_with_others_is_resolved_by_a_second_commit(repo: Repository) -> None:
     session = begin(repo)
     put(copy.deepcopy(session.store), 0, 1)
