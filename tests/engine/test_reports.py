@@ -366,6 +366,55 @@ def test_what_the_session_wrote_since_its_first_pickling_counts_though_nothing_w
         session.commit("which")
 
 
+def test_what_is_written_while_another_thread_pickles_for_the_first_time_counts(
+    repo: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write and a second pickling come whenever the first one gives the lock up."""
+    session = begin(repo)
+    workspace = session.store.workspace
+    lock = workspace.lock
+
+    class Yielding:
+        held = 0
+
+        def __enter__(self) -> None:
+            lock.__enter__()
+            self.held += 1
+
+        def __exit__(self, *error: Any) -> None:
+            self.held -= 1
+            lock.__exit__(*error)
+            if not self.held:
+                monkeypatch.setattr(workspace, "lock", lock)
+                put(session.store, 0, 2)
+                copy.deepcopy(session.store)
+
+    monkeypatch.setattr(workspace, "lock", Yielding())
+    early = copy.deepcopy(session.store)
+    put(early, 0, 1)
+    with pytest.raises(ConflictError, match=r"\[\(0,\)\]"):
+        session.commit("which")
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_an_unset_in_a_copy_is_not_lost_where_the_session_began_with_one_and_wrote_since(
+    repo: Repository, late: bool
+) -> None:
+    with repo.transaction(message="something to unset") as store:
+        put(store, 0, 1)
+    session = begin(repo)
+    session.store.delete_sync("a/c/0")
+    early = copy.deepcopy(session.store)
+    put(session.store, 0, 2)
+    (copy.deepcopy(session.store) if late else early).delete_sync("a/c/0")
+    with pytest.raises(ConflictError, match=r"\[\(0,\)\]"):
+        session.commit("which")
+    assert values(repo)[0] == 1
+    session.store.delete_sync("a/c/0")
+    session.commit("agreed")
+    assert values(repo)[0] == 0
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no os.fork")
 def test_what_the_session_wrote_since_a_child_was_forked_is_not_replaced_silently(
     tmp_path: Path,

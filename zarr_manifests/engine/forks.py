@@ -57,17 +57,16 @@ def freeze(workspace: Workspace, *, explicit: bool) -> ForkState:
     with workspace.lock:
         workspace.flush()  # memory does not travel
         after = workspace.changes.copy()
+        token = None if explicit or origin is not None else workspace.token
+        if token is not None and workspace.frozen is None:  # which may be without any change
+            workspace.frozen = after
     keys = workspace.keys
     copy_id = keys.session_id if keys is not None else ""
     if origin is not None:
         return replace(
             origin, after=after, copy_id=copy_id if after != origin.after else origin.copy_id
         )
-    token = None if explicit else workspace.token
-    if token is not None:
-        if workspace.frozen is None:  # which may be without any change
-            workspace.frozen = after
-    elif keys is not None and not explicit:
+    if token is None and keys is not None and not explicit:
         workspace.pickled = True
     # In a child that os.fork made, what the parent had changed is not known apart; merging all
     # of it changes nothing where the parent has the same.
@@ -174,7 +173,7 @@ def merge_reports(workspace: Workspace, owners: Owners) -> None:
         reported = read_reports(workspace.storage, workspace.keys, workspace.runtime)
         nodes = {node.node_id: node for node in workspace.nodes().values()}
         _check_one_writer_each(reported, nodes)
-        before = workspace.frozen or ChangeSet()
+        before = (workspace.frozen or ChangeSet()).copy()
         after = before.copy()
         for (node_id, coords), refs in reported.items():
             ref = refs[min(refs)]  # they all say the same
@@ -182,6 +181,10 @@ def merge_reports(workspace: Workspace, owners: Owners) -> None:
                 after.unsynced.append(ref.key)
             elif node_id in nodes and workspace.ref(nodes[node_id], coords) is None:
                 continue  # it is absent anyway
+            elif before.chunks.get(node_id, {}).get(coords) == ref:
+                # The session had unset it, too, and has written it since. As it was, it would seem
+                # that no copy has changed it.
+                del before.chunks[node_id][coords]
             after.chunks.setdefault(node_id, {})[coords] = ref
             # Whether the copy had read it before is not told.
             after.reads.note(node_id, coords)
