@@ -33,6 +33,9 @@ _MACHINES = settings(
     suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
 )
+# Zarr's suite pickles stores that were opened for writing.
+pytestmark = pytest.mark.filterwarnings("ignore:a writable store was pickled")
+
 # Zarr's strategies draw every data type Zarr has.
 _any_data_type = pytest.mark.filterwarnings(
     "ignore::zarr.errors.UnstableSpecificationWarning",
@@ -48,7 +51,6 @@ def _store(storage: Storage) -> ManifestStore:
 # --- Zarr's own suites -----------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:a writable store was pickled")
 class _ZarrStoreTests(StoreTests[ManifestStore, Buffer]):
     store_cls = ManifestStore
     buffer_cls = cpu.Buffer

@@ -145,7 +145,8 @@ def test_times_of_any_number_of_dimensions(dtype: str) -> None:
     how = {"units": "days since 1990-01-01", "dtype": dtype}
     repository = written(bounded("2024-01-01"), dict.fromkeys(("time", "time_bnds", "made"), how))
     zm.write(bounded("2024-01-02"), repository, message="next", append_dim="time")
-    expected = bounded("2024-01-01", "2024-01-02").assign(made=times("2024-01-02")[0])
+    both = bounded("2024-01-01", "2024-01-02")
+    expected = both.assign(t=("time", [0.0, 0.0]), made=times("2024-01-02")[0])
     xr.testing.assert_equal(opened(repository), expected)
     late = bounded("2024-01-03")
     late["time_bnds"] = late.time_bnds + np.timedelta64(1, "h")

@@ -86,9 +86,10 @@ def plan_preload(
     >>> from zarr_manifests.grid import Box
     >>> from zarr_manifests.planning.leaves import ArrayFacts, BaseIndex
     >>> from zarr_manifests.planning.preload import plan_preload
-    >>> time = ArrayFacts(b"t", "/time", (3,), 3, ("time",))
+    >>> node_id = b"time" + bytes(8)
+    >>> time = ArrayFacts(node_id, "/time", (3,), 3, ("time",))
     >>> blob = BlobRef("manifests/000000000001-0123456789abcdef01234567/1", 100, 0)
-    >>> base = BaseIndex([ManifestRef(blob, (Part(b"t", Box((0,), (3,)), 3),))])
+    >>> base = BaseIndex([ManifestRef(blob, (Part(node_id, Box((0,), (3,)), 3),))])
     >>> len(plan_preload(Preload(), [time], base).keys)
     1
     """

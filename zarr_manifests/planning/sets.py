@@ -192,10 +192,13 @@ def plan_manifests(
     >>> from zarr_manifests.grid import Box
     >>> from zarr_manifests.planning.leaves import ArrayFacts
     >>> from zarr_manifests.planning.sets import plan_manifests
-    >>> lat = ArrayFacts(b"lat", "/lat", (1,), 1)
-    >>> air = ArrayFacts(b"air", "/air", (40_000,), 40_000)
-    >>> leaves = [Part(b"lat", Box((0,), (1,)), 1), Part(b"air", Box((0,), (40_000,)), 40_000)]
-    >>> plan = plan_manifests(ChunkManifests(), {b"lat": lat, b"air": air}, leaves)
+    >>> lat = ArrayFacts(b"l" * 12, "/lat", (1,), 1)
+    >>> air = ArrayFacts(b"a" * 12, "/air", (40_000,), 40_000)
+    >>> facts = {of.node_id: of for of in (lat, air)}
+    >>> leaves = [
+    ...     Part(of.node_id, Box((0,), of.grid_shape), of.initialized_chunks) for of in (lat, air)
+    ... ]
+    >>> plan = plan_manifests(ChunkManifests(), facts, leaves)
     >>> [(m.set_name, m.refs) for m in plan.manifests]
     [('coordinates', 1), ('default', 40000)]
     """
