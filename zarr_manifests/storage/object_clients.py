@@ -51,6 +51,7 @@ LARGE_BYTES: Final = 8 * 1024 * 1024
 """Bodies beyond this are given longer."""
 
 _EXIT_S: Final = 30.0
+_SETTLE_S: Final = 0.2
 _NAME: Final = "obstore"
 _ENDPOINT_VARIABLES: Final = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
@@ -239,9 +240,13 @@ def calling() -> Iterator[None]:
 
 
 def _wait_for_calls() -> None:
+    if not _HERE.calls:
+        return
     until_s = SYSTEM.monotonic_s() + _EXIT_S
     while _HERE.calls and SYSTEM.monotonic_s() < until_s:
         SYSTEM.sleep(0.005)
+    # The library's thread still lets go of what it has handed over, for which it needs Python.
+    SYSTEM.sleep(_SETTLE_S)
 
 
 atexit.register(_wait_for_calls)
