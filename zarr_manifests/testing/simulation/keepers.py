@@ -142,7 +142,7 @@ class Verifier:
         disturbed = process.wire.disturbed
         try:
             if process.rng.random() < 0.2:
-                self._look_for_damage(process)
+                self._look_for_damage(process, disturbed)
                 return
             problems = process.repository().verify().problems
         except ManifestsError as error:
@@ -153,13 +153,14 @@ class Verifier:
                 raise BrokenPromiseError(f"told as damage, which it is not: {problems}")
             process.judge.count("verified")
 
-    def _look_for_damage(self, process: Process) -> None:
+    def _look_for_damage(self, process: Process, disturbed: int) -> None:
         try:
             Repository.recover(process.wire, dry_run=True, runtime=process.runtime)
         except InvalidArgumentError:
             process.judge.count("nothing to recover")
         else:
-            if not process.wire.shelf.lost and not process.judge.recoveries:
+            # An accident that was made good meanwhile is no sound root either.
+            if process.wire.disturbed == disturbed and not process.judge.recoveries:
                 raise BrokenPromiseError("a sound root would be replaced")
 
 
