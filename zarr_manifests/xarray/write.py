@@ -128,12 +128,12 @@ def write(
     NotFoundError
         If there is no such branch, or nothing that `region` could be part of.
     InvalidArgumentError
-        If arguments contradict each other, or `encoding` has names that are unknown; if values
-        would mean something else in the arrays that are there, whose attributes stay (other units,
-        or times that cannot be told in theirs), or an append would leave some of them shorter or
-        replace an index coordinate, or its labels unsorted, or has a label twice; or if values do
-        not fit: beyond the range of a packing or a type, NaN where nothing stands for it,
-        fractions in integers, longer texts.
+        If arguments contradict each other, or `encoding` has names that are unknown. If values
+        would mean something else in the arrays that are there, whose attributes stay: other units,
+        or times that cannot be told in theirs. If an append would leave arrays of different
+        lengths, replace an index coordinate, leave its labels unsorted, or has a label twice. If
+        values do not fit: beyond the range of a packing or a type, NaN where nothing stands for
+        it, fractions in integers, longer texts.
     ConflictError
         If somebody else has committed to the same chunks or metadata meanwhile, or two tasks
         wrote to the same chunk.
