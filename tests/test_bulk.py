@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
 from zarr_manifests import ChunkKind, Repository, ResolvedChunks, Session
-from zarr_manifests.engine.bulk import _is_sound
+from zarr_manifests.engine.edit.bulk_chunks import _is_sound
 from zarr_manifests.errors import (
     ConflictError,
     CorruptObjectError,

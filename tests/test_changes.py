@@ -22,7 +22,7 @@ from zarr_manifests.errors import (
     NotFoundError,
 )
 from zarr_manifests.format.root import Root
-from zarr_manifests.planning.incremental import node_path
+from zarr_manifests.planning.upkeep.change_records import node_path
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import CountingStorage
 

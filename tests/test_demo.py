@@ -22,7 +22,7 @@ import zarr_manifests.spark
 from zarr_manifests.cli import app
 from zarr_manifests.demo import CheckFailedError, Demo, Place, open_relief, open_winds
 from zarr_manifests.demo.costs import Commit, Cost, JournalStorage, Rewrite, measure
-from zarr_manifests.demo.picture import draw
+from zarr_manifests.demo.map_picture import draw
 from zarr_manifests.demo.place import MARKER
 from zarr_manifests.demo.steps import FIRST_MONTHS, FIRST_TAG, compare_means
 from zarr_manifests.errors import AlreadyExistsError, JavaNotFoundError, StorageError

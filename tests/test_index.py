@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
-from zarr_manifests.engine.index import Presence, index_pointer, initialized_counts
+from zarr_manifests.engine.compact.presence_index import Presence, index_pointer, initialized_counts
 from zarr_manifests.errors import (
     CorruptObjectError,
     InvalidArgumentError,

@@ -23,8 +23,8 @@ from zarr_manifests.errors import (
     CorruptObjectError,
     InvalidArgumentError,
 )
-from zarr_manifests.planning import rebase as rules
-from zarr_manifests.planning.components import Component
+from zarr_manifests.planning.conflict import decide as rules
+from zarr_manifests.planning.conflict.components import Component
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import CountingStorage

@@ -21,7 +21,7 @@ from zarr_manifests.config import (
     Rule,
     Split,
 )
-from zarr_manifests.engine.roots import Roots
+from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.errors import ConfigError
 from zarr_manifests.format.envelope import Kind, decode, encode
 from zarr_manifests.runtime import SYSTEM

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from zarr_manifests import errors
 from zarr_manifests.config import RepositoryConfig
-from zarr_manifests.engine.compact import CompactionReport
-from zarr_manifests.engine.layouts import ManifestLayout, ReadCosts
-from zarr_manifests.engine.preload import PreloadReport
-from zarr_manifests.history import (
+from zarr_manifests.engine.compact.compaction import CompactionReport
+from zarr_manifests.engine.compact.manifest_layout import ManifestLayout, ReadCosts
+from zarr_manifests.engine.snapshot.preload import PreloadReport
+from zarr_manifests.maintenance import HeldLease
+from zarr_manifests.planning.tables.resolved_chunks import ChunkKind, ResolvedChunks
+from zarr_manifests.reports import (
     Amount,
     ArrayStats,
     ArrayTotals,
@@ -33,8 +35,6 @@ from zarr_manifests.history import (
     Usage,
     VerifyReport,
 )
-from zarr_manifests.maintenance import HeldLease
-from zarr_manifests.planning.resolved import ChunkKind, ResolvedChunks
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork, Session, Status
 from zarr_manifests.store import ManifestStore

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import zarr
 
-from zarr_manifests.engine.changes import ChangeSet
-from zarr_manifests.engine.context import Context
-from zarr_manifests.engine.rebasing import Rebasing
-from zarr_manifests.engine.relocating import relocate_changes
-from zarr_manifests.engine.view import SnapshotView
-from zarr_manifests.engine.workspace import Workspace
+from zarr_manifests.engine.commit.rebase import Rebasing
+from zarr_manifests.engine.commit.relocate import relocate_changes
+from zarr_manifests.engine.edit.change_set import ChangeSet
+from zarr_manifests.engine.edit.workspace import Workspace
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import Conflict, ConflictError
 from zarr_manifests.format.root import Branch
-from zarr_manifests.planning.relocation import Relocation
+from zarr_manifests.planning.conflict.relocation import Relocation
 from zarr_manifests.store import ManifestStore
 
 __all__ = ["put_behind"]

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zarr_manifests.contents import Contents
-from zarr_manifests.engine.arrange import move_node, node_path, reindex_chunks, shift_chunks
+from zarr_manifests.engine.edit.move_nodes import move_node, node_path, reindex_chunks, shift_chunks
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.planning.arrange import Places
+from zarr_manifests.planning.tables.moves import Places
 
 __all__ = ["Arranging"]
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from zarr_manifests.engine.bulk import ChunkStream, chunks_in
+from zarr_manifests.engine.edit.bulk_chunks import ChunkStream, chunks_in
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.pinned import Pinned
-from zarr_manifests.planning.regions import Bounds, cells_box, chunk_box
-from zarr_manifests.planning.resolved import ResolvedChunks
+from zarr_manifests.planning.tables.regions import Bounds, cells_box, chunk_box
+from zarr_manifests.planning.tables.resolved_chunks import ResolvedChunks
 
 __all__ = ["Bulk"]
 

@@ -10,13 +10,13 @@ from functools import partial
 
 from zarr_manifests.bulk import Bulk
 from zarr_manifests.display import html_page
-from zarr_manifests.engine.index import initialized_coords
-from zarr_manifests.engine.preload import PreloadReport
+from zarr_manifests.engine.compact.presence_index import initialized_coords
+from zarr_manifests.engine.snapshot.preload import PreloadReport
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.grid import Box, IndexArray
-from zarr_manifests.history import ArrayUsage, Status, Totals
-from zarr_manifests.planning.arrange import moved_paths
-from zarr_manifests.planning.regions import Bounds
+from zarr_manifests.planning.tables.moves import moved_paths
+from zarr_manifests.planning.tables.regions import Bounds
+from zarr_manifests.reports import ArrayUsage, Status, Totals
 
 __all__ = ["Contents"]
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from zarr_manifests.engine.imports import import_references
+from zarr_manifests.engine.edit.import_references import import_references
 from zarr_manifests.layouts import Layouts
 from zarr_manifests.versions import DEFAULT_BRANCH
 from zarr_manifests.virtual.budget import MAX_BYTES, MAX_REFERENCES

@@ -5,14 +5,14 @@ Invariant: an index makes answers quicker, and no answer another; without any al
 
 from __future__ import annotations
 
-from zarr_manifests.engine.arrange import node_path
-from zarr_manifests.engine.following import opened
-from zarr_manifests.engine.index import Presence, build_index
-from zarr_manifests.engine.totals import tallies_of
+from zarr_manifests.engine.compact.presence_index import Presence, build_index
+from zarr_manifests.engine.edit.move_nodes import node_path
+from zarr_manifests.engine.history.follow import opened
+from zarr_manifests.engine.snapshot.totals import tallies_of
 from zarr_manifests.errors import NotFoundError
 from zarr_manifests.format.root import Branch
-from zarr_manifests.history import ArrayStats, IndexReport
-from zarr_manifests.planning.totals import NOTHING
+from zarr_manifests.planning.tables.sums import NOTHING
+from zarr_manifests.reports import ArrayStats, IndexReport
 from zarr_manifests.versions import DEFAULT_BRANCH, Versions
 
 __all__ = ["Indexes"]

@@ -13,15 +13,20 @@ from functools import partial
 from typing import Any
 
 from zarr_manifests.config import CacheOptions, Preload, RepositoryConfig
-from zarr_manifests.engine.compact import compact_branch
-from zarr_manifests.engine.context import Context
-from zarr_manifests.engine.layouts import ManifestLayout, ReadCost, ReadCosts, layout_now
-from zarr_manifests.engine.roots import Roots
-from zarr_manifests.engine.scratch import ScratchStorage
-from zarr_manifests.engine.view import SnapshotView
+from zarr_manifests.engine.compact.compaction import compact_branch
+from zarr_manifests.engine.compact.manifest_layout import (
+    ManifestLayout,
+    ReadCost,
+    ReadCosts,
+    layout_now,
+)
+from zarr_manifests.engine.compact.scratch import ScratchStorage
+from zarr_manifests.engine.root.roots import Roots
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.metrics import Meter, Metrics
-from zarr_manifests.planning.compaction import CompactionMode
+from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.sessions import Sessions
 from zarr_manifests.storage import Storage

@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from zarr_manifests.engine.collect import CollectionReport, collect
-from zarr_manifests.engine.expire import ExpiryReport, expire
-from zarr_manifests.engine.heartbeat import Held
-from zarr_manifests.engine.leases import checked_timeout_ms, give_up, take
-from zarr_manifests.engine.recover import LoggedOperation, RestoreReport, operations, restore
-from zarr_manifests.engine.repacking import RepackReport, repack_chunks
-from zarr_manifests.engine.verify import VerifyReport, verify
+from zarr_manifests.engine.compact.repack_chunks import RepackReport, repack_chunks
+from zarr_manifests.engine.history.leases import checked_timeout_ms, give_up, take
+from zarr_manifests.engine.root.heartbeat import Held
+from zarr_manifests.engine.upkeep.collect import CollectionReport, collect
+from zarr_manifests.engine.upkeep.expire import ExpiryReport, expire
+from zarr_manifests.engine.upkeep.recover import LoggedOperation, RestoreReport, operations, restore
+from zarr_manifests.engine.upkeep.verify import VerifyReport, verify
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError, NotFoundError
 from zarr_manifests.indexes import Indexes
-from zarr_manifests.planning.expiry import Retention
+from zarr_manifests.planning.upkeep.expiry import Retention
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.versions import DEFAULT_BRANCH
 

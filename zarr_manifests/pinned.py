@@ -12,18 +12,18 @@ import os
 import weakref
 from typing import Any
 
-from zarr_manifests.engine.chunks import SessionKeys
-from zarr_manifests.engine.context import Context
-from zarr_manifests.engine.epochs import check_fence
-from zarr_manifests.engine.following import Follower, open_head
-from zarr_manifests.engine.forks import merge_reports, refuse_unmerged
-from zarr_manifests.engine.heartbeat import Held
-from zarr_manifests.engine.leases import give_up, move, take
-from zarr_manifests.engine.merging import Owners
-from zarr_manifests.engine.preload import Preload
-from zarr_manifests.engine.reports import check_reporting, close_token, open_token
-from zarr_manifests.engine.view import SnapshotView
-from zarr_manifests.engine.workspace import Workspace
+from zarr_manifests.engine.edit.forks import merge_reports, refuse_unmerged
+from zarr_manifests.engine.edit.merge_forks import Owners
+from zarr_manifests.engine.edit.reporting_copies import check_reporting, close_token, open_token
+from zarr_manifests.engine.edit.workspace import Workspace
+from zarr_manifests.engine.history.follow import Follower, open_head
+from zarr_manifests.engine.history.leases import give_up, move, take
+from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.root.epochs import check_fence
+from zarr_manifests.engine.root.heartbeat import Held
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.preload import Preload
+from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
     InvalidArgumentError,
     ManifestsError,

@@ -16,22 +16,22 @@ from typing import Any, Final
 
 from zarr_manifests.config import CacheOptions, RepositoryConfig
 from zarr_manifests.display import html_page
-from zarr_manifests.engine.ancestry import (
+from zarr_manifests.engine.compact.compaction import CompactionReport
+from zarr_manifests.engine.compact.outcomes import observed_compaction
+from zarr_manifests.engine.history.ancestry import (
     ancestors,
     find_in_history,
     floor_below,
     snapshot_ref,
 )
-from zarr_manifests.engine.compact import CompactionReport
-from zarr_manifests.engine.context import Context
-from zarr_manifests.engine.create import create_repository
-from zarr_manifests.engine.disk_cache import DiskCache
-from zarr_manifests.engine.objects import Objects
-from zarr_manifests.engine.observed import observed_compaction
-from zarr_manifests.engine.preload import RefsPreload
-from zarr_manifests.engine.recover import RecoveryReport, recover
-from zarr_manifests.engine.reserve import with_reserve
-from zarr_manifests.engine.roots import Roots
+from zarr_manifests.engine.objects.disk_cache import DiskCache
+from zarr_manifests.engine.objects.metadata import Objects
+from zarr_manifests.engine.root.create import create_repository
+from zarr_manifests.engine.root.disk_reserve import with_reserve
+from zarr_manifests.engine.root.roots import Roots
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.preload import RefsPreload
+from zarr_manifests.engine.upkeep.recover import RecoveryReport, recover
 from zarr_manifests.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
@@ -41,11 +41,11 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
 )
 from zarr_manifests.format.root import Root
-from zarr_manifests.history import Diff, SnapshotInfo, Usage
 from zarr_manifests.imports import Imports
 from zarr_manifests.metrics import Meter, Metrics
 from zarr_manifests.plain import plain_text
-from zarr_manifests.planning.compaction import CompactionMode
+from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode
+from zarr_manifests.reports import Diff, SnapshotInfo, Usage
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.storage.metered import MeteredStorage, metered, unmetered

@@ -17,22 +17,17 @@ from typing import Any, Final
 from zarr_manifests.appends import put_behind
 from zarr_manifests.arranging import Arranging
 from zarr_manifests.config import Compaction
-from zarr_manifests.engine.background import compact_soon
-from zarr_manifests.engine.changes import ChangeSet, ForkState
-from zarr_manifests.engine.commit import (
-    Committed,
-    amending,
-    commit,
-    delta_of,
-    deltas_between,
-)
-from zarr_manifests.engine.forks import freeze, merge_forks
-from zarr_manifests.engine.labels import checked_message, checked_metadata
-from zarr_manifests.engine.observed import observed, observed_compaction
-from zarr_manifests.engine.patch import combined, patch
-from zarr_manifests.engine.preload import PreloadReport
-from zarr_manifests.engine.rebasing import Rebasing, rebase_changes
-from zarr_manifests.engine.view import SnapshotView
+from zarr_manifests.engine.commit.describe import checked_message, checked_metadata
+from zarr_manifests.engine.commit.landing import Committed, amending, commit
+from zarr_manifests.engine.commit.rebase import Rebasing, rebase_changes
+from zarr_manifests.engine.commit.replay import combined, patch
+from zarr_manifests.engine.compact.background import compact_soon
+from zarr_manifests.engine.compact.outcomes import observed, observed_compaction
+from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState
+from zarr_manifests.engine.edit.forks import freeze, merge_forks
+from zarr_manifests.engine.history.commit_logs import delta_of, deltas_between
+from zarr_manifests.engine.snapshot.preload import PreloadReport
+from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
     CommitOutcomeUnknownError,
     ConflictError,
@@ -42,10 +37,10 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.delta import CommitKind
 from zarr_manifests.format.root import Branch
 from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.history import Status
 from zarr_manifests.ids import snapshot_id_of
-from zarr_manifests.planning.compaction import CompactionMode, is_due
-from zarr_manifests.planning.rebase import Policy, check_policy
+from zarr_manifests.planning.conflict.decide import Policy, check_policy
+from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode, is_due
+from zarr_manifests.reports import Status
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.store import ManifestStore
 

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 
-from zarr_manifests.engine.ancestry import ages, snapshot_ref
-from zarr_manifests.engine.context import Context
-from zarr_manifests.engine.epochs import claim_branch
-from zarr_manifests.engine.following import opened
-from zarr_manifests.engine.leases import checked_timeout_ms
-from zarr_manifests.engine.roots import RootAt
-from zarr_manifests.engine.view import SnapshotView
+from zarr_manifests.engine.history.ancestry import ages, snapshot_ref
+from zarr_manifests.engine.history.follow import opened
+from zarr_manifests.engine.history.leases import checked_timeout_ms
+from zarr_manifests.engine.root.epochs import claim_branch
+from zarr_manifests.engine.root.roots import RootAt
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError, UnsupportedStorageError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.root import Branch, Root

@@ -30,10 +30,10 @@ from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.core.buffer.cpu import Buffer as CPUBuffer
 
 from zarr_manifests.display import html_page
-from zarr_manifests.engine.changes import ForkState
-from zarr_manifests.engine.forks import freeze, revive
-from zarr_manifests.engine.overlay import Entry
-from zarr_manifests.engine.workspace import Workspace
+from zarr_manifests.engine.edit.change_set import ForkState
+from zarr_manifests.engine.edit.forks import freeze, revive
+from zarr_manifests.engine.edit.overlay import Entry
+from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import (
     InvalidArgumentError,
     ManifestsError,
@@ -45,7 +45,7 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.plain import plain_text
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock, Runtime
-from zarr_manifests.virtual.columns import VirtualRefs, table_of
+from zarr_manifests.virtual.parquet_columns import VirtualRefs, table_of
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

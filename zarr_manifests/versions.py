@@ -12,18 +12,18 @@ from typing import Final, Literal
 
 import numpy as np
 
-from zarr_manifests.engine.ancestry import (
+from zarr_manifests.engine.history.ancestry import (
     ancestors,
     floor_below,
     is_missing,
     locate,
     snapshot_ref,
 )
-from zarr_manifests.engine.commit import deltas_between, footprint_of
-from zarr_manifests.engine.context import Context
-from zarr_manifests.engine.following import opened
-from zarr_manifests.engine.incremental import changes_between
-from zarr_manifests.engine.view import SnapshotView
+from zarr_manifests.engine.history.changes_between import changes_between
+from zarr_manifests.engine.history.commit_logs import deltas_between, footprint_of
+from zarr_manifests.engine.history.follow import opened
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -37,10 +37,10 @@ from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.root import Branch, Root, check_ref_name
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Coords, IndexArray
-from zarr_manifests.history import Change, Diff, SnapshotInfo, Totals
 from zarr_manifests.ids import is_snapshot_id, snapshot_id_of, snapshot_key
-from zarr_manifests.planning.arrange import moved_paths
-from zarr_manifests.planning.merge import narrower
+from zarr_manifests.planning.tables.merge import narrower
+from zarr_manifests.planning.tables.moves import moved_paths
+from zarr_manifests.reports import Change, Diff, SnapshotInfo, Totals
 
 __all__ = ["DEFAULT_BRANCH", "Versions", "known_ref"]
 

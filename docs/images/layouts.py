@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from zarr_manifests.config import RepositoryConfig
-from zarr_manifests.planning.leaves import ArrayFacts
-from zarr_manifests.planning.sets import ManifestPlan, plan_manifests
-from zarr_manifests.planning.splitting import expected_leaves, layout_of
+from zarr_manifests.planning.layout.leaves import ArrayFacts
+from zarr_manifests.planning.layout.sets import ManifestPlan, plan_manifests
+from zarr_manifests.planning.layout.splitting import expected_leaves, layout_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

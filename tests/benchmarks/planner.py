@@ -29,10 +29,10 @@ from zarr_manifests.config.manifests import ChunkManifests, ManifestSet, Rule, S
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.closure import Change, close
-from zarr_manifests.planning.leaves import EMPTY, ArrayFacts, BaseIndex
-from zarr_manifests.planning.sets import ManifestPlan, explain, plan_manifests
-from zarr_manifests.planning.splitting import cut, layout_of
+from zarr_manifests.planning.layout.closure import Change, close
+from zarr_manifests.planning.layout.leaves import EMPTY, ArrayFacts, BaseIndex
+from zarr_manifests.planning.layout.sets import ManifestPlan, explain, plan_manifests
+from zarr_manifests.planning.layout.splitting import cut, layout_of
 from zarr_manifests.storage import MemoryStorage
 
 

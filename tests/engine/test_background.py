@@ -13,7 +13,7 @@ import pytest
 import zarr
 
 from zarr_manifests import Repository
-from zarr_manifests.engine.background import wait_for_compactions
+from zarr_manifests.engine.compact.background import wait_for_compactions
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import Fault, FaultyStorage

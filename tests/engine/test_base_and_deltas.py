@@ -12,7 +12,7 @@ import pytest
 import zarr
 
 from zarr_manifests import Repository, Session
-from zarr_manifests.engine.view import SnapshotView
+from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import CountingStorage
 

@@ -13,9 +13,9 @@ import pytest
 import zarr
 
 from zarr_manifests import Repository
-from zarr_manifests.engine import verify
+from zarr_manifests.engine.upkeep import verify
 from zarr_manifests.errors import InvalidArgumentError, SnapshotExpiredError
-from zarr_manifests.planning import collection
+from zarr_manifests.planning.upkeep import collection
 from zarr_manifests.storage import MemoryStorage, Storage
 from zarr_manifests.testing import InterruptingStorage, copy_of, in_order
 from zarr_manifests.testing.wrapped import Call, WrappedStorage

@@ -18,8 +18,8 @@ from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
 from zarr_manifests.config import CacheOptions
-from zarr_manifests.engine.cache import OBJECT, DecodedCache
-from zarr_manifests.engine.sizes import decoded_bytes
+from zarr_manifests.engine.objects.decoded_cache import OBJECT, DecodedCache
+from zarr_manifests.engine.objects.decoded_sizes import decoded_bytes
 from zarr_manifests.errors import ConfigError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, NativeRef
@@ -32,7 +32,7 @@ from zarr_manifests.format.snapshot import _PARSED, DeltaEntry, Snapshot
 from zarr_manifests.format.virtual_sources import VirtualSource, VirtualSources
 from zarr_manifests.grid import Box
 from zarr_manifests.metrics import Meter
-from zarr_manifests.planning.merge import Layer, merge_layers
+from zarr_manifests.planning.tables.merge import Layer, merge_layers
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import MemoryStorage, Storage
 from zarr_manifests.testing import Call, CountingStorage, WrappedStorage
@@ -410,7 +410,7 @@ def test_a_value_that_cannot_be_measured_does_not_leave_others_waiting(
     def full(value: object) -> int:
         raise MemoryError
 
-    monkeypatch.setattr("zarr_manifests.engine.cache.decoded_bytes", full)
+    monkeypatch.setattr("zarr_manifests.engine.objects.decoded_cache.decoded_bytes", full)
     with pytest.raises(MemoryError):
         cache.obtain((OBJECT, 1), lambda: b"made")
     monkeypatch.undo()

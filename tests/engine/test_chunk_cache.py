@@ -17,7 +17,7 @@ from zarr.core.buffer import default_buffer_prototype
 
 from zarr_manifests import Repository
 from zarr_manifests.config import CacheOptions
-from zarr_manifests.engine.chunk_cache import ChunkCache
+from zarr_manifests.engine.objects.chunk_cache import ChunkCache
 from zarr_manifests.errors import ConfigError, CorruptObjectError, VirtualSourceChangedError
 from zarr_manifests.format.chunk_table import NativeRef
 from zarr_manifests.metrics import Meter

@@ -11,10 +11,10 @@ import zarr
 from zarr.core.buffer import cpu
 
 from zarr_manifests import ManifestStore, Repository, Session
-from zarr_manifests.engine import overlay
-from zarr_manifests.engine import view as views
-from zarr_manifests.engine.cache import DecodedCache
-from zarr_manifests.engine.overlay import Overlay
+from zarr_manifests.engine.edit import overlay
+from zarr_manifests.engine.edit.overlay import Overlay
+from zarr_manifests.engine.objects.decoded_cache import DecodedCache
+from zarr_manifests.engine.snapshot import view as views
 from zarr_manifests.storage import MemoryStorage
 
 SIZE = 100

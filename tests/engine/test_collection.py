@@ -18,9 +18,9 @@ import zarr
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
-from zarr_manifests.engine.ancestry import ages
-from zarr_manifests.engine.leases import renew_all, take
-from zarr_manifests.engine.roots import Roots
+from zarr_manifests.engine.history.ancestry import ages
+from zarr_manifests.engine.history.leases import renew_all, take
+from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.errors import (
     ConflictError,
     CorruptObjectError,
@@ -291,7 +291,7 @@ def test_looking_for_leases_below_tags_walks_each_history_once(
 
     with repository.lease(leased):
         repository.delete_branch("side")
-        monkeypatch.setattr("zarr_manifests.engine.expire.ages", counted)
+        monkeypatch.setattr("zarr_manifests.engine.upkeep.expire.ages", counted)
         assert repository.expire_snapshots(keep_last=1, dry_run=True).kept == {"main": 1}
     # In the branch, and by way of tags; where one tag's way meets another's it ends.
     assert len(walked) <= 2 * len(set(walked)) + 20

@@ -17,7 +17,7 @@ from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
 from zarr_manifests import session as session_module
-from zarr_manifests.engine.observed import observed_compaction
+from zarr_manifests.engine.compact.outcomes import observed_compaction
 from zarr_manifests.errors import ConflictError, SessionClosedError, StorageError
 from zarr_manifests.ids import session_of
 from zarr_manifests.runtime import SYSTEM, Runtime

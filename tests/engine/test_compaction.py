@@ -21,10 +21,10 @@ import numpy as np
 import pytest
 
 from zarr_manifests import Repository, Session
-from zarr_manifests.engine import repack
-from zarr_manifests.engine.compact import compact_branch
+from zarr_manifests.engine.compact import merge_leaves as repack
+from zarr_manifests.engine.compact.compaction import compact_branch
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.planning.compaction import MOST_RUNS, CompactionMode
+from zarr_manifests.planning.upkeep.compaction_triggers import MOST_RUNS, CompactionMode
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import CountingStorage

@@ -20,7 +20,7 @@ import zarr
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
-from zarr_manifests.engine import repack
+from zarr_manifests.engine.compact import merge_leaves as repack
 from zarr_manifests.errors import ManifestsError
 from zarr_manifests.storage import MemoryStorage, Storage
 from zarr_manifests.testing import (

@@ -11,9 +11,10 @@ import zarr
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository
-from zarr_manifests.engine import commit, compact
-from zarr_manifests.engine.totals import Effect
-from zarr_manifests.engine.view import SnapshotView
+from zarr_manifests.engine.commit import landing as commit
+from zarr_manifests.engine.compact import compaction as compact
+from zarr_manifests.engine.snapshot.totals import Effect
+from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.format.counts import Count, Counted
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.snapshot import DeltaEntry

@@ -16,7 +16,7 @@ import zarr
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
-from zarr_manifests.engine.ancestry import snapshot_ref
+from zarr_manifests.engine.history.ancestry import snapshot_ref
 from zarr_manifests.errors import (
     CorruptObjectError,
     MissingChunkError,

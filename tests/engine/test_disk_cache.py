@@ -22,7 +22,7 @@ from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository
 from zarr_manifests.config import CacheOptions
-from zarr_manifests.engine.disk_cache import DiskCache
+from zarr_manifests.engine.objects.disk_cache import DiskCache
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.delta import Delta

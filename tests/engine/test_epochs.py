@@ -10,12 +10,12 @@ import pytest
 import zarr
 
 from zarr_manifests import Repository, Session
-from zarr_manifests.engine.compact import compact_branch
-from zarr_manifests.engine.epochs import claim_compaction
-from zarr_manifests.engine.roots import Roots
+from zarr_manifests.engine.compact.compaction import compact_branch
+from zarr_manifests.engine.root.epochs import claim_compaction
+from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.errors import ConflictError, FencedError, NotFoundError
 from zarr_manifests.format.root import Root
-from zarr_manifests.planning.compaction import CompactionMode
+from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage, Storage
 from zarr_manifests.testing import InterruptingStorage, in_order

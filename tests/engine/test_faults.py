@@ -21,8 +21,8 @@ import zarr
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
-from zarr_manifests.engine.heartbeat import Held
-from zarr_manifests.engine.leases import give_up, renew_all, take
+from zarr_manifests.engine.history.leases import give_up, renew_all, take
+from zarr_manifests.engine.root.heartbeat import Held
 from zarr_manifests.errors import (
     AlreadyExistsError,
     CommitOutcomeUnknownError,

@@ -14,7 +14,7 @@ import pytest
 import zarr
 
 from zarr_manifests import Repository
-from zarr_manifests.engine import following
+from zarr_manifests.engine.history import follow as following
 from zarr_manifests.errors import (
     CorruptObjectError,
     FencedError,

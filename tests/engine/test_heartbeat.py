@@ -13,8 +13,8 @@ import pytest
 import zarr
 
 from zarr_manifests import Repository
-from zarr_manifests.engine import leases
-from zarr_manifests.engine.roots import Roots
+from zarr_manifests.engine.history import leases
+from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.errors import (
     CorruptObjectError,
     FencedError,

@@ -27,15 +27,15 @@ from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
-from zarr_manifests.engine.ancestry import snapshot_ref
-from zarr_manifests.engine.logs import deltas_between
-from zarr_manifests.engine.roots import Roots
+from zarr_manifests.engine.history.ancestry import snapshot_ref
+from zarr_manifests.engine.history.commit_logs import deltas_between
+from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.errors import CorruptObjectError, ManifestsError
 from zarr_manifests.format.chunk_table import ChunkTable, InlineRef
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.format.root import LogEntry
 from zarr_manifests.ids import snapshot_key
-from zarr_manifests.planning.merge import Overlay, fold
+from zarr_manifests.planning.tables.merge import Overlay, fold
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import CountingStorage

@@ -11,7 +11,7 @@ import pytest
 import zarr
 
 from zarr_manifests import Repository
-from zarr_manifests.engine.roots import Roots
+from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.errors import CommitOutcomeUnknownError, CorruptObjectError
 from zarr_manifests.format.root import LOG_TAIL, ROOT_KEY, LogEntry, archive_key
 from zarr_manifests.ids import snapshot_key

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
-from zarr_manifests.engine.index import Presence
+from zarr_manifests.engine.compact.presence_index import Presence
 from zarr_manifests.errors import FencedError
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage

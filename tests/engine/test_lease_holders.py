@@ -17,7 +17,7 @@ import zarr
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository
-from zarr_manifests.engine.roots import Roots
+from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import CountingStorage, in_order

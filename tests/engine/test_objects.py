@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from zarr_manifests.config import CacheOptions
-from zarr_manifests.engine.objects import Objects
+from zarr_manifests.engine.objects.metadata import Objects
 from zarr_manifests.errors import CorruptObjectError, StorageError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.delta import Delta

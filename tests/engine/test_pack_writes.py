@@ -18,9 +18,9 @@ import zarr
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
-from zarr_manifests.engine import pack_writes
-from zarr_manifests.engine.pack_writes import Flight, PackWrites
-from zarr_manifests.engine.packs import Pack, StagedRef
+from zarr_manifests.engine.edit import pack_uploads as pack_writes
+from zarr_manifests.engine.edit.pack_uploads import Flight, PackWrites
+from zarr_manifests.engine.edit.packs import Pack, StagedRef
 from zarr_manifests.errors import StorageError
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import LocalStorage, MemoryStorage

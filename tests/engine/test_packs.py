@@ -17,7 +17,7 @@ from zarr.core.buffer import cpu
 from zarr.core.sync import sync
 
 from zarr_manifests import Fork, ManifestStore, Repository, Session
-from zarr_manifests.engine.packs import StagedRef
+from zarr_manifests.engine.edit.packs import StagedRef
 from zarr_manifests.errors import ConflictError, CorruptObjectError, StorageError
 from zarr_manifests.format.chunk_table import NativeRef
 from zarr_manifests.ids import session_of

@@ -14,11 +14,11 @@ import zarr
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository
-from zarr_manifests.engine.roots import Roots
+from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.errors import AlreadyExistsError, FencedError, NotFoundError
 from zarr_manifests.format.root import LOG_TAIL, Lease, LogEntry, Root
 from zarr_manifests.ids import new_session_id, snapshot_id_of
-from zarr_manifests.planning.paging import PAGES_MOST, ROOT_BYTES
+from zarr_manifests.planning.upkeep.paging import PAGES_MOST, ROOT_BYTES
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import CountingStorage, LatencyStorage, copy_of

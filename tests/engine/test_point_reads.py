@@ -18,7 +18,7 @@ from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
 from zarr_manifests.config import CacheOptions
-from zarr_manifests.engine.view import SnapshotView
+from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import ChunkTable, NativeRef, RefKind, VirtualRef
 from zarr_manifests.format.snapshot import DeltaEntry

@@ -22,10 +22,9 @@ from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
 from zarr_manifests.config.manifests import Preload as PreloadOptions
-from zarr_manifests.engine import preload
-from zarr_manifests.engine.repack import Facts
+from zarr_manifests.engine.snapshot import preload
 from zarr_manifests.errors import CorruptObjectError, SessionClosedError
-from zarr_manifests.planning.leaves import ArrayFacts
+from zarr_manifests.planning.layout.leaves import ArrayFacts, NodeFacts
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import CountingStorage, LatencyStorage
@@ -418,13 +417,13 @@ def test_only_coordinates_are_looked_at_closer(monkeypatch: pytest.MonkeyPatch) 
     repository.compact(mode="full")
     looked: list[str] = []
 
-    class Noted(Facts):
+    class Noted(NodeFacts):
         def __getitem__(self, node_id: bytes) -> ArrayFacts:
             found = super().__getitem__(node_id)
             looked.append(found.path)
             return found
 
-    monkeypatch.setattr(preload, "Facts", Noted)
+    monkeypatch.setattr(preload, "NodeFacts", Noted)
     view = Repository.open(storage).readonly_session().store.workspace.view
     objects = repository._context.objects
     looked.clear()

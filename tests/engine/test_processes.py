@@ -18,7 +18,7 @@ import zarr
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
-from zarr_manifests.engine.objects import Objects
+from zarr_manifests.engine.objects.metadata import Objects
 from zarr_manifests.errors import UnmergedForksError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.delta import Delta

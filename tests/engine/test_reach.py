@@ -23,9 +23,9 @@ import zarr
 
 import zarr_manifests.format
 from zarr_manifests import Repository
-from zarr_manifests.engine.collect import _mark
-from zarr_manifests.engine.leases import take
-from zarr_manifests.engine.roots import Roots
+from zarr_manifests.engine.history.leases import take
+from zarr_manifests.engine.root.roots import Roots
+from zarr_manifests.engine.upkeep.collect import _mark
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import NativeRef
 from zarr_manifests.format.delta import Delta

@@ -12,7 +12,7 @@ import pytest
 import zarr
 
 from zarr_manifests import Repository, Session
-from zarr_manifests.engine.roots import Roots
+from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.errors import (
     CorruptObjectError,
     FencedError,

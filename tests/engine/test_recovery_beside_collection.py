@@ -14,7 +14,7 @@ from zarr_manifests import Repository, RepositoryConfig
 from zarr_manifests.errors import ConflictError, FencedError, ManifestsError
 from zarr_manifests.format.root import WRITE_ID_BYTES, LogEntry, Root, archive_key
 from zarr_manifests.ids import snapshot_key
-from zarr_manifests.planning.collection import unended_since
+from zarr_manifests.planning.upkeep.collection import unended_since
 from zarr_manifests.storage import MemoryStorage, Storage
 from zarr_manifests.testing import SimulatedCrash, copy_of, in_order
 from zarr_manifests.testing.wrapped import Call, WrappedStorage

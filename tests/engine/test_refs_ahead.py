@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
 from zarr_manifests import ManifestStore, Repository
-from zarr_manifests.engine import ahead
-from zarr_manifests.engine.objects import Objects
-from zarr_manifests.engine.view import SnapshotView
+from zarr_manifests.engine.objects.metadata import Objects
+from zarr_manifests.engine.snapshot import read_ahead as ahead
+from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.grid import Box
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import CountingStorage

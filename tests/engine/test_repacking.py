@@ -16,7 +16,7 @@ import zarr
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
-from zarr_manifests.engine import repacking
+from zarr_manifests.engine.compact import repack_chunks as repacking
 from zarr_manifests.errors import (
     CorruptObjectError,
     FencedError,

@@ -16,7 +16,7 @@ import zarr
 from zarr.core.buffer import cpu
 
 from zarr_manifests import ManifestStore, Repository, Session
-from zarr_manifests.engine import reports
+from zarr_manifests.engine.edit import reporting_copies as reports
 from zarr_manifests.errors import (
     ConflictError,
     CorruptObjectError,

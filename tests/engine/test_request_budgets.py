@@ -17,9 +17,9 @@ import zarr
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
-from zarr_manifests.engine.chunks import SessionKeys
-from zarr_manifests.engine.objects import Upload
-from zarr_manifests.engine.roots import Roots
+from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.objects.metadata import Upload
+from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.delta import CommitKind, Delta

@@ -13,7 +13,7 @@ import zarr
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Fork, Repository, Session
-from zarr_manifests.engine.spill import Spilled
+from zarr_manifests.engine.objects.spill import Spilled
 from zarr_manifests.format.chunk_table import VirtualRef
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import CountingStorage, CrashableLocalStorage

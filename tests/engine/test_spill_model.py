@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Fork, Repository, Session
-from zarr_manifests.engine.spill import Spilled
+from zarr_manifests.engine.objects.spill import Spilled
 from zarr_manifests.errors import ConflictError, ManifestsError
 from zarr_manifests.format.chunk_table import VirtualRef
 from zarr_manifests.storage import MemoryStorage

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Amount, Repository, Session, Totals
-from zarr_manifests.engine import commit
-from zarr_manifests.engine import totals as totals_module
+from zarr_manifests.engine.commit import landing as commit
+from zarr_manifests.engine.snapshot import totals as totals_module
 from zarr_manifests.errors import ConflictError, InvalidArgumentError, NotFoundError
 from zarr_manifests.keys import ArrayMeta
 from zarr_manifests.storage import MemoryStorage

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository
-from zarr_manifests.engine.objects import Objects
-from zarr_manifests.engine.view import SnapshotView
-from zarr_manifests.engine.workspace import Workspace
+from zarr_manifests.engine.edit.workspace import Workspace
+from zarr_manifests.engine.objects.metadata import Objects
+from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import CorruptObjectError, ManifestsError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import UNSET, ChunkTable, InlineRef, StoredRef

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from zarr_manifests import Repository
 from zarr_manifests.config import CacheOptions
-from zarr_manifests.engine.walk import older_than
+from zarr_manifests.engine.history.parallel_walk import older_than
 from zarr_manifests.errors import CorruptObjectError, StorageError
 from zarr_manifests.ids import snapshot_key
 from zarr_manifests.storage import MemoryStorage, ObjectInfo

@@ -54,7 +54,7 @@ def _load(name: str) -> Any:
 
 
 values, worlds = _load("values"), _load("world")
-spark_session = importlib.import_module("zarr_manifests.spark.session")
+spark_session = importlib.import_module("zarr_manifests.spark.spark_session")
 public = worlds.load("entrances_public", HERE.parent / "test_public_api.py")
 Made, Values = values.Made, values.Values
 

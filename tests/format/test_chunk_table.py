@@ -26,7 +26,7 @@ from zarr_manifests.format.envelope import Fields, pack, unpack
 from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.virtual_sources import NO_SOURCES, VirtualSource, VirtualSources
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.merge import Layer, Overlay, fold, merge_layers
+from zarr_manifests.planning.tables.merge import Layer, Overlay, fold, merge_layers
 
 SESSION = f"{1:012d}-" + "ab" * 12
 OTHER = f"{2:012d}-" + "cd" * 12

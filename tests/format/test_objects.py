@@ -47,7 +47,7 @@ from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
 from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
-from zarr_manifests.planning.merge import Layer, fold, merge_layers
+from zarr_manifests.planning.tables.merge import Layer, fold, merge_layers
 
 _FUZZ = settings(
     max_examples=300,

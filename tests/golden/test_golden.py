@@ -17,7 +17,7 @@ import pytest
 from zarr.core.buffer import default_buffer_prototype
 
 import zarr_manifests as zm
-from zarr_manifests.engine.roots import Roots
+from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.errors import VirtualContainerError, VirtualSourceChangedError
 from zarr_manifests.format.chunk_table import InlineRef, NativeRef, VirtualRef
 from zarr_manifests.format.nodes import NodeKind

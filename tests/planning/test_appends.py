@@ -10,7 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError
-from zarr_manifests.planning.appends import AppendPlan, Run, aligned_blocks, plan_append
+from zarr_manifests.planning.conflict.append_labels import (
+    AppendPlan,
+    Run,
+    aligned_blocks,
+    plan_append,
+)
 
 NAN = float("nan")
 

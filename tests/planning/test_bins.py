@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.planning.bins import pack, pack_into, pair
+from zarr_manifests.planning.layout.bins import pack, pack_into, pair
 
 CAPACITY = 20
 sizes = st.lists(st.integers(1, CAPACITY), max_size=40)

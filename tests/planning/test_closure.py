@@ -9,8 +9,8 @@ from zarr_manifests.config.manifests import ChunkManifests, ManifestSet, Rule, S
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.closure import Change, Closure, close
-from zarr_manifests.planning.leaves import EMPTY, ArrayFacts, BaseIndex
+from zarr_manifests.planning.layout.closure import Change, Closure, close
+from zarr_manifests.planning.layout.leaves import EMPTY, ArrayFacts, BaseIndex
 
 A, B, C, NEW = b"a" * 12, b"b" * 12, b"c" * 12, b"d" * 12
 NOTHING = np.empty((0, 1), np.int64)

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zarr_manifests.planning.compaction import MOST_RUNS, Size, is_due, merge_groups
+from zarr_manifests.planning.upkeep.compaction_triggers import MOST_RUNS, Size, is_due, merge_groups
 
 LIMITS = {"min_delta_count": 10, "max_delta_count": 50, "interval_commits": 100}
 

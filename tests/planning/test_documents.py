@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from zarr_manifests.format.nodes import Node, NodeKind
-from zarr_manifests.planning.documents import (
+from zarr_manifests.planning.conflict.documents import (
     STRUCTURAL,
     DocumentChange,
     compare_documents,

@@ -11,7 +11,7 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.leaves import EMPTY, ArrayFacts, BaseIndex
+from zarr_manifests.planning.layout.leaves import EMPTY, ArrayFacts, BaseIndex
 
 NODE = b"n" * 12
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zarr_manifests.engine.changes import same_bytes
+from zarr_manifests.engine.edit.change_set import same_bytes
 from zarr_manifests.errors import ManifestsError
 from zarr_manifests.format.chunk_table import (
     UNSET,
@@ -22,7 +22,7 @@ from zarr_manifests.format.envelope import Fields, pack, unpack
 from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.ids import crc32c
-from zarr_manifests.planning.merge import (
+from zarr_manifests.planning.tables.merge import (
     Layer,
     Overlay,
     agree,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zarr_manifests.planning.packing import EMBED_BYTES, plan_embedding
+from zarr_manifests.planning.layout.packing import EMBED_BYTES, plan_embedding
 
 node_ids = st.binary(min_size=1, max_size=3)
 sizes = st.one_of(st.integers(0, 60_000), st.integers(0, 2_000_000), st.integers(0, 100))

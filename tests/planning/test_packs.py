@@ -14,7 +14,7 @@ from zarr_manifests.format.chunk_table import (
 )
 from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.grid import Coords
-from zarr_manifests.planning.packs import (
+from zarr_manifests.planning.upkeep.dead_packs import (
     Moves,
     Range,
     Use,

@@ -13,8 +13,8 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.leaves import ArrayFacts, BaseIndex
-from zarr_manifests.planning.preload import plan_preload
+from zarr_manifests.planning.layout.leaves import ArrayFacts, BaseIndex
+from zarr_manifests.planning.layout.preload_plan import plan_preload
 
 LAT, TIME, AIR = b"l" * 12, b"t" * 12, b"a" * 12
 ARRAYS = [

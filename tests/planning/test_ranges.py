@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.planning.ranges import RangeRequest, coalesce
+from zarr_manifests.planning.tables.byte_ranges import RangeRequest, coalesce
 
 _RANGES = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 40)), max_size=40)
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from zarr_manifests.format.chunk_table import UNSET, ChunkTable, InlineRef, StoredRef
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Coords
-from zarr_manifests.planning.components import Changes
-from zarr_manifests.planning.reads import Reads
-from zarr_manifests.planning.rebase import Rebased, rebase
+from zarr_manifests.planning.conflict.components import Changes
+from zarr_manifests.planning.conflict.decide import Rebased, rebase
+from zarr_manifests.planning.conflict.reads import Reads
 
 A, B = b"a" * 12, b"b" * 12
 NOTHING = Changes({})

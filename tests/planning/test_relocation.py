@@ -7,8 +7,8 @@ import json
 import pytest
 
 from zarr_manifests.format.nodes import Node, NodeKind
-from zarr_manifests.planning.components import Changes
-from zarr_manifests.planning.relocation import Relocation, plan_relocation
+from zarr_manifests.planning.conflict.components import Changes
+from zarr_manifests.planning.conflict.relocation import Relocation, plan_relocation
 
 
 def node(path: str, shape: tuple[int, ...], dims: list[str], chunk: int = 2) -> Node:

@@ -19,10 +19,10 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.closure import Change, close
-from zarr_manifests.planning.leaves import ArrayFacts, BaseIndex
-from zarr_manifests.planning.sets import ManifestPlan, Overflow, explain, plan_manifests
-from zarr_manifests.planning.splitting import expected_leaves, layout_of
+from zarr_manifests.planning.layout.closure import Change, close
+from zarr_manifests.planning.layout.leaves import ArrayFacts, BaseIndex
+from zarr_manifests.planning.layout.sets import ManifestPlan, Overflow, explain, plan_manifests
+from zarr_manifests.planning.layout.splitting import expected_leaves, layout_of
 
 DEFAULT_YAML = """
 chunk-manifests:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from zarr_manifests.config.manifests import ChunkManifests, Interval, ManifestSet, Rule, Split
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box, Coords
-from zarr_manifests.planning.leaves import ArrayFacts
-from zarr_manifests.planning.packing import LEAF_ROWS
-from zarr_manifests.planning.splitting import (
+from zarr_manifests.planning.layout.leaves import ArrayFacts
+from zarr_manifests.planning.layout.packing import LEAF_ROWS
+from zarr_manifests.planning.layout.splitting import (
     ENDLESS,
     Layout,
     cut,

@@ -16,33 +16,27 @@ from typing import Any
 import pytest
 
 from zarr_manifests import sessions, versions
-from zarr_manifests.engine import (
-    ancestry,
-    collect,
-    commit,
-    compact,
-    expire,
-    forks,
-    heartbeat,
-    leases,
-    reach,
-    rebasing,
-    recover,
-    relocating,
-    repacking,
-    rollup,
-    verify,
-)
-from zarr_manifests.engine.chunks import SessionKeys
-from zarr_manifests.engine.merging import Merge
-from zarr_manifests.engine.roots import Roots
+from zarr_manifests.engine.commit import landing as commit
+from zarr_manifests.engine.commit import rebase as rebasing
+from zarr_manifests.engine.commit import relocate as relocating
+from zarr_manifests.engine.compact import compaction as compact
+from zarr_manifests.engine.compact import repack_chunks as repacking
+from zarr_manifests.engine.compact import runs as rollup
+from zarr_manifests.engine.edit import forks
+from zarr_manifests.engine.edit.merge_forks import Merge
+from zarr_manifests.engine.history import ancestry, leases
+from zarr_manifests.engine.history import reachability as reach
+from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.root import heartbeat
+from zarr_manifests.engine.root.roots import Roots
+from zarr_manifests.engine.upkeep import collect, expire, recover, verify
 from zarr_manifests.errors import CommitOutcomeUnknownError, StorageError
 from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.root import ROOT_KEY
 from zarr_manifests.ids import new_session_id
-from zarr_manifests.planning import rebase as rules
-from zarr_manifests.planning.merge import select
+from zarr_manifests.planning.conflict import decide as rules
+from zarr_manifests.planning.tables.merge import select
 from zarr_manifests.testing.simulation import Outcome, simulate
 
 BUDGET = 2000
@@ -200,7 +194,7 @@ def merge_overwrites(patch: pytest.MonkeyPatch) -> None:
 @mutant("A copy that comes back twice conflicts with itself.")
 def merge_without_dedupe(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Merge, "_owner", lambda self, *args: ("", None))
-    patch.setattr("zarr_manifests.engine.merging.same_bytes", lambda a, b: False)
+    patch.setattr("zarr_manifests.engine.edit.merge_forks.same_bytes", lambda a, b: False)
 
 
 @mutant("A fork of another session is merged.")

@@ -21,7 +21,7 @@ import zstandard
 from zarr.core.buffer import default_buffer_prototype
 
 import zarr_manifests as zm
-from zarr_manifests.engine.roots import Roots
+from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.format import envelope
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.columns import decode_column

@@ -13,7 +13,7 @@ import pytest
 from zarr.core.buffer import default_buffer_prototype
 
 import zarr_manifests as zm
-from zarr_manifests.engine.incremental import chunks_there
+from zarr_manifests.engine.history.changes_between import chunks_there
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.storage import MemoryStorage
 

@@ -25,7 +25,7 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
-from zarr_manifests.engine.objects import create_own
+from zarr_manifests.engine.objects.metadata import create_own
 from zarr_manifests.errors import CommitOutcomeUnknownError, ManifestsError, StorageError
 from zarr_manifests.storage import from_url, object_clients
 

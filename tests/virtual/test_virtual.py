@@ -29,9 +29,9 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.ids import crc32c
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.virtual import files
+from zarr_manifests.virtual import virtual_files as files
 from zarr_manifests.virtual.containers import Containers
-from zarr_manifests.virtual.files import file_version
+from zarr_manifests.virtual.virtual_files import file_version
 
 DATA = np.arange(64, dtype="u1")
 

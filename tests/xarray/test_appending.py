@@ -24,7 +24,7 @@ from zarr_manifests.errors import (
     ConflictError,
     InvalidArgumentError,
 )
-from zarr_manifests.planning.appends import AppendPlan
+from zarr_manifests.planning.conflict.append_labels import AppendPlan
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage, Storage
 from zarr_manifests.testing import CountingStorage, InterruptingStorage, in_order

@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 
 from zarr_manifests.cli.console import Url, console, count_text
-from zarr_manifests.history import Change, Operation, moved_tops
 from zarr_manifests.plain import plain_text
+from zarr_manifests.reports import Change, Operation, moved_tops
 from zarr_manifests.repository import Repository
 
 __all__ = ["run"]

@@ -17,8 +17,8 @@ from zarr_manifests.cli.console import (
     console,
     session_at,
 )
-from zarr_manifests.history import Amount, Totals
 from zarr_manifests.plain import plain_text
+from zarr_manifests.reports import Amount, Totals
 
 __all__ = ["run"]
 

@@ -19,8 +19,8 @@ from zarr_manifests.cli.console import (
     time_text,
     totals_text,
 )
-from zarr_manifests.history import SnapshotInfo
 from zarr_manifests.plain import plain_text
+from zarr_manifests.reports import SnapshotInfo
 from zarr_manifests.repository import Repository
 
 __all__ = ["run"]

@@ -21,8 +21,8 @@ from zarr_manifests.cli.console import (
 )
 from zarr_manifests.config.snapshots import duration_of
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.history import CollectionReport, RepackReport
 from zarr_manifests.plain import plain_text
+from zarr_manifests.reports import CollectionReport, RepackReport
 from zarr_manifests.repository import Repository
 
 __all__ = [

@@ -21,7 +21,7 @@ from zarr_manifests.cli.console import (
     session_at,
 )
 from zarr_manifests.display import hierarchy
-from zarr_manifests.engine.view import SnapshotView
+from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.keys import ArrayMeta
 from zarr_manifests.plain import plain_text

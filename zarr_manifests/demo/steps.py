@@ -223,7 +223,7 @@ class Demo:
         """Save the picture, with the last month as the head of the repository has it."""
         import xarray as xr
 
-        from zarr_manifests.demo.picture import draw
+        from zarr_manifests.demo.map_picture import draw
 
         store = Repository.open(self.place.repository).readonly_session("main").store
         with xr.open_zarr(store, chunks=None) as found:

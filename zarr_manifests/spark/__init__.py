@@ -13,6 +13,6 @@ for _package in ("pyspark", "pandas", "pyarrow", "xarray"):
         )
 
 from zarr_manifests.spark.read import read  # noqa: E402 - after the check above
-from zarr_manifests.spark.session import session  # noqa: E402
+from zarr_manifests.spark.spark_session import session  # noqa: E402
 
 __all__ = ["read", "session"]

@@ -34,7 +34,7 @@ from zarr_manifests.storage import from_url
 from zarr_manifests.storage.files import open_inside, with_room
 from zarr_manifests.virtual.budget import MAX_BYTES, Budget
 from zarr_manifests.virtual.containers import Containers, Place, parse_location
-from zarr_manifests.virtual.files import VirtualReader
+from zarr_manifests.virtual.virtual_files import VirtualReader
 
 __all__ = ["Files", "Numbered", "References", "list_zarr", "location_of"]
 

@@ -25,7 +25,7 @@ import zarr
 from xarray.conventions import decode_cf_variable, encode_cf_variable
 
 from zarr_manifests.display import fields_of
-from zarr_manifests.engine.workspace import Workspace
+from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.keys import split

@@ -22,9 +22,9 @@ import xarray as xr
 from xarray.backends import ZarrStore
 from xarray.conventions import decode_cf_variable
 
-from zarr_manifests.engine.context import Context
-from zarr_manifests.engine.view import SnapshotView
-from zarr_manifests.engine.workspace import Workspace
+from zarr_manifests.engine.edit.workspace import Workspace
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
     AlreadyExistsError,
     Conflict,
@@ -33,7 +33,12 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.keys import join
-from zarr_manifests.planning.appends import AppendPlan, OnExisting, aligned_blocks, plan_append
+from zarr_manifests.planning.conflict.append_labels import (
+    AppendPlan,
+    OnExisting,
+    aligned_blocks,
+    plan_append,
+)
 from zarr_manifests.store import ManifestStore
 
 __all__ = ["Append"]

@@ -21,9 +21,9 @@ import numpy as np
 import xarray as xr
 import zarr
 
-from zarr_manifests.engine.changes import ChangeSet, ForkState
-from zarr_manifests.engine.forks import freeze, revive
-from zarr_manifests.engine.unmade import Unmade
+from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState
+from zarr_manifests.engine.edit.forks import freeze, revive
+from zarr_manifests.engine.root.deferred_create import Unmade
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.ids import object_key
 from zarr_manifests.session import Fork, Session

@@ -29,7 +29,7 @@ import numpy.typing as npt
 import xarray as xr
 from xarray.conventions import decode_cf_variable, encode_cf_variable
 
-from zarr_manifests.engine.workspace import Workspace
+from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.store import ManifestStore
 from zarr_manifests.xarray.agreement import meaning_of_bounds

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from zarr_manifests.engine.changes import same_bytes
-from zarr_manifests.engine.workspace import Workspace
+from zarr_manifests.engine.edit.change_set import same_bytes
+from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.format.chunk_table import StoredRef, Unset
 from zarr_manifests.grid import Coords
 

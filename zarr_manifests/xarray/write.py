@@ -15,8 +15,8 @@ from typing import Any, Final, Literal
 import xarray as xr
 
 from zarr_manifests.config import RepositoryConfig
-from zarr_manifests.engine.labels import checked_message, checked_metadata
-from zarr_manifests.engine.unmade import Unmade
+from zarr_manifests.engine.commit.describe import checked_message, checked_metadata
+from zarr_manifests.engine.root.deferred_create import Unmade
 from zarr_manifests.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -26,7 +26,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.keys import V3_DOCUMENT, join, split
-from zarr_manifests.planning.appends import AppendPlan, OnExisting
+from zarr_manifests.planning.conflict.append_labels import AppendPlan, OnExisting
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session
 from zarr_manifests.storage import Storage, from_url

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from zarr_manifests.errors import Conflict
-from zarr_manifests.planning.rebase import Choice, Policy
+from zarr_manifests.planning.conflict.decide import Choice, Policy
 from zarr_manifests.testing.simulation.model import Change, Resize, SetChunk, State
 
 __all__ = ["LOG", "STEP", "Attempt", "RefChange", "Terms"]

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from zarr_manifests.engine.changes import ForkState
-from zarr_manifests.engine.chunks import SessionKeys
-from zarr_manifests.engine.forks import revive
+from zarr_manifests.engine.edit.change_set import ForkState
+from zarr_manifests.engine.edit.forks import revive
+from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.errors import (
     ConflictError,
     FencedError,

@@ -23,11 +23,11 @@ from functools import lru_cache
 from typing import Any, Final
 
 from zarr_manifests.config import CacheOptions
-from zarr_manifests.engine.chunks import SessionKeys
-from zarr_manifests.engine.epochs import COMPACTOR
-from zarr_manifests.engine.objects import Objects
-from zarr_manifests.engine.repacking import REPACKED
-from zarr_manifests.engine.view import SnapshotView
+from zarr_manifests.engine.compact.repack_chunks import REPACKED
+from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.objects.metadata import Objects
+from zarr_manifests.engine.root.epochs import COMPACTOR
+from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import InlineRef, NativeRef, native_keys
 from zarr_manifests.format.delta import Delta

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from zarr_manifests.engine.background import compact_alone
+from zarr_manifests.engine.compact.background import compact_alone
 from zarr_manifests.errors import (
     ConflictError,
     FencedError,

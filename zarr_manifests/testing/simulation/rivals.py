@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from zarr_manifests.errors import ConflictError, ManifestsError
-from zarr_manifests.planning.rebase import Choice
+from zarr_manifests.planning.conflict.decide import Choice
 from zarr_manifests.session import Session
 from zarr_manifests.testing.simulation.actors import (
     ACCOUNTS,

@@ -1,0 +1,1 @@
+"""Changes onto a branch: described, rebased or relocated, uploaded, swapped in."""

@@ -1,0 +1,40 @@
+"""Putting a digest of its newest entries into a snapshot that is about to be written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.objects.metadata import Upload
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.view import DIGESTS, opening_kind
+from zarr_manifests.format.nodes import Node
+from zarr_manifests.format.snapshot import DigestEntry, Snapshot
+from zarr_manifests.planning.upkeep.digests import digest_from, make_digest
+
+__all__ = ["with_digest"]
+
+
+def with_digest(
+    context: Context,
+    snapshot: Snapshot,
+    nodes: Iterable[Node],
+    base_sequence: int,
+    keys: SessionKeys,
+) -> tuple[Snapshot, Upload]:
+    """The snapshot with one more digest, and the digest.
+
+    `nodes` are all that it has, and `base_sequence` says what its base's node table holds.
+    """
+    places = snapshot.opening()
+    start = places[digest_from([ref.length for _, ref in places])][0]
+    due = [(at, ref) for at, ref in places if at >= start]
+    context.objects.prefetch([(ref, opening_kind(ref)) for _, ref in due])
+    found = {at - start: context.objects.load(ref, opening_kind(ref)) for at, ref in due}
+    digest = make_digest(snapshot.deltas[start:], found, nodes, base_sequence)
+    upload = Upload(keys.next(DIGESTS), digest.encode())
+    context.objects.remember(upload.ref, digest)
+    older = tuple(entry for entry in snapshot.digests if entry.first < start)
+    entry = DigestEntry(upload.ref, start, len(snapshot.deltas) - start)
+    return replace(snapshot, digests=(*older, entry)), upload

@@ -1,0 +1,138 @@
+"""What a commit says of itself: message and metadata, its kind, and what it wrote.
+
+All of it is for who reads the history. What can be stored is checked before anything is written;
+how a commit lands depends on none of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import ge, le
+from typing import Any
+
+import numpy as np
+
+from zarr_manifests.engine.edit.change_set import ChangeSet
+from zarr_manifests.engine.objects.spill import Rows, Spilled, rows_of
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
+from zarr_manifests.format.chunk_table import RefKind
+from zarr_manifests.format.delta import CommitKind
+from zarr_manifests.format.envelope import pack, unpack
+from zarr_manifests.format.nodes import Node
+
+__all__ = ["checked_message", "checked_metadata", "kind_of", "totals_of"]
+
+
+def checked_message(message: object) -> str:
+    """The message, if a commit can have it."""
+    if not isinstance(message, str) or not message.strip():
+        raise InvalidArgumentError("a commit needs a message: say in a line what it does")
+    try:
+        message.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(f"the message is no valid Unicode text: {error}") from error
+    return message
+
+
+def checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The metadata as it will be read, if a commit can have it."""
+    if not isinstance(metadata, Mapping | None):
+        raise InvalidArgumentError(
+            f"commit metadata is a map of names to values, not a {type(metadata).__name__}"
+        )
+    try:
+        # As deep as it will lie. Not all that can be packed can be unpacked.
+        ((checked,),) = unpack(pack([[dict(metadata or {})]], default=_plain))
+    except (TypeError, ValueError, OverflowError, CorruptObjectError) as error:
+        raise InvalidArgumentError(
+            f"commit metadata must be made of strings, numbers, lists and maps: {error}"
+        ) from error
+    if not all(isinstance(name, str) for name in checked):
+        raise InvalidArgumentError("the names in commit metadata must be strings")
+    return dict(checked)
+
+
+def _plain(value: object) -> object:
+    """A number of numpy as that number; a point in time as text in ISO 8601."""
+    match value:
+        case np.bool():
+            return bool(value)
+        case np.timedelta64():
+            pass  # an integer to numpy, and a unit without which that means nothing
+        case np.integer():
+            return int(value)
+        case np.floating():
+            return float(value)
+        case np.datetime64():
+            return str(value)
+    raise TypeError(f"{value!r:.80} is none of these")
+
+
+def totals_of(tables: Mapping[bytes, Sequence[Rows]], chunk_objects: int) -> dict[str, int]:
+    """The counts that a snapshot carries of its own commit, whose chunk tables these are."""
+    each = [rows for parts in tables.values() for rows in parts]
+    unset = sum(map(_unset, each))
+    return {
+        "refs-set": sum(map(len, each)) - unset,
+        "refs-unset": unset,
+        "chunk-bytes": sum(map(_written_bytes, each)),
+        "chunk-objects": chunk_objects,
+    }
+
+
+def _unset(rows: Rows) -> int:
+    if isinstance(rows, Spilled):
+        return rows.unset
+    return int((rows.kind == RefKind.UNSET).sum())
+
+
+def _written_bytes(rows: Rows) -> int:
+    if isinstance(rows, Spilled):
+        return rows.written_bytes
+    return int(rows.length[rows.kind != RefKind.VIRTUAL].sum())
+
+
+def kind_of(
+    context: Context,
+    view: SnapshotView,
+    changes: ChangeSet,
+    tables: Mapping[bytes, Sequence[Rows]],
+) -> CommitKind:
+    """The commit's label: deletions first, then whether written chunks lie beyond the old grid."""
+    each = [(node, rows) for node, parts in tables.items() for rows in parts]
+    unset = any(_unset(rows) for _, rows in each)
+    # Where the chunks of an array were moved, all that was there is cut off, and has new rows.
+    cut = any(any(shape) or node not in tables for node, shape in changes.truncated.items())
+    alive = {node.node_id for node in changes.nodes.values() if node is not None}  # or moved
+    gone = {view.nodes[path].node_id for path, node in changes.nodes.items() if node is None}
+    if unset or cut or gone - alive:
+        return CommitKind.DELETE
+    if not tables:
+        return CommitKind.METADATA
+    return (
+        CommitKind.APPEND
+        if all(_beyond(context, view.by_id.get(node), rows) for node, rows in each)
+        else CommitKind.OVERWRITE
+    )
+
+
+def _beyond(context: Context, before: Node | None, rows: Rows) -> bool:
+    """Whether all rows are what an append writes.
+
+    They are if they lie outside the array's grid as it was or in its partial edge, or belong to
+    a coordinate, which an append writes anew.
+    """
+    if before is None or before.array is None:
+        return before is None
+    meta = before.array
+    if meta.is_coordinate(before.path):
+        return True
+    whole = tuple(n // c if c else 0 for n, c in zip(meta.shape, meta.chunk_shape, strict=True))
+    if any(map(ge, rows.box.lo, whole)):
+        return True
+    if all(map(le, rows.box.hi, whole)):
+        return False
+    coords = rows_of(context.objects, rows).coords()
+    return bool((coords >= whole).any(axis=1).all())

@@ -1,0 +1,573 @@
+"""Commits: an upload round, then one swap of the root.
+
+1. The change set becomes a delta (its larger chunk tables manifests of their own) and a snapshot.
+   Every pointer's key, length and checksum are known beforehand, so all of it is uploaded in one
+   parallel round, together with the packs still to be written, the archive of the root version
+   that is about to be replaced and the fsync of chunks written so far. All must have succeeded
+   before the next step. What the change set has spilled is referred to as it is.
+2. One compare-and-swap of the root (`roots`). Nothing else makes the commit visible.
+3. If somebody else's swap came first and moved the branch, the commit is put on top of the new tip
+   where that is safe (`rebasing`). Its snapshot is written anew, its delta only where nodes that
+   both sides changed were merged; chunks and manifests are never uploaded twice.
+
+The fence, and that a snapshot which chunk refs were taken from is still in history, are checked
+against each root that is about to be replaced, so the swap itself guarantees that they held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+from zarr_manifests.engine.commit.add_digest import with_digest
+from zarr_manifests.engine.commit.describe import kind_of, totals_of
+from zarr_manifests.engine.commit.rebase import Mine, Rebasing, rebase_delta
+from zarr_manifests.engine.edit.change_set import ChangeSet
+from zarr_manifests.engine.edit.packs import Pack
+from zarr_manifests.engine.history.ancestry import find_in_history, is_missing
+from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.objects.metadata import Upload
+from zarr_manifests.engine.objects.spill import Rows, Spilled, resident, rows_of
+from zarr_manifests.engine.root.epochs import check_fence, check_writer
+from zarr_manifests.engine.root.roots import RootAt, Roots
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.totals import Effect, effect_of
+from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.errors import (
+    Conflict,
+    ConflictError,
+    CorruptObjectError,
+    ManifestsError,
+    MissingChunkError,
+    ObjectNotFoundError,
+)
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.delta import COMMIT_ID_BYTES, Delta
+from zarr_manifests.format.manifest import Manifest, ManifestRef
+from zarr_manifests.format.nodes import Node
+from zarr_manifests.format.root import Branch, LogEntry, Root
+from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
+from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.planning.conflict.reads import Reads
+from zarr_manifests.planning.layout.packing import plan_embedding
+from zarr_manifests.planning.upkeep.digests import (
+    coordinate_ids,
+    needs_digest,
+)
+from zarr_manifests.runtime import one_by_one
+
+__all__ = [
+    "Committed",
+    "amending",
+    "commit",
+    "root_with",
+]
+
+
+_DEFAULT: Final = Rebasing()
+_QUICK_BYTES: Final = 1 << 20
+"""Up to here chunks are written while others wait for their turn."""
+_SYNCED_ABREAST: Final = 8
+"""A disk takes many at once; beyond this it gets no faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A commit that has landed: the root that holds it, and its snapshot."""
+
+    at: RootAt
+    head: BlobRef
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A commit, encoded; independent of the tip it lands on but for the snapshot's place.
+
+    Its `effect` is known if it has been found out on what it was made on, and what came after that
+    is apart from it.
+    """
+
+    delta: Delta
+    uploads: tuple[Upload, ...]
+    log: BlobRef
+    snapshot: Snapshot
+    tables: Mapping[bytes, Sequence[Rows]]
+    manifests: Mapping[str, Manifest]
+    reads: Reads
+    effect: Effect | None = None
+
+
+def commit(
+    context: Context,
+    view: SnapshotView,
+    changes: ChangeSet,
+    keys: SessionKeys,
+    branch: str,
+    message: str,
+    metadata: Mapping[str, Any],
+    packs: Sequence[Pack] = (),
+    *,
+    replaces: SnapshotView | None = None,
+    source: str | None = None,
+    rebasing: Rebasing = _DEFAULT,
+) -> Committed:
+    """Commit `changes`, made on top of `view`, to the branch, and write the packs they refer to.
+
+    With `replaces`, a child of `view`, the commit takes the place of that head or conflicts. With
+    `source`, the id of a snapshot that chunk refs were taken from, that has to be in history.
+
+    Raises
+    ------
+    SnapshotExpiredError
+        If `source` is in history no more; nothing was committed.
+    ConflictError
+        If the branch has moved and the changes cannot be rebased; nothing was committed.
+    FencedError
+        If the session began before the repository's fence and holds no lease, or another writer
+        has claimed the branch since.
+    CommitOutcomeUnknownError
+        If it cannot be found out whether the swap took effect.
+    """
+    prepared = _prepare(context, view, changes, keys, message, metadata, len(packs))
+    prepared = _counted(context, view, prepared)
+    pending: list[Callable[[], object]] = [
+        partial(pack.write, context.storage, durable=True) for pack in packs
+    ]
+    pending += [partial(context.storage.sync, due) for due in _due_syncs(changes)]
+    landing = _Landing(context, view, keys, branch, prepared, pending, replaces, source, rebasing)
+    if changes.unsynced or sum(pack.nbytes for pack in packs) > _QUICK_BYTES:
+        landing.upload_ahead()  # nobody is to wait for much
+    ahead = partial(landing.upload_ahead, abreast=False)
+    with context.roots.turn(ahead, landing.look_ahead) as held:
+        landed = landing.land(in_turn=held)
+    context.objects.remember(landed.head, landed.snapshot)  # nobody is to wait for this
+    return landed
+
+
+@dataclass(slots=True)
+class _Landing:
+    """A commit that is encoded, on its way to its branch."""
+
+    context: Context
+    view: SnapshotView
+    keys: SessionKeys
+    branch: str
+    prepared: _Prepared
+    pending: list[Callable[[], object]]
+    """What is still to be uploaded or synced, whatever the commit lands on."""
+    replaces: SnapshotView | None
+    source: str | None
+    rebasing: Rebasing
+
+    def land(self, *, in_turn: bool) -> Committed:
+        """Place it on the tip and swap the root, as often as others come first."""
+        context, branch = self.context, self.branch
+        at, parent, placed = context.roots.latest, self.view, self.prepared
+        due = self.replaces or self.view
+        seen = context.roots.with_branch(at.root, branch).branches.get(branch)
+        if in_turn or seen is None or seen.head.key != due.ref.key:
+            # A branch that has moved may have moved again; and in one's turn it stays as it is.
+            at = context.roots.read()
+        attempts = self.rebasing.attempts or context.config.commit_attempts
+        for attempt in range(attempts):
+            root = context.roots.with_branch(at.root, branch)
+            tip = _checked_tip(context.roots, root, branch, self.keys)
+            if self.source is not None:
+                find_in_history(context, root, self.source)
+            try:
+                if self.replaces is not None:
+                    _check_replaced(branch, tip, self.replaces)
+                elif tip.head.key != parent.ref.key:
+                    parent, placed = self._moved(tip)
+                after = (self.replaces or parent).snapshot
+                head, snapshot, uploads = _place(context, placed, parent, self.keys, after)
+            except (CorruptObjectError, MissingChunkError) as error:
+                at = _moved_since(context, tip, branch, error)
+                continue
+            archive = context.roots.archiving(at)  # what is to be replaced
+            self._upload([*placed.uploads, *uploads], *archive)
+            new = root_with(context, root, branch, snapshot, uploads[-1])
+            if self.replaces is not None:  # what it leaves is older than where a search may begin
+                new = replace(new, swept=0)
+            landed = context.roots.swap(at, new, snapshot.commit_id)
+            if landed is not None:
+                return Committed(landed, head, snapshot)
+            context.roots.backoff(attempt)
+            at = context.roots.read()
+        raise ConflictError(
+            f"commit to {branch!r}: other writers came first {attempts} times; the "
+            "session keeps its changes, commit again later"
+        )
+
+    def _moved(self, tip: Branch) -> tuple[SnapshotView, _Prepared]:
+        """The tip, opened, and the commit as it is on top of it."""
+        context, keys, relocate = self.context, self.keys, self.rebasing.relocate
+        if self.rebasing.check is not None:
+            self.rebasing.check(context.open_branch(tip))
+        moved = relocate(tip) if relocate is not None else None
+        if moved is None:
+            return _rebased(context, self.view, tip, self.prepared, self.rebasing, keys)
+        parent, changes = moved
+        self.pending += [partial(context.storage.sync, k) for k in _due_syncs(changes)]
+        return parent, _relocated(context, parent, changes, self.prepared, keys)
+
+    def upload_ahead(self, *, abreast: bool = True) -> None:
+        """Upload what is the same on any tip, where writers take turns, and not in one's own.
+
+        Not `abreast` while one waits anyway: more threads would only be in the way of others.
+        """
+        if self.context.storage.capabilities.turns:
+            self._upload(self.prepared.uploads, abreast=abreast)
+
+    def look_ahead(self) -> None:
+        """Read what has come first by now, so that little is left to be read in one's own turn."""
+        context = self.context
+        with suppress(ManifestsError):  # in one's turn it is told, or nobody's concern any more
+            root = context.roots.with_branch(context.roots.read().root, self.branch)
+            if self.branch in root.branches:
+                context.open_branch(root.branches[self.branch])
+
+    def _upload(
+        self,
+        uploads: Sequence[Upload],
+        *besides: Callable[[], object],
+        abreast: bool = True,
+    ) -> None:
+        """What is not there yet, in one round."""
+        context, keys = self.context, self.keys
+        due = [upload for upload in uploads if not keys.has_written(upload.key)]
+        calls = [*self.pending, *besides]
+        calls += [partial(context.objects.create, u.key, u.data) for u in due]
+        _upload(context, calls, self.branch, keys, abreast)
+        self.pending = []
+        for upload in due:
+            keys.note_written(upload.key, upload.data)
+
+
+def _upload(
+    context: Context,
+    calls: Sequence[Callable[[], object]],
+    branch: str,
+    keys: SessionKeys,
+    abreast: bool,
+) -> None:
+    """Make the calls of an upload round; all must succeed.
+
+    A collection may have deleted chunks of a session behind the fence: then that is the error.
+    """
+    try:
+        run = context.runtime.parallel if abreast else one_by_one
+        run(calls)
+    except ObjectNotFoundError:
+        root = context.roots.with_branch(context.roots.read().root, branch)
+        _checked_tip(context.roots, root, branch, keys)
+        raise
+
+
+def _due_syncs(changes: ChangeSet) -> list[list[str]]:
+    """The chunk objects that must be durable, in a few parts that are synced side by side.
+
+    What was overwritten since need not be durable, or cannot.
+    """
+    used = changes.chunk_objects()
+    due = [key for key in changes.unsynced if key in used]
+    return [due[i::_SYNCED_ABREAST] for i in range(min(len(due), _SYNCED_ABREAST))]
+
+
+def _checked_tip(roots: Roots, root: Root, branch: str, keys: SessionKeys) -> Branch:
+    tip = root.branches.get(branch)
+    if tip is None:
+        raise ConflictError(
+            f"branch {branch!r} was deleted since the session began; nothing was committed. "
+            "Create it again at the session's snapshot, then commit"
+        )
+    check_writer(tip, branch, keys)
+    check_fence(roots, root, keys)
+    return tip
+
+
+def _prepare(
+    context: Context,
+    view: SnapshotView,
+    changes: ChangeSet,
+    keys: SessionKeys,
+    message: str,
+    metadata: Mapping[str, Any],
+    packs: int,
+    commit_id: bytes | None = None,
+) -> _Prepared:
+    tables = {node: parts for node in changes.touched() if (parts := changes.parts(node))}
+    encoded = {
+        (node, i): Manifest.of([(node, table)]).parts[0]
+        for node, parts in tables.items()
+        for i, table in enumerate(parts)
+        if resident(table)
+    }
+    changed = [node for node in changes.nodes.values() if node is not None]
+    coordinates = _coordinates(view, changed, tables)
+    plan = plan_embedding(
+        {place: len(data) for place, (_, data) in encoded.items()},
+        {place for place in encoded if place[0] in coordinates},
+        changes_nodes=bool(changes.nodes or changes.truncated),
+    )
+
+    def together(places: Sequence[tuple[bytes, int]]) -> Manifest:
+        return Manifest(tuple(encoded[place] for place in places))
+
+    uploads, manifests = [], [spilled.manifest for spilled in _spilled(tables)]
+    written: dict[str, Manifest] = {}
+    for group in plan.manifests:
+        manifest = together(group)
+        upload = Upload.of(keys, "manifests", manifest.encode())
+        written[upload.key] = manifest
+        uploads.append(upload)
+        context.objects.remember(upload.ref, manifest)
+        manifests.append(ManifestRef(upload.ref, manifest.directory()))
+    commit_id = commit_id or context.runtime.random_bytes(COMMIT_ID_BYTES)
+    delta = Delta(
+        commit_id,
+        tuple(changed),
+        {p: view.nodes[p].node_id for p, n in changes.nodes.items() if n is None},
+        dict(changes.truncated),
+        together(plan.embedded),
+        tuple(manifests),
+    )
+    log = Upload(keys.next("deltas"), delta.encode())
+    uploads.append(log)
+    snapshot = Snapshot(
+        snapshot_id_of(keys.next("snapshots")),  # each attempt to place it has one of its own
+        context.repository_id,
+        view.ref.bare(),
+        commit_id,
+        kind_of(context, view, changes, tables),
+        message,
+        metadata,
+        context.runtime.now_ms(),
+        None,
+        (),
+        log.ref,
+        totals_of(tables, len(changes.unsynced) + packs),
+    )
+    context.objects.remember(log.ref, delta)
+    return _Prepared(delta, tuple(uploads), log.ref, snapshot, tables, written, changes.reads)
+
+
+def _coordinates(
+    view: SnapshotView, changed: Iterable[Node], among: Collection[bytes]
+) -> frozenset[bytes]:
+    """Those of the ids that are coordinates' after these changes to the view.
+
+    No other node is looked at: there may be thousands.
+    """
+    now = {node.node_id: node for node in changed}
+    found = (now.get(node_id) or view.by_id.get(node_id) for node_id in among)
+    return coordinate_ids((node for node in found if node is not None), among)
+
+
+def _counted(context: Context, view: SnapshotView, prepared: _Prepared) -> _Prepared:
+    """The commit with its effect: nobody is to wait for what can be found out before one's turn."""
+    fetch = partial(rows_of, context.objects)
+    try:
+        effect = effect_of(prepared.delta, prepared.tables, view, fetch)
+    except (CorruptObjectError, MissingChunkError):
+        return prepared  # the base may have been collected; what the tip says counts then
+    return replace(prepared, effect=effect)
+
+
+def _place(
+    context: Context,
+    prepared: _Prepared,
+    parent: SnapshotView,
+    keys: SessionKeys,
+    tip: Snapshot,
+) -> tuple[BlobRef, Snapshot, list[Upload]]:
+    """The commit's snapshot on top of `parent`, and what to upload: it and perhaps a digest.
+
+    It comes after or instead of `tip`.
+    """
+    known = {upload.key: upload.data for upload in prepared.uploads}
+    held = {part.node_id for part in prepared.delta.embedded.directory()}
+    coordinates = _coordinates(parent, prepared.delta.nodes, held)
+    sequence = parent.snapshot.sequence + 1
+    entry = DeltaEntry.of(prepared.log, prepared.delta, sequence, coordinates)
+    effect = prepared.effect
+    if effect is None:
+        fetch = partial(rows_of, context.objects)
+        effect = effect_of(prepared.delta, prepared.tables, parent, fetch)
+    entry = replace(entry, counts=effect.counts)
+    key = keys.next("snapshots")
+    snapshot = replace(
+        prepared.snapshot,
+        snapshot_id=snapshot_id_of(key),
+        parent=parent.ref.bare(),
+        base=parent.snapshot.base,
+        deltas=(*parent.snapshot.deltas, entry),
+        streams=tip.streams,
+        digests=parent.snapshot.digests,
+        sequence=sequence,
+        # Never before the tip, or `as_of` would find what was not there yet.
+        written_ms=max(prepared.snapshot.written_ms, tip.written_ms),
+        sums=effect.sums(parent, entry, prepared.delta),
+    ).with_delta_copies(known)
+    uploads = []
+    if needs_digest(snapshot):
+        nodes = {**parent.nodes, **{node.path: node for node in prepared.delta.nodes}}
+        snapshot, digest = with_digest(
+            context, snapshot, nodes.values(), parent.base_sequence, keys
+        )
+        known[digest.key] = digest.data
+        snapshot = snapshot.with_delta_copies(known)
+        uploads.append(digest)
+    uploads.append(Upload(key, snapshot.encode()))
+    return uploads[-1].ref, snapshot, uploads
+
+
+def root_with(
+    context: Context,
+    root: Root,
+    branch: str,
+    snapshot: Snapshot,
+    head: Upload,
+    base: Upload | None = None,
+) -> Root:
+    """The next root: the branch moved to the snapshot, and the operation logged.
+
+    `head` is the snapshot, encoded, and `base` its base, if it is a new one.
+    """
+    entry = LogEntry(
+        root.version + 1,
+        context.runtime.now_ms(),
+        f"commit {snapshot.kind}",
+        branch,
+        snapshot_id_of(head.key),
+        snapshot.commit_id,
+    )
+    tip = root.branches[branch]
+    # A base that stays keeps the copy it has in the root.
+    stays = tip.base and snapshot.base and tip.base.key == snapshot.base.key
+    of = tip.base if stays else snapshot.base
+    moved = replace(tip, head=head.ref, base=of, ahead=snapshot.ahead)
+    new = replace(root, branches={**root.branches, branch: moved})
+    copies = {upload.key: upload.data for upload in (head, base) if upload is not None}
+    return new.with_log(entry).with_copies(copies, branch)
+
+
+def _moved_since(context: Context, tip: Branch, branch: str, error: ManifestsError) -> RootAt:
+    """A root in which the branch has moved, so that what is missing may have been collected.
+
+    Raises the error if it is none of that kind.
+    """
+    if not is_missing(error):
+        raise error
+    at = context.roots.read()
+    now = context.roots.with_branch(at.root, branch).branches.get(branch)
+    if now is not None and (now.head.key, now.floor) == (tip.head.key, tip.floor):
+        raise error
+    return at
+
+
+@contextmanager
+def amending(
+    context: Context, branch: str, head: SnapshotView, keys: SessionKeys
+) -> Iterator[None]:
+    """Read what is needed to amend a head; what others have done to it is told as that.
+
+    Raises
+    ------
+    ConflictError
+        If something is missing, and the head is the branch's no more or what was before it has
+        expired.
+    """
+    try:
+        yield
+    except CorruptObjectError as error:
+        if is_missing(error):
+            root = context.roots.with_branch(context.roots.read().root, branch)
+            _check_replaced(branch, _checked_tip(context.roots, root, branch, keys), head)
+        raise
+
+
+def _check_replaced(branch: str, tip: Branch, replaces: SnapshotView) -> None:
+    if tip.head.key != replaces.ref.key:
+        raise ConflictError(
+            f"snapshot {replaces.snapshot_id} is not the head of {branch!r} any more, and only a "
+            "head can be amended; nothing was committed. Commit the changes as a new snapshot",
+            [Conflict("/", "history", "the branch has moved")],
+        )
+    if tip.floor == replaces.snapshot_id:
+        raise ConflictError(
+            f"the snapshot before {replaces.snapshot_id} has expired, so that one cannot be "
+            f"amended; nothing was committed. Commit the changes to {branch!r} as a new snapshot",
+            [Conflict("/", "history", "the snapshot before has expired")],
+        )
+
+
+def _rebased(
+    context: Context,
+    view: SnapshotView,
+    tip: Branch,
+    prepared: _Prepared,
+    rebasing: Rebasing,
+    keys: SessionKeys,
+) -> tuple[SnapshotView, _Prepared]:
+    """The tip, opened, if the commit may be put on top of it; and the commit as it is there."""
+    mine = Mine.of(prepared.delta, prepared.tables, prepared.reads)
+    moved = rebase_delta(
+        context, view, tip, prepared.delta, mine, prepared.manifests, rebasing, keys
+    )
+    on, delta, uploads = moved.on, moved.delta, moved.uploads
+    if delta is prepared.delta:
+        return on, prepared if moved.apart else replace(prepared, effect=None)
+    log = Upload.of(keys, "deltas", delta.encode())
+    context.objects.remember(log.ref, delta)
+    used = {ref.blob.key for ref in delta.manifests}
+    kept = [upload for upload in prepared.uploads if upload.key in used]
+    snapshot = replace(prepared.snapshot, log=log.ref)
+    written = {upload.key: Manifest.from_object(upload.data, upload.ref) for upload in uploads}
+    return on, replace(
+        prepared,
+        delta=delta,
+        uploads=(*kept, *uploads, log),
+        log=log.ref,
+        snapshot=snapshot,
+        tables=_tables_of(delta, {**prepared.manifests, **written}, _spilled(prepared.tables)),
+        effect=None,
+    )
+
+
+def _tables_of(
+    delta: Delta, manifests: Mapping[str, Manifest], spilled: Sequence[Spilled]
+) -> dict[bytes, tuple[Rows, ...]]:
+    """The delta's chunks by node, from these manifests, which may not be uploaded yet."""
+    found: dict[bytes, tuple[Rows, ...]] = {}
+    known = {each.key: each for each in spilled}
+    here = [known[ref.blob.key] for ref in delta.manifests if ref.blob.key in known]
+    for each in here:
+        found[each.node_id] = (*found.get(each.node_id, ()), each)
+    rest = [manifests[ref.blob.key] for ref in delta.manifests if ref.blob.key not in known]
+    for manifest in (delta.embedded, *rest):
+        for part, data in manifest.parts:
+            found[part.node_id] = (*found.get(part.node_id, ()), manifest.decode(part, data))
+    return found
+
+
+def _spilled(tables: Mapping[bytes, Sequence[Rows]]) -> list[Spilled]:
+    return [rows for parts in tables.values() for rows in parts if isinstance(rows, Spilled)]
+
+
+def _relocated(
+    context: Context,
+    on: SnapshotView,
+    changes: ChangeSet,
+    prepared: _Prepared,
+    keys: SessionKeys,
+) -> _Prepared:
+    """The same commit, of the changes as they are on the tip."""
+    old = prepared.snapshot
+    placed = _prepare(context, on, changes, keys, old.message, old.metadata, 0, old.commit_id)
+    totals = {**placed.snapshot.totals, "chunk-objects": old.totals["chunk-objects"]}
+    return replace(placed, snapshot=replace(placed.snapshot, totals=totals))

@@ -1,0 +1,333 @@
+"""Moving what was changed on one snapshot onto the tip of a branch.
+
+The logs of the commits between are taken apart, together with one's own changes, and
+`planning.rebase` decides. Invariants: a base that is no ancestor of the tip, or a log that cannot
+be read, ends in an error; of what has been uploaded nothing is uploaded again: chunks stay where
+they are, a manifest is written anew only if rows of it were left to the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from zarr_manifests.engine.edit.change_set import ChangeSet
+from zarr_manifests.engine.history.commit_logs import deltas_between, listed_since, tables_of
+from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.objects.metadata import Upload
+from zarr_manifests.engine.objects.spill import Rows, Spilled, rows_of
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.errors import Conflict, ConflictError
+from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.delta import Delta
+from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
+from zarr_manifests.format.nodes import Node
+from zarr_manifests.format.root import Branch
+from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.planning.conflict.components import Changes, Component
+from zarr_manifests.planning.conflict.decide import Policy, Rebased, rebase
+from zarr_manifests.planning.conflict.disjoint import apart
+from zarr_manifests.planning.conflict.reads import Reads
+from zarr_manifests.planning.tables.merge import Layer, merge_layers, without
+
+__all__ = ["Mine", "Moved", "Rebasing", "changes_between", "rebase_changes", "rebase_delta"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rebasing:
+    """What a commit may do when others came first.
+
+    Parameters
+    ----------
+    allowed : bool
+        Whether it may be put on top of theirs at all.
+    policy : {"fail", "ours", "theirs"} or callable
+        Who wins where both sides may.
+    serializable : bool
+        Whether nothing that was read may have been changed by others.
+    attempts : int or None
+        How often it is tried; as configured if not given.
+    check : callable or None
+        Is given the tip, opened, before anything is put on top of it; raises `ConflictError` if
+        that must not be.
+    relocate : callable or None
+        Puts appends behind those of others: it is given the tip, and gives back the tip, opened,
+        and all changes as they are there; None if there is nothing of the kind to do.
+    """
+
+    allowed: bool = True
+    policy: Policy = "fail"
+    serializable: bool = False
+    attempts: int | None = None
+    check: Callable[[SnapshotView], None] | None = None
+    relocate: Callable[[Branch], tuple[SnapshotView, ChangeSet] | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mine:
+    """What is to be moved.
+
+    Parameters
+    ----------
+    nodes : mapping of str to (Node or None)
+        Nodes made or changed, by path; None where one was deleted.
+    truncated : mapping of bytes to tuple of int
+        What was cut off, by node id.
+    tables : mapping of bytes to sequence of ChunkTable or Spilled
+        Chunks set and unset, by node id; no chunk is in two tables.
+    reads : Reads
+        What was read meanwhile.
+    """
+
+    nodes: Mapping[str, Node | None]
+    truncated: Mapping[bytes, Coords]
+    tables: Mapping[bytes, Sequence[Rows]]
+    reads: Reads
+
+    @classmethod
+    def of(cls, delta: Delta, tables: Mapping[bytes, Sequence[Rows]], reads: Reads) -> Mine:
+        """What a delta with these chunks says."""
+        nodes: dict[str, Node | None] = dict.fromkeys(delta.deleted)
+        nodes |= {node.path: node for node in delta.nodes}
+        return cls(nodes, delta.truncated, tables, reads)
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A commit's delta, moved.
+
+    Parameters
+    ----------
+    on : SnapshotView
+        The tip, opened.
+    delta : Delta
+        As it is there; the same object where nothing in it has to change.
+    uploads : sequence of Upload
+        What else must be uploaded for it.
+    apart : bool
+        Whether those who came first are known to have touched none of its chunks, and no node.
+    """
+
+    on: SnapshotView
+    delta: Delta
+    uploads: Sequence[Upload] = ()
+    apart: bool = False
+
+
+def rebase_delta(
+    context: Context,
+    view: SnapshotView,
+    tip: Branch,
+    delta: Delta,
+    mine: Mine,
+    written: Mapping[str, Manifest],
+    rebasing: Rebasing,
+    keys: SessionKeys,
+) -> Moved:
+    """Put a delta on top of the tip.
+
+    `mine` is what the delta says, and `written` are the manifests that it refers to, by key, but
+    for those that were spilled.
+
+    Raises
+    ------
+    ConflictError
+        If it cannot be put on top of what came first.
+    """
+    on, moved = _onto(context, view, tip, mine, rebasing)
+    if not moved.dropped and moved.nodes == mine.nodes:
+        return Moved(on, delta, apart=moved.apart)
+    embedded, manifests = delta.embedded, delta.manifests
+    uploads: list[Upload] = []
+    if moved.dropped:
+        embedded, manifests, uploads = _left(context, delta, written, moved.dropped, keys)
+    changed = replace(
+        delta,
+        nodes=tuple(node for node in moved.nodes.values() if node is not None),
+        deleted={p: on.nodes[p].node_id for p, node in moved.nodes.items() if node is None},
+        embedded=embedded,
+        manifests=manifests,
+    )
+    return Moved(on, changed, uploads)
+
+
+def _left(
+    context: Context,
+    delta: Delta,
+    written: Mapping[str, Manifest],
+    dropped: Mapping[bytes, IndexArray],
+    keys: SessionKeys,
+) -> tuple[Manifest, tuple[ManifestRef, ...], list[Upload]]:
+    """The delta's chunk tables without the dropped rows, where they were."""
+
+    def left(manifest: Manifest) -> Manifest:
+        parts: list[tuple[Part, bytes]] = []
+        for part, data in manifest.parts:
+            if part.node_id not in dropped:
+                parts.append((part, data))
+                continue
+            table = without(manifest.decode(part, data), dropped[part.node_id])
+            parts += Manifest.of([(part.node_id, table)] if len(table) else []).parts
+        return Manifest(tuple(parts))
+
+    manifests: list[ManifestRef] = []
+    uploads: list[Upload] = []
+    for ref in delta.manifests:
+        if dropped.keys().isdisjoint(part.node_id for part in ref.parts):
+            manifests.append(ref)
+            continue
+        spilled = ref.blob.key not in written
+        manifest = left(
+            context.objects.load(ref.blob, Manifest) if spilled else written[ref.blob.key]
+        )
+        if manifest.parts:
+            upload = Upload.of(keys, "manifests", manifest.encode())
+            uploads.append(upload)
+            manifests.append(ManifestRef(upload.ref, manifest.directory()))
+    return left(delta.embedded), tuple(manifests), uploads
+
+
+def rebase_changes(
+    context: Context, view: SnapshotView, tip: Branch, changes: ChangeSet, rebasing: Rebasing
+) -> tuple[SnapshotView, ChangeSet]:
+    """The tip, opened, and changes that were made on `view` as they are there.
+
+    Raises
+    ------
+    ConflictError
+        If they cannot be put on top of what came first.
+    """
+    tables = {node: parts for node in changes.touched() if (parts := changes.parts(node))}
+    mine = Mine(changes.nodes, changes.truncated, tables, changes.reads)
+    on, moved = _onto(context, view, tip, mine, rebasing)
+    result = changes.copy()
+    result.nodes = dict(moved.nodes)
+    for node_id, coords in moved.dropped.items():
+        gone = set(map(tuple, coords.tolist()))
+        refs = changes.chunks.get(node_id, {})
+        kept = {at: ref for at, ref in refs.items() if at not in gone}
+        around = Box.around_coords(coords)
+        left = [
+            without(changes.rows(rows), coords) if rows.box.overlaps(around) else rows
+            for rows in changes.tables.get(node_id, ())
+        ]
+        result.chunks.pop(node_id, None)
+        result.tables.pop(node_id, None)
+        if kept:
+            result.chunks[node_id] = kept
+        if any(map(len, left)):
+            result.tables[node_id] = tuple(rows for rows in left if len(rows))
+    result.keep_within_budget()
+    return on, result
+
+
+def _onto(
+    context: Context, view: SnapshotView, tip: Branch, mine: Mine, rebasing: Rebasing
+) -> tuple[SnapshotView, Rebased]:
+    if rebasing.allowed and not rebasing.serializable and _apart(context, view, tip, mine):
+        return context.open_branch(tip), Rebased((), mine.nodes, apart=True)
+    between = _between(context, view, tip)
+    if not rebasing.allowed:
+        raise ConflictError(
+            "other commits came first, and this one was told not to be put on top of them; "
+            "nothing was committed. Call session.rebase(), look at what there is, commit again",
+            [Conflict("/", "history", "the branch has moved")],
+        )
+    wanted = {*Changes.of(view.nodes, mine.nodes, mine.truncated, {}).nodes, *mine.tables}
+    wanted |= mine.reads.nodes() if rebasing.serializable else set()
+    theirs = _theirs(context, view, between, wanted)
+    tables = {
+        node_id: [rows_of(context.objects, rows) for rows in parts if _meets(rows, theirs)]
+        for node_id, parts in mine.tables.items()
+    }
+    ours = Changes.of(view.nodes, mine.nodes, mine.truncated, _as_one(tables))
+    on = context.open_branch(tip)
+    moved = rebase(
+        ours,
+        theirs,
+        on.nodes,
+        policy=rebasing.policy,
+        reads=mine.reads,
+        serializable=rebasing.serializable,
+    )
+    if moved.conflicts:
+        raise ConflictError(
+            "other commits came first and this one cannot be put on top of them; nothing was "
+            "committed. Open a new session on the branch and make the changes again",
+            moved.conflicts,
+        )
+    return on, moved
+
+
+def _apart(context: Context, view: SnapshotView, tip: Branch, mine: Mine) -> bool:
+    """Whether the tip's read list says all there is to know: no chunk lies near another's."""
+    if mine.nodes or mine.truncated:
+        return False
+    listed = listed_since(context, view, tip.head, tip.floor)
+    boxes = {node_id: [rows.box for rows in parts] for node_id, parts in mine.tables.items()}
+    return listed is not None and apart(boxes, listed)
+
+
+def _meets(rows: Rows, theirs: Changes) -> bool:
+    """Whether it matters to others' changes which chunks these are; of spilled ones it may not."""
+    if not isinstance(rows, Spilled):
+        return True
+    change = theirs.nodes.get(rows.node_id)
+    if change is None:
+        return False
+    if {*change.components} <= {Component.CHUNKS, Component.GROWTH, Component.ATTRIBUTES}:
+        return change.chunks is not None and change.chunks.box.overlaps(rows.box)
+    return True
+
+
+def changes_between(
+    context: Context, view: SnapshotView, tip: Branch, wanted: Container[bytes] = ()
+) -> Changes:
+    """What others have done since `view`; chunks only of the nodes wanted.
+
+    Raises
+    ------
+    ConflictError
+        If `view` is not in the branch's history.
+    """
+    return _theirs(context, view, _between(context, view, tip), wanted)
+
+
+def _between(context: Context, view: SnapshotView, tip: Branch) -> list[Delta]:
+    between = deltas_between(context, view, tip.head, tip.floor)
+    if between is None:
+        raise ConflictError(
+            f"the snapshot the session began at ({view.snapshot_id}) is no longer in the "
+            "branch's history; was the branch reset, or has the snapshot expired? Nothing was "
+            "committed",
+            [Conflict("/", "history", "the branch was reset, or the snapshot has expired")],
+        )
+    return between
+
+
+def _theirs(
+    context: Context, view: SnapshotView, between: list[Delta], wanted: Container[bytes]
+) -> Changes:
+    """What the commits between, newest first, have done; chunks only of the nodes wanted."""
+    nodes = dict(view.nodes)
+    theirs = Changes({})
+    for delta in reversed(between):
+        changed: dict[str, Node | None] = dict.fromkeys(delta.deleted)
+        changed |= {node.path: node for node in delta.nodes}
+        tables = _as_one(tables_of(context, delta, wanted))
+        theirs = theirs.then(Changes.of(nodes, changed, delta.truncated, tables))
+        for path in delta.deleted:
+            nodes.pop(path, None)
+        nodes.update((node.path, node) for node in delta.nodes)
+    return theirs
+
+
+def _as_one(tables: Mapping[bytes, Sequence[ChunkTable]]) -> dict[bytes, ChunkTable]:
+    """All chunks of each node in one table."""
+    found = {}
+    for node_id, each in tables.items():
+        table = merge_layers([Layer(None, tuple(each))]).table
+        if table is not None:
+            found[node_id] = table
+    return found

@@ -1,0 +1,237 @@
+"""Doing what a commit did, or undoing it, on another snapshot, as changes of a session there.
+
+The commit's delta says which nodes and chunks are concerned; `planning.patch` says what becomes
+of each. Chunk refs are taken over as they are, so no chunk is read or written. Invariants: of a
+patch that conflicts nothing is applied; a node that is not on the other snapshot comes with its
+id, all its chunks, and a truncation of whatever older deltas hold under that id.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from zarr_manifests.engine.edit.change_set import ChangeSet
+from zarr_manifests.engine.history.commit_logs import delta_of, footprint_of
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.errors import Conflict, ConflictError, CorruptObjectError
+from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.delta import Delta
+from zarr_manifests.format.nodes import Node, NodeKind
+from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.ids import NODE_ID_BYTES
+from zarr_manifests.planning.conflict.decide import Footprint
+from zarr_manifests.planning.conflict.patch import decide_nodes, same_structure
+from zarr_manifests.planning.tables.merge import agree, inside, narrower, select, unset_at
+
+__all__ = ["combined", "patch"]
+
+_LISTED_CHUNKS: Final = 20
+
+
+def patch(
+    context: Context, commit: SnapshotView, here: SnapshotView, *, undo: bool = False
+) -> ChangeSet:
+    """What to change on `here` to do what the commit did, or to undo it.
+
+    Raises
+    ------
+    ConflictError
+        If `here` is not as the commit found it, or left it, where it changed something.
+    """
+    if commit.ref.key == here.ref.key:
+        commit = here  # with all that is known of it
+    assert commit.snapshot.parent is not None  # callers refuse the first snapshot
+    parent = context.open_view(commit.snapshot.parent)
+    delta = delta_of(context, commit.snapshot)
+    old, new = (commit, parent) if undo else (parent, commit)
+    paths = {node.path for node in delta.nodes} | delta.deleted.keys()
+    nodes, conflicts = decide_nodes(paths, old.nodes, new.nodes, here.nodes)
+    _tell_groups_apart(context, nodes, here)
+    result = {path: node for path, node in {**here.nodes, **nodes}.items() if node is not None}
+    states = _States(_State.of(old), _State.of(new), _State.of(here), _by_id(result))
+    changes = ChangeSet(nodes)
+    for node_id, coords in _touched(states, footprint_of(context, commit, delta), delta).items():
+        conflicts += _patch_chunks(changes, node_id, coords, states)
+    if conflicts:
+        what = "undone" if undo else "done again"
+        raise ConflictError(
+            f"what commit {commit.snapshot_id} did cannot be {what} here: the same has been "
+            "changed otherwise; nothing was committed. Make the changes by hand",
+            conflicts,
+        )
+    return changes
+
+
+def _tell_groups_apart(context: Context, nodes: dict[str, Node | None], here: SnapshotView) -> None:
+    """Give a group that comes a new id where the one it has would be there twice.
+
+    Groups of the same documents count as one, so that what is here may have the id already.
+    """
+    ids = Counter(n.node_id for n in {**here.nodes, **nodes}.values() if n is not None)
+    for path, node in nodes.items():
+        if node is not None and node.kind is NodeKind.GROUP and ids[node.node_id] > 1:
+            ids[node.node_id] -= 1
+            nodes[path] = replace(node, node_id=context.runtime.random_bytes(NODE_ID_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """A snapshot whose chunks are asked for by node; of a node it does not have there are none.
+
+    (Deltas keep the chunks of deleted nodes, so a view may still find them.)
+    """
+
+    view: SnapshotView
+    nodes: Mapping[bytes, Node]
+
+    @classmethod
+    def of(cls, view: SnapshotView) -> _State:
+        return cls(view, _by_id(view.nodes))
+
+    def at(self, node_id: bytes, coords: IndexArray) -> ChunkTable | None:
+        """Those of these chunks that are there."""
+        return self.view.chunks_at(node_id, coords) if node_id in self.nodes else None
+
+    def coords(self, node_id: bytes) -> list[IndexArray]:
+        """All chunks of the node that are there: one array of coordinates, or none."""
+        table = self.view.chunks(node_id) if node_id in self.nodes else None
+        return [] if table is None else [table.coords()]
+
+
+@dataclass(frozen=True, slots=True)
+class _States:
+    """Before the commit (or after it, to undo it), after it, and where it is to be done."""
+
+    before: _State
+    after: _State
+    here: _State
+    result: Mapping[bytes, Node]
+    """The nodes there will be here."""
+
+
+def _by_id(nodes: Mapping[str, Node]) -> dict[bytes, Node]:
+    return {node.node_id: node for node in nodes.values()}
+
+
+def _touched(states: _States, footprint: Footprint, delta: Delta) -> dict[bytes, IndexArray]:
+    """Chunks that the commit has changed, or that the change of nodes here takes along."""
+    before, after, here, result = states.before, states.after, states.here, states.result
+    touched = {
+        node_id: [table.coords() for table in tables]
+        for node_id, tables in footprint.tables.items()
+    }
+    for node_id in delta.truncated:
+        found = before.coords(node_id) + after.coords(node_id)
+        touched[node_id] = touched.get(node_id, []) + found
+    for node_id in here.nodes.keys() - result.keys():
+        touched[node_id] = before.coords(node_id) + here.coords(node_id)
+    for node_id in result.keys() - here.nodes.keys():
+        touched[node_id] = after.coords(node_id)
+        if not _ndim(result[node_id]):  # nothing else tells that an older chunk is gone
+            touched[node_id].append(np.zeros((1, 0), np.int64))
+    for node_id in here.nodes.keys() & result.keys():
+        now, then = here.nodes[node_id].array, result[node_id].array
+        if now is not None and then is not None and now.grid != then.grid:
+            cut = [coords[~inside(coords, then.grid.hi)] for coords in here.coords(node_id)]
+            touched[node_id] = touched.get(node_id, []) + cut
+    return {node_id: _unique(found, node_id, states) for node_id, found in touched.items()}
+
+
+def _unique(found: Sequence[IndexArray], node_id: bytes, states: _States) -> IndexArray:
+    """All of these coordinates once, in C order."""
+    known = [s.nodes[node_id] for s in (states.before, states.after) if node_id in s.nodes]
+    ndim = _ndim(known[0]) if known else next((coords.shape[1] for coords in found), 0)
+    if any(coords.shape[1] != ndim for coords in found):
+        raise CorruptObjectError(f"a commit has chunks of other axes than the {ndim} of their node")
+    found = [coords for coords in found if len(coords)]
+    if len(found) < 2:  # a table's rows are in order
+        return found[0] if found else np.zeros((0, ndim), np.int64)
+    together = np.concatenate(found)
+    box = Box.around_coords(together)
+    return box.unravel(np.unique(box.ravel(together)))
+
+
+def _ndim(node: Node) -> int:
+    return len(node.array.shape) if node.array is not None else 0
+
+
+def _patch_chunks(
+    changes: ChangeSet, node_id: bytes, touched: IndexArray, states: _States
+) -> list[Conflict]:
+    """Record the chunks of one node that have to change; returns what is in the way."""
+    now, then = states.here.nodes.get(node_id), states.result.get(node_id)
+    was, wanted = states.before.nodes.get(node_id), states.after.nodes.get(node_id)
+    known = now or wanted or was
+    path = known.path if known is not None else "?"
+    path = path if path.startswith("/") else f"/{path}"
+    if now is None and then is None:
+        # What the commit deleted and what is not here are the same.
+        return [Conflict(path, "chunks", "it is not here")] if wanted is not None else []
+    if then is not None and wanted is not None and not same_structure(then, wanted):
+        return [Conflict(path, "metadata", "its chunks are encoded otherwise here")]
+    due, differ = _due(node_id, touched, states) if len(touched) else (touched, touched)
+    if len(differ):
+        where = tuple(tuple(coords) for coords in differ[:_LISTED_CHUNKS].tolist())
+        return [Conflict(path, "chunks", "there are other bytes here", where)]
+    if then is not None:  # else its chunks go with it
+        if now is None and _ndim(then):
+            changes.truncated[node_id] = (0,) * _ndim(then)
+        if len(due):
+            to = states.after.at(node_id, due)
+            gone = due[agree(None, to, due)]
+            if len(gone):
+                changes.put_table(node_id, unset_at(gone))
+            if to is not None:
+                changes.put_table(node_id, to)
+    return []
+
+
+def _due(node_id: bytes, touched: IndexArray, states: _States) -> tuple[IndexArray, IndexArray]:
+    """Chunks to change here, and those of them that are not as they would have to be."""
+    now, then = states.here.nodes.get(node_id), states.result.get(node_id)
+    to = states.after.at(node_id, touched)
+    left = fits = np.ones(len(touched), np.bool_)
+    if now is not None:
+        here = before = states.here.at(node_id, touched)
+        if states.before.view is not states.here.view:
+            before = states.before.at(node_id, touched)
+        left, fits = ~agree(here, to, touched), agree(here, before, touched)
+    if then is not None and then.array is not None:
+        fits = fits & (inside(touched, then.array.grid.hi) | agree(None, to, touched))
+    return touched[left], touched[left & ~fits]
+
+
+def combined(context: Context, parent: SnapshotView, delta: Delta, later: ChangeSet) -> ChangeSet:
+    """What a commit on `parent` and the changes made on top of it have changed together."""
+    nodes: dict[str, Node | None] = {node.path: node for node in delta.nodes}
+    nodes |= dict.fromkeys(delta.deleted)
+    for path, node in later.nodes.items():
+        if node == parent.nodes.get(path):
+            nodes.pop(path, None)
+        else:
+            nodes[path] = node
+    result = {**parent.nodes, **nodes}
+    alive = {node.node_id for node in result.values() if node is not None}
+    cuts = dict(delta.truncated)
+    for node_id, shape in later.truncated.items():
+        cut = narrower(cuts.get(node_id), shape)
+        cuts[node_id] = shape if cut is None else cut
+    together = ChangeSet(nodes, {}, cuts, list(later.unsynced), spill=later.spill)
+    for node_id, tables in footprint_of(context, parent, delta).tables.items():
+        cut_off = later.truncated.get(node_id)
+        for table in tables:
+            kept = table if cut_off is None else select(table, inside(table.coords(), cut_off))
+            if len(kept):
+                together.put_table(node_id, kept)
+    for node_id in later.touched():
+        for newer in later.parts(node_id):
+            together.put_table(node_id, newer)
+    for node_id in {*together.touched(), *cuts} - alive:
+        together.forget(node_id)
+    return together

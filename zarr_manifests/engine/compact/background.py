@@ -1,0 +1,105 @@
+"""Compactions that nobody waits for.
+
+A commit that makes one due only puts its branch into a queue, which a few threads work off. Such a
+compaction keeps to its own thread and its own view of the repository: it shares neither pool nor
+cache with those who read and write. Invariants: a branch is in the queue at most once; there are
+never more threads than the repository that asks allows; what is in the queue when the interpreter
+exits is done before it does; a forked child begins with an empty queue.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from zarr_manifests.config import CacheOptions
+from zarr_manifests.engine.compact.compaction import compact_branch
+from zarr_manifests.engine.objects.metadata import Objects
+from zarr_manifests.engine.root.roots import Roots
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode
+from zarr_manifests.runtime import start_thread
+
+__all__ = ["compact_alone", "compact_soon", "wait_for_compactions"]
+
+_LOG = logging.getLogger(__name__)
+_CACHE_BYTES = 64 << 20
+
+
+class _Queue:
+    """Branches that are due, and how many threads are at work."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.changed = threading.Condition()
+        self.due: OrderedDict[tuple[str, str], Context] = OrderedDict()
+        self.threads = 0
+
+
+_QUEUE = _Queue()
+os.register_at_fork(after_in_child=_QUEUE.reset)  # the parent's threads are not here
+
+
+def compact_soon(context: Context, branch: str) -> None:
+    """Compact the branch on a thread in the background; returns at once."""
+    with _QUEUE.changed:
+        _QUEUE.due[context.repository_id, branch] = context
+        if _QUEUE.threads >= context.config.compaction.async_threads:
+            return
+        _QUEUE.threads += 1
+    try:
+        start_thread(_work)
+    except RuntimeError:  # no more threads, or the interpreter is about to exit
+        with _QUEUE.changed:
+            _QUEUE.threads -= 1
+            _QUEUE.changed.notify_all()
+        _LOG.warning("no thread to compact %r on", branch, exc_info=True)
+
+
+def wait_for_compactions(timeout_s: float | None = None) -> bool:
+    """Wait until none is under way; False if that takes longer."""
+    with _QUEUE.changed:
+        return _QUEUE.changed.wait_for(lambda: not _QUEUE.threads, timeout_s)
+
+
+def _work() -> None:
+    """Work the queue off."""
+    while True:
+        with _QUEUE.changed:
+            if not _QUEUE.due:
+                _QUEUE.threads -= 1
+                _QUEUE.changed.notify_all()
+                return
+            (_, branch), context = _QUEUE.due.popitem(last=False)
+        try:
+            compact_alone(context, branch)
+        except Exception:  # noqa: BLE001 - nobody is there to catch it
+            # The next commit makes it due again.
+            _LOG.warning("compacting %r in the background failed", branch, exc_info=True)
+
+
+def compact_alone(context: Context, branch: str) -> None:
+    """Compact the branch as the background does it: now, on this thread, with nothing shared."""
+    compact_branch(_alone(context), branch, CompactionMode.MAJOR)
+
+
+def _alone(context: Context) -> Context:
+    """The same repository, for one thread."""
+    runtime = replace(context.runtime, parallel=_in_turn)
+    objects = Objects(context.storage, runtime, CacheOptions(max_size=_CACHE_BYTES))
+    alone = replace(
+        context, runtime=runtime, objects=objects, roots=Roots(context.storage, runtime)
+    )
+    alone.roots.read()
+    return alone
+
+
+def _in_turn[R](calls: Sequence[Callable[[], R]]) -> list[R]:
+    # Pools take no more work once the interpreter exits; and their threads are for the foreground.
+    return [call() for call in calls]

@@ -1,0 +1,536 @@
+"""Compaction: the live deltas of a branch rolled up into runs, and merged into the base.
+
+1. What has piled up for leaves of the base is merged into them (`engine.repack`), and a new node
+   table goes with that. Other manifests stay linked, same object, same key.
+2. Entries of the read list of which nothing is left to say are dropped, oldest first; of the
+   others, neighbours become runs (`engine.rollup`), as `planning.compaction` says.
+3. The new read list is committed as a REWRITE of its own. It changes no data, so it never
+   conflicts: if the branch has moved meanwhile, newer deltas stay on top, provided that what was
+   compacted is still there as it was. If it is not, somebody else was faster and this compaction
+   is dropped.
+
+Invariant: no entry is dropped before all older ones are. So what is read outside the boxes of all
+leaves, where nothing tells what has been merged, is right without a record of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+
+from zarr_manifests.engine.commit.add_digest import with_digest
+from zarr_manifests.engine.commit.landing import root_with
+from zarr_manifests.engine.compact.merge_leaves import (
+    Pending,
+    due_changes,
+    due_manifests,
+    pending_of,
+    repack,
+    set_names,
+)
+from zarr_manifests.engine.compact.presence_index import Presence, leaf_names, with_entries
+from zarr_manifests.engine.compact.runs import roll_up
+from zarr_manifests.engine.history.follow import opened
+from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.objects.metadata import Upload, tallied_reads
+from zarr_manifests.engine.root.epochs import check_compactor, claim_compaction
+from zarr_manifests.engine.root.roots import RootAt
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.pending import Heap
+from zarr_manifests.engine.snapshot.totals import counts_of_base, ref_counts, sums_after
+from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.format.blobs import BlobRef, with_copies
+from zarr_manifests.format.counts import Count
+from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
+from zarr_manifests.format.index import IndexEntry
+from zarr_manifests.format.manifest import ManifestRef, Part
+from zarr_manifests.format.nodes import Base, NodeKind
+from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
+from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts
+from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode, Size, merge_groups
+from zarr_manifests.planning.upkeep.digests import needs_digest
+
+__all__ = ["CompactionReport", "compact_branch", "with_coordinate_copies"]
+
+_ATTEMPTS = 10
+_BASE_COPY_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionReport:
+    """What a compaction did, or would do.
+
+    Attributes
+    ----------
+    snapshot_id : str or None
+        The snapshot that it made; None if there was nothing to do, for a dry run, and if somebody
+        else was faster.
+    deltas_before, deltas_after : int
+        Deltas and runs that readers merge.
+    manifests_before, manifests_after : int
+        Manifests of the base.
+    manifests_written : int
+        Those of the base that are new.
+    refs_merged : int
+        Chunk refs in manifests that were written.
+    bytes_written : int
+        Bytes of all objects that were written.
+    bytes_read : int
+        Bytes of all objects that were fetched; what is in the cache is not fetched.
+    """
+
+    snapshot_id: str | None = None
+    deltas_before: int = 0
+    deltas_after: int = 0
+    manifests_before: int = 0
+    manifests_after: int = 0
+    manifests_written: int = 0
+    refs_merged: int = 0
+    bytes_written: int = 0
+    bytes_read: int = 0
+
+
+@dataclass(slots=True)
+class _Compacted:
+    """A new base and read list, uploaded but for the snapshot."""
+
+    old: tuple[DeltaEntry, ...]
+    base: BlobRef | None
+    new_base: Upload | None
+    base_sequence: int
+    counts: tuple[Count, ...] | None
+    manifests: tuple[ManifestRef, ...]
+    entries: tuple[DeltaEntry, ...]
+    kept: dict[int, int]
+    """Position in the old read list -> in the new one, of entries that stay as they are."""
+    log: BlobRef
+    commit_id: bytes
+    message: str
+    uploads: list[Upload] = field(default_factory=list)
+    indexed: list[IndexEntry] = field(default_factory=list)
+    """What the index is to say of leaves that are new."""
+
+
+def compact_branch(
+    context: Context,
+    branch: str,
+    mode: CompactionMode,
+    *,
+    dry_run: bool = False,
+    size_ratio: float | None = None,
+    claim: bool = False,
+) -> tuple[CompactionReport, BlobRef | None]:
+    """Compact a branch's head; `size_ratio` is used instead of the configuration's.
+
+    With `claim`, compactions that are under way are shut out first.
+
+    Raises
+    ------
+    FencedError
+        If somebody else has claimed compactions meanwhile; nothing is changed.
+    CorruptObjectError
+        If something that is to be merged is damaged; nothing is changed.
+    """
+    ratio = context.config.compaction.size_ratio if size_ratio is None else size_ratio
+    with tallied_reads() as read:
+        known = [claim_compaction(context.roots) if claim and not dry_run else context.roots.latest]
+
+        def attempt() -> tuple[CompactionReport, BlobRef | None]:
+            at = known.pop() if known else context.roots.read()
+            return _compact(context, at, branch, mode, ratio, dry_run=dry_run)
+
+        report, head = opened(attempt)
+    return replace(report, bytes_read=read.nbytes), head
+
+
+def _compact(
+    context: Context,
+    at: RootAt,
+    branch: str,
+    mode: CompactionMode,
+    ratio: float,
+    *,
+    dry_run: bool,
+) -> tuple[CompactionReport, BlobRef | None]:
+    tip = context.roots.with_branch(at.root, branch).branches.get(branch)
+    if tip is None:
+        return CompactionReport(), None
+    view = context.open_branch(tip)
+    entries = view.snapshot.deltas
+    before = CompactionReport(
+        deltas_before=len(entries),
+        deltas_after=len(entries),
+        manifests_before=len(view.manifests),
+        manifests_after=len(view.manifests),
+    )
+    keys = SessionKeys(at.root.version, context.runtime)
+    work = _Work(context, view, keys, mode, ratio, branch)
+    if dry_run:
+        return work.estimate(before), None
+    done = work.do()
+    if done is None:
+        return before, None
+    report = replace(
+        before,
+        deltas_after=len(done.entries),
+        manifests_after=work.manifests,
+        manifests_written=work.manifests_written,
+        refs_merged=work.refs_merged,
+        bytes_written=work.bytes_written + sum(len(u.data) for u in done.uploads),
+    )
+    landed = _land(context, at, branch, view, done, keys)
+    if landed is None:
+        return before, None
+    return replace(report, snapshot_id=snapshot_id_of(landed.key)), landed
+
+
+class _Work:
+    """One compaction of one snapshot, up to the swap."""
+
+    def __init__(
+        self,
+        context: Context,
+        view: SnapshotView,
+        keys: SessionKeys,
+        mode: CompactionMode,
+        ratio: float,
+        branch: str,
+    ) -> None:
+        self._ratio = ratio
+        self._context, self._view, self._keys, self._mode = context, view, keys, mode
+        self._base = BaseIndex(view.manifests, set_names(view.manifests))
+        nodes = {node.node_id: node for node in view.nodes.values() if node.kind != NodeKind.GROUP}
+        refs, bounds = ref_counts(view, self._base, self._rows_by_node())
+        rules = context.config.chunk_manifests.rules
+        if bounds and any(rule.initialized_chunks is not None for rule in rules):
+            presence = Presence(context, view, branch)
+            refs |= {node: presence.count(node) for node in bounds}
+        self._facts = NodeFacts(nodes, refs)
+        self.manifests = len(view.manifests)
+        self.manifests_written = self.refs_merged = self.bytes_written = 0
+        self._read: set[bytes] = set()
+        self._entries: list[IndexEntry] = []
+        self._bitmaps: list[Upload] = []
+        self._heap = Heap(view, self._base, (), context.meter)
+
+    def _rows_by_node(self) -> dict[bytes, int]:
+        rows: dict[bytes, int] = {}
+        for entry in self._view.snapshot.deltas:
+            for part in entry.parts():
+                rows[part.node_id] = rows.get(part.node_id, 0) + part.count
+        return rows
+
+    @property
+    def _everything(self) -> bool:
+        return self._mode is CompactionMode.FULL
+
+    def estimate(self, before: CompactionReport) -> CompactionReport:
+        """What `do` would do, by what the read list says and without fetching anything."""
+        pending = self._pending()
+        due = {ref.blob.key for ref in self._base}
+        if not self._everything:
+            due = due_manifests(self._base, pending, self._ratio)
+        refs = sum(part.count for key in due for part in self._base[key].parts)
+        return replace(before, manifests_written=len(due), refs_merged=refs)
+
+    def _pending(self) -> dict[bytes, Pending]:
+        if self._mode is CompactionMode.MINOR:
+            return {}
+        return pending_of(self._context, self._view, self._base, self._facts)
+
+    def do(self) -> _Compacted | None:
+        """Write new manifests and runs; None if there is nothing to do."""
+        view, snapshot = self._view, self._view.snapshot
+        uploads: list[Upload] = []
+        manifests, sequence, counts = view.manifests, view.base_sequence, view.counts
+        base, new_base = snapshot.base, None
+        if self._base_is_due():
+            manifests, small = self._repack()
+            sequence = snapshot.sequence
+            index = BaseIndex(manifests)
+            stored = {entry.name: entry.stored_bytes for entry in self._entries}
+            counts = counts_of_base(view, index, self._settled(index), stored)
+            made = Base(
+                tuple(view.nodes[path] for path in sorted(view.nodes)),
+                with_coordinate_copies(view, manifests, small),
+                sequence,
+                counts,
+            )
+            new_base = Upload(self._keys.next("nodes"), made.encode())
+            base = new_base.ref
+            self._context.objects.remember(base, made)
+            uploads += [*self._bitmaps, new_base]
+        dropped = self._droppable(BaseIndex(manifests), sequence)
+        entries, kept, runs = self._rolled_up(dropped)
+        uploads += runs
+        if not uploads and not dropped:
+            return None
+        commit_id = self._context.runtime.random_bytes(COMMIT_ID_BYTES)
+        log = Upload(self._keys.next("deltas"), Delta(commit_id).encode())
+        self._context.objects.remember(log.ref, Delta(commit_id))
+        message = f"compact {len(snapshot.deltas)} deltas"
+        return _Compacted(
+            snapshot.deltas,
+            base,
+            new_base,
+            sequence,
+            counts,
+            manifests,
+            entries,
+            kept,
+            log.ref,
+            commit_id,
+            message,
+            [*uploads, log],
+            self._entries,
+        )
+
+    def _base_is_due(self) -> bool:
+        """Whether what is pending is worth a new base: its node table is written as a whole."""
+        if self._mode is CompactionMode.MINOR:
+            return False
+        entries, base = self._view.snapshot.deltas, self._view.snapshot.base
+        if self._everything or base is None:
+            return bool(entries) or self._everything
+        nbytes = sum(e.log.length + sum(m.blob.length for m in e.manifests) for e in entries)
+        return bool(entries) and nbytes >= self._ratio * base.length
+
+    def _repack(self) -> tuple[tuple[ManifestRef, ...], Mapping[str, bytes]]:
+        pending = self._pending()
+        outside = {node_id for node_id, mine in pending.items() if mine.outside}
+        self._heap = Heap(self._view, self._base, outside, self._context.meter)
+        changes, self._read = due_changes(
+            self._context,
+            self._heap,
+            self._base,
+            self._facts,
+            pending,
+            self._ratio,
+            everything=self._everything,
+        )
+        done = repack(
+            self._context,
+            self._heap,
+            self._base,
+            self._facts,
+            changes,
+            self._keys,
+            self._ratio,
+            everything=self._everything,
+        )
+        self.manifests = len(done.manifests)
+        self.manifests_written, self.refs_merged = done.manifests_written, done.refs
+        self.bytes_written = done.bytes_written
+        self._entries, self._bitmaps = done.entries, done.bitmaps
+        return done.manifests, done.uploads
+
+    def _droppable(self, base: BaseIndex, sequence: int) -> int:
+        """How many of the oldest entries say nothing that the base does not say."""
+        for position, entry in enumerate(self._view.snapshot.deltas):
+            if entry.last > sequence or any(self._unmerged(base, position, entry)):
+                return position
+        return len(self._view.snapshot.deltas)
+
+    def _settled(self, base: BaseIndex) -> set[bytes]:
+        """Nodes of which the read list says nothing that the base does not say."""
+        entries = enumerate(self._view.snapshot.deltas)
+        return self._facts.keys() - {n for at in entries for n in self._unmerged(base, *at)}
+
+    def _unmerged(self, base: BaseIndex, position: int, entry: DeltaEntry) -> Iterator[bytes]:
+        """Nodes of which the entry says something that the base does not say."""
+        for part in entry.parts():
+            if part.node_id not in self._facts or not part.count:
+                continue
+            lo, hi = np.asarray(part.box.lo, np.int64), np.asarray(part.box.hi, np.int64)
+            covered = 0
+            for leaf, number in base.overlapping(part.node_id, lo, hi):
+                if base.manifest(number).merged_to(leaf) < entry.last:
+                    yield part.node_id
+                covered += part.box.shared_size(leaf.box)
+            if covered < part.box.size and self._holds_more(part):
+                yield part.node_id
+        for node_id, cut in self._view.truncations(position).items():
+            for leaf, key in base.leaves(node_id) if node_id in self._facts else ():
+                beyond = any(h > c for h, c in zip(leaf.box.hi, cut, strict=True))
+                if beyond and base[key].merged_to(leaf) < entry.last:
+                    yield node_id
+
+    def _holds_more(self, part: Part) -> bool:
+        """Whether chunks may lie in the box and outside all leaves, of which the list must tell."""
+        if part.node_id not in self._read:
+            return True
+        return len(self._heap.outside(part.node_id).within(part.box)) > 0
+
+    def _rolled_up(
+        self, dropped: int
+    ) -> tuple[tuple[DeltaEntry, ...], dict[int, int], list[Upload]]:
+        """The read list that is left, where entries that stay have gone, and the runs' objects."""
+        left = self._view.snapshot.deltas[dropped:]
+        sizes = [Size(sum(p.count for p in e.parts()), e.first < e.last) for e in left]
+        groups = dict(merge_groups(sizes, self._context.config.compaction.fan_in))
+        entries: list[DeltaEntry] = []
+        kept: dict[int, int] = {}
+        uploads: list[Upload] = []
+        position = 0
+        while position < len(left):
+            stop = groups.get(position)
+            if stop is None:
+                kept[dropped + position] = len(entries)
+                entries.append(left[position])
+                position += 1
+                continue
+            run, written = roll_up(self._context, self._view, left[position:stop], self._keys)
+            entries.append(run)
+            uploads += written
+            position = stop
+        return tuple(entries), kept, uploads
+
+
+def _land(
+    context: Context,
+    at: RootAt,
+    branch: str,
+    view: SnapshotView,
+    done: _Compacted,
+    keys: SessionKeys,
+) -> BlobRef | None:
+    """Put the new read list under the branch; None if somebody else has compacted meanwhile."""
+    if not context.storage.capabilities.turns:
+        return _land_on(context, at, branch, view, done, done.uploads, keys)
+    creates = [partial(context.objects.create, u.key, u.data) for u in done.uploads]
+    context.runtime.parallel(creates)  # nobody is to wait for this
+    with context.roots.turn():
+        return _land_on(context, context.roots.read(), branch, view, done, (), keys)
+
+
+def _land_on(
+    context: Context,
+    at: RootAt,
+    branch: str,
+    view: SnapshotView,
+    done: _Compacted,
+    uploads: Sequence[Upload],
+    keys: SessionKeys,
+) -> BlobRef | None:
+    """The same, as often as others come first; with the uploads that are still to be made."""
+    for attempt in range(_ATTEMPTS):
+        tip = context.roots.with_branch(at.root, branch).branches.get(branch)
+        if tip is None or keys.start < at.root.fence:
+            return None  # behind the fence, what was uploaded may be collected
+        check_compactor(at.root, keys.start)
+        current = view if tip.head.key == view.ref.key else context.open_branch(tip)
+        known = current.snapshot.deltas[: len(done.old)]
+        same_base = _key(current.snapshot.base) == _key(view.snapshot.base)
+        if not same_base or [e.log.key for e in known] != [e.log.key for e in done.old]:
+            return None
+        landed = _try(context, at, branch, current, done, uploads, keys)
+        if landed is not None:
+            return landed
+        uploads = ()
+        context.roots.backoff(attempt)
+        at = context.roots.read()
+    return None
+
+
+def _key(ref: BlobRef | None) -> str | None:
+    return None if ref is None else ref.key
+
+
+def _try(
+    context: Context,
+    at: RootAt,
+    branch: str,
+    current: SnapshotView,
+    done: _Compacted,
+    uploads: Sequence[Upload],
+    keys: SessionKeys,
+) -> BlobRef | None:
+    """One attempt; None if somebody else's swap came first."""
+    newer = current.snapshot.deltas[len(done.old) :]
+    key = keys.next("snapshots")
+    snapshot = Snapshot(
+        snapshot_id_of(key),
+        context.repository_id,
+        current.ref.bare(),
+        done.commit_id,
+        CommitKind.REWRITE,
+        done.message,
+        {},
+        max(context.runtime.now_ms(), current.snapshot.written_ms),
+        done.base,
+        (*done.entries, *newer),
+        done.log,
+        {},
+        current.snapshot.streams,
+        _moved_digests(current.snapshot, done),
+        current.snapshot.sequence,
+        sums_after(
+            current, (done.counts, done.manifests, done.base_sequence), (*done.entries, *newer)
+        ),
+    ).with_delta_copies({u.key: u.data for u in done.uploads})
+    made: list[Upload] = []
+    if needs_digest(snapshot):
+        snapshot, digest = with_digest(
+            context, snapshot, current.nodes.values(), done.base_sequence, keys
+        )
+        made.append(digest)
+        snapshot = snapshot.with_delta_copies({u.key: u.data for u in (*done.uploads, digest)})
+    made.append(Upload(key, snapshot.encode()))
+    calls: list[Callable[[], object]] = [
+        partial(context.objects.create, u.key, u.data) for u in (*uploads, *made)
+    ]
+    calls.append(partial(context.roots.archive, at))
+    old = context.roots.with_branch(at.root, branch)
+    tip = old.branches[branch]
+    if done.indexed:
+        # On top of what the index says by now: somebody may have built it meanwhile.
+        names = [name for ref in done.manifests for name in leaf_names(ref)]
+        tip, directory = with_entries(context, tip, keys, done.indexed, names)
+        calls.append(partial(context.objects.create, directory.key, directory.data))
+    context.runtime.parallel(calls)
+    head = made[-1]
+    indexed = replace(old, branches={**old.branches, branch: tip})
+    root = root_with(context, indexed, branch, snapshot, head, done.new_base)
+    landed = context.roots.swap(at, root, done.commit_id)
+    if landed is None:
+        return None
+    context.objects.remember(head.ref, snapshot)
+    return head.ref
+
+
+def _moved_digests(current: Snapshot, done: _Compacted) -> tuple[DigestEntry, ...]:
+    """Those digests whose deltas are all still there, at their new places."""
+    shift = len(done.entries) - len(done.old)
+    places = dict(done.kept)
+    places |= {i: i + shift for i in range(len(done.old), len(current.deltas))}
+    found = []
+    for entry in current.digests:
+        to = [places.get(i) for i in range(entry.first, entry.stop)]
+        if to[0] is not None and to == list(range(to[0], to[0] + entry.count)):
+            found.append(replace(entry, first=to[0]))
+    return tuple(found)
+
+
+def with_coordinate_copies(
+    view: SnapshotView, manifests: Sequence[ManifestRef], known: Mapping[str, bytes]
+) -> tuple[ManifestRef, ...]:
+    """The directory, carrying copies of the manifests that hold coordinates while they fit."""
+    coordinates = {
+        node.node_id
+        for node in view.nodes.values()
+        if node.kind is NodeKind.ARRAY and node.array and node.array.is_coordinate(node.path)
+    }
+    wanted = [
+        i
+        for i in sorted(range(len(manifests)), key=lambda i: manifests[i].blob.length)
+        if any(part.node_id in coordinates for part in manifests[i].parts)
+    ]
+    copies = with_copies([manifests[i].blob for i in wanted], known, _BASE_COPY_BYTES)
+    out = [replace(manifest, blob=manifest.blob.bare()) for manifest in manifests]
+    for i, blob in zip(wanted, copies, strict=True):
+        out[i] = replace(out[i], blob=blob)
+    return tuple(out)

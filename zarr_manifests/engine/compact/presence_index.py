@@ -1,0 +1,453 @@
+"""The index of initialised chunks: kept, and asked.
+
+What is asked about a snapshot is answered from the live deltas' chunk tables (as for any read) on
+top of the base, and of the base from bitmaps of its leaves where the index has them, and else from
+the leaves themselves. On top of a leaf that is merged to a sequence comes only what is newer.
+Invariant: whatever of the index is missing, behind or cannot be read is as if it were not there,
+so answers never depend on it.
+
+To keep it, whoever writes new leaves calls `index_leaves` for what to upload beside them, and
+`with_entries` for the branch that names it. A compaction does, in the swap that makes its leaves
+those of the branch; `build_index` does both for leaves that are there. A commit writes no leaves.
+
+Each branch of the root names a directory, or none; it names the bitmaps' objects (`blobs`) and
+what belongs to other indexes (`others`). These are reachable, and nothing else under `indexes/`
+is: the manifests that entries are about are not reached through them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from zarr_manifests.engine.edit.move_nodes import node_path
+from zarr_manifests.engine.edit.workspace import Workspace
+from zarr_manifests.engine.history.follow import opened
+from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.objects.metadata import Upload
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.errors import (
+    CorruptObjectError,
+    FencedError,
+    NotFoundError,
+    StorageError,
+    UnsupportedFormatError,
+)
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.chunk_table import RefKind
+from zarr_manifests.format.index import Bitmap, Bitmaps, IndexDirectory, IndexEntry, LeafName
+from zarr_manifests.format.manifest import ManifestRef
+from zarr_manifests.format.root import Branch, Root
+from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.planning.tables.merge import Overlay, inside
+from zarr_manifests.planning.tables.presence import kinds_at, laid_over, rows_in, within
+from zarr_manifests.planning.tables.regions import Bounds, chunk_box
+
+__all__ = [
+    "IndexReport",
+    "Presence",
+    "build_index",
+    "index_leaves",
+    "index_pointer",
+    "initialized_coords",
+    "initialized_counts",
+    "leaf_names",
+    "with_entries",
+]
+
+_BITMAPS_BYTES: Final = 1 << 20
+_SMALL_BYTES: Final = 1 << 10
+_ATTEMPTS: Final = 100
+_UNUSABLE: Final = (CorruptObjectError, UnsupportedFormatError, StorageError)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexReport:
+    """What building the index has done.
+
+    Parameters
+    ----------
+    leaves : int
+        Leaves of the branch's base.
+    indexed : int
+        Those of them that were new to the index.
+    read_bytes, written_bytes : int
+        Of the manifests that were read, and of the objects that were written.
+    """
+
+    leaves: int
+    indexed: int
+    read_bytes: int
+    written_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    node_id: bytes
+    box: Box
+    count: int
+    manifest: ManifestRef
+    merged: int
+    """The sequence up to which it has all changes."""
+
+    @property
+    def name(self) -> LeafName:
+        return self.node_id, self.box, self.manifest.blob.key, self.manifest.blob.crc32c
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Leaves of a node that are merged to the same sequence, and what is laid over just them.
+
+    To the group of those that have no live changes belongs what lies in no leaf.
+    """
+
+    leaves: list[_Leaf]
+    overlay: Overlay
+
+    @property
+    def rows(self) -> int:
+        """Number of chunks that live deltas set."""
+        table = self.overlay.table
+        return 0 if table is None else int((table.kind > RefKind.UNSET).sum())
+
+
+def _leaves_of(view: SnapshotView) -> list[_Leaf]:
+    return [
+        _Leaf(part.node_id, part.box, part.count, manifest, merged)
+        for manifest in view.manifests
+        for part, merged in manifest.leaves()
+    ]
+
+
+def index_pointer(context: Context, branch: str | None = None) -> BlobRef | None:
+    """Where the directory of the branch is, as of the newest root seen; of `main` if none is given.
+
+    It is true of whatever is read: an index of another branch knows less of it, not other things.
+    """
+    name = "main" if branch is None else branch
+    tip = context.roots.with_branch(context.roots.latest.root, name).branches.get(name)
+    return None if tip is None else tip.index
+
+
+class Presence:
+    """Which chunks of a snapshot are there. Made for a few questions; reads what they need.
+
+    It asks the index of the branch; that of `main` if none is given.
+
+    Attributes
+    ----------
+    counted : bool
+        Whether a leaf had to be read, as the index did not say what was asked.
+    """
+
+    def __init__(self, context: Context, view: SnapshotView, branch: str | None = None) -> None:
+        self._context = context
+        self._view = view
+        self._branch = branch
+        self._by_node: dict[bytes, list[_Leaf]] = {}
+        for leaf in _leaves_of(view):
+            self._by_node.setdefault(leaf.node_id, []).append(leaf)
+        self._directory: IndexDirectory | None = None
+        self.counted = False
+
+    def coords(self, node_id: bytes, region: Box) -> IndexArray:
+        """Coordinates (int64[n, ndim]) of the chunks in the region that are there, in C order."""
+        groups = self._groups(node_id, region)
+        if not region.size:
+            return np.empty((0, region.ndim), np.int64)
+        due = [leaf for group in groups for leaf in group.leaves if leaf.box.overlaps(region)]
+        bitmaps = self._bitmaps(node_id, due)
+        parts = []
+        for group in groups:
+            shared = [leaf.box for leaf in group.leaves if leaf.box in bitmaps]
+            found = [bitmaps[box].coords(region) for box in shared]
+            coords = np.concatenate([np.empty((0, region.ndim), np.int64), *found])
+            if group.overlay.truncated is not None:
+                coords = coords[inside(coords, group.overlay.truncated)]
+            parts.append(laid_over(coords, group.overlay.table, region))
+        return parts[0] if len(parts) == 1 else laid_over(np.concatenate(parts), None, region)
+
+    def count(self, node_id: bytes) -> int:
+        """Number of chunks that are there."""
+        groups = self._groups(node_id)
+        leaves = self._by_node.get(node_id, [])
+        return sum(leaf.count for leaf in leaves) + self._difference(node_id, groups)
+
+    def stored_bytes(self, node_id: bytes) -> int | None:
+        """Bytes of all chunks that are there; None if the index does not tell.
+
+        It does not where chunks of the base were overwritten or removed since.
+        """
+        leaves = self._by_node.get(node_id, [])
+        entries = [self._entry(leaf) for leaf in leaves]
+        known = [entry.stored_bytes for entry in entries if entry is not None]
+        if len(known) < len(leaves):
+            return None
+        groups = self._groups(node_id)
+        if self._difference(node_id, groups) != sum(group.rows for group in groups):
+            return None
+        tables = [group.overlay.table for group in groups]
+        return sum(known) + sum(int(table.length.sum()) for table in tables if table is not None)
+
+    def _groups(self, node_id: bytes, region: Box | None = None) -> list[_Group]:
+        """The node's leaves, and the rows of live deltas, each of which counts in one group.
+
+        Given a region, rows elsewhere may be missing.
+        """
+        leaves = self._by_node.get(node_id, [])
+        overlay = self._view.overlay(node_id, 0, region)
+        merged = [leaf for leaf in leaves if leaf.merged]
+        if not merged:
+            return [_Group(leaves, overlay)]
+        rest = rows_in(overlay.table, (leaf.box for leaf in merged), outside=True)
+        others = [leaf for leaf in leaves if not leaf.merged]
+        groups = [_Group(others, Overlay(overlay.truncated, rest))]
+        for sequence in sorted({leaf.merged for leaf in merged}):
+            due = [leaf for leaf in merged if leaf.merged == sequence]
+            newer = self._view.overlay(node_id, sequence, region)
+            rows = rows_in(newer.table, (leaf.box for leaf in due))
+            groups.append(_Group(due, Overlay(newer.truncated, rows)))
+        return groups
+
+    def _difference(self, node_id: bytes, groups: Sequence[_Group]) -> int:
+        """How many chunks more there are than in the base."""
+        due = [_concerned(group) for group in groups]
+        bitmaps = self._bitmaps(node_id, [leaf for leaves in due for leaf in leaves])
+        more = 0
+        for group, leaves in zip(groups, due, strict=True):
+            more += group.rows
+            cut, table = group.overlay.truncated, group.overlay.table
+            rows = None if table is None else table.coords()
+            for leaf in leaves:
+                bitmap = bitmaps[leaf.box]
+                if cut is not None:
+                    coords = bitmap.coords(leaf.box)
+                    kept = inside(coords, cut)
+                    if table is not None:
+                        kept &= kinds_at(table, coords) < 0
+                    more -= leaf.count - int(kept.sum())
+                elif rows is not None:
+                    more -= int(bitmap.has(rows[within(leaf.box, rows)]).sum())
+        return more
+
+    def _bitmaps(self, node_id: bytes, leaves: Sequence[_Leaf]) -> dict[Box, Bitmap]:
+        """The bitmaps of these leaves of the node, by box, fetched in one round."""
+        entries = [self._entry(leaf) for leaf in leaves]
+        blobs = {e.blob.key: e.blob for e in entries if e is not None}
+        loads = [partial(self._load, blob) for blob in blobs.values()]
+        loaded = dict(zip(blobs, self._context.runtime.parallel(loads), strict=True))
+        found: dict[Box, Bitmap] = {}
+        for leaf, entry in zip(leaves, entries, strict=True):
+            bitmaps = None if entry is None else loaded[entry.blob.key]
+            if entry is None or bitmaps is None or entry.position >= len(bitmaps.bitmaps):
+                continue
+            bitmap = bitmaps.bitmaps[entry.position]
+            if (bitmap.box, bitmap.count) == (leaf.box, leaf.count):
+                found[leaf.box] = bitmap
+        missing = {leaf.box for leaf in leaves} - found.keys()
+        if missing:
+            self.counted = True
+            for table in self._view.leaves(node_id, missing.__contains__):
+                found[table.box] = Bitmap.of(table)
+        return found
+
+    def _entry(self, leaf: _Leaf) -> IndexEntry | None:
+        if self._directory is None:
+            pointer = index_pointer(self._context, self._branch)
+            self._directory = _directory(self._context, pointer)
+        return self._directory.entries.get(leaf.name)
+
+    def _load(self, blob: BlobRef) -> Bitmaps | None:
+        try:
+            return self._context.objects.load(blob, Bitmaps)
+        except _UNUSABLE:
+            return None  # as if it were not there: the leaves say the same
+
+
+def _concerned(group: _Group) -> list[_Leaf]:
+    """Leaves of the group that what is laid over it may change."""
+    cut, table = group.overlay.truncated, group.overlay.table
+    rows = None if table is None else table.coords()
+
+    def concerned(box: Box) -> bool:
+        cuts = cut is not None and any(n > at for n, at in zip(box.hi, cut, strict=True))
+        return cuts or (rows is not None and bool(within(box, rows).any()))
+
+    return [leaf for leaf in group.leaves if concerned(leaf.box)]
+
+
+def _directory(context: Context, pointer: BlobRef | None) -> IndexDirectory:
+    """The directory at that place; an empty one if it cannot be had."""
+    if pointer is None:
+        return IndexDirectory({})
+    try:
+        return context.objects.load(pointer, IndexDirectory)
+    except _UNUSABLE:
+        return IndexDirectory({})  # as if it were not there: it can be built again
+
+
+def initialized_coords(
+    context: Context,
+    workspace: Workspace,
+    path: str,
+    region: Sequence[Bounds] | Box | None,
+    *,
+    branch: str | None,
+) -> IndexArray:
+    """Coordinates (int64[n, ndim]) of the array's chunks in the region that are there.
+
+    `branch` says whose index is asked.
+    """
+    node = workspace.node(node_path(path))
+    if node is None or node.array is None:
+        raise NotFoundError(f"there is no array /{node_path(path)}")
+    box = chunk_box(node.array.grid, region)
+    with workspace.lock:
+        cut = workspace.changes.truncated.get(node.node_id)
+        changed = workspace.changes.table(node.node_id)
+    coords = Presence(context, workspace.view, branch).coords(node.node_id, box)
+    if cut is not None:
+        coords = coords[inside(coords, cut)]
+    return laid_over(coords, changed, box)
+
+
+def initialized_counts(context: Context, view: SnapshotView) -> dict[str, int]:
+    """Number of chunks that are there, by path of the array.
+
+    Of arrays that no live delta touches it is known without a request.
+    """
+    presence = Presence(context, view)
+    return {
+        path: presence.count(node.node_id)
+        for path, node in view.nodes.items()
+        if node.array is not None
+    }
+
+
+def leaf_names(ref: ManifestRef) -> list[LeafName]:
+    """What the leaves of a manifest of the base are known by."""
+    return [(part.node_id, part.box, ref.blob.key, ref.blob.crc32c) for part in ref.parts]
+
+
+def index_leaves(
+    keys: SessionKeys, leaves: Iterable[tuple[bytes, BlobRef, int, Bitmap]]
+) -> tuple[list[Upload], list[IndexEntry]]:
+    """What to upload for new leaves (node id, manifest, bytes of chunks, bitmap); their entries."""
+    made = []
+    for node_id, blob, stored, bitmap in leaves:
+        size = len(bitmap.bits or b"") + 2 * (0 if bitmap.index is None else len(bitmap.index))
+        made.append((node_id, blob, stored, bitmap, size))
+    made.sort(key=lambda one: (one[4] > _SMALL_BYTES, one[0]))
+    groups: list[list[tuple[bytes, BlobRef, int, Bitmap, int]]] = []
+    nbytes = 0
+    for one in made:
+        # Large ones lie apart, array by array: who asks about one fetches no other's.
+        other = bool(groups) and one[4] > _SMALL_BYTES and one[0] != groups[-1][-1][0]
+        if not groups or other or nbytes + one[4] > _BITMAPS_BYTES:
+            groups.append([])
+            nbytes = 0
+        groups[-1].append(one)
+        nbytes += one[4]
+    uploads: list[Upload] = []
+    entries: list[IndexEntry] = []
+    for group in groups:
+        upload = Upload(keys.next("indexes"), Bitmaps(tuple(one[3] for one in group)).encode())
+        uploads.append(upload)
+        for position, (node_id, blob, stored, bitmap, _) in enumerate(group):
+            name = (node_id, bitmap.box, blob.key, blob.crc32c)
+            entries.append(IndexEntry(*name, bitmap.count, stored, upload.ref, position))
+    return uploads, entries
+
+
+def with_entries(
+    context: Context,
+    branch: Branch,
+    keys: SessionKeys,
+    entries: Sequence[IndexEntry],
+    live_leaves: Iterable[LeafName],
+) -> tuple[Branch, Upload]:
+    """The branch with these entries in its index, and the directory to upload before the swap.
+
+    Of older entries, those of `live_leaves`, the branch's base, are kept: others would keep bitmaps
+    of leaves from being collected that only old snapshots have, or nothing has any more.
+    """
+    known = _directory(context, branch.index)
+    kept = {name: known.entries[name] for name in live_leaves if name in known.entries}
+    new = {entry.name: entry for entry in entries}
+    directory = IndexDirectory(kept | new, known.others)
+    upload = Upload(keys.next("indexes"), directory.encode())
+    return replace(branch, index=upload.ref.bare()), upload
+
+
+def build_index(context: Context, branch: str) -> IndexReport:
+    """Index the leaves of the branch's base that the index does not have yet."""
+    return opened(partial(_build_index, context, branch))
+
+
+def _build_index(context: Context, branch: str) -> IndexReport:
+    at = context.roots.read()
+    tip = context.roots.with_branch(at.root, branch).branches.get(branch)
+    if tip is None:
+        raise NotFoundError(f"there is no branch {branch!r}")
+    keys = SessionKeys(at.root.version, context.runtime)
+    view = context.open_branch(tip)
+    leaves = _leaves_of(view)
+    known = _usable(context, tip.index, leaves)
+    due = [leaf for leaf in leaves if leaf.name not in known]
+    if not due:
+        return IndexReport(len(leaves), 0, 0, 0)
+    uploads, entries = index_leaves(keys, _bitmaps(view, due))
+    context.runtime.parallel(
+        [partial(context.objects.create, upload.key, upload.data) for upload in uploads]
+    )
+    written = [len(upload.data) for upload in uploads]
+
+    def change(root: Root) -> Root:
+        if keys.start < root.fence:
+            raise FencedError(
+                "the index was built from before the repository's fence, and its objects may "
+                "have been collected; build it again"
+            )
+        old = root.branches.get(branch)
+        if old is None:
+            raise NotFoundError(f"branch {branch!r} was deleted; nothing was indexed")
+        new, directory = with_entries(context, old, keys, entries, [x.name for x in leaves])
+        context.objects.create(directory.key, directory.data)
+        written.append(len(directory.data))
+        return replace(root, branches={**root.branches, branch: new})
+
+    context.roots.update(change, "build index", branch, "", _ATTEMPTS)
+    read = {leaf.manifest.blob.key: leaf.manifest.blob.length for leaf in due}
+    return IndexReport(len(leaves), len(due), sum(read.values()), sum(written))
+
+
+def _usable(context: Context, pointer: BlobRef | None, leaves: Sequence[_Leaf]) -> set[LeafName]:
+    """Those of the leaves that the index has, and whose bitmaps can be read."""
+    entries = _directory(context, pointer).entries
+    found = [entries[leaf.name] for leaf in leaves if leaf.name in entries]
+
+    def readable(blob: BlobRef) -> bool:
+        try:
+            context.objects.load(blob, Bitmaps)
+        except _UNUSABLE:
+            return False  # it is built again
+        return True
+
+    blobs = {entry.blob.key: entry.blob for entry in found}
+    checks = [partial(readable, blob) for blob in blobs.values()]
+    there = dict(zip(blobs, context.runtime.parallel(checks), strict=True))
+    return {entry.name for entry in found if there[entry.blob.key]}
+
+
+def _bitmaps(
+    view: SnapshotView, leaves: Sequence[_Leaf]
+) -> Iterable[tuple[bytes, BlobRef, int, Bitmap]]:
+    for leaf in sorted(leaves, key=lambda leaf: (leaf.node_id, leaf.box.lo)):
+        (table,) = view.leaves(leaf.node_id, leaf.box.__eq__)
+        yield leaf.node_id, leaf.manifest.blob, int(table.length.sum()), Bitmap.of(table)

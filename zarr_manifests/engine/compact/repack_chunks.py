@@ -1,0 +1,469 @@
+"""Repacking: chunks move out of packs that are mostly dead, and no value changes.
+
+1. What the head refers to says how much of each chunk object is live; a listing says how large the
+   objects are. Those whose live part is too small are due, in rounds of a bounded number of chunks.
+2. A round reads the live chunks of its packs, a few packs at a time, verifies their checksums, and
+   writes them into new packs.
+3. The moved refs are committed as a REWRITE: a delta in the read list, and a log of the commit that
+   is empty, since nothing was changed. So it is in no other commit's way. A chunk that somebody has
+   written, unset or cut off meanwhile keeps what they made of it: before each attempt at the swap,
+   the rows whose chunk is not exactly where it was are left out.
+4. At last what is pending is merged into the base, by which the head stops naming the old packs.
+   They are garbage once the snapshots that name them have expired.
+
+Invariant: a chunk's new ref has the length and the checksum of its old one, and its object is
+durable before the swap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
+from typing import Final
+
+from zarr_manifests.engine.commit.add_digest import with_digest
+from zarr_manifests.engine.commit.landing import root_with
+from zarr_manifests.engine.compact.outcomes import observed_compaction
+from zarr_manifests.engine.history.follow import opened
+from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.objects.metadata import Upload, create_own
+from zarr_manifests.engine.root.roots import RootAt
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.errors import (
+    ConflictError,
+    CorruptObjectError,
+    FencedError,
+    NotFoundError,
+    ObjectNotFoundError,
+)
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
+from zarr_manifests.format.manifest import Manifest, ManifestRef
+from zarr_manifests.format.nodes import NodeKind
+from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
+from zarr_manifests.ids import crc32c, snapshot_id_of
+from zarr_manifests.planning.layout.packing import LEAF_ROWS, plan_embedding
+from zarr_manifests.planning.tables.merge import difference, split, without
+from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode
+from zarr_manifests.planning.upkeep.dead_packs import (
+    Moves,
+    Range,
+    Use,
+    by_bytes,
+    due_packs,
+    moved_rows,
+    rounds,
+    uses_of,
+)
+from zarr_manifests.planning.upkeep.digests import coordinate_ids, needs_digest
+
+__all__ = ["REPACKED", "Progress", "RepackReport", "repack_chunks"]
+
+type Progress = Callable[[str, int], None]
+"""Called with what is being done and how many objects of it are done."""
+type _Moved = tuple[bytes, ChunkTable, ChunkTable]
+"""Node id, and the rows that move, as they were and as they are to be."""
+
+REPACKED: Final = "repack chunks"
+"""The message of a commit that moves chunks."""
+ROUND_CHUNKS = 250_000
+_ABREAST: Final = 8
+"""Packs that are read, and then written, side by side."""
+_ATTEMPTS: Final = 10
+_NAMED: Final = 5
+_MERGES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RepackReport:
+    """What a repacking did, or would do.
+
+    Attributes
+    ----------
+    snapshot_id : str or None
+        The branch's head that it made; None if there was nothing to do, and for a dry run.
+    objects : int
+        Chunk objects that the head refers to.
+    nbytes : int
+        Bytes of these, as far as they are there.
+    packs : int
+        Those of them whose live part is below `min_live`.
+    packs_nbytes : int
+        Bytes of these packs.
+    chunks : int
+        Live chunks in these packs: those that were moved, or would be.
+    chunks_nbytes : int
+        Bytes of these chunks.
+    chunks_overtaken : int
+        Chunks that somebody else has changed meanwhile, which were therefore not moved.
+    packs_written : int
+        New packs.
+    dry_run : bool
+        Whether nothing was written.
+    """
+
+    snapshot_id: str | None = None
+    objects: int = 0
+    nbytes: int = 0
+    packs: int = 0
+    packs_nbytes: int = 0
+    chunks: int = 0
+    chunks_nbytes: int = 0
+    chunks_overtaken: int = 0
+    packs_written: int = 0
+    dry_run: bool = False
+
+    @property
+    def dead_nbytes(self) -> int:
+        """Bytes of the packs that nothing of the head refers to, and that become garbage."""
+        return self.packs_nbytes - self.chunks_nbytes
+
+
+def repack_chunks(
+    context: Context, branch: str, min_live: float, *, dry_run: bool, progress: Progress
+) -> RepackReport:
+    """Move the live chunks of a branch's head out of packs whose live part is below `min_live`.
+
+    Raises
+    ------
+    CorruptObjectError
+        If chunks that were to be moved are damaged or missing; all others have been moved.
+    FencedError
+        If a collection has shut the repacking out.
+    ConflictError
+        If the branch was deleted, or others came first too often.
+    """
+
+    def look() -> tuple[RootAt, dict[str, Use]]:
+        at = context.roots.read()
+        return at, _uses(context, _head(context, at, branch), progress)
+
+    at, uses = opened(look)
+    sizes = _sizes(context, uses)
+    due = due_packs(uses, sizes, min_live)
+    report = RepackReport(
+        objects=len(uses),
+        nbytes=sum(sizes.values()),
+        packs=len(due),
+        packs_nbytes=sum(sizes[key] for key in due),
+        chunks=sum(uses[key].chunks for key in due),
+        chunks_nbytes=sum(uses[key].nbytes for key in due),
+        dry_run=dry_run,
+    )
+    if dry_run or not due:
+        return report
+    work = _Repacking(context, branch, SessionKeys(at.root.version, context.runtime), progress)
+    head = None
+    for keys in rounds(due, uses, ROUND_CHUNKS):
+        head = work.move(frozenset(keys)) or head
+    if head is not None:
+        progress("merging refs", 0)
+        head = _merged(context, branch) or head
+    work.check_damaged()
+    return replace(
+        report,
+        snapshot_id=None if head is None else snapshot_id_of(head.key),
+        chunks=work.chunks,
+        chunks_nbytes=work.nbytes,
+        chunks_overtaken=work.overtaken,
+        packs_written=work.packs_written,
+    )
+
+
+def _head(context: Context, at: RootAt, branch: str) -> SnapshotView:
+    tip = context.roots.with_branch(at.root, branch).branches.get(branch)
+    if tip is None:
+        raise NotFoundError(f"there is no branch {branch!r}")
+    return context.open_branch(tip)
+
+
+def _node_ids(view: SnapshotView) -> list[bytes]:
+    """What may have chunks, in the order of paths."""
+    listed = (view.nodes[path] for path in sorted(view.nodes))
+    return [node.node_id for node in listed if node.kind is not NodeKind.GROUP]
+
+
+def _uses(context: Context, view: SnapshotView, progress: Progress) -> dict[str, Use]:
+    """How much of each chunk object is live at the head; one array's refs in memory at a time."""
+    found: dict[str, Use] = {}
+    for done, node_id in enumerate(_node_ids(view)):
+        progress("looking at refs", done)
+        table = view.chunks(node_id)
+        if table is not None:
+            for key, use in uses_of(table).items():
+                found[key] = found.get(key, Use()).plus(use)
+    return found
+
+
+def _sizes(context: Context, uses: dict[str, Use]) -> dict[str, int]:
+    """Bytes of the objects, by key, from one listing: it also knows of dead bytes at their end."""
+    return {info.key: info.nbytes for info in context.storage.list("chunks/") if info.key in uses}
+
+
+def _merged(context: Context, branch: str) -> BlobRef | None:
+    """Merge all that is pending into the base; None if others were faster, time and again."""
+    for _ in range(_MERGES):
+        report, head = observed_compaction(context, branch, CompactionMode.MAJOR, 0.0)
+        if head is not None or not report.deltas_before:
+            return head
+    return None
+
+
+@dataclass(slots=True)
+class _Repacking:
+    """The rounds of one repacking, and what has come of them."""
+
+    context: Context
+    branch: str
+    keys: SessionKeys
+    progress: Progress
+    chunks: int = 0
+    nbytes: int = 0
+    overtaken: int = 0
+    packs_read: int = 0
+    packs_written: int = 0
+    damaged: list[tuple[Range, str]] = field(default_factory=list)
+
+    def move(self, packs: frozenset[str]) -> BlobRef | None:
+        """Move what is live in these packs; the new head, None if nothing was left to move."""
+        view, tables = opened(partial(self._rows_in, packs))
+        moves = Moves(tables)
+        for step in by_bytes(moves.ranges, _ABREAST * self.context.config.pack_bytes):
+            self._copy(moves, step)
+        moved = moves.rows(self.keys.session_id)
+        return self._land(view, moved) if moved else None
+
+    def _rows_in(
+        self, packs: frozenset[str]
+    ) -> tuple[SnapshotView, list[tuple[bytes, ChunkTable]]]:
+        """The head, and by node the chunks that lie in these packs."""
+        view = _head(self.context, self.context.roots.read(), self.branch)
+        tables = []
+        for node_id in _node_ids(view):
+            table = view.chunks(node_id)
+            rows = None if table is None else moved_rows(table, packs)
+            if rows is not None:
+                tables.append((node_id, rows))
+        return view, tables
+
+    def _copy(self, moves: Moves, step: Sequence[Range]) -> None:
+        """Write the chunks of one step into new packs."""
+        pack_bytes = self.context.config.pack_bytes
+        parts = [
+            part
+            for _, of_one in groupby(step, attrgetter("key"))
+            for part in by_bytes(list(of_one), pack_bytes)
+        ]
+        self.progress("reading packs", self.packs_read)
+        self.packs_read += len({one.key for one in step})
+        read = self.context.runtime.parallel([partial(self._read, part) for part in parts])
+        data = {one.at: found for part in read for one, found in part}
+        whole = sorted((one for one in step if one.at in data), key=lambda r: moves.order[r.at])
+        calls: list[Callable[[], None]] = []
+        for packed in by_bytes(whole, pack_bytes):
+            key = self.keys.next("chunks")
+            number, offset = int(key.rpartition("/")[2]), 0
+            for one in packed:
+                moves.note(one.at, number, offset)
+                offset += one.length
+            calls.append(partial(self._write, key, [data[one.at] for one in packed]))
+        self.context.runtime.parallel(calls)
+        self.packs_written += len(calls)
+        self.progress("writing packs", self.packs_written)
+
+    def _write(self, key: str, chunks: Sequence[bytes]) -> None:
+        create_own(self.context.storage, key, b"".join(chunks))
+
+    def _read(self, ranges: Sequence[Range]) -> list[tuple[Range, bytes]]:
+        """The chunks at these ranges of one object; those that are damaged are noted instead."""
+        spans: list[tuple[int, int]] = []
+        for one in ranges:
+            if spans and one.offset <= sum(spans[-1]):
+                start = spans[-1][0]
+                spans[-1] = start, max(sum(spans[-1]), one.offset + one.length) - start
+            else:
+                spans.append((one.offset, one.length))
+        try:
+            data = self.context.storage.get_ranges(ranges[0].key, spans)
+        except ObjectNotFoundError:
+            self.damaged += [(one, "is not there") for one in ranges]
+            return []
+        found, at = [], 0
+        for one in ranges:
+            while at + 1 < len(spans) and one.offset >= spans[at + 1][0]:
+                at += 1
+            start = one.offset - spans[at][0]
+            chunk = data[at][start : start + one.length]
+            if len(chunk) != one.length or crc32c(chunk) != one.crc32c:
+                self.damaged.append((one, "does not match its checksum"))
+            else:
+                found.append((one, chunk))
+        return found
+
+    def check_damaged(self) -> None:
+        """Raise if what could not be moved is still referred to.
+
+        What is not was changed meanwhile, and perhaps collected.
+        """
+        if not self.damaged:
+            return
+        why = {(one.key, one.offset): text for one, text in self.damaged}
+        view, tables = opened(partial(self._rows_in, frozenset(one.key for one, _ in self.damaged)))
+        paths = {node.node_id: path for path, node in view.nodes.items()}
+        named = []
+        for node_id, rows in tables:
+            path = paths[node_id]
+            for one in Moves([(node_id, rows)]).ranges:
+                if (one.key, one.offset) in why:
+                    text = why[one.key, one.offset]
+                    named.append(f"a chunk of /{path} ({one.key}, offset {one.offset}) {text}")
+        if named:
+            more = len(named) - _NAMED
+            listed = "; ".join(named[:_NAMED]) + (f"; and {more} more" if more > 0 else "")
+            raise CorruptObjectError(
+                f"{listed}. They stay where they are, all others have been moved: restore them "
+                "from a backup or write them again"
+            )
+
+    # --- the commit ----------------------------------------------------------------------------
+
+    def _land(self, view: SnapshotView, moved: Sequence[_Moved]) -> BlobRef | None:
+        """Commit the moved refs, as far as nobody has changed their chunks; the new head."""
+        context, branch = self.context, self.branch
+        commit_id = context.runtime.random_bytes(COMMIT_ID_BYTES)
+        total = sum(len(new) for _, _, new in moved)
+        for attempt in range(_ATTEMPTS):
+            at, current, kept = opened(partial(self._standing, view, moved))
+            self.progress("committing", sum(len(table) for _, table in kept))
+            head = self._try(at, current, commit_id, kept) if kept else None
+            if head is not None or not kept:
+                count = sum(len(table) for _, table in kept)
+                self.overtaken += total - count
+                self.chunks += count
+                self.nbytes += sum(u.nbytes for _, t in kept for u in uses_of(t).values())
+                return head
+            context.roots.backoff(attempt)
+        raise ConflictError(
+            f"repacking {branch!r}: other writers came first {_ATTEMPTS} times; nothing was "
+            "changed, start it again later"
+        )
+
+    def _standing(
+        self, view: SnapshotView, moved: Sequence[_Moved]
+    ) -> tuple[RootAt, SnapshotView, list[tuple[bytes, ChunkTable]]]:
+        """The root, the head by now, and the new rows of those chunks that nobody has changed."""
+        context, branch = self.context, self.branch
+        at = context.roots.read()
+        tip = context.roots.with_branch(at.root, branch).branches.get(branch)
+        if tip is None:
+            raise ConflictError(f"branch {branch!r} was deleted meanwhile; nothing was moved")
+        if self.keys.start < at.root.fence:
+            raise FencedError(
+                f"the repacking of {branch!r} began at version {self.keys.start}, before the "
+                f"repository's fence {at.root.fence}: its packs may have been collected. "
+                "Nothing was changed; start it again"
+            )
+        if tip.head.key == view.ref.key:
+            return at, view, [(node_id, new) for node_id, _, new in moved]
+        current = context.open_branch(tip)
+        return at, current, _unchanged(current, moved)
+
+    def _try(
+        self,
+        at: RootAt,
+        current: SnapshotView,
+        commit_id: bytes,
+        kept: Sequence[tuple[bytes, ChunkTable]],
+    ) -> BlobRef | None:
+        """One attempt; None if somebody else's swap came first."""
+        context = self.context
+        delta, uploads = _delta(commit_id, kept, self.keys)
+        empty = Upload(self.keys.next("deltas"), Delta(commit_id).encode())
+        known = {upload.key: upload.data for upload in uploads}
+        key = self.keys.next("snapshots")
+        moved = self._snapshot(current, delta, uploads[-1].ref, empty.ref)
+        snapshot = replace(moved, snapshot_id=snapshot_id_of(key))
+        uploads.append(empty)
+        snapshot = snapshot.with_delta_copies(known)
+        if needs_digest(snapshot):
+            snapshot, digest = with_digest(
+                context, snapshot, current.nodes.values(), current.base_sequence, self.keys
+            )
+            uploads.append(digest)
+            snapshot = snapshot.with_delta_copies(known | {digest.key: digest.data})
+        head = Upload(key, snapshot.encode())
+        calls: list[Callable[[], object]] = [
+            partial(context.objects.create, u.key, u.data) for u in (*uploads, head)
+        ]
+        calls.append(partial(context.roots.archive, at))
+        context.runtime.parallel(calls)
+        tip = context.roots.with_branch(at.root, self.branch)
+        root = root_with(context, tip, self.branch, snapshot, head)
+        if context.roots.swap(at, root, commit_id) is None:
+            return None
+        context.objects.remember(head.ref, snapshot)
+        return head.ref
+
+    def _snapshot(
+        self, current: SnapshotView, delta: Delta, moved: BlobRef, log: BlobRef
+    ) -> Snapshot:
+        before = current.snapshot
+        held = {part.node_id for part in delta.embedded.directory()}
+        coordinates = coordinate_ids(current.nodes.values(), held)
+        # As a run of two, so that nobody takes it for the log of a commit that has changed chunks.
+        first, last = before.sequence + 1, before.sequence + 2
+        entry = DeltaEntry.of(moved, delta, last, coordinates, first=first)
+        return replace(
+            before,
+            parent=current.ref.bare(),
+            commit_id=delta.commit_id,
+            kind=CommitKind.REWRITE,
+            message=REPACKED,
+            metadata={},
+            written_ms=max(self.context.runtime.now_ms(), before.written_ms),
+            # Of no array there are more chunks or bytes than before.
+            deltas=(*before.deltas, replace(entry, counts=())),
+            log=log,
+            totals={},
+            sequence=last,
+        )
+
+
+def _unchanged(current: SnapshotView, moved: Sequence[_Moved]) -> list[tuple[bytes, ChunkTable]]:
+    """The new rows of those chunks that are, in this snapshot, exactly where they were."""
+    alive, kept = set(_node_ids(current)), []
+    for node_id, old, new in moved:
+        coords = old.coords()
+        now = current.chunks_at(node_id, coords) if node_id in alive else None
+        if now is None:
+            continue
+        other = difference(now, old)
+        rest = new if other is None else without(new, other.coords())
+        if len(rest):
+            kept.append((node_id, rest))
+    return kept
+
+
+def _delta(
+    commit_id: bytes, kept: Sequence[tuple[bytes, ChunkTable]], keys: SessionKeys
+) -> tuple[Delta, list[Upload]]:
+    """A delta of these rows, and the objects of it, its own last."""
+    encoded = {
+        node_id: Manifest.of([(node_id, part) for part in split(table, LEAF_ROWS)])
+        for node_id, table in kept
+    }
+    plan = plan_embedding({node: sum(len(d) for _, d in m.parts) for node, m in encoded.items()})
+    uploads, manifests = [], []
+    for group in plan.manifests:
+        packed = Manifest(tuple(part for node in group for part in encoded[node].parts))
+        uploads.append(Upload(keys.next("manifests"), packed.encode()))
+        manifests.append(ManifestRef(uploads[-1].ref, packed.directory()))
+    embedded = Manifest(tuple(part for node in plan.embedded for part in encoded[node].parts))
+    delta = Delta(commit_id, embedded=embedded, manifests=tuple(manifests))
+    uploads.append(Upload(keys.next("deltas"), delta.encode()))
+    return delta, uploads

@@ -1,0 +1,109 @@
+"""Runs: several neighbours of a read list merged into one delta.
+
+A run says of each chunk and node what the newest of its entries says, and of each node how far
+older chunks are cut off. Unset rows stay, since the base has not been reached. Invariant: applied
+to anything older, a run has the effect of its entries one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.objects.metadata import Upload
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.delta import COMMIT_ID_BYTES, Delta
+from zarr_manifests.format.manifest import Manifest, ManifestRef
+from zarr_manifests.format.nodes import Node
+from zarr_manifests.format.snapshot import DeltaEntry
+from zarr_manifests.grid import Coords
+from zarr_manifests.planning.layout.packing import LEAF_ROWS, plan_embedding
+from zarr_manifests.planning.tables.merge import Layer, merge_layers, split
+from zarr_manifests.planning.tables.sums import merged_counts
+from zarr_manifests.planning.upkeep.digests import coordinate_ids
+
+__all__ = ["roll_up"]
+
+
+def roll_up(
+    context: Context,
+    view: SnapshotView,
+    entries: Sequence[DeltaEntry],
+    keys: SessionKeys,
+) -> tuple[DeltaEntry, list[Upload]]:
+    """Merge neighbours of the view's read list; the run's entry, and what to upload for it."""
+    wanted = [(entry.log, Delta) for entry in entries]
+    context.objects.prefetch(
+        [*wanted, *((ref.blob, Manifest) for e in entries for ref in e.manifests)]
+    )
+    deltas = [context.objects.load(ref, kind) for ref, kind in wanted]
+    nodes: dict[str, Node] = {}
+    deleted: dict[str, bytes] = {}
+    for delta in deltas:
+        for path in delta.deleted:
+            nodes.pop(path, None)
+        deleted |= delta.deleted
+        nodes |= {node.path: node for node in delta.nodes}
+    alive = view.by_id.keys()
+    truncated: dict[bytes, Coords] = {}
+    parts: dict[bytes, list[ChunkTable]] = {}
+    for node_id, layers in _layers(context, entries, deltas).items():
+        if node_id not in alive:
+            continue  # nobody can ask for its chunks here
+        merged = merge_layers(layers)
+        if merged.truncated is not None:
+            truncated[node_id] = merged.truncated
+        if merged.table is not None:
+            parts[node_id] = split(merged.table, LEAF_ROWS)
+    encoded = {
+        node_id: Manifest.of([(node_id, table) for table in tables])
+        for node_id, tables in parts.items()
+    }
+    sizes = {node: sum(len(data) for _, data in m.parts) for node, m in encoded.items()}
+    coordinates = coordinate_ids(view.nodes.values(), sizes)
+    changes_nodes = bool(nodes or deleted or truncated)
+    plan = plan_embedding(sizes, coordinates, changes_nodes=changes_nodes)
+    uploads, manifests = [], []
+    for group in plan.manifests:
+        packed = Manifest(tuple(part for node in group for part in encoded[node].parts))
+        uploads.append(Upload(keys.next("manifests"), packed.encode()))
+        manifests.append(ManifestRef(uploads[-1].ref, packed.directory()))
+    run = Delta(
+        context.runtime.random_bytes(COMMIT_ID_BYTES),
+        tuple(nodes[path] for path in sorted(nodes)),
+        deleted,
+        truncated,
+        Manifest(tuple(part for node in plan.embedded for part in encoded[node].parts)),
+        tuple(manifests),
+    )
+    uploads.append(Upload(keys.next("deltas"), run.encode()))
+    context.objects.remember(uploads[-1].ref, run)
+    held = {part.node_id for part in run.embedded.directory()}
+    entry = DeltaEntry.of(
+        uploads[-1].ref,
+        run,
+        entries[-1].last,
+        coordinate_ids(view.nodes.values(), held),
+        first=entries[0].first,
+    )
+    return replace(entry, counts=merged_counts(entries, view.base_sequence, alive)), uploads
+
+
+def _layers(
+    context: Context, entries: Sequence[DeltaEntry], deltas: Sequence[Delta]
+) -> dict[bytes, list[Layer]]:
+    """What each entry says of each node's chunks, oldest first."""
+    layers: dict[bytes, list[Layer]] = {}
+    for entry, delta in zip(entries, deltas, strict=True):
+        tables: dict[bytes, list[ChunkTable]] = {}
+        manifests = [context.objects.load(ref.blob, Manifest) for ref in entry.manifests]
+        for manifest in (delta.embedded, *manifests):
+            for part, data in manifest.parts:
+                tables.setdefault(part.node_id, []).append(manifest.decode(part, data))
+        for node_id in {*tables, *delta.truncated}:
+            layer = Layer(delta.truncated.get(node_id), tuple(tables.get(node_id, ())))
+            layers.setdefault(node_id, []).append(layer)
+    return layers

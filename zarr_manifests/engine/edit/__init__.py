@@ -1,0 +1,1 @@
+"""Uncommitted changes: laid over a snapshot, packed, forked and merged."""

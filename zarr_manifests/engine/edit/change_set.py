@@ -1,0 +1,378 @@
+"""What a writer has changed and not yet committed.
+
+A `ChangeSet` is a plain value store: nodes by path (None = deleted), chunk refs by node and
+coordinate, whole tables of refs under these, truncations. The rules about *what* to record live
+in `workspace`, those of bringing forks together in `merging`; here is only how change sets are
+compared, and how they travel in a fork (`ForkState`).
+
+Of very many refs most are not in memory (`spill`).
+
+Invariant: a node that was made and deleted within the change set leaves no trace in it; refs are
+only recorded for nodes that exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import le, lt
+
+from zarr_manifests.config import CacheOptions, RepositoryConfig
+from zarr_manifests.engine.objects.spill import Rows, Spill, Spilled, held, resident
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.chunk_table import (
+    UNSET,
+    ChunkTable,
+    InlineRef,
+    NativeRef,
+    StoredRef,
+    Unset,
+    VirtualRef,
+    chunk_key,
+    native_keys,
+)
+from zarr_manifests.format.nodes import Node
+from zarr_manifests.grid import Box, Coords
+from zarr_manifests.ids import crc32c
+from zarr_manifests.planning.conflict.reads import Reads
+from zarr_manifests.planning.layout.packing import LEAF_ROWS
+from zarr_manifests.planning.tables.merge import (
+    Layer,
+    difference,
+    inside,
+    merge_layers,
+    select,
+    split,
+)
+from zarr_manifests.storage import Storage
+from zarr_manifests.virtual.containers import Containers
+
+__all__ = ["ChangeSet", "ForkState", "lies_below", "same_bytes"]
+
+
+def same_bytes(a: StoredRef | None, b: StoredRef | None) -> bool:
+    """Whether two refs stand for the same chunk bytes (by length and checksum)."""
+    if a == b:
+        return True
+    if a is None or b is None or isinstance(a, Unset) or isinstance(b, Unset):
+        return False
+    one, other = _fingerprint(a), _fingerprint(b)
+    return one == other and None not in one
+
+
+def _fingerprint(ref: InlineRef | NativeRef | VirtualRef) -> tuple[int, int | None]:
+    return ref.length, crc32c(ref.data) if isinstance(ref, InlineRef) else ref.crc32c
+
+
+@dataclass(slots=True)
+class ChangeSet:
+    """Changes relative to a snapshot.
+
+    Attributes
+    ----------
+    nodes : dict of str to Node or None
+        Nodes created or changed, by path; None for a deleted one.
+    chunks : dict of bytes to dict of coords to ref
+        By node id.
+    truncated : dict of bytes to tuple of int
+        Node id to grid shape: chunks of the snapshot at or beyond it are gone.
+    tables : dict of bytes to tuple of ChunkTable or Spilled
+        By node id: refs set in bulk, oldest first; what is in `chunks` is newer.
+    unsynced : list of str
+        Keys of chunk objects written and not yet durable.
+    reads : Reads
+        What was read of the snapshot meanwhile; no change, but a commit may depend on it.
+    spill : Spill or None
+        Where refs go and come from that are not in memory; without it all of them are.
+    """
+
+    nodes: dict[str, Node | None] = field(default_factory=dict)
+    chunks: dict[bytes, dict[Coords, StoredRef]] = field(default_factory=dict)
+    truncated: dict[bytes, Coords] = field(default_factory=dict)
+    unsynced: list[str] = field(default_factory=list)
+    tables: dict[bytes, tuple[Rows, ...]] = field(default_factory=dict)
+    reads: Reads = field(default_factory=Reads, compare=False)
+    spill: Spill | None = field(default=None, compare=False, repr=False)
+
+    def __bool__(self) -> bool:
+        return bool(self.nodes or self.truncated or self.tables or any(self.chunks.values()))
+
+    def copy(self) -> ChangeSet:
+        """A copy that shares nothing mutable."""
+        chunks = {node: dict(refs) for node, refs in self.chunks.items()}
+        return ChangeSet(
+            dict(self.nodes),
+            chunks,
+            dict(self.truncated),
+            list(self.unsynced),
+            dict(self.tables),
+            self.reads.copy(),
+            self.spill,
+        )
+
+    def rows(self, rows: Rows) -> ChunkTable:
+        """The rows, fetched if they are not in memory."""
+        if isinstance(rows, ChunkTable):
+            return rows
+        assert self.spill is not None  # whoever has taken it over has given it one
+        return self.spill.rows(rows)
+
+    def get(self, node_id: bytes, coords: Coords) -> StoredRef | None:
+        """The changed ref of a chunk; None if it is not changed."""
+        refs = self.chunks.get(node_id)
+        ref = refs.get(coords) if refs is not None else None
+        if ref is None and self.tables:
+            for rows in reversed(self.tables.get(node_id, ())):
+                ref = self.rows(rows).get(coords) if coords in rows.box else None
+                if ref is not None:
+                    break
+        return ref
+
+    def touched(self) -> list[bytes]:
+        """Ids of the nodes that chunks are changed of."""
+        return list(dict.fromkeys((*(n for n, refs in self.chunks.items() if refs), *self.tables)))
+
+    def layers(self, node_id: bytes) -> tuple[Rows, ...]:
+        """All that is changed of a node's chunks, oldest first."""
+        tables, refs = self.tables.get(node_id, ()), self.chunks.get(node_id)
+        return (*tables, ChunkTable.of(refs)) if refs else tables
+
+    def table(self, node_id: bytes) -> ChunkTable | None:
+        """All changed chunks of a node, in memory; None if there is none."""
+        return self._together(self.layers(node_id))
+
+    def _together(self, layers: Sequence[Rows]) -> ChunkTable | None:
+        return merge_layers([Layer(None, tuple(map(self.rows, layers)))]).table
+
+    def parts(self, node_id: bytes) -> tuple[Rows, ...]:
+        """All changed chunks of a node, in tables that share no chunk, of a leaf at most each."""
+        groups, tables = self._apart(node_id)
+        parts: list[Rows] = []
+        for together in groups:
+            if len(together) == 1:
+                parts += together
+            else:
+                assert self.spill is not None
+                for merged in self.spill.merged(together):
+                    parts += self.spill.save(node_id, merged, self.unsynced)
+        return (*parts, *_disjoint(tables))
+
+    def _apart(self, node_id: bytes) -> tuple[list[list[Rows]], list[ChunkTable]]:
+        """Spilled layers, with what lies over or under each; and what does not."""
+        layers = self.layers(node_id)
+        tables = [layer for layer in layers if isinstance(layer, ChunkTable)]
+        if len(tables) == len(layers):
+            return [], tables
+        assert self.spill is not None
+        return self.spill.apart(layers)
+
+    def count(self, node_id: bytes) -> int:
+        """Number of changed chunks of a node."""
+        if node_id not in self.tables:
+            return len(self.chunks.get(node_id, ()))
+        groups, tables = self._apart(node_id)
+        table = self._together(tables)
+        count = 0 if table is None else len(table)
+        for together in groups:
+            if len(together) > 1 and self.spill is not None:
+                count += sum(map(len, self.spill.merged(together)))
+            else:
+                count += len(together[0])
+        return count
+
+    def put_table(self, node_id: bytes, table: Rows) -> None:
+        """Lay a table of refs over all that is changed of the node."""
+        tables = list(self.tables.get(node_id, ()))
+        refs = self.chunks.pop(node_id, None)
+        for newer in ([ChunkTable.of(refs)] if refs else []) + [table]:
+            # Each is more than twice as long as the next, so that there are few, and a row is
+            # merged few times; but none is merged into more than a leaf, which takes memory.
+            while (
+                tables
+                and resident(newer)
+                and resident(tables[-1])
+                and len(tables[-1]) <= 2 * len(newer)
+                and len(tables[-1]) + len(newer) <= LEAF_ROWS
+            ):
+                merged = self._together((tables.pop(), newer))
+                assert merged is not None  # neither is empty
+                newer = merged
+            tables.append(newer)
+        self.tables[node_id] = tuple(tables)
+        self.keep_within_budget()
+
+    def keep_within_budget(self) -> None:
+        """Write what is too much for the memory to manifests, the largest tables first."""
+        spill = self.spill
+        if spill is None or not spill.writable:
+            return
+        room = spill.budget - sum(held(rows) for rows in self._all_rows())
+        if room >= 0:
+            return
+        due = [
+            (held(rows), node_id, rows)
+            for node_id, tables in self.tables.items()
+            for rows in tables
+            if isinstance(rows, ChunkTable)
+        ]
+        for size, node_id, table in sorted(due, key=lambda each: each[0], reverse=True):
+            if room >= spill.budget // 2:  # room for so much that few manifests are small
+                break
+            spilled = spill.save(node_id, table, self.unsynced)
+            self.tables[node_id] = tuple(
+                each
+                for rows in self.tables[node_id]
+                for each in (spilled if rows is table else (rows,))
+            )
+            room += size
+
+    def _all_rows(self) -> Iterator[Rows]:
+        for tables in self.tables.values():
+            yield from tables
+
+    def cut_tables(self, node_id: bytes, shape: Coords) -> None:
+        """Drop the rows at or beyond `shape` from the node's tables."""
+        left: list[Rows] = []
+        for rows in self.tables.pop(node_id, ()):
+            if isinstance(rows, Spilled) and lies_below(rows.box, shape):
+                left.append(rows)
+            elif all(map(lt, rows.box.lo, shape)):
+                table = self.rows(rows)
+                table = select(table, inside(table.coords(), shape))
+                left += [table] if len(table) else []
+        if left:
+            self.tables[node_id] = tuple(left)
+            self.keep_within_budget()
+
+    def forget(self, node_id: bytes) -> None:
+        """Drop all that is changed of a node's chunks."""
+        self.chunks.pop(node_id, None)
+        self.tables.pop(node_id, None)
+        self.truncated.pop(node_id, None)
+
+    def refs(self) -> Iterator[tuple[bytes, Coords, StoredRef]]:
+        """Every changed chunk: node id, coordinate, ref."""
+        for node_id, refs in self.chunks.items():
+            for coords, ref in refs.items():
+                yield node_id, coords, ref
+
+    def chunk_objects(self) -> set[str]:
+        """Keys of all chunk objects that changed refs lie in; not those of what is spilled.
+
+        These are durable.
+        """
+        objects = {ref[:2] for _, _, ref in self.refs() if isinstance(ref, NativeRef)}
+        found = {chunk_key(*each) for each in objects}
+        found.update(*map(native_keys, filter(resident, self._all_rows())))
+        return found
+
+    def since(self, before: ChangeSet) -> ChangeSet:
+        """What this change set has beyond `before`, from which it grew."""
+        nodes = {
+            path: self.nodes.get(path)
+            for path in self.nodes.keys() | before.nodes.keys()
+            if self.nodes.get(path) != before.nodes.get(path)
+            or (path in self.nodes) != (path in before.nodes)
+        }
+        # Where tables have changed, all of the node's refs are compared as tables.
+        bulk = {
+            node_id
+            for node_id in self.tables.keys() | before.tables.keys()
+            if self.tables.get(node_id) != before.tables.get(node_id)
+        }
+        beyond = {node_id: self.beyond(node_id, before) for node_id in bulk}
+        tables = {node_id: rows for node_id, rows in beyond.items() if rows}
+        chunks: dict[bytes, dict[Coords, StoredRef]] = {}
+        for node_id, coords, ref in self.refs():
+            if node_id not in bulk and before.chunks.get(node_id, {}).get(coords) != ref:
+                chunks.setdefault(node_id, {})[coords] = ref
+        for node_id, coords, _ in before.refs():
+            if node_id not in bulk and coords not in self.chunks.get(node_id, {}):
+                chunks.setdefault(node_id, {})[coords] = UNSET
+        truncated = {
+            node: shape
+            for node, shape in self.truncated.items()
+            if before.truncated.get(node) != shape
+        }
+        known = set(before.unsynced)
+        unsynced = [key for key in self.unsynced if key not in known]
+        return ChangeSet(nodes, chunks, truncated, unsynced, tables, self.reads, self.spill)
+
+    def beyond(self, node_id: bytes, before: ChangeSet) -> tuple[Rows, ...]:
+        """What to lay over all that `before` has of a node's chunks to get what this one has."""
+        tables, known = self.tables.get(node_id, ()), before.tables.get(node_id, ())
+        if (
+            not all(map(resident, tables))
+            and tables[: len(known)] == known
+            and not before.chunks.get(node_id)
+        ):
+            return self.layers(node_id)[len(known) :]  # it has grown: nothing has to be fetched
+        changed = difference(self.table(node_id), before.table(node_id))
+        return () if changed is None else (changed,)
+
+
+def lies_below(box: Box, shape: Coords) -> bool:
+    """Whether all of the box is below the shape."""
+    return all(map(le, box.hi, shape))
+
+
+def _disjoint(tables: Sequence[ChunkTable]) -> list[ChunkTable]:
+    """The rows that count of these tables, oldest first, in tables that share no chunk."""
+    groups: list[list[int]] = []  # of tables that may share chunks, by position: oldest first
+    for i, table in enumerate(tables):
+        near = [g for g in groups if any(table.box.overlaps(tables[j].box) for j in g)]
+        groups = [g for g in groups if g not in near]
+        groups.append(sorted([i, *(j for g in near for j in g)]))
+    parts: list[ChunkTable] = []
+    for group in groups:
+        merged = merge_layers([Layer(None, tuple(tables[i] for i in group))]).table
+        parts += [] if merged is None else split(merged, LEAF_ROWS)
+    return parts
+
+
+@dataclass(frozen=True, slots=True)
+class ForkState:
+    """A copy of a workspace, as it travels.
+
+    Parameters
+    ----------
+    repository_id : str
+        Of the repository it belongs to.
+    storage : Storage
+        Where that lies.
+    config : RepositoryConfig
+        Of the session it was made from.
+    head, base : BlobRef
+        The snapshot, and the base it reads.
+    start : int
+        The root version the session began at.
+    lineage : bytes or None
+        What the session's copies have in common; None for a read-only copy.
+    copy_id : str
+        The session id under which the copy's own changes were written.
+    before, after : ChangeSet
+        The changes it started from, and those it has now.
+    explicit : bool
+        Whether it was asked for (`session.fork()`) and not made by pickling a session's store.
+    containers : Containers
+        The places elsewhere that virtual chunks may be read from; they hold no secrets.
+    cache : CacheOptions
+        What a copy may keep of the metadata it reads.
+    token : str or None
+        The session's open token, if its copies report what they change (`reports`).
+    """
+
+    repository_id: str
+    storage: Storage
+    config: RepositoryConfig
+    head: BlobRef
+    base: BlobRef | None
+    start: int
+    lineage: bytes | None
+    copy_id: str
+    before: ChangeSet
+    after: ChangeSet
+    explicit: bool
+    containers: Containers = field(default_factory=Containers)
+    cache: CacheOptions = field(default_factory=CacheOptions)
+    token: str | None = None

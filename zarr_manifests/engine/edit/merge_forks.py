@@ -1,0 +1,306 @@
+"""Bringing the changes of forks into those of their session.
+
+Invariants: a fork is merged whole or not at all; what a copy has brought counts once, however often
+it is merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from zarr_manifests.engine.edit.change_set import ChangeSet, lies_below, same_bytes
+from zarr_manifests.engine.objects.spill import Rows, resident
+from zarr_manifests.errors import Conflict
+from zarr_manifests.format.chunk_table import UNSET, ChunkTable, RefKind, StoredRef
+from zarr_manifests.format.nodes import Node
+from zarr_manifests.grid import Coords
+from zarr_manifests.planning.tables.merge import (
+    Layer,
+    difference,
+    inside,
+    merge_layers,
+    narrower,
+    select,
+    shared_rows,
+)
+
+__all__ = ["Merge", "Owners"]
+
+_ABSENT: Final = object()
+
+
+@dataclass(slots=True)
+class Owners:
+    """What has been merged: the copy that each chunk and node came from, and what it was then.
+
+    `tables` are older than `chunks`, which say the same of single chunks, and in the order of
+    their merging. `objects` are the keys of the chunk objects that copies have brought, and
+    `copies` those that were merged.
+    """
+
+    chunks: dict[tuple[bytes, Coords], tuple[str, StoredRef]] = field(default_factory=dict)
+    nodes: dict[str, tuple[str, Node | None]] = field(default_factory=dict)
+    tables: dict[bytes, tuple[tuple[str, Rows], ...]] = field(default_factory=dict)
+    objects: set[str] = field(default_factory=set)
+    copies: set[str] = field(default_factory=set)
+
+    def of(
+        self, node_id: bytes, coords: Coords, fetch: Callable[[Rows], ChunkTable]
+    ) -> tuple[str, StoredRef] | None:
+        """The copy that a chunk came from, and what it was then; `fetch` gives rows."""
+        found = self.chunks.get((node_id, coords))
+        if found is None:
+            for copy_id, rows in reversed(self.tables.get(node_id, ())):
+                ref = fetch(rows).get(coords) if coords in rows.box else None
+                if ref is not None:
+                    return copy_id, ref
+        return found
+
+    def copy(self) -> Owners:
+        """A copy that shares nothing mutable."""
+        mappings = dict(self.chunks), dict(self.nodes), dict(self.tables)
+        return Owners(*mappings, set(self.objects), set(self.copies))
+
+    def take(self, other: Owners) -> None:
+        """Become equal to `other`."""
+        self.chunks, self.nodes, self.tables = other.chunks, other.nodes, other.tables
+        self.objects, self.copies = other.objects, other.copies
+
+
+class Merge:
+    """Brings forks' changes into a session's, and remembers which copy wrote what.
+
+    A fork's change applies where the session is as it was when the fork was made, or where the
+    very same copy has changed it before, or where both did the same; anything else is a conflict.
+
+    Parameters
+    ----------
+    mine : ChangeSet
+        The session's changes; modified in place.
+    stored : mapping of str to Node
+        The nodes of the snapshot that session and forks began with.
+    owners : Owners
+        What has been merged before.
+    """
+
+    def __init__(
+        self,
+        mine: ChangeSet,
+        stored: Mapping[str, Node],
+        owners: Owners,
+    ) -> None:
+        self.mine = mine
+        self.owners = owners.copy()
+        self._stored = stored
+
+    def apply(self, before: ChangeSet, after: ChangeSet, copy_id: str) -> list[Conflict]:
+        """Apply what the copy `copy_id` changed between `before` and `after`, or nothing.
+
+        Returns the conflicts; where there are any, nothing was applied.
+        """
+        theirs = after.since(before)
+        if copy_id in self.owners.copies:
+            self._leave_out_merged(theirs, copy_id)
+        self._single_out(before, theirs, copy_id)
+        for node_id, refs in [*theirs.chunks.items()]:  # what was merged before counts once
+            new = {c: ref for c, ref in refs.items() if self._owner(node_id, c) != (copy_id, ref)}
+            theirs.chunks[node_id] = new
+            if not new:
+                del theirs.chunks[node_id]
+        for path, node in [*theirs.nodes.items()]:
+            known = self.owners.nodes.get(path) == (copy_id, node)
+            if known and not (node and node.node_id in (*theirs.chunks, *theirs.tables)):
+                del theirs.nodes[path]
+        alive = {node.node_id for node in after.nodes.values() if node is not None}
+        replaced = {
+            old.node_id: path
+            for path, new in theirs.nodes.items()
+            if (old := self._node(before, path)) is not None
+            and (new is None or new.node_id != old.node_id)
+            and old.node_id not in alive  # or it was only moved
+        }
+        for node_id in replaced:
+            theirs.chunks.pop(node_id, None)
+            theirs.tables.pop(node_id, None)
+        conflicts = [
+            Conflict(f"/{path}", "metadata", "changed in the session and in a fork, differently")
+            for path, node in theirs.nodes.items()
+            if self.mine.nodes.get(path, _ABSENT) not in (before.nodes.get(path, _ABSENT), node)
+            and self.owners.nodes.get(path) != (copy_id, self.mine.nodes.get(path))
+        ]
+        conflicts += [
+            Conflict(f"/{path}", "chunks", "written in the session and deleted in a fork")
+            for node_id, path in replaced.items()
+            if self._moved(before, node_id)
+        ]
+        conflicts += self._chunk_conflicts(before, theirs, copy_id)
+        conflicts += self._cut_conflicts(before, theirs)
+        if not conflicts:
+            self._take(theirs, after, replaced, copy_id)
+        return conflicts
+
+    def _owner(self, node_id: bytes, coords: Coords) -> tuple[str, StoredRef] | None:
+        return self.owners.of(node_id, coords, self.mine.rows)
+
+    def _moved(self, before: ChangeSet, node_id: bytes) -> tuple[Rows, ...]:
+        """Chunks of a node that the session has changed otherwise than the fork began with."""
+        ours, was = self.mine, before
+        if ours.tables.get(node_id) == was.tables.get(node_id) and (
+            ours.chunks.get(node_id, {}) == was.chunks.get(node_id, {})
+        ):
+            return ()
+        return ours.beyond(node_id, was)
+
+    def _leave_out_merged(self, theirs: ChangeSet, copy_id: str) -> None:
+        """Of a copy's tables leave out what it has brought before, which counts once."""
+        owned, single = self.owners.tables, self.owners.chunks
+        for node_id, parts in list(theirs.tables.items()):
+            brought = [rows for owner, rows in owned.get(node_id, ()) if owner == copy_id]
+            refs = {
+                coords: ref
+                for (node, coords), (owner, ref) in single.items()
+                if node == node_id and owner == copy_id
+            }
+            layers = [*brought, ChunkTable.of(refs)] if refs else brought
+            left: list[Rows] = []
+            for rows in parts:
+                near = [layer for layer in layers if layer.box.overlaps(rows.box)]
+                if not resident(rows) and rows in near:
+                    continue  # as it was
+                new = self._beyond(theirs.rows(rows), near) if near else rows
+                left += [] if new is None else [new]
+            theirs.tables[node_id] = tuple(left)
+            if not left:
+                del theirs.tables[node_id]
+
+    def _beyond(self, table: ChunkTable, layers: Sequence[Rows]) -> ChunkTable | None:
+        """The rows of the table that are not as these layers have them, the last of which wins."""
+        known = merge_layers([Layer(None, tuple(map(self.mine.rows, layers)))]).table
+        if known is None:
+            return table
+        return difference(table, select(known, shared_rows(known, table)))
+
+    def _single_out(self, before: ChangeSet, theirs: ChangeSet, copy_id: str) -> None:
+        """Of refs that a fork has set in bulk, look one by one at those the session has, too."""
+        for node_id, parts in list(theirs.tables.items()):
+            moved = self._moved(before, node_id)
+            if not moved:
+                continue
+            merged = self.owners.tables.get(node_id, ())
+            left: list[Rows] = []
+            for rows in parts:
+                near = [each for each in moved if each.box.overlaps(rows.box)]
+                if not near:
+                    left.append(rows)
+                elif resident(rows) or (copy_id, rows) not in merged:
+                    left += self._uncontested(theirs, node_id, rows, near)
+            if left:
+                theirs.tables[node_id] = tuple(left)
+            else:
+                del theirs.tables[node_id]
+
+    def _uncontested(
+        self, theirs: ChangeSet, node_id: bytes, rows: Rows, near: Sequence[Rows]
+    ) -> list[Rows]:
+        """The rows but those that the session has, too, which become single refs."""
+        table = theirs.rows(rows)
+        both = np.zeros(len(table), np.bool_)
+        for each in near:
+            both |= shared_rows(table, self.mine.rows(each))
+        if not both.any():
+            return [rows]
+        theirs.chunks.setdefault(node_id, {}).update(select(table, both).refs())
+        return [] if both.all() else [select(table, ~both)]
+
+    def _node(self, changes: ChangeSet, path: str) -> Node | None:
+        return changes.nodes[path] if path in changes.nodes else self._stored.get(path)
+
+    def _take(
+        self, theirs: ChangeSet, after: ChangeSet, replaced: Iterable[bytes], copy_id: str
+    ) -> None:
+        # First of all: rows that are written to a manifest name objects that must be durable.
+        known = self.owners.objects
+        self.mine.unsynced += [key for key in theirs.unsynced if key not in known]
+        known.update(theirs.unsynced)
+        self.owners.copies.add(copy_id)
+        for node_id in replaced:
+            self.mine.forget(node_id)
+        for path, node in theirs.nodes.items():
+            self.owners.nodes[path] = copy_id, node
+            if node is None and path not in after.nodes:
+                self.mine.nodes.pop(path, None)
+            else:
+                self.mine.nodes[path] = node
+        for node_id, tables in theirs.tables.items():
+            for table in tables:
+                self.mine.put_table(node_id, table)
+                owned = self.owners.tables.get(node_id, ())
+                self.owners.tables[node_id] = (*owned, (copy_id, table))
+        for node_id, coords, ref in theirs.refs():
+            self.mine.chunks.setdefault(node_id, {})[coords] = ref
+            self.owners.chunks[node_id, coords] = copy_id, ref
+        for node_id, shape in theirs.truncated.items():
+            cut = narrower(self.mine.truncated.get(node_id), shape)
+            self.mine.truncated[node_id] = cut or shape
+        self.mine.reads.add(theirs.reads)
+
+    def _chunk_conflicts(
+        self, before: ChangeSet, theirs: ChangeSet, copy_id: str
+    ) -> list[Conflict]:
+        nodes = {**self._stored, **self.mine.nodes, **theirs.nodes}
+        paths = {node.node_id: path for path, node in nodes.items() if node is not None}
+        reason = "written in a fork, to an array that the session has deleted"
+        conflicts: list[Conflict] = []
+        for node_id, parts in theirs.tables.items():
+            if node_id not in paths:
+                lost = [tuple(c) for c in theirs.rows(parts[0]).coords()[:20].tolist()]
+                conflicts.append(Conflict("/?", "chunks", reason, tuple(lost)))
+        for node_id, refs in theirs.chunks.items():
+            if node_id not in paths:
+                conflicts.append(Conflict("/?", "chunks", reason, tuple(sorted(refs)[:20])))
+                continue
+            twice = []
+            for coords, ref in refs.items():
+                ours, was = self.mine.get(node_id, coords), before.get(node_id, coords)
+                if (
+                    ours != was
+                    and self._owner(node_id, coords) != (copy_id, ours)
+                    and not same_bytes(ours, ref)
+                ):
+                    twice.append(coords)
+            if twice:
+                differs = "written with different bytes by two writers of the same session"
+                where = tuple(sorted(twice)[:20])
+                conflicts.append(Conflict(f"/{paths[node_id]}", "chunks", differs, where))
+        return conflicts
+
+    def _cut_conflicts(self, before: ChangeSet, theirs: ChangeSet) -> list[Conflict]:
+        """Chunks that one side wrote where the other has shrunk the array."""
+        conflicts = []
+        for path in self.mine.nodes.keys() | theirs.nodes.keys():
+            ours = self.mine.nodes.get(path)
+            node = theirs.nodes.get(path, ours)
+            if (
+                node is None
+                or node.array is None
+                or ours == theirs.nodes.get(path, before.nodes.get(path))
+            ):
+                continue
+            refs = {**self.mine.chunks.get(node.node_id, {}), **theirs.chunks.get(node.node_id, {})}
+            cut = [c for c, ref in refs.items() if c not in node.array.grid and ref is not UNSET]
+            for side in (self.mine, theirs):
+                for rows in side.tables.get(node.node_id, ()):
+                    if lies_below(rows.box, node.array.grid.hi):
+                        continue
+                    table = side.rows(rows)
+                    out = ~inside(table.coords(), node.array.grid.hi)
+                    out &= table.kind != RefKind.UNSET
+                    cut += [tuple(c) for c in table.coords()[out][:20].tolist()]
+            if cut:
+                reason = "written by one writer and cut off by another of the same session"
+                conflicts.append(Conflict(f"/{path}", "chunks", reason, tuple(sorted(cut)[:20])))
+        return conflicts

@@ -1,0 +1,115 @@
+"""Moving nodes, and the chunks of an array, without touching a byte of any chunk.
+
+A node's chunks are known by its id, so a move changes paths only: the node and all that lies
+below it, opaque entries too, get new paths and keep their ids. Shifting and reindexing an array
+give its chunk refs new coordinates: everything stored is cut off, and the refs are recorded anew
+at their new places, so that whoever wrote to the array meanwhile is in conflict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from zarr_manifests.engine.edit.workspace import Workspace
+from zarr_manifests.errors import InvalidArgumentError, NotFoundError
+from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.nodes import Node, NodeKind
+from zarr_manifests.grid import Coords, IndexArray
+from zarr_manifests.keys import ArrayMeta
+from zarr_manifests.planning.tables.merge import rearranged
+from zarr_manifests.planning.tables.moves import Places, moves_of, plan_move, reindexed, shifted
+
+__all__ = ["move_node", "node_path", "reindex_chunks", "shift_chunks"]
+
+
+def node_path(path: object) -> str:
+    """A path as nodes have it: without slashes at its ends.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is no text, or a segment is empty, `.` or `..`.
+    """
+    if not isinstance(path, str):
+        raise InvalidArgumentError(f"{path!r} is no path of a group or array")
+    stripped = path.strip("/")
+    if stripped and not {"", ".", ".."}.isdisjoint(stripped.split("/")):
+        raise InvalidArgumentError(f"{path[:80]!r} is no path of a group or array")
+    return stripped
+
+
+def move_node(workspace: Workspace, old: str, new: str) -> None:
+    """Give the node at `old`, and all below it, its place at `new`."""
+    old, new = node_path(old), node_path(new)
+    with workspace.lock:
+        moves = plan_move(workspace.nodes(), old, new)
+        moved = [(workspace.node(path), to) for path, to in moves.items()]
+        for path in moves:
+            workspace.put_node(path, None)
+        for node, to in moved:
+            assert node is not None
+            workspace.put_node(to, replace(node, path=to))
+
+
+def shift_chunks(workspace: Workspace, path: str, offset: Iterable[int]) -> None:
+    """Move all chunks of an array by that many chunks along each axis."""
+    with workspace.lock:
+        node, meta = _array(workspace, path)
+        steps = _steps(offset)
+        if steps is None or len(steps) != len(meta.shape):
+            raise InvalidArgumentError(
+                f"/{node.path} has {len(meta.shape)} axes; {offset!r} is not a whole number of "
+                "chunks for each"
+            )
+        table = workspace.settled_chunks(node)
+        if table is not None and any(steps):
+            keep, coords = shifted(table.coords(), steps, meta.grid.hi)
+            _rearrange(workspace, node, table, keep, coords)
+
+
+def _steps(offset: object) -> Coords | None:
+    """The whole numbers of an offset; None if it is something else."""
+    steps = tuple(offset) if isinstance(offset, Iterable) else (None,)
+    whole = (isinstance(s, int | np.integer) and not isinstance(s, bool) for s in steps)
+    return tuple(map(int, steps)) if all(whole) else None
+
+
+def reindex_chunks(
+    workspace: Workspace,
+    path: str,
+    places: Places,
+) -> None:
+    """Move the chunks of an array to where `places` says."""
+    with workspace.lock:
+        node, meta = _array(workspace, path)
+        table = workspace.settled_chunks(node)
+        before = np.zeros((0, len(meta.shape)), np.int64) if table is None else table.coords()
+        name = f"/{node.path}"
+        keep, coords = reindexed(before, moves_of(places, before, name), meta.grid, name)
+        if table is not None and not (keep.all() and (coords == before).all()):
+            _rearrange(workspace, node, table, keep, coords)
+
+
+def _array(workspace: Workspace, path: str) -> tuple[Node, ArrayMeta]:
+    node = workspace.node(node_path(path))
+    if node is None or node.kind is not NodeKind.ARRAY or node.array is None:
+        arrays = [f"/{p}" for p, n in sorted(workspace.nodes().items()) if n.array is not None]
+        listed = ", ".join(arrays[:10]) or "none"
+        raise NotFoundError(f"there is no array /{node_path(path)}; there are: {listed}")
+    if not node.array.shape:
+        raise InvalidArgumentError(f"/{node.path} has no axes to move its chunk along")
+    return node, node.array
+
+
+def _rearrange(
+    workspace: Workspace,
+    node: Node,
+    table: ChunkTable,
+    keep: npt.NDArray[np.bool_],
+    coords: IndexArray,
+) -> None:
+    workspace.put_chunks(node, rearranged(table, keep, coords))

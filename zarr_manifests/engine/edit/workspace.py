@@ -1,0 +1,630 @@
+"""Changing what is at Zarr keys, over a snapshot.
+
+A key is a document, a chunk or an opaque entry, as `engine.overlay` tells them apart. Invariants:
+
+- A key reads what was last written to it, whatever it is classified as. When a document arrives,
+  goes, or changes how chunks are keyed, entries below it change their class and keep their value.
+  Documents of a second format at a node's path are opaque, and become the node's when its own go.
+- A byte-identical document, a byte-identical inline chunk of a coordinate (an append in xarray
+  writes all coordinates anew) and the unset of an absent chunk change nothing.
+- A shrink cuts off whole chunks for good: a later growth does not bring them back.
+- A node that is deleted and made again has a new id, and none of its old chunks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState, same_bytes
+from zarr_manifests.engine.edit.overlay import OPAQUE, Overlay, check_key
+from zarr_manifests.engine.edit.pack_uploads import Flight, PackWrites
+from zarr_manifests.engine.edit.packs import Pack, Packs, StagedRef, native_ref
+from zarr_manifests.engine.edit.reporting_copies import refuse_in_copy, set_reported, unset_reported
+from zarr_manifests.engine.objects.chunks import ChunkReader, SessionKeys
+from zarr_manifests.engine.objects.metadata import create_own
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.errors import Conflict, InvalidArgumentError, StorageError
+from zarr_manifests.format.chunk_table import UNSET, ChunkRef, ChunkTable, InlineRef, NativeRef
+from zarr_manifests.format.nodes import Node, NodeKind
+from zarr_manifests.grid import Box, Coords
+from zarr_manifests.ids import NODE_ID_BYTES, crc32c
+from zarr_manifests.keys import (
+    DOCUMENTS,
+    V3_DOCUMENT,
+    ArrayMeta,
+    document_path,
+    join,
+    node_documents,
+    parse_documents,
+    split,
+)
+from zarr_manifests.planning.tables.merge import narrower
+from zarr_manifests.runtime import forks_made
+
+__all__ = ["Workspace"]
+
+_MOST_SINGLE: Final = 100_000
+"""Refs of one node that are kept one by one."""
+
+
+class Workspace(Overlay):
+    """A snapshot, a change set, and the rules of Zarr's keys. Thread-safe.
+
+    Parameters
+    ----------
+    context : Context
+        The repository.
+    view : SnapshotView
+        The snapshot.
+    keys : SessionKeys, optional
+        Names for new objects; without them the workspace is read-only.
+    origin : ForkState, optional
+        What this workspace was revived from, if it is a copy; it goes on from the changes there.
+
+    Attributes
+    ----------
+    inline_chunk_bytes, most_packed : int
+        Bytes of the largest chunk that lies in a manifest, and of the largest that shares an
+        object; larger ones are not kept in memory.
+    inline : bool
+        Whether the storage answers at once, so that an event loop need not wait for it.
+    pid : int
+        The process whose session it is; in a child of `os.fork` it is a copy.
+    pickled : bool
+        Whether copies of it were made by pickling a store, and not asked for by `fork`.
+    token : str or None
+        The session's open token, if its copies report what they change (`reports`).
+    frozen : ChangeSet or None
+        What had been changed when the first copy that reports was made; None if there is none.
+    closed : str or None
+        Why nothing can be written any more.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        view: SnapshotView,
+        keys: SessionKeys | None = None,
+        origin: ForkState | None = None,
+    ) -> None:
+        super().__init__(context)
+        self.storage = context.storage
+        self.inline = context.storage.capabilities.inline
+        self.runtime = context.runtime
+        self.inline_chunk_bytes = context.config.inline_chunk_bytes
+        self.most_packed = max(self.inline_chunk_bytes, context.config.pack_chunk_bytes)
+        self.origin = origin
+        self.closed: str | None = None
+        self._writes = PackWrites(self.storage, self.runtime)
+        self._most_single = max(2, min(_MOST_SINGLE, context.config.spill_refs // 4))
+        self.token: str | None = None
+        self.start_at(view, keys)
+        if origin is not None:
+            self.token = None if origin.explicit else origin.token
+            self.changes = replace(origin.after.copy(), spill=self.changes.spill)
+
+    def start_at(self, view: SnapshotView, keys: SessionKeys | None) -> None:
+        """Go on from this snapshot, without changes."""
+        super().start_at(view, keys)
+        self.pid = os.getpid()
+        self._forks_before = forks_made()
+        self._noticeable_in: int | None = None
+        self.packs = Packs(self.context.config.pack_bytes, self._new_chunk_key)
+        self.pickled = False
+        self.frozen: ChangeSet | None = None
+        self.reader = self._reader(view)
+
+    def _reader(self, view: SnapshotView) -> ChunkReader:
+        of = self.context
+        return ChunkReader(self.storage, view.snapshot_id, of.containers, of.chunks)
+
+    @property
+    def copied(self) -> bool:
+        """Whether other processes may have copies that nobody asked for by `fork`."""
+        return self.pickled or self._forks_before != forks_made()
+
+    def rebase(self, view: SnapshotView, changes: ChangeSet) -> None:
+        """Have these changes on this snapshot instead; names of new objects stay the session's."""
+        self.view, self.changes = view, changes
+        self.packs.relocate(changes)
+        self.reader = self._reader(view)
+
+    def set(self, key: str, data: bytes | memoryview, *, in_loop: bool = False) -> None:
+        """Write `data` at the key; a view is of more than `most_packed` bytes.
+
+        An event loop, for which all else would wait, says that it is one.
+        """
+        self._before_change(key)
+        if self.reports:
+            set_reported(self, key, data)
+            return
+        if self._set_document(key, data):
+            return
+        while not self._set_chunk(key, self._place(data), data, in_loop):
+            pass
+
+    async def set_async(self, key: str, data: bytes) -> None:
+        """As `set`, for an event loop: only the chunk's upload is awaited."""
+        self._before_change(key)
+        if self.reports:
+            await asyncio.to_thread(set_reported, self, key, data)
+            return
+        if self._set_document(key, data):
+            return
+        while not self._record(key, await self.write_async(data), data):
+            pass
+
+    def _before_change(self, key: str) -> None:
+        """Refuse a key that cannot be; let a copy that nobody asked for be noticed.
+
+        What a pickled store's copy, or a child of `os.fork`, changes is lost unless it is merged.
+        Its first change leaves an empty object under its name, by which the session finds out at
+        its commit.
+        """
+        check_key(key)
+        process = os.getpid()
+        if self._unasked and self.token is None and self._noticeable_in != process:
+            self._noticeable_in = process
+            assert self.keys is not None
+            self.storage.create(self.keys.next("chunks"), b"")
+        forked = self.frozen is None and self._forks_before != forks_made()
+        if forked and self.token is not None and not self._unasked:
+            with self.lock:  # a child may report, and does not know what is changed from here on
+                self.flush()
+                self.frozen = self.changes.copy()
+
+    @property
+    def _unasked(self) -> bool:
+        """Whether it is a copy that nobody asked for by `fork`."""
+        return self.pid != os.getpid() if self.origin is None else not self.origin.explicit
+
+    @property
+    def reports(self) -> bool:
+        """Whether it is a copy that reports what it changes to its session."""
+        return self.token is not None and self._unasked
+
+    def keep(self, node: Node, coords: Coords, ref: ChunkRef | None) -> None:
+        """Have a chunk of an array that was written, or was unset."""
+        with self.lock:
+            if ref is None:
+                self._unset(node, coords)
+            else:
+                self._hold(node, coords, ref)
+
+    def _set_chunk(self, key: str, ref: ChunkRef, data: bytes | memoryview, in_loop: bool) -> bool:
+        """Store a chunk as the ref says, and note it; False if it must be stored again."""
+        if isinstance(ref, NativeRef):
+            self.runtime.checkpoint("chunks.create")
+            create_own(self.storage, ref.key, data, durable=False)
+        elif isinstance(ref, StagedRef):
+            if self._writes.some_ended:
+                self._take_back(self._writes.take)
+            with self.lock:  # once for most chunks: two threads that write wait for each other
+                pack = self.packs.full(self.changes, len(data))
+                if pack is None:
+                    return self._note(key, ref, data)
+            self.runtime.checkpoint("chunks.create")
+            self._write_full(pack, in_loop)
+        return self._record(key, ref, data)
+
+    def _write_full(self, pack: Pack, in_loop: bool) -> None:
+        """Write a pack; for an event loop in the background, if that pays.
+
+        Threads that write chunks are several, and go on while one of them writes a pack. One in
+        the background would only be another one that asks for Python's lock again and again.
+        """
+        if in_loop and self._writes.pays and self._has_begun(pack):
+            return
+        try:
+            pack.write(self.storage, durable=False)
+        finally:
+            self._settle(pack)
+
+    def _has_begun(self, pack: Pack) -> bool:
+        """Whether a thread in the background writes it now; False if there is none to be had."""
+        try:
+            with self.lock:
+                due = self._writes.begin(pack)
+        except RuntimeError:
+            return False
+        if due is not None:
+            due.wait()
+        self._take_back(self._writes.take)
+        return True
+
+    def _take_back(self, take: Callable[[], Sequence[Flight]]) -> None:
+        """Settle packs that were written in the background.
+
+        Raises
+        ------
+        StorageError
+            If one could not be written; its chunks are staged, and go into another pack.
+        """
+        with self.lock:
+            flights = [(flight, self.packs.has_some_of(flight.pack)) for flight in take()]
+            self._settle(*(flight.pack for flight, _ in flights))
+        for flight, wanted in flights:
+            if flight.error is not None and wanted:
+                raise flight.error
+
+    async def write_async(self, data: bytes) -> ChunkRef:
+        """As `write`, for an event loop."""
+        ref = self._place(data)
+        if isinstance(ref, NativeRef):
+            if not await self.storage.create_async(ref.key, data, durable=False):
+                await asyncio.to_thread(create_own, self.storage, ref.key, data, durable=False)
+        elif isinstance(ref, StagedRef):
+            with self.lock:
+                pack = self.packs.full(self.changes, ref.length)
+            if pack is not None:
+                try:
+                    await pack.write_async(self.storage)
+                finally:
+                    self._settle(pack)
+        return ref
+
+    def _settle(self, *packs: Pack) -> None:
+        with self.lock:
+            for pack in packs:
+                self.packs.settle(pack, self.changes)
+
+    @contextmanager
+    def packed(self) -> Iterator[tuple[ChangeSet, Sequence[Pack]]]:
+        """The changes without staged chunks, and the packs that must be written for that.
+
+        Those that have been written when the block ends are done with; the chunks of the others
+        stay staged. The lock is held meanwhile.
+        """
+        with self.lock:
+            # What could not be written is staged, and written now.
+            with suppress(StorageError):
+                self._take_back(partial(self._writes.take, all_of_them=True))
+            packs = self.packs.all(self.changes)
+            try:
+                yield self.packs.settled(packs, self.changes), packs
+            finally:
+                self._settle(*packs)
+
+    def flush(self) -> None:
+        """Write all staged chunks, so that others can read them; not durably."""
+        with self.packed() as (_, packs):
+            self.runtime.parallel(
+                [partial(pack.write, self.storage, durable=False) for pack in packs]
+            )
+
+    def _place(self, data: bytes | memoryview) -> ChunkRef:
+        if len(data) <= self.inline_chunk_bytes:
+            return InlineRef(bytes(data))
+        if len(data) <= self.most_packed:
+            return StagedRef.of(bytes(data))
+        return native_ref(self._new_chunk_key(), 0, len(data), crc32c(data))
+
+    def _new_chunk_key(self) -> str:
+        assert self.keys is not None  # the store refuses writes before they come here
+        return self.keys.next("chunks")
+
+    def _record(self, key: str, ref: ChunkRef, data: bytes | memoryview) -> bool:
+        """Note a chunk that was stored; False if a commit came between and it must be again.
+
+        A commit starts a new session, and what that commits must carry the new session's name.
+        A staged chunk has no name yet. What was no document may be one by now, if the array whose
+        attributes it holds came meanwhile.
+        """
+        with self.lock:
+            return self._note(key, ref, data)
+
+    def _note(self, key: str, ref: ChunkRef, data: bytes | memoryview) -> bool:
+        if self._set_document(key, data):
+            return True
+        if isinstance(ref, NativeRef):
+            if self.keys is None or ref.source != self.keys.session_id:
+                return False
+            self.changes.unsynced.append(ref.key)
+        self._put(key, ref)
+        return True
+
+    def _hold(self, node: Node, coords: Coords, ref: ChunkRef) -> None:
+        """Put the ref into the change set; all refs that get there do so by this way."""
+        refs = self.changes.chunks.setdefault(node.node_id, {})
+        refs[coords] = ref
+        if isinstance(ref, StagedRef):
+            self.packs.stage(ref, node.node_id, coords)
+        if len(refs) % self._most_single == 0:
+            self._gather(node.node_id)
+
+    def _gather(self, node_id: bytes) -> None:
+        """Make a table of single refs, which take much more memory; staged ones stay single."""
+        refs = self.changes.chunks[node_id]
+        staged = {at: ref for at, ref in refs.items() if isinstance(ref, StagedRef)}
+        if len(staged) < len(refs):
+            del self.changes.chunks[node_id]
+            rest = {at: ref for at, ref in refs.items() if at not in staged}
+            self.changes.put_table(node_id, ChunkTable.of(rest))
+            if staged:
+                self.changes.chunks[node_id] = {**staged}
+
+    def _put(self, key: str, ref: ChunkRef) -> None:
+        chunk = self.chunk_at(key)
+        if chunk is None:
+            opaque = self.node(OPAQUE + key) or self._new_node(OPAQUE + key, NodeKind.OPAQUE)
+            chunk = opaque, ()
+        node, coords = chunk
+        if (
+            isinstance(ref, InlineRef)
+            and node.array is not None
+            and node.array.is_coordinate(node.path)
+            and self.ref(node, coords) == ref
+        ):
+            return
+        self._hold(node, coords, ref)
+
+    def delete(self, key: str) -> None:
+        """Remove what is at the key, if anything."""
+        self._before_change(key)
+        if self.reports:
+            unset_reported(self, key)
+            return
+        with self.lock:
+            path, name = document_path(key), split(key)[1]
+            node = self.node(path) if path is not None else None
+            if path is not None and node is not None and name in node.documents:
+                documents = self._documents(path)
+                del documents[name]
+                self._settle_node(path, documents, name)
+                return
+            chunk = self.chunk_at(key)
+            if chunk is not None:
+                self._unset(*chunk)
+            elif self.node(OPAQUE + key) is not None:
+                self._drop(OPAQUE + key)
+
+    def delete_below(self, prefix: str) -> None:
+        """Remove every key below the directory `prefix` (ends with / or is empty)."""
+        self._before_change(prefix)
+        if self.reports:
+            refuse_in_copy(f"what is below {prefix!r} cannot be removed")
+        with self.lock:
+            for path, node in self.nodes().items():
+                below = path + "/" if path else ""
+                if node.kind is NodeKind.OPAQUE:
+                    if path[1:].startswith(prefix):
+                        self._drop(path)
+                elif below.startswith(prefix):
+                    self._drop(path)
+                elif node.array is not None and prefix.startswith(below):
+                    for key in list(self._chunk_keys(node, node.array)):
+                        if key.startswith(prefix):
+                            self.delete(key)
+
+    def _unset(self, node: Node, coords: Coords) -> None:
+        if self.ref(node, coords) is None:
+            return
+        refs = self.changes.chunks.setdefault(node.node_id, {})
+        refs.pop(coords, None)
+        if self.ref(node, coords) is not None:
+            refs[coords] = UNSET
+        elif not refs:
+            del self.changes.chunks[node.node_id]
+
+    def put_table(self, path: str, grid: Box, table: ChunkTable) -> None:
+        """Lay a table of refs over the array at `path`, which has that grid.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such array any more.
+        """
+        self._before_change(path)
+        if self.reports:
+            refuse_in_copy(f"many refs of /{path} cannot be set at once")
+        with self.lock:
+            node = self.array_at(path)
+            if node.array is None or node.array.grid != grid:
+                raise InvalidArgumentError(
+                    f"/{path} was changed by another thread meanwhile; set the refs again"
+                )
+            self._settle_staged(node)
+            self.changes.put_table(node.node_id, table)
+
+    def _drop(self, path: str) -> None:
+        """Delete a node and all its chunks."""
+        node = self.node(path)
+        if node is None:
+            return
+        self.changes.forget(node.node_id)
+        self._change_node(path, None, differs=path in self.view.nodes)
+
+    def _new_node(
+        self, path: str, kind: NodeKind, documents: Mapping[str, bytes] | None = None
+    ) -> Node:
+        node = Node(path, self.runtime.random_bytes(NODE_ID_BYTES), kind, documents or {})
+        self._change_node(path, node)
+        return node
+
+    def _change_node(self, path: str, node: Node | None, *, differs: bool = True) -> None:
+        """Have this node, or none, at the path; all changes of nodes come by this way."""
+        self._stamp = object()  # also before: an interrupt may come between
+        if differs:
+            self.changes.nodes[path] = node
+        else:
+            self.changes.nodes.pop(path, None)
+        self._stamp = object()
+
+    def put_node(self, path: str, node: Node | None) -> None:
+        """Have this node, or none, at the path; its chunks are not looked at."""
+        with self.lock:
+            self._change_node(path, node, differs=self.view.nodes.get(path) != node)
+
+    def settled_chunks(self, node: Node) -> ChunkTable | None:
+        """As `chunks`, with no chunk staged: a table would carry its bytes as if it were inline."""
+        with self.lock:
+            self._settle_staged(node)
+            return self.chunks(node)
+
+    def _settle_staged(self, node: Node) -> None:
+        staged = self.changes.chunks.get(node.node_id, {}).values()
+        if any(isinstance(ref, StagedRef) for ref in staged):
+            self.flush()
+
+    def put_chunks(self, node: Node, table: ChunkTable | None) -> None:
+        """Have these chunks in the array and no others; it has at least one axis."""
+        with self.lock:
+            self.changes.forget(node.node_id)
+            if table is not None:
+                self.changes.put_table(node.node_id, table)
+            if self._is_stored(node):
+                assert node.array is not None
+                self.changes.truncated[node.node_id] = (0,) * len(node.array.shape)
+
+    # --- documents ---------------------------------------------------------------------------
+
+    def _set_document(self, key: str, data: bytes | memoryview) -> bool:
+        """Take `data` as a metadata document of a node; False if it is none."""
+        path = document_path(key)
+        if path is None:
+            return False
+        name = split(key)[1]
+        with self.lock:
+            documents = {**self._documents(path), name: bytes(data)}
+            self._settle_node(path, documents, name)
+            return name in node_documents(documents)
+
+    def _documents(self, path: str) -> dict[str, bytes]:
+        """What lies at the path under names of documents, be it the node's or opaque."""
+        node = self.node(path)
+        found = {} if node is None else dict(node.documents)
+        for name in DOCUMENTS:
+            opaque = self.node(OPAQUE + join(path, name))
+            ref = None if opaque is None else self.ref(opaque, ())
+            if ref is not None:
+                found[name] = self.reader.read(ref, 0, ref.length)
+        return found
+
+    def _settle_node(self, path: str, documents: Mapping[str, bytes], changed: str) -> None:
+        """Make the node that these documents at its path ask for; the others become opaque.
+
+        The one that is being `changed`, if it is none of the node's, is left to the caller.
+        """
+        node, due = self.node(path), node_documents(documents)
+        before = {} if node is None else node.documents
+        for name in due.keys() - before.keys():
+            self._drop(OPAQUE + join(path, name))
+        if before == due:
+            return
+        if node is None or not due:
+            self._replace_node(path, due)
+        else:
+            self._update_node(node, due)
+        for name in before.keys() - due.keys() - {changed}:
+            data = before[name]
+            # Not written right now, since the lock is held.
+            small = len(data) <= self.inline_chunk_bytes
+            self._put(join(path, name), InlineRef(data) if small else StagedRef.of(data))
+
+    def _update_node(self, node: Node, documents: Mapping[str, bytes]) -> None:
+        was, now = node.meta, parse_documents(documents)
+        if isinstance(was, ArrayMeta) and isinstance(now, ArrayMeta):
+            # From one format to the other is no resize: chunks off the grid become opaque.
+            resize = (V3_DOCUMENT in node.documents) == (V3_DOCUMENT in documents)
+            stays = was.same_chunking(now) and (resize or was.grid == now.grid)
+            if stays:
+                self._truncate(node, was.grid.hi, now.grid.hi)
+        else:
+            stays = type(was) is type(now)
+        if not stays:
+            self._replace_node(node.path, documents)
+            return
+        self._change_node(node.path, replace(node, documents=documents))
+        if isinstance(now, ArrayMeta):
+            self._adopt(node.path)
+
+    def _truncate(self, node: Node, before: Coords, after: Coords) -> None:
+        if all(b <= a for b, a in zip(before, after, strict=True)):
+            return
+        refs = self.changes.chunks.get(node.node_id, {})
+        for coords in [c for c in refs if any(x >= n for x, n in zip(c, after, strict=True))]:
+            del refs[coords]
+        self.changes.cut_tables(node.node_id, after)
+        if self._is_stored(node):
+            cut = narrower(self.changes.truncated.get(node.node_id), after)
+            self.changes.truncated[node.node_id] = cut if cut is not None else after
+
+    def _is_stored(self, node: Node) -> bool:
+        """Whether the snapshot has the node, there or, if it was moved, elsewhere."""
+        return node.node_id in self.view.by_id
+
+    def _replace_node(self, path: str, documents: Mapping[str, bytes]) -> None:
+        """Put a new node at the path (or none); chunks of the old one keep their keys' values."""
+        old = self.node(path)
+        kept: dict[str, ChunkRef] = {}
+        if old is not None and old.array is not None:
+            table = self.chunks(old)
+            for coords in map(tuple, table.coords().tolist() if table is not None else ()):
+                ref = self.ref(old, coords)
+                if ref is not None:
+                    kept[join(path, old.array.chunk_keys.encode(coords))] = ref
+        if old is not None:
+            self._drop(path)
+        if documents:
+            is_array = isinstance(parse_documents(documents), ArrayMeta)
+            self._new_node(path, NodeKind.ARRAY if is_array else NodeKind.GROUP, documents)
+        for key, ref in kept.items():
+            self._put(key, ref)
+        if documents:
+            self._adopt(path)
+
+    def _adopt(self, path: str) -> None:
+        """Opaque entries below a new or grown array that are its chunks become its chunks."""
+        below = OPAQUE + (path + "/" if path else "")
+        for slot, node in self.nodes().items():
+            if node.kind is NodeKind.OPAQUE and slot.startswith(below):
+                chunk = self.chunk_at(slot[1:])
+                ref = self.ref(node, ()) if chunk is not None else None
+                if chunk is not None and ref is not None:
+                    self._drop(slot)
+                    self._hold(*chunk, ref)
+        end = len(path)
+        while end > 0:
+            end = max(path.rfind("/", 0, end), 0)
+            above = self.node(path[:end])
+            if above is not None and above.array is not None:
+                self._take_from(above, above.array, path + "/")
+
+    def adopt_merged(self) -> list[Conflict]:
+        """Opaque entries that a merge has brought beside the array they are chunks of.
+
+        A fork that began before an array was made or had grown wrote its chunks as opaque
+        entries. Returns those whose chunk the session holds with other bytes.
+        """
+        conflicts = []
+        for slot, node in list(self.changes.nodes.items()):
+            if node is None or node.kind is not NodeKind.OPAQUE:
+                continue
+            chunk, ref = self.chunk_at(slot[1:]), self.ref(node, ())
+            if chunk is None or ref is None:
+                continue
+            array, coords = chunk
+            if self.ref(array, coords) is not None and not same_bytes(self.ref(array, coords), ref):
+                reason = "written with different bytes by two writers of the same session"
+                conflicts.append(Conflict(f"/{array.path}", "chunks", reason, (coords,)))
+            self._drop(slot)
+            self._hold(array, coords, ref)
+        return conflicts
+
+    def _take_from(self, above: Node, meta: ArrayMeta, below: str) -> None:
+        """Chunks of an array further up that now belong to one nested in its key space."""
+        table = self.chunks(above)
+        for coords in map(tuple, table.coords().tolist() if table is not None else ()):
+            key = join(above.path, meta.chunk_keys.encode(coords))
+            chunk = self.chunk_at(key) if key.startswith(below) else None
+            ref = self.ref(above, coords)
+            if chunk is not None and ref is not None and chunk[0].node_id != above.node_id:
+                self._unset(above, coords)
+                self._hold(*chunk, ref)

@@ -1,0 +1,1 @@
+"""Which snapshots there are, what lies between two of them, and who may still read them."""

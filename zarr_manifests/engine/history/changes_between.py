@@ -1,0 +1,197 @@
+"""Reading what commits have changed, over a range of the history.
+
+1. The parent links are followed from the end of the range to its start, and each commit's own delta
+   is fetched on the way, many at once; of the manifests that deltas name, it is asked whether they
+   are there. Only then is anything returned: a range of which a part has expired is an error, and
+   never a shorter answer.
+2. Commit by commit, from the oldest: the delta's chunk tables are decoded and become records, or,
+   for the net change, are laid over those before.
+
+Invariants: a commit's own delta is never replaced by a compaction, and no run of a read list is
+taken for it, so compactions are not seen; manifests of the base are not read, but, for the net
+change, where a chunk that was unset in the range has to be looked up at its start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from zarr_manifests.engine.history.ancestry import ancestors
+from zarr_manifests.engine.history.commit_logs import delta_of
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.errors import (
+    CorruptObjectError,
+    HistoryExpiredError,
+    InvalidArgumentError,
+    ObjectNotFoundError,
+)
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.delta import Delta
+from zarr_manifests.format.manifest import Manifest
+from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.grid import IndexArray
+from zarr_manifests.ids import snapshot_id_of, snapshot_key
+from zarr_manifests.planning.tables.presence import kinds_at
+from zarr_manifests.planning.upkeep.change_records import Change, Net, NodeTable, changes_of
+
+__all__ = ["Mode", "changes_between", "chunks_there"]
+
+type Mode = Literal["log", "net"]
+type Progress = Callable[[int], None]
+
+_AT_ONCE: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Commit:
+    snapshot_id: str
+    log: BlobRef
+
+
+def changes_between(
+    context: Context,
+    start: str | None,
+    end: BlobRef,
+    mode: Mode,
+    *,
+    floor: str | None = None,
+    progress: Progress | None = None,
+) -> Iterator[Change]:
+    """What the commits after snapshot `start` (None: all) up to the one at `end` have changed.
+
+    `floor` is the oldest snapshot in the history, if it does not go back to the first; `progress`
+    is told how many commits have been found so far.
+
+    Raises
+    ------
+    HistoryExpiredError
+        If some of the range has expired.
+    InvalidArgumentError
+        If `start` is not an ancestor, or there is no such mode.
+    """
+    if mode not in ("log", "net"):
+        raise InvalidArgumentError(f"there is no mode {mode!r}: choose 'log' or 'net'")
+    with _expiry(context, start, end):
+        commits, before = _range(context, start, end, floor, progress)
+        view = None if before is None else context.open_view(before)
+    records = _log(context, view, commits) if mode == "log" else _net(context, view, commits)
+    return _guarded(context, start, end, records)
+
+
+def chunks_there(view: SnapshotView, node_id: bytes, coords: IndexArray) -> npt.NDArray[np.bool_]:
+    """Which of these chunks (int64[n, ndim], n >= 1) there are; reads only leaves that may tell."""
+    table = view.chunks_at(node_id, coords)
+    if table is None:
+        return np.zeros(len(coords), np.bool_)
+    return kinds_at(table, coords) > RefKind.UNSET
+
+
+def _range(
+    context: Context,
+    start: str | None,
+    end: BlobRef,
+    floor: str | None,
+    progress: Progress | None,
+) -> tuple[list[_Commit], BlobRef | None]:
+    """The commits, oldest first, and the snapshot before the first of them."""
+    stop = None if start is None else snapshot_key(start)
+    commits: list[_Commit] = []
+    due: list[Snapshot] = []
+    before: BlobRef | None = None
+    for ref, snapshot in ancestors(context, end):
+        if ref.key == stop:
+            before = ref
+            break
+        commits.append(_Commit(snapshot_id_of(ref.key), snapshot.log.bare()))
+        due.append(snapshot)
+        if len(due) == _AT_ONCE:
+            _check_logs(context, due)
+            due = []
+        if progress is not None:
+            progress(len(commits))
+        if snapshot.parent is not None and snapshot_id_of(ref.key) == floor:
+            raise _expired(start, end, f"the history of the branch begins at {floor}")
+    if before is None and start is not None:
+        raise InvalidArgumentError(
+            f"snapshot {start} is not an ancestor of {snapshot_id_of(end.key)}; give the older "
+            "one first"
+        )
+    _check_logs(context, due)
+    return commits[::-1], before
+
+
+def _check_logs(context: Context, snapshots: list[Snapshot]) -> None:
+    """Fetch the commits' deltas, and see that the manifests they name are there."""
+    loads = [partial(delta_of, context, snapshot) for snapshot in snapshots]
+    deltas: list[Delta] = context.runtime.parallel(loads)
+    manifests = [ref.blob.key for delta in deltas for ref in delta.manifests]
+    context.runtime.parallel([partial(context.storage.head, key) for key in manifests])
+
+
+def _log(context: Context, before: SnapshotView | None, commits: list[_Commit]) -> Iterator[Change]:
+    nodes = NodeTable(() if before is None else before.nodes.values())
+    for commit in commits:
+        delta = context.objects.load(commit.log, Delta)
+        yield from changes_of(nodes, delta, _tables(context, delta), commit.snapshot_id)
+
+
+def _net(context: Context, before: SnapshotView | None, commits: list[_Commit]) -> Iterator[Change]:
+    net = Net.since(() if before is None else before.nodes.values())
+    for commit in commits:
+        delta = context.objects.load(commit.log, Delta)
+        net.add(delta, _tables(context, delta))
+    yield from net.node_changes()
+    for node_id, unset in net.touched():
+        there = np.zeros(len(unset), np.bool_)
+        if before is not None and len(unset):
+            there = chunks_there(before, node_id, unset)
+        yield from net.chunk_changes(node_id, there)
+
+
+def _tables(context: Context, delta: Delta) -> dict[bytes, list[ChunkTable]]:
+    context.objects.prefetch([(ref.blob, Manifest) for ref in delta.manifests])
+    manifests = [delta.embedded]
+    manifests += [context.objects.load(ref.blob, Manifest) for ref in delta.manifests]
+    tables: dict[bytes, list[ChunkTable]] = {}
+    for manifest in manifests:
+        for part, data in manifest.parts:
+            tables.setdefault(part.node_id, []).append(manifest.decode(part, data))
+    return tables
+
+
+def _guarded(
+    context: Context, start: str | None, end: BlobRef, records: Iterator[Change]
+) -> Iterator[Change]:
+    """The records; what expires while they are read is an error that says so."""
+    with _expiry(context, start, end):
+        yield from records
+
+
+@contextmanager
+def _expiry(context: Context, start: str | None, end: BlobRef) -> Iterator[None]:
+    try:
+        yield
+    except ObjectNotFoundError as error:
+        raise _expired(start, end, f"{error} ({context.storage.url})") from error
+    except CorruptObjectError as error:
+        if isinstance(error.__cause__, ObjectNotFoundError):
+            raise _expired(start, end, str(error.__cause__)) from error
+        raise
+
+
+def _expired(start: str | None, end: BlobRef, why: str) -> HistoryExpiredError:
+    since = "the first snapshot" if start is None else f"snapshot {start}"
+    return HistoryExpiredError(
+        f"the changes from {since} to {snapshot_id_of(end.key)} are not all there any more: {why}. "
+        "Read the whole of a newer snapshot, and the changes from there on; "
+        "`repo.ancestry()` lists what there is"
+    )

@@ -1,0 +1,148 @@
+"""The logs of commits: which deltas lie between two snapshots, and what they touched.
+
+A log that cannot be read, or is of another commit than its snapshot says, is an error: whether two
+commits conflict is not guessed at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from zarr_manifests.engine.history.ancestry import snapshot_ref
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.errors import CorruptObjectError
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.delta import CommitKind, Delta
+from zarr_manifests.format.manifest import Manifest
+from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
+from zarr_manifests.ids import snapshot_key
+from zarr_manifests.planning.conflict.decide import Footprint
+
+__all__ = ["delta_of", "deltas_between", "footprint_of", "listed_since", "tables_of"]
+
+
+def deltas_between(
+    context: Context, older: SnapshotView, newer: BlobRef, floor: str | None = None
+) -> list[Delta] | None:
+    """Deltas of the commits after `older` up to `newer`, newest first; None if not an ancestor.
+
+    What is older than the snapshot with the id `floor` is no ancestor any more. Commits that
+    changed nothing may be left out.
+    """
+    listed = listed_since(context, older, newer, floor)
+    if listed is None:
+        return _walked_back(context, older.ref, newer, floor)
+    context.objects.prefetch([(entry.log, Delta) for entry in listed])
+    deltas = []
+    for entry in reversed(listed):
+        delta = context.objects.load(entry.log, Delta)
+        entry.check(delta)
+        deltas.append(delta)
+    return deltas
+
+
+def listed_since(
+    context: Context, older: SnapshotView, newer: BlobRef, floor: str | None = None
+) -> tuple[DeltaEntry, ...] | None:
+    """What the read list of `newer` has after `older`, an ancestor; None if it does not tell.
+
+    It tells if it has the log of the commit that made `older`, which no other snapshot's is, and
+    after it each commit's own. Then no snapshot between has to be read, and logs can be read in
+    one round, or need not be read at all. If a compaction has come between, the snapshot that it
+    was made of tells, and those after it have entries of their own.
+    """
+    floor_key = None if floor is None else snapshot_key(floor)
+    since: tuple[DeltaEntry, ...] = ()
+    ref: BlobRef | None = newer
+    seen: set[str] = set()
+    while ref is not None and ref.key not in seen:
+        seen.add(ref.key)
+        snapshot = context.objects.load(ref, Snapshot)
+        logs = [entry.log.key for entry in snapshot.deltas]
+        listed = snapshot.log.key in logs[-1:]
+        if not listed and snapshot.kind is not CommitKind.REWRITE:
+            return None
+        if ref.key == older.ref.key or older.snapshot.log.key in logs:
+            at = len(logs) if ref.key == older.ref.key else logs.index(older.snapshot.log.key) + 1
+            since = (*snapshot.deltas[at:], *since)
+            whole = all(entry.first == entry.last for entry in since)
+            return since if whole and _is_above(context, older, floor) else None
+        since = (*snapshot.deltas[-1:], *since) if listed else since
+        ref = snapshot.parent if ref.key != floor_key else None
+    return None
+
+
+def _is_above(context: Context, older: SnapshotView, floor: str | None) -> bool:
+    """Whether an ancestor is the floor, or above it."""
+    if floor is None or floor == older.snapshot_id:
+        return True
+
+    def sequence() -> int:
+        return context.objects.load(snapshot_ref(context, floor), Snapshot).sequence
+
+    lowest: int = context.objects.cache.obtain(("sequence", floor), sequence)
+    return lowest < older.snapshot.sequence
+
+
+def _walked_back(
+    context: Context, older: BlobRef, newer: BlobRef, floor: str | None
+) -> list[Delta] | None:
+    last = None if floor is None else snapshot_key(floor)
+    deltas = []
+    ref: BlobRef | None = newer
+    seen: set[str] = set()
+    while ref is not None and ref.key != older.key:
+        if ref.key in seen:
+            raise CorruptObjectError(f"{ref.key} is its own ancestor; the history is damaged")
+        seen.add(ref.key)
+        snapshot = context.objects.load(ref, Snapshot)
+        deltas.append(delta_of(context, snapshot))
+        ref = snapshot.parent if ref.key != last else None
+    return None if ref is None else deltas
+
+
+def delta_of(context: Context, snapshot: Snapshot) -> Delta:
+    """What the snapshot's commit has changed."""
+    log = snapshot.log
+    if snapshot.deltas and snapshot.deltas[-1].log.key == log.key:
+        log = snapshot.deltas[-1].log  # with the copy that the read list may carry
+    delta = context.objects.load(log, Delta)
+    if delta.commit_id != snapshot.commit_id:
+        raise CorruptObjectError(f"{log.key} is the log of another commit than its snapshot's")
+    return delta
+
+
+def footprint_of(context: Context, view: SnapshotView, delta: Delta) -> Footprint:
+    """What a commit touched, from its delta."""
+    return Footprint(_touched_paths(view, delta), tables_of(context, delta))
+
+
+def tables_of(
+    context: Context, delta: Delta, wanted: Container[bytes] | None = None
+) -> dict[bytes, tuple[ChunkTable, ...]]:
+    """The chunks a commit set or unset, by node; of the nodes that are wanted, or of all."""
+    tables: dict[bytes, tuple[ChunkTable, ...]] = {}
+    due = [
+        ref
+        for ref in delta.manifests
+        if wanted is None or any(part.node_id in wanted for part in ref.parts)
+    ]
+    context.objects.prefetch([(ref.blob, Manifest) for ref in due])
+    manifests = [(delta.embedded, delta.embedded.directory())]
+    manifests += [(context.objects.load(ref.blob, Manifest), ref.parts) for ref in due]
+    for manifest, named in manifests:
+        if manifest.directory() != named:
+            raise CorruptObjectError("a manifest of a delta has other chunk tables than it says")
+        for part, data in manifest.parts:
+            if wanted is None or part.node_id in wanted:
+                found = manifest.decode(part, data)
+                tables[part.node_id] = (*tables.get(part.node_id, ()), found)
+    return tables
+
+
+def _touched_paths(view: SnapshotView, delta: Delta) -> frozenset[str]:
+    paths = {node.node_id: node.path for node in (*view.nodes.values(), *delta.nodes)}
+    truncated = {paths.get(node_id, "?") for node_id in delta.truncated}
+    return frozenset({node.path for node in delta.nodes} | delta.deleted.keys() | truncated)

@@ -1,0 +1,131 @@
+"""Sessions that time has passed, and readers that go on to the branch's newest snapshot.
+
+Invariant: what cannot be had because its snapshot has expired is told so (`SnapshotExpiredError`),
+as is what a session wrote itself and a collection has taken since (`FencedError`); neither is taken
+for damage. What is damaged in a snapshot that is in history, or leased, is told as that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from zarr_manifests.engine.history.ancestry import find_in_history, is_missing
+from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.errors import (
+    CorruptObjectError,
+    FencedError,
+    ManifestsError,
+    MissingChunkError,
+    NotFoundError,
+    SnapshotExpiredError,
+)
+
+__all__ = ["Follower", "collected", "expired", "open_head", "opened"]
+
+
+def open_head(context: Context, branch: str, now: SnapshotView) -> SnapshotView:
+    """The head of the branch; `now` itself if it still is that.
+
+    Raises
+    ------
+    NotFoundError
+        If the branch is gone.
+    """
+
+    def newest() -> SnapshotView:
+        root = context.roots.read().root
+        tip = context.roots.with_branch(root, branch).branches.get(branch)
+        if tip is None:
+            raise NotFoundError(f"branch {branch!r}, which the session reads, was deleted")
+        return now if tip.head.key == now.ref.key else context.open_branch(tip)
+
+    return opened(newest)
+
+
+def expired(
+    context: Context, snapshot_id: str, error: ManifestsError
+) -> SnapshotExpiredError | None:
+    """What to raise instead of the error, if the snapshot has left history; else None."""
+    if not is_missing(error):
+        return None
+    try:
+        root = context.roots.read().root
+    except ManifestsError:
+        return None  # what was found first says more
+    if any(lease.snapshot == snapshot_id for lease in context.roots.leases(root)):
+        return None
+    try:
+        find_in_history(context, root, snapshot_id)
+    except SnapshotExpiredError:
+        return SnapshotExpiredError(
+            f"snapshot {snapshot_id} has expired while it was read, and objects of it are gone: "
+            f"{error}. Open a new session, `session.refresh()`, open it with follow=True, or take "
+            "a lease beforehand (`repo.lease`)"
+        )
+    return None
+
+
+def opened[R](attempt: Callable[[], R]) -> R:
+    """What the attempt gives, which reads the root and opens what that leads to.
+
+    What is missing may have been in history when the root was read and collected since; so it is
+    damage only if it is missing again when everything is read anew.
+    """
+    missed: set[str] = set()
+    while True:
+        try:
+            return attempt()
+        except (CorruptObjectError, MissingChunkError) as error:
+            if not is_missing(error) or str(error) in missed:
+                raise
+            missed.add(str(error))
+
+
+def collected(context: Context, keys: SessionKeys, error: ManifestsError) -> FencedError | None:
+    """What to raise instead of the error, if a collection took what the session wrote; else None.
+
+    A session that holds no lease and began before the fence has lost the right to its objects.
+    """
+    key = error.key if isinstance(error, MissingChunkError) else None
+    if key is None or not key.startswith(keys.lineage_prefix):
+        return None
+    try:
+        root = context.roots.read().root
+        if keys.start >= root.fence or context.roots.holds_lease(root, keys.session_id):
+            return None
+    except ManifestsError:
+        return None  # what was found first says more
+    return FencedError(
+        f"the session began at version {keys.start}, before the repository's fence {root.fence}, "
+        f"and a collection has taken {key}, which it wrote and did not commit in time. Open a new "
+        "session and write the changes again; a session that holds a lease keeps what it writes "
+        "(`writable_session(lease=...)`)"
+    )
+
+
+class Follower:
+    """Says when a reader should look whether its branch has moved."""
+
+    def __init__(self, context: Context, branch: str, interval_s: float) -> None:
+        self._context = context
+        self._branch = branch
+        self._interval_s = interval_s
+        self._looked_s = context.runtime.monotonic_s()
+
+    def due(self) -> bool:
+        """Whether the interval is over; it begins anew then."""
+        over = self.over
+        if over:
+            self._looked_s = self._context.runtime.monotonic_s()
+        return over
+
+    @property
+    def over(self) -> bool:
+        """Whether the interval is over."""
+        return self._context.runtime.monotonic_s() - self._looked_s >= self._interval_s
+
+    def head(self, now: SnapshotView) -> SnapshotView:
+        """The head of the branch."""
+        return open_head(self._context, self._branch, now)

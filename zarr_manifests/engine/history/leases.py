@@ -1,0 +1,236 @@
+"""Leases: claims in the root that keep a snapshot, and a writer's objects, from being collected.
+
+A lease is valid while it is present in the root; its time only says when a collector may take it
+away, in the swap that raises the fence. Invariants, each checked against the root that is
+replaced:
+
+- A lease is taken or renewed only while its snapshot is in history.
+- A session that began before the fence cannot take one: its objects may have been collected.
+- What is not there any more is not renewed; its holder has lost it for good.
+
+Its holder cannot see the root all the time. It relies on the lease for as long as the last renewal
+said, by its own clocks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+
+from zarr_manifests.engine.history.ancestry import find_in_history
+from zarr_manifests.engine.root.heartbeat import Held, Term
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.errors import (
+    CorruptObjectError,
+    FencedError,
+    InvalidArgumentError,
+    LeaseError,
+    ManifestsError,
+    SnapshotExpiredError,
+)
+from zarr_manifests.format.root import Lease, Root
+from zarr_manifests.ids import new_session_id, session_start
+
+__all__ = ["checked_timeout_ms", "give_up", "move", "renew_all", "take"]
+
+_ATTEMPTS = 100
+_OWNER_CHARS = 200
+_LOG = logging.getLogger(__name__)
+
+
+def checked_timeout_ms(timeout: timedelta | float) -> int:
+    """The timeout in milliseconds; a number counts seconds.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is not between a hundredth of a second and a year.
+    """
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise InvalidArgumentError(f"a lease's timeout is a timedelta or seconds, not {timeout!r}")
+    if not 0.01 <= seconds <= 366 * 86_400:
+        raise InvalidArgumentError(f"a lease lasts from 0.01 s to a year, not {seconds!r} s")
+    return int(seconds * 1000)
+
+
+def take(
+    context: Context, snapshot_id: str, timeout_ms: int, owner: str, session: str | None = None
+) -> Held:
+    """Take a lease on a snapshot; with `session`, on that session's objects too.
+
+    Raises
+    ------
+    SnapshotExpiredError
+        If the snapshot is not in history.
+    FencedError
+        If the session began before the fence.
+    LeaseError
+        If there is no thread that could renew it; it was given up again.
+    """
+    if not isinstance(owner, str):
+        raise InvalidArgumentError(f"the owner of a lease is a text, not {owner!r}")
+    runtime = context.runtime
+    random = runtime.random_bytes(12)
+    owner = owner[:_OWNER_CHARS].encode("utf-8", "replace").decode()
+    held = Held(runtime.random_bytes(16), session or "", snapshot_id, timeout_ms, owner)
+
+    def change(root: Root) -> Root:
+        if session is None:  # a reader's: no fence is ever before the root it is taken in
+            held.session = new_session_id(root.version, random)
+        find_in_history(context, root, held.snapshot)
+        _check_start(root, held.session)
+        kept = tuple(lease for lease in root.leases if lease.lease_id != held.lease_id)
+        held.term = _term(context, held)
+        return replace(root, leases=(*kept, _lease(held, held.term)))
+
+    context.roots.update_leases(change, "taking a lease", _ATTEMPTS)
+    try:
+        context.heart.add(held, runtime, partial(_beat, context))
+    except RuntimeError as error:
+        _give_back(context, held)
+        raise LeaseError(
+            f"no lease was taken on snapshot {snapshot_id}: there is no thread that could renew it "
+            f"({error}). Let this process have fewer threads, or allow it more"
+        ) from error
+    return held
+
+
+def _give_back(context: Context, held: Held) -> None:
+    try:
+        give_up(context, held)
+    except ManifestsError:
+        # Nobody renews it, so that a collection removes it once its time is up.
+        _LOG.warning("a lease that cannot be renewed was not given up", exc_info=True)
+
+
+def move(context: Context, held: Held, session: str, snapshot_id: str) -> None:
+    """Let a writer's lease go on with the session and the snapshot that follow its commit.
+
+    Raises
+    ------
+    FencedError
+        If it was taken away.
+    """
+    old, new = _name(held), replace(held, session=session, snapshot=snapshot_id)
+    term = held.term
+
+    def change(root: Root) -> Root:
+        nonlocal term
+        there = {lease.name for lease in context.roots.leases(root)}
+        if _name(new) not in there:  # unless an earlier try has moved it
+            if old not in there:
+                raise _taken_away(held)
+            _check_start(root, session)
+        find_in_history(context, root, snapshot_id)
+        term = _term(context, new)
+        return _with(_without(root, [old]), [_lease(new, term)])
+
+    context.roots.update_leases(change, "moving a lease", _ATTEMPTS)
+    held.session, held.snapshot, held.term = session, snapshot_id, term
+
+
+def renew_all(context: Context) -> None:
+    """Renew all leases of this process, in one swap; those that cannot be are lost.
+
+    What cannot be told of one, since its history is damaged, keeps no other from being renewed.
+    """
+    lost: dict[bytes, ManifestsError] = {}
+    terms: dict[bytes, Term] = {}
+
+    def change(root: Root) -> Root:
+        lost.clear()
+        terms.clear()
+        there = {lease.name for lease in context.roots.leases(root)}
+        renewed = []
+        for held in due:
+            try:
+                if _name(held) not in there:
+                    raise _taken_away(held)
+                find_in_history(context, root, held.snapshot)
+            except (SnapshotExpiredError, FencedError) as error:
+                lost[held.lease_id] = error
+            except CorruptObjectError:
+                _LOG.warning("a lease on %s was not renewed", held.snapshot, exc_info=True)
+            else:
+                terms[held.lease_id] = _term(context, held)
+                renewed.append(_lease(held, terms[held.lease_id]))
+        return _with(root, renewed) if renewed else root
+
+    due = context.heart.held()
+    if due:
+        context.roots.update_leases(change, "renewing leases", _ATTEMPTS)
+        for held in due:
+            held.lost = lost.get(held.lease_id)
+            held.term = terms.get(held.lease_id, held.term)
+
+
+def give_up(context: Context, held: Held) -> None:
+    """Take the lease out of the root, if it is there still; a parent's stays."""
+    if held.is_inherited:
+        return
+    context.heart.drop(held)
+
+    def change(root: Root) -> Root:
+        there = {lease.name for lease in context.roots.leases(root)}
+        return _without(root, [_name(held)]) if _name(held) in there else root
+
+    context.roots.update_leases(change, "giving up a lease", _ATTEMPTS)
+
+
+def _beat(context: Context) -> None:
+    try:
+        renew_all(context)
+    except ManifestsError:
+        # It is tried again after a third of the timeout. Meanwhile `Held.check` looks at the time.
+        _LOG.warning("renewing the leases of %s failed", context.storage.url, exc_info=True)
+
+
+def _check_start(root: Root, session: str) -> None:
+    if session_start(session) < root.fence:
+        raise FencedError(
+            f"the session began at version {session_start(session)}, before the repository's "
+            f"fence {root.fence}: its objects may have been collected, and no lease can bring "
+            "them back. Open a new session"
+        )
+
+
+def _taken_away(held: Held) -> FencedError:
+    return FencedError(
+        f"the lease on snapshot {held.snapshot} was not renewed in time, and a collection took "
+        "it away; open a new session with a longer timeout"
+    )
+
+
+def _term(context: Context, held: Held) -> Term:
+    """From now on, before the swap: it may take long."""
+    runtime, timeout_ms = context.runtime, held.timeout_ms
+    return Term(runtime.monotonic_s() + timeout_ms / 1000, runtime.now_ms() + timeout_ms)
+
+
+def _lease(held: Held, term: Term) -> Lease:
+    return Lease(held.lease_id, held.session, held.snapshot, term.until_ms, held.owner)
+
+
+def _name(held: Held) -> str:
+    return f"{held.session}/{held.lease_id.hex()}"
+
+
+def _with(root: Root, leases: Iterable[Lease]) -> Root:
+    """The root that says this of the leases itself, whatever a page says."""
+    new = {lease.name: lease for lease in leases}
+    kept = tuple(lease for lease in root.leases if lease.name not in new)
+    return replace(root, leases=(*kept, *new.values()))
+
+
+def _without(root: Root, names: Iterable[str]) -> Root:
+    """The root without these leases, even where a page has them."""
+    gone = set(names)
+    left = tuple(lease for lease in root.leases if lease.name not in gone)
+    hidden = root.deleted_leases
+    if root.pages.get("leases"):
+        hidden = tuple(dict.fromkeys((*hidden, *sorted(gone))))
+    return replace(root, leases=left, deleted_leases=hidden)

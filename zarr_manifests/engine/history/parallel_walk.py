@@ -1,0 +1,125 @@
+"""Walks through history, in fewer round trips than there are snapshots.
+
+A snapshot names its parent and no older one, so a walk would wait for each in turn. Snapshots' keys
+begin with the version of the root at which their session began, though, so those that are listed
+right below one are mostly those before it. Once some had to be fetched one after another, the next
+ones are fetched along with the one that is due.
+
+Invariants:
+
+- What is listed is a guess. Believed is only what a snapshot's pointer to its parent says, with
+  length and checksum, as if it had been fetched by itself. A guess that is wrong, or cannot be
+  read, costs a request and is no error.
+- A round guesses at most twice as many as were needed of the round before, and none for a while
+  after one of which none was.
+- Where calls are inline (memory, a local disk) nothing is listed or fetched ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+from typing import Final
+
+from zarr_manifests.engine.objects.metadata import Objects
+from zarr_manifests.errors import StorageError
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.snapshot import Ancestor, Snapshot
+from zarr_manifests.ids import session_of, session_start
+from zarr_manifests.runtime import Runtime
+from zarr_manifests.storage import Storage
+
+__all__ = ["SnapshotsAhead", "older_than"]
+
+_BEGINS: Final = 2
+"""So many are fetched by themselves first: mostly only the newest are asked for."""
+_FIRST: Final = 4
+_MOST: Final = 64
+_RESTS: Final = 16
+"""So many are fetched by themselves where guesses were of no use."""
+_GUESS_BYTES: Final = 1 << 20
+_VERSIONS: Final = 256
+
+
+class SnapshotsAhead:
+    """The snapshots that one walk is likely to need next."""
+
+    def __init__(self, objects: Objects, runtime: Runtime) -> None:
+        self._objects = objects
+        self._runtime = runtime
+        self._guesses: Iterator[str] | None = None
+        self._fetched: dict[str, bytes] = {}
+        self._until_begin = _BEGINS
+        self._needed = 0
+
+    def take(self, ref: BlobRef) -> bytes | None:
+        """What lies at the key, if it has been fetched here; None if others have it or get it."""
+        objects = self._objects
+        if objects.storage.capabilities.inline:
+            return None
+        if objects.is_near(ref, Snapshot, Ancestor):
+            return None
+        if ref.key in self._fetched:
+            self._needed += 1
+            return self._fetched.pop(ref.key)
+        if self._until_begin:
+            self._until_begin -= 1
+            return None
+        return self._round(ref)
+
+    def _round(self, ref: BlobRef) -> bytes | None:
+        """Fetch what is due, and guesses of what comes next."""
+        due = ref.key
+        guesses = self._next(due)
+        self._needed = 0
+        if not guesses:
+            return None
+        most = {due: ref.length} | dict.fromkeys(guesses, _GUESS_BYTES)
+        keys, guess = [*most], self._objects.guess
+        found = self._runtime.parallel([partial(guess, key, n) for key, n in most.items()])
+        # What was of no use yet may still be, but no more than a round of it is kept.
+        here = {key: data for key, data in zip(keys, found, strict=True) if data is not None}
+        data = here.pop(due, None)
+        self._fetched = here
+        return data
+
+    def _next(self, due: str) -> list[str]:
+        if self._guesses is None:
+            return self._begin_below(due)
+        if not self._needed:
+            self._guesses, self._until_begin = None, _RESTS
+            return []
+        guesses = list(islice(self._guesses, min(2 * self._needed, _MOST)))
+        if guesses and due < guesses[-1]:  # the walk has come to a much older branch
+            return self._begin_below(due)
+        return [key for key in guesses if key != due]
+
+    def _begin_below(self, key: str) -> list[str]:
+        self._guesses = older_than(self._objects.storage, key)
+        return list(islice(self._guesses, _FIRST))
+
+
+def older_than(storage: Storage, key: str) -> Iterator[str]:
+    """Keys of snapshots that sort before this one, the last of them first."""
+    stop, version, span = key, session_start(session_of(key)), _VERSIONS
+    while True:
+        first = max(version - span, 0)
+        place = f"snapshots/{first:012d}"
+        try:
+            yield from reversed(_listed(storage, place, stop))
+        except StorageError:  # who walks gets there without
+            return
+        if first == 0:
+            return
+        stop, version, span = place, first, 2 * span  # leases take versions, too
+
+
+def _listed(storage: Storage, after: str, before: str) -> list[str]:
+    found = []
+    for info in storage.list("snapshots/", after):
+        if info.key >= before:
+            break
+        if info.nbytes <= _GUESS_BYTES:
+            found.append(info.key)
+    return found

@@ -1,0 +1,1 @@
+"""Immutable objects and chunk bytes: written once, fetched once, cached and verified."""

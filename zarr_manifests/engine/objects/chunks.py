@@ -1,0 +1,197 @@
+"""Chunk bytes: the names of the objects they are written to, and reads of exactly their range.
+
+Invariants: a chunk that is referenced and cannot be had, whole and undamaged, is an error and
+never `None`; a whole chunk's checksum is verified on every read; objects are put-if-absent under
+a session id that no other process uses, since a forked child draws one of its own before it
+writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import os
+from dataclasses import dataclass, field
+from typing import Final
+
+from zarr_manifests.engine.objects.chunk_cache import ChunkCache
+from zarr_manifests.engine.objects.coalescing import CoalescedReads
+from zarr_manifests.errors import CorruptObjectError, MissingChunkError, ObjectNotFoundError
+from zarr_manifests.format.chunk_table import ChunkRef, InlineRef, NativeRef, VirtualRef
+from zarr_manifests.ids import crc32c, new_session_id, object_key
+from zarr_manifests.runtime import Runtime
+from zarr_manifests.storage import Storage
+from zarr_manifests.virtual.containers import Containers
+from zarr_manifests.virtual.virtual_files import VirtualReader
+
+__all__ = ["ChunkReader", "SessionKeys"]
+
+_LINEAGE_BYTES = 6
+_LARGE_BYTES: Final = 512 * 1024
+"""From here on, an event loop has a storage that answers at once read by a thread: several chunks
+are read and checked side by side, which outweighs the thread."""
+
+
+class SessionKeys:
+    """Hands out the keys of one writer's objects: `<kind>/<session>/<n>`.
+
+    The first 48 random bits of a session id are its lineage, which copies of the session share;
+    the other 48 are each copy's own. `epoch` is that with which the session has claimed its
+    branch, if it has.
+    """
+
+    def __init__(
+        self,
+        start: int,
+        runtime: Runtime,
+        lineage: bytes | None = None,
+        *,
+        epoch: int | None = None,
+    ) -> None:
+        self._runtime = runtime
+        self.start = start
+        self.epoch = epoch
+        self.lineage = lineage or runtime.random_bytes(_LINEAGE_BYTES)
+        self._own = self._draw()
+
+    def _draw(self) -> _Own:
+        own = self._runtime.random_bytes(_LINEAGE_BYTES)
+        return _Own(os.getpid(), new_session_id(self.start, self.lineage + own))
+
+    def next(self, kind: str) -> str:
+        """A key that nobody has used."""
+        own = self._current()
+        return object_key(kind, own.session_id, next(own.numbers))
+
+    def key_for(self, kind: str, data: bytes) -> str:
+        """The key that these bytes were written under, or one that nobody has used."""
+        found = [key for key in self._current().written if key.startswith(f"{kind}/")]
+        digest = _digest(data) if found else b""  # a first commit has none to compare with
+        same = (key for key in found if self._current().written[key] == digest)
+        return next(same, None) or self.next(kind)
+
+    def has_written(self, key: str) -> bool:
+        """Whether an object is known to be in the storage under the key."""
+        return key in self._current().written
+
+    def note_written(self, key: str, data: bytes) -> None:
+        """Note that these bytes are in the storage under a key of this session."""
+        self._current().written[key] = _digest(data)
+
+    @property
+    def session_id(self) -> str:
+        """The session id in this process."""
+        return self._current().session_id
+
+    def _current(self) -> _Own:
+        if self._own.pid != os.getpid():
+            self._own = self._draw()
+        return self._own
+
+    @property
+    def lineage_prefix(self) -> str:
+        """What the chunk keys of this session and all its copies start with."""
+        return f"chunks/{self.start:012d}-{self.lineage.hex()}"
+
+
+@dataclass(slots=True)
+class _Own:
+    """What one process has of a session's keys."""
+
+    pid: int
+    session_id: str
+    numbers: itertools.count[int] = field(default_factory=itertools.count)
+    written: dict[str, bytes] = field(default_factory=dict)
+    """Key -> digest of what was written there."""
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=32).digest()
+
+
+class ChunkReader:
+    """Reads chunks of one snapshot, or of a session that grew from it."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        snapshot_id: str,
+        containers: Containers | None = None,
+        cache: ChunkCache | None = None,
+    ) -> None:
+        self._storage = storage
+        self._inline = storage.capabilities.inline
+        self._far = None if self._inline else CoalescedReads(storage)
+        self._virtual = VirtualReader(containers or Containers())
+        self._snapshot_id = snapshot_id
+        self._cache = cache
+
+    def read(self, ref: ChunkRef, start: int, length: int) -> bytes:
+        """`length` bytes of the chunk from `start` on; both lie within the chunk.
+
+        Raises
+        ------
+        MissingChunkError
+            If the object that holds the chunk is not there.
+        CorruptObjectError
+            If it is too short, or the whole chunk does not match its checksum.
+        VirtualContainerError
+            If it lies in a file elsewhere that the repository was not opened to read.
+        VirtualSourceChangedError
+            If that file is not what it was when it was referenced.
+        """
+        if not isinstance(ref, NativeRef):
+            if isinstance(ref, VirtualRef):
+                return self._virtual.read(ref, start, length)
+            return ref.data[start : start + length]
+        if self._cache is not None and (kept := self._cache.find(ref)) is not None:
+            return kept[start : start + length]
+        try:
+            data = self._storage.get(ref.key, ref.offset + start, length)
+        except ObjectNotFoundError as error:
+            raise self._missing(ref) from error
+        if self._cache is None and len(data) == length == ref.length and crc32c(data) == ref.crc32c:
+            return data  # as `_checked` would say
+        return self._checked(ref, data, start, length)
+
+    async def read_async(self, ref: ChunkRef, start: int, length: int) -> bytes:
+        """As `read`, for an event loop; neighbours in one request where a storage is far away."""
+        if isinstance(ref, InlineRef):
+            return ref.data[start : start + length]
+        if isinstance(ref, VirtualRef) or (length >= _LARGE_BYTES and self._inline):
+            return await asyncio.to_thread(self.read, ref, start, length)
+        if self._cache is not None and (kept := self._cache.find(ref)) is not None:
+            return kept[start : start + length]
+        try:
+            source = self._storage.get_async if self._far is None else self._far.get
+            data = await source(ref.key, ref.offset + start, length)
+        except ObjectNotFoundError as error:
+            raise self._missing(ref) from error
+        return self._checked(ref, data, start, length)
+
+    def _missing(self, ref: NativeRef) -> MissingChunkError:
+        error = MissingChunkError(
+            f"chunk object {ref.key} of snapshot {self._snapshot_id} is not in "
+            f"{self._storage.url}; restore it from a backup, write the chunk again, or open an "
+            "older snapshot. It is not read as fill value"
+        )
+        error.key = ref.key
+        return error
+
+    def _checked(self, ref: NativeRef, data: bytes, start: int, length: int) -> bytes:
+        if len(data) != length:
+            problem = f"ends after {start + len(data)} of {ref.length} bytes"
+        elif length != ref.length:
+            return data
+        elif crc32c(data) != ref.crc32c:
+            problem = "does not match its checksum"
+        else:
+            if self._cache is not None:
+                self._cache.keep(ref, data)
+            return data
+        raise CorruptObjectError(
+            f"chunk object {ref.key} (offset {ref.offset}) of snapshot {self._snapshot_id} in "
+            f"{self._storage.url} {problem}; restore it from a backup, write the chunk again, or "
+            "open an older snapshot"
+        )

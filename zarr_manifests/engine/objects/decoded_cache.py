@@ -1,0 +1,220 @@
+"""Values decoded from immutable objects, kept in memory within a number of bytes.
+
+Invariants:
+
+- *Bounded.* What the values take, as `sizes` tells, is at most `max_size`; or, if this is more,
+  the value added last and half of `max_size`. There are two parts: objects, which cost a request
+  to have again, and what is made of them (chunk tables, overlays). Of the larger part goes
+  first what was not used for longest; so objects, such as the deltas of the last commits, keep
+  half of the room however large the tables are that a scan passes through.
+- *Idle values go* once something else is looked up: those not used for `expire_ms`.
+- *Single-flight.* While one thread makes a value, others that want it wait for that. An error is
+  raised for all of them; but if the maker was interrupted (not an `Exception`), those who wait go
+  on as if it had never begun. Making a value never waits for a thread of the pool, whose
+  threads may all be waiting here.
+- *Fork-safe.* A child of `os.fork` has what was in the cache, a free lock, and waits for no thread
+  of its parent.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any, Final
+
+from zarr_manifests.config import CacheOptions
+from zarr_manifests.engine.objects.decoded_sizes import decoded_bytes
+from zarr_manifests.metrics import Meter
+from zarr_manifests.runtime import Runtime
+
+__all__ = ["ENTRY_BYTES", "OBJECT", "DecodedCache"]
+
+OBJECT: Final = "object"
+"""The first element of the names of objects; what is made of them is called otherwise."""
+
+ENTRY_BYTES: Final = 400
+"""What an entry takes besides its value: its name, its place in the order."""
+
+
+class _Entry:
+    __slots__ = ("nbytes", "used_s", "value")
+
+    def __init__(self, value: Any, nbytes: int, used_s: float) -> None:
+        self.value, self.nbytes, self.used_s = value, nbytes, used_s
+
+
+class _Flight:
+    """A value in the making."""
+
+    __slots__ = ("ended", "error", "value")
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.value: Any = None
+        self.error: Exception | None = _InterruptedError()
+
+
+class _InterruptedError(Exception):
+    """The maker has not come to an end; told to those who wait, and to nobody else."""
+
+
+class DecodedCache:
+    """Values by name; a name is a tuple, its first element says what part it belongs to."""
+
+    def __init__(self, options: CacheOptions, runtime: Runtime, meter: Meter | None = None) -> None:
+        self.max_size = options.max_size
+        self._expire_s = options.expire_ms / 1000 or float("inf")
+        self._now_s = runtime.monotonic_s
+        self._meter = meter or Meter()
+        # From what was not used for longest to what was used last, but what is in `_used`.
+        self._objects: OrderedDict[tuple[Any, ...], _Entry] = OrderedDict()
+        self._made: OrderedDict[tuple[Any, ...], _Entry] = OrderedDict()
+        self._used: dict[tuple[Any, ...], None] = {}
+        self._bytes = [0, 0]
+        self._due_s = float("inf")  # no value expires before
+        self._restart()
+        _CACHES.add(self)
+
+    def _restart(self) -> None:
+        self._lock = threading.RLock()
+        self._flights: dict[tuple[Any, ...], _Flight] = {}
+        # A thread of the parent may have been between adding a value and adding its size.
+        self._bytes[:] = (
+            sum(entry.nbytes for entry in part.values()) for part in (self._objects, self._made)
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the values take, as far as can be told."""
+        with self._lock:  # not between adding one and dropping another
+            return sum(self._bytes)
+
+    def __contains__(self, name: tuple[Any, ...]) -> bool:
+        with self._lock:
+            return name in self._part(name)[0]
+
+    def clear(self) -> None:
+        """Forget all values."""
+        with self._lock:
+            self._objects.clear()
+            self._made.clear()
+            self._used.clear()
+            self._bytes[:] = 0, 0
+
+    def find(self, name: tuple[Any, ...]) -> Any | None:
+        """The value, None if there is none."""
+        now_s = self._now_s()
+        if now_s >= self._due_s:
+            with self._lock:
+                self._expire(now_s)
+        # Without the lock, which would take half of the time of each chunk's lookup.
+        entry = (self._objects if name[0] == OBJECT else self._made).get(name)
+        if entry is None:
+            return None
+        entry.used_s = now_s
+        self._used[name] = None
+        return entry.value
+
+    def keep(self, name: tuple[Any, ...], value: Any) -> None:
+        """Add a value, as used last; the one that is there stays."""
+        if self.find(name) is not None:
+            return
+        entry = _Entry(value, ENTRY_BYTES + decoded_bytes(value), self._now_s())
+        with self._lock:
+            self._settle()
+            part, at = self._part(name)
+            old = part.pop(name, None)
+            part[name] = entry
+            self._bytes[at] += entry.nbytes - (old.nbytes if old is not None else 0)
+            self._due_s = min(self._due_s, entry.used_s + self._expire_s)
+            self._shrink(name)
+
+    def obtain(self, name: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """The value; if there is none, what `make` returns, which is called by one thread."""
+        while True:
+            flight: _Flight | None = None
+            try:
+                with self._lock:
+                    found = self.find(name)
+                    if found is not None:
+                        return found
+                    waiting = self._flights.get(name)
+                    if waiting is None:
+                        flight = self._flights[name] = _Flight()
+                if waiting is None:
+                    value = make()
+                    self.keep(name, value)
+                    assert flight is not None
+                    flight.value, flight.error = value, None
+                    return value
+            except Exception as error:
+                if flight is not None:
+                    flight.error = error
+                raise
+            finally:
+                if flight is not None:
+                    with self._lock:
+                        # In a child that was forked meanwhile there are no flights but its own.
+                        if self._flights.get(name) is flight:
+                            del self._flights[name]
+                    flight.ended.set()
+            waiting.ended.wait()
+            if waiting.error is None:
+                return waiting.value
+            if not isinstance(waiting.error, _InterruptedError):
+                raise waiting.error
+
+    def _part(self, name: tuple[Any, ...]) -> tuple[OrderedDict[tuple[Any, ...], _Entry], int]:
+        return (self._objects, 0) if name[0] == OBJECT else (self._made, 1)
+
+    def _settle(self) -> None:
+        """Put what was used since the last time behind what was not."""
+        used, self._used = self._used, {}
+        known = [
+            (part[name].used_s, name, part)
+            for name in [*used]
+            if name in (part := self._part(name)[0])
+        ]
+        for _, name, part in sorted(known, key=itemgetter(0)):
+            part.move_to_end(name)
+
+    def _expire(self, now_s: float) -> None:
+        self._settle()
+        self._due_s = float("inf")
+        for at, part in enumerate((self._objects, self._made)):
+            while part:
+                due_s = next(iter(part.values())).used_s + self._expire_s
+                if due_s > now_s:
+                    self._due_s = min(self._due_s, due_s)
+                    break
+                self._drop(part, at)
+
+    def _shrink(self, newest: tuple[Any, ...]) -> None:
+        parts = self._objects, self._made
+        while sum(self._bytes) > self.max_size:
+            at = int(self._bytes[1] > self._bytes[0])
+            if next(iter(parts[at])) == newest and len(parts[at]) == 1:
+                at = 1 - at  # what was added last stays
+                if not parts[at] or self._bytes[at] <= self.max_size // 2:
+                    break
+            self._drop(parts[at], at)
+
+    def _drop(self, part: OrderedDict[tuple[Any, ...], _Entry], at: int) -> None:
+        _, entry = part.popitem(last=False)
+        self._bytes[at] -= entry.nbytes
+        self._meter.add("cache_evicted_bytes", entry.nbytes)
+
+
+_CACHES: weakref.WeakSet[DecodedCache] = weakref.WeakSet()
+
+
+def _restart_caches() -> None:
+    for cache in list(_CACHES):
+        cache._restart()
+
+
+os.register_at_fork(after_in_child=_restart_caches)

@@ -1,0 +1,364 @@
+"""Immutable metadata objects: fetched once, decoded once, written once.
+
+Fetches go through a cache of decoded values (`cache`) and are single-flight; behind it may lie a
+folder of the local disk (`disk_cache`), which is asked before the storage. What is made of
+objects, such as the chunk tables of a manifest, is kept in the same cache. Writes are those of
+`create_own`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol, cast
+
+from zarr_manifests.config import CacheOptions
+from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.objects.decoded_cache import OBJECT, DecodedCache
+from zarr_manifests.engine.objects.disk_cache import DiskCache
+from zarr_manifests.errors import CorruptObjectError, ObjectNotFoundError, StorageError
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.manifest import Manifest, Part
+from zarr_manifests.grid import Box
+from zarr_manifests.runtime import Runtime
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.metered import meter_of
+
+__all__ = [
+    "AtHand",
+    "NotAtHandError",
+    "Objects",
+    "ReadTally",
+    "Upload",
+    "create_own",
+    "tallied_reads",
+]
+
+_DISK_ABREAST: Final = 8
+_CREATIONS: Final = 5
+
+
+def create_own(
+    storage: Storage, key: str, data: bytes | memoryview, *, durable: bool = True
+) -> None:
+    """Put an object into the storage under a key that only this writer uses.
+
+    "Already there" can then only be the lost answer to an earlier call; what is there is compared
+    before that is believed.
+
+    Raises
+    ------
+    StorageError
+        If it could not be written, or something else lies there.
+    """
+    for _ in range(_CREATIONS):
+        if storage.create(key, data, durable=durable):
+            return
+        try:
+            found = storage.get(key, 0, len(data) + 1)
+        except ObjectNotFoundError:  # so it was not there either
+            continue
+        if found == data:
+            return
+        raise StorageError(
+            f"{key} exists with other bytes in {storage.url}; two writers share a "
+            "session id, which only a broken source of randomness explains"
+        )
+    raise StorageError(
+        f"{key} cannot be written to {storage.url}: the storage says that it exists, and that it "
+        "does not; try again later"
+    )
+
+
+class NotAtHandError(Exception):
+    """What was asked for would have to be fetched."""
+
+
+class ReadTally:
+    """How many bytes were fetched for something."""
+
+    __slots__ = ("_lock", "nbytes")
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._lock = threading.Lock()
+
+    def add(self, nbytes: int) -> None:
+        """Count what was fetched."""
+        with self._lock:
+            self.nbytes += nbytes
+
+
+_TALLY: ContextVar[ReadTally | None] = ContextVar("zarr_manifests_tally", default=None)
+
+
+@contextmanager
+def tallied_reads() -> Iterator[ReadTally]:
+    """Count the bytes of objects that are fetched in here, and in threads it hands calls to."""
+    tally = ReadTally()
+    token = _TALLY.set(tally)
+    try:
+        yield tally
+    finally:
+        _TALLY.reset(token)
+
+
+class _Decodable(Protocol):
+    @classmethod
+    def from_object(cls, data: bytes, ref: BlobRef) -> Any: ...
+
+
+def _name(ref: BlobRef, kind: type[Any]) -> tuple[Any, ...]:
+    """What a cached value is known by: all that a pointer says, and what it was decoded as."""
+    return OBJECT, ref.key, ref.length, ref.crc32c, kind
+
+
+class Objects:
+    """Reads and writes the immutable metadata objects of one repository.
+
+    Attributes
+    ----------
+    cache : DecodedCache
+        What is kept in memory.
+    meter : Meter
+        What counts the calls of the storage, if anything does; and what is done here.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        runtime: Runtime,
+        options: CacheOptions | None = None,
+        disk: DiskCache | None = None,
+    ) -> None:
+        self.storage = storage
+        self.meter = meter_of(storage)
+        self._runtime = runtime
+        self.cache = DecodedCache(options or CacheOptions(), runtime, self.meter)
+        self._disk = disk
+
+    def load[T: _Decodable](self, ref: BlobRef, kind: type[T], fetched: bytes | None = None) -> T:
+        """The decoded object that `ref` points to; `fetched` is what lies there, if at hand.
+
+        Raises
+        ------
+        CorruptObjectError
+            If it is missing, or is not what the pointer says.
+        """
+        name = _name(ref, kind)
+        found = self.cache.find(name)
+        if found is not None:
+            self.meter.add("cache_hits")
+            return cast(T, found)
+        self.meter.add("cache_misses")
+        return cast(T, self.cache.obtain(name, partial(self._decoded, ref, kind, fetched)))
+
+    def load_all(
+        self, wanted: Sequence[tuple[BlobRef, type[_Decodable]]], runtime: Runtime | None = None
+    ) -> dict[str, Any]:
+        """The decoded objects by key; what has to be fetched is, in one parallel round."""
+        by_key = {ref.key: (ref, kind) for ref, kind in wanted}
+        here = [key for key, (ref, kind) in by_key.items() if self.has(ref, kind)]
+        loaded = {key: self.load(*by_key.pop(key)) for key in here}
+        # A disk gets no faster by more at a time, and each thread takes as long as a small read.
+        most = _DISK_ABREAST if self.storage.capabilities.turns else len(by_key)
+        groups = [[*by_key.items()][i::most] for i in range(min(most, len(by_key)))]
+        calls = [partial(self._load_each, group) for group in groups]
+        for found in (runtime or self._runtime).parallel(calls):
+            loaded |= found
+        return loaded
+
+    def _load_each(
+        self, wanted: Sequence[tuple[str, tuple[BlobRef, type[_Decodable]]]]
+    ) -> dict[str, Any]:
+        return {key: self.load(*each) for key, each in wanted}
+
+    def prefetch(self, wanted: Sequence[tuple[BlobRef, type[_Decodable]]]) -> None:
+        """Fetch what is neither cached nor carried along, in one parallel round."""
+        self.load_all([(ref, kind) for ref, kind in wanted if not self.has(ref, kind)])
+
+    def recall[T](self, ref: BlobRef, kind: type[T]) -> T | None:
+        """What is remembered of that kind under the pointer; nothing is fetched or counted."""
+        return cast("T | None", self.cache.find(_name(ref, kind)))
+
+    def remember(self, ref: BlobRef, value: Any) -> None:
+        """Keep a decoded object, for as long as there is room."""
+        self.cache.keep(_name(ref, type(value)), value)
+
+    def tables(
+        self, ref: BlobRef, node_id: bytes, manifest: Manifest | None = None
+    ) -> Mapping[Box, ChunkTable]:
+        """A manifest's chunk tables of one node, decoded, by box; `manifest` is it, if at hand."""
+        name = _tables_name(ref, node_id)
+        found = self.cache.find(name)
+        if found is None:
+
+            def decode() -> Mapping[Box, ChunkTable]:
+                whole = manifest or self.load(ref, Manifest)
+                return {table.box: table for table in whole.tables(node_id)}
+
+            found = self.cache.obtain(name, decode)
+        return cast(Mapping[Box, ChunkTable], found)
+
+    def table(
+        self,
+        ref: BlobRef,
+        node_id: bytes,
+        number: int,
+        find: Callable[[], tuple[Part, bytes]],
+    ) -> ChunkTable:
+        """One of the chunk tables of a node in the object; `find` has it encoded."""
+        name = _table_name(ref, node_id, number)
+        return cast(ChunkTable, self.cache.obtain(name, lambda: Manifest.decode(*find())))
+
+    def known_table(self, ref: BlobRef, node_id: bytes, number: int) -> ChunkTable | None:
+        """The same, None if it is not in memory."""
+        return cast("ChunkTable | None", self.cache.find(_table_name(ref, node_id, number)))
+
+    def has(self, ref: BlobRef, kind: type[_Decodable]) -> bool:
+        """Whether `load` needs no request at this moment."""
+        return ref.copy is not None or _name(ref, kind) in self.cache
+
+    def is_near(self, ref: BlobRef, *kinds: type[_Decodable]) -> bool:
+        """Whether `load` most likely needs no request: it is in memory, or in the folder."""
+        here = any(self.has(ref, kind) for kind in kinds)
+        return here or (self._disk is not None and self._disk.has(ref))
+
+    def guess(self, key: str, most: int) -> bytes | None:
+        """What lies at a key, if it has no more than so many bytes and can be had, else None.
+
+        Nobody is to believe it who has no pointer to it.
+        """
+        self._runtime.checkpoint("objects.get")
+        try:
+            data = self.storage.get(key, 0, most + 1)
+        except StorageError:  # who really needs it is told when it asks
+            return None
+        return data if len(data) <= most else None
+
+    def has_tables(self, ref: BlobRef, node_id: bytes) -> bool:
+        """Whether `tables` needs nothing of the manifest at this moment."""
+        return _tables_name(ref, node_id) in self.cache
+
+    def _decoded(self, ref: BlobRef, kind: type[_Decodable], fetched: bytes | None = None) -> Any:
+        if ref.copy is None and self._disk is not None:
+            data = self._disk.get(ref)
+            if data is not None:
+                return kind.from_object(data, ref)
+        data = self._bytes(ref) if fetched is None else fetched
+        value = kind.from_object(data, ref)
+        if ref.copy is None and self._disk is not None:
+            self._disk.put(ref, data)  # now that it is known to be sound
+        return value
+
+    def _bytes(self, ref: BlobRef) -> bytes:
+        if ref.copy is not None:
+            return ref.copy
+        self._runtime.checkpoint("objects.get")
+        try:
+            data = self.storage.get(ref.key, 0, ref.length + 1)
+        except ObjectNotFoundError as error:
+            raise CorruptObjectError(
+                f"{ref.key} is referenced and not there ({self.storage.url}); restore it from a "
+                "backup, or open another snapshot"
+            ) from error
+        tally = _TALLY.get()
+        if tally is not None:
+            tally.add(len(data))
+        return data
+
+    def create(self, key: str, data: bytes) -> None:
+        """Write one of this writer's own objects, durably.
+
+        Raises
+        ------
+        StorageError
+            If it could not be written, or something else lies there.
+        """
+        self._runtime.checkpoint("objects.create")
+        create_own(self.storage, key, data)
+        if self._disk is not None:
+            self._disk.put(BlobRef.to(key, data), data)
+
+
+class AtHand(Objects):
+    """Those of the objects that need not be fetched: what is cached, and what is carried along."""
+
+    def __init__(self, objects: Objects) -> None:
+        self.storage, self.meter, self.cache = objects.storage, objects.meter, objects.cache
+        self._runtime, self._disk = objects._runtime, None
+
+    def load[T: _Decodable](self, ref: BlobRef, kind: type[T], fetched: bytes | None = None) -> T:
+        """The decoded object that `ref` points to; `fetched` is what lies there, if at hand.
+
+        Raises
+        ------
+        NotAtHandError
+            If it would have to be fetched. (Not from a flight, which others may wait for.)
+        """
+        found = self.recall(ref, kind)
+        if found is not None:
+            return found
+        data = ref.copy if fetched is None else fetched
+        if data is None:
+            raise NotAtHandError(ref.key)
+        return cast(T, kind.from_object(data, ref))
+
+    def load_all(
+        self, wanted: Sequence[tuple[BlobRef, type[_Decodable]]], runtime: Runtime | None = None
+    ) -> dict[str, Any]:
+        """The decoded objects by key."""
+        return {ref.key: self.load(ref, kind) for ref, kind in wanted}
+
+    def tables(
+        self, ref: BlobRef, node_id: bytes, manifest: Manifest | None = None
+    ) -> Mapping[Box, ChunkTable]:
+        """A manifest's chunk tables of one node, decoded, by box; `manifest` is it, if at hand."""
+        if not self.has_tables(ref, node_id):
+            manifest = manifest or self.load(ref, Manifest)
+        return super().tables(ref, node_id, manifest)
+
+    def table(
+        self,
+        ref: BlobRef,
+        node_id: bytes,
+        number: int,
+        find: Callable[[], tuple[Part, bytes]],
+    ) -> ChunkTable:
+        """One of the chunk tables of a node in the object; `find` has it encoded."""
+        known = self.known_table(ref, node_id, number)
+        if known is not None:
+            return known
+        part = find()
+        return super().table(ref, node_id, number, lambda: part)
+
+
+def _table_name(ref: BlobRef, node_id: bytes, number: int) -> tuple[Any, ...]:
+    return "table", ref.key, ref.length, ref.crc32c, node_id, number
+
+
+def _tables_name(ref: BlobRef, node_id: bytes) -> tuple[Any, ...]:
+    return "tables", ref.key, ref.length, ref.crc32c, node_id
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """An encoded object and where it goes."""
+
+    key: str
+    data: bytes
+
+    @classmethod
+    def of(cls, keys: SessionKeys, kind: str, data: bytes) -> Upload:
+        """These bytes where the session has written them before, or else under a new key."""
+        return cls(keys.key_for(kind, data), data)
+
+    @property
+    def ref(self) -> BlobRef:
+        """The pointer to it."""
+        return BlobRef.to(self.key, self.data)

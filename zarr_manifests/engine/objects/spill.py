@@ -1,0 +1,242 @@
+"""Chunk refs that a writer has set and keeps in manifests of its own, not in memory.
+
+What is beyond the budget is written to manifests of one table each, under the writer's own name; in
+memory stay where they are, their boxes and counts (`Spilled`). A commit refers to these manifests
+as they are. Only where later changes lie over rows of one, or two of them share chunks, are the
+rows brought together and written anew, slab by slab, so that no more than a slab is in memory.
+
+Invariants: what is spilled is durable, and so are the chunks it refers to; the same rows are
+written once, however often they are asked to be; it never changes, and is garbage until a commit
+refers to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeGuard
+
+import numpy as np
+
+from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.objects.metadata import Objects, Upload
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind, native_keys
+from zarr_manifests.format.manifest import Manifest, ManifestRef
+from zarr_manifests.grid import Box
+from zarr_manifests.planning.layout.packing import LEAF_ROWS
+from zarr_manifests.planning.tables.merge import Layer, in_box, merge_layers, select, split
+
+__all__ = ["Rows", "Spill", "Spilled", "held", "resident", "rows_of"]
+
+_INLINE_BYTES: Final = 64
+"""Bytes of inline chunks that take as much memory as a ref."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spilled:
+    """A table of chunk refs that lies in a manifest.
+
+    Parameters
+    ----------
+    manifest : ManifestRef
+        The manifest, of one part.
+    unset : int
+        How many of its rows unset a chunk.
+    nbytes, written_bytes : int
+        Bytes of the chunks that are set, and of those of them that lie in the repository.
+    """
+
+    manifest: ManifestRef
+    unset: int
+    nbytes: int
+    written_bytes: int
+
+    def __post_init__(self) -> None:
+        (part,) = self.manifest.parts
+        assert 0 <= self.unset <= part.count
+        assert 0 <= self.written_bytes <= self.nbytes
+
+    @classmethod
+    def of(cls, manifest: ManifestRef, table: ChunkTable) -> Spilled:
+        """That table, which lies in the manifest."""
+        return cls(manifest, *_counts(table))
+
+    @property
+    def node_id(self) -> bytes:
+        """Of the array whose chunks they are."""
+        return self.manifest.parts[0].node_id
+
+    @property
+    def key(self) -> str:
+        """Of the manifest."""
+        return self.manifest.blob.key
+
+    @property
+    def box(self) -> Box:
+        """The box that the rows lie in."""
+        return self.manifest.parts[0].box
+
+    def __len__(self) -> int:
+        return self.manifest.parts[0].count
+
+
+type Rows = ChunkTable | Spilled
+"""Chunks set and unset, in memory or not."""
+
+
+def _counts(table: ChunkTable) -> tuple[int, int, int]:
+    unset, virtual = table.kind == RefKind.UNSET, table.kind == RefKind.VIRTUAL
+    nbytes = int(table.length[~unset].sum())
+    return int(unset.sum()), nbytes, nbytes - int(table.length[virtual].sum())
+
+
+def resident(rows: Rows) -> TypeGuard[ChunkTable]:
+    """Whether the rows are in memory."""
+    return isinstance(rows, ChunkTable)
+
+
+def held(rows: Rows) -> int:
+    """How many refs the memory that the rows take would do for."""
+    return len(rows) + len(rows.inline) // _INLINE_BYTES if isinstance(rows, ChunkTable) else 0
+
+
+def rows_of(objects: Objects, rows: Rows) -> ChunkTable:
+    """The rows, fetched if they are not in memory.
+
+    Raises
+    ------
+    CorruptObjectError
+        If the manifest that they were written to is not what was written.
+    """
+    if isinstance(rows, ChunkTable):
+        return rows
+    tables = objects.tables(rows.manifest.blob, rows.node_id)
+    rows.manifest.check(rows.node_id, tables.values())
+    return tables[rows.box]
+
+
+class Spill:
+    """Writes and reads what a writer does not keep in memory.
+
+    It does not travel: of a pickled change set nothing is left of it, and a copy has its own.
+
+    Parameters
+    ----------
+    objects : Objects
+        The repository's.
+    keys : SessionKeys or None
+        Names for manifests; without them nothing is spilled.
+    budget : int
+        How many refs may be in memory.
+    """
+
+    def __init__(self, objects: Objects, keys: SessionKeys | None, budget: int) -> None:
+        self.objects = objects
+        self.budget = budget
+        self._keys = keys
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return type(None), ()
+
+    @property
+    def writable(self) -> bool:
+        """Whether it can write."""
+        return self._keys is not None
+
+    def rows(self, rows: Rows) -> ChunkTable:
+        """The rows, fetched if they are not in memory."""
+        return rows_of(self.objects, rows)
+
+    def save(self, node_id: bytes, table: ChunkTable, unsynced: Iterable[str]) -> list[Spilled]:
+        """Write the rows to manifests of a leaf each, once it is sure that their chunks last.
+
+        Parameters
+        ----------
+        node_id : bytes
+            Of the array whose chunks they are.
+        table : ChunkTable
+            The rows.
+        unsynced : iterable of str
+            Keys of chunk objects that are not durable yet.
+        """
+        due = set(unsynced)
+        due = due & native_keys(table) if due else due
+        if due:
+            self.objects.storage.sync(sorted(due))
+        return [self._write(node_id, part) for part in split(table, LEAF_ROWS)]
+
+    def _write(self, node_id: bytes, table: ChunkTable) -> Spilled:
+        assert self._keys is not None
+        manifest = Manifest.of([(node_id, table)])
+        upload = Upload.of(self._keys, "manifests", manifest.encode())
+        if not self._keys.has_written(upload.key):
+            self.objects.create(upload.key, upload.data)
+            self._keys.note_written(upload.key, upload.data)
+            self.objects.remember(upload.ref, manifest)
+        return Spilled.of(ManifestRef(upload.ref, manifest.directory()), table)
+
+    # --- rows that lie over each other ---------------------------------------------------------
+
+    def apart(self, layers: Sequence[Rows]) -> tuple[list[list[Rows]], list[ChunkTable]]:
+        """Layers of one node (oldest first) as groups that share no chunk, and what is in none.
+
+        In each group is at least one spilled layer, and, in their order, those that share chunks
+        with it.
+        """
+        rest = [layer if isinstance(layer, ChunkTable) else None for layer in layers]
+        found: list[list[Rows]] = []
+        for group in _components(layers):
+            boxes = [layers[i].box for i in group]
+            together: list[Rows] = []
+            for i, layer in enumerate(layers):
+                table = rest[i]
+                if i in group:
+                    together.append(layer)
+                elif table is not None and any(box.overlaps(table.box) for box in boxes):
+                    inner = np.zeros(len(table), np.bool_)
+                    for box in boxes:
+                        inner |= in_box(table, box)
+                    if inner.any():
+                        together.append(select(table, inner))
+                        rest[i] = None if inner.all() else select(table, ~inner)
+            found.append(together)
+        return found, [table for table in rest if table is not None]
+
+    def merged(self, layers: Sequence[Rows]) -> Iterator[ChunkTable]:
+        """The rows that count of these layers of one node (oldest first), slab by slab."""
+        around = Box.around(layer.box for layer in layers)
+        most = max(self.budget // 2, 1)
+        for slab in _slabs(around, -(-sum(map(len, layers)) // most)):
+            near = [layer for layer in layers if layer.box.overlaps(slab)]
+            inner = tuple(self._inside(layer, slab) for layer in near)  # one after another
+            table = merge_layers([Layer(None, inner)]).table
+            if table is not None:
+                yield table
+
+    def _inside(self, layer: Rows, slab: Box) -> ChunkTable:
+        table = self.rows(layer)
+        return select(table, in_box(table, slab))
+
+
+def _components(layers: Sequence[Rows]) -> list[list[int]]:
+    """The spilled layers, by position, in groups whose boxes do not overlap another group's."""
+    groups: list[list[int]] = []
+    for i, layer in enumerate(layers):
+        if isinstance(layer, ChunkTable):
+            continue
+        near = [g for g in groups if any(layer.box.overlaps(layers[j].box) for j in g)]
+        groups = [g for g in groups if g not in near]
+        groups.append(sorted([i, *(j for g in near for j in g)]))
+    return groups
+
+
+def _slabs(box: Box, count: int) -> Iterator[Box]:
+    """The box in that many slabs across its longest axis, or as many as it is long."""
+    if not box.ndim:
+        yield box
+        return
+    axis, lo, hi = int(np.argmax(box.shape)), box.lo, box.hi
+    count = min(count, box.shape[axis])
+    for i in range(count):
+        first, last = (lo[axis] + (hi[axis] - lo[axis]) * j // count for j in (i, i + 1))
+        yield Box((*lo[:axis], first, *lo[axis + 1 :]), (*hi[:axis], last, *hi[axis + 1 :]))

@@ -1,0 +1,581 @@
+"""The root state in the storage: read, archive, swap.
+
+The swap is the only linearisation point of the repository. The protocol around it:
+
+1. Before a version is replaced, its canonical form is archived (put-if-absent), so whoever finds
+   version v+2 also finds the archive of v+1.
+2. One compare-and-swap with a fresh random write id.
+3. A root that would be too large gives refs and leases to pages (`planning.paging`), which are
+   written before the swap. `with_branch`, `with_tag`, `holds_lease` and `whole` find them there.
+4. A swap that failed, or whose answer was lost, is looked up: the root carries our write id, or
+   its log our operation's id, or the archive of the version we tried to make our write id: it
+   was a success. The root has not moved: the same bytes are sent again. Otherwise somebody else
+   won. If none of this can be found out: `CommitOutcomeUnknownError`, and nothing is tried again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.objects.metadata import Objects, Upload
+from zarr_manifests.engine.root.hints import instead
+from zarr_manifests.errors import (
+    CommitOutcomeUnknownError,
+    ConflictError,
+    CorruptObjectError,
+    ManifestsError,
+    NotARepositoryError,
+    ObjectNotFoundError,
+    StorageError,
+    StorageFullError,
+    UnsupportedStorageError,
+)
+from zarr_manifests.format.envelope import MAX_ROOT_BYTES
+from zarr_manifests.format.pages import Page
+from zarr_manifests.format.root import (
+    ROOT_KEY,
+    WRITE_ID_BYTES,
+    Lease,
+    LogEntry,
+    PageRef,
+    Root,
+    archive_key,
+)
+from zarr_manifests.planning.upkeep.paging import (
+    ROOT_BYTES,
+    SECTIONS,
+    Section,
+    Spill,
+    absorb,
+    checked,
+    lease_pages,
+    merge_at,
+    page_at,
+    plan_spills,
+    pulled,
+    without,
+)
+from zarr_manifests.runtime import Runtime
+from zarr_manifests.storage import Storage, Token
+from zarr_manifests.storage.metered import unmetered
+from zarr_manifests.storage.protocol import TakesTurns, Turn
+
+__all__ = ["RootAt", "Roots"]
+
+_RESENDS: Final = 5
+_BACKOFF_S: Final = 0.02
+_MAX_BACKOFF_S: Final = 1.0
+_TURN_S: Final = 10.0
+_NEXT_POLL_S: Final = 0.0002
+_TURN_POLL_S: Final = 0.004
+
+
+@dataclass(frozen=True, slots=True)
+class RootAt:
+    """A version of the root, and the token that swaps it."""
+
+    root: Root
+    token: Token
+
+
+class _Swaps:
+    """A number that changes with every swap that this process tries, in any repository."""
+
+    numbers = itertools.count(1)  # an addition would not be atomic between threads
+    done = 0
+
+
+class Roots:
+    """Reads and swaps the root of one repository."""
+
+    def __init__(self, storage: Storage, runtime: Runtime) -> None:
+        self._storage = storage
+        self._runtime = runtime
+        self._repository_id: str | None = None
+        self._archived = 0  # the newest version known to be archived
+        self._latest: RootAt | None = None
+        self._read_at = -1
+        self._pages = Objects(storage, runtime)
+
+    def share(self, objects: Objects, repository_id: str) -> None:
+        """Read and write pages of that repository through these objects, and keep them there."""
+        self._pages = objects
+        self._repository_id = repository_id
+
+    @property
+    def latest(self) -> RootAt:
+        """The newest root seen by this process; read if there is none."""
+        return self._latest or self.read()
+
+    def read(self) -> RootAt:
+        """The root as it is now.
+
+        Raises
+        ------
+        NotARepositoryError
+            If there is none.
+        CorruptObjectError
+            If it is damaged.
+        """
+        self._runtime.checkpoint("root.read")
+        self._read_at = _Swaps.done
+        try:
+            tagged = self._storage.get_tagged(ROOT_KEY)
+        except ObjectNotFoundError as error:
+            hint = (
+                instead(self._storage)
+                or f"{error}; make one with Repository.create, or check the path"
+            )
+            raise NotARepositoryError(f"no repository at {self._storage.url}: {hint}") from error
+        if self._latest is not None and tagged.token == self._latest.token:
+            return self._latest
+        try:
+            root = Root.from_object(tagged.data)
+        except CorruptObjectError as error:
+            raise CorruptObjectError(
+                f"the root of {self._storage.url} is damaged ({error}). Without a backup of it, "
+                "`Repository.recover` and `zarr-manifests recover` make a new one from an archive"
+            ) from error
+        self._check_repository(root, ROOT_KEY)
+        return self._seen(RootAt(root, tagged.token))
+
+    def archived(self, version: int) -> Root:
+        """The archive of that version.
+
+        No pointer was followed to it, so what it says of itself is compared.
+
+        Raises
+        ------
+        ObjectNotFoundError
+            If there is none.
+        CorruptObjectError
+            If it is damaged, or is that of another version or repository.
+        """
+        key = archive_key(version)
+        root = Root.from_object(self._storage.get(key, 0, MAX_ROOT_BYTES + 1), key)
+        if root.version != version:
+            raise CorruptObjectError(
+                f"{key}: the archive of version {root.version} lies in its place; put back the "
+                "object that belongs there, from a backup"
+            )
+        self._check_repository(root, key)
+        return root
+
+    def _check_repository(self, root: Root, key: str) -> None:
+        if self._repository_id not in (None, root.repository_id):
+            raise CorruptObjectError(
+                f"{key} in {self._storage.url} is the root of repository {root.repository_id}, and "
+                f"{self._repository_id} was opened; put back the object that belongs there, or "
+                "open the repository anew if it was replaced on purpose"
+            )
+
+    def _seen(self, at: RootAt) -> RootAt:
+        # Between threads an older one may win; who relies on it finds out at the swap.
+        if self._latest is None or self._latest.root.version <= at.root.version:
+            self._latest = at
+        return at
+
+    def undisturbed(self, at: RootAt) -> bool:
+        """Whether `at` is the last root read, and this process has swapped none since."""
+        latest = self._latest
+        return latest is not None and latest.token == at.token and self._read_at == _Swaps.done
+
+    def archive(self, at: RootAt) -> None:
+        """Make sure that the version is archived, which it must be before it is replaced."""
+        for call in self.archiving(at):
+            call()
+
+    def archiving(self, at: RootAt) -> list[Callable[[], None]]:
+        """What is still to be done to archive the version: a call for the round before the swap.
+
+        A version that no operation made (a lease was taken, renewed or given up) is not.
+        """
+        log, version = at.root.log, at.root.version
+        if version <= self._archived or (log and log[-1].version != version):
+            return []
+        self._runtime.checkpoint("root.archive")
+        if self._is_durable(archive_key(version)):
+            self._archived = max(self._archived, version)
+            return []
+        return [partial(self._archive, at.root)]
+
+    def _archive(self, root: Root) -> None:
+        self._storage.create(archive_key(root.version), root.bare().encode())
+        self._archived = max(self._archived, root.version)
+
+    def _is_durable(self, key: str) -> bool:
+        """Whether the object is there, and on the disk; False where to ask would be a request.
+
+        Where writers take turns it is: each one archives what it has made, in its own turn.
+        """
+        if not self._storage.capabilities.turns:
+            return False
+        try:
+            self._storage.sync([key])  # who has made it may have been stopped before that
+        except ObjectNotFoundError:
+            return False
+        return True
+
+    # --- pages -------------------------------------------------------------------------------
+
+    def with_branch(self, root: Root, name: str) -> Root:
+        """The root with the branch of that name, should it lie in a page."""
+        return self._with(root, name, ["branches"])
+
+    def with_tag(self, root: Root, name: str) -> Root:
+        """The root with the tag of that name, should it lie in a page."""
+        return self._with(root, name, ["tags"])
+
+    def _with(self, root: Root, name: str, sections: Sequence[Section]) -> Root:
+        due = [
+            (section, at)
+            for section in sections
+            if (at := page_at(root, section, name)) is not None
+        ]
+        return pulled(root, self._load(root, due), name) if due else root
+
+    def holds_lease(self, root: Root, session: str) -> bool:
+        """Whether the session holds a lease, in the root or in a page."""
+        if root.holds_lease(session):
+            return True
+        due = lease_pages(root, session)
+        pages = self._load(root, [("leases", at) for at in range(due.start, due.stop)])
+        return pulled(root, pages).holds_lease(session)
+
+    def leases(self, root: Root) -> tuple[Lease, ...]:
+        """All leases, of the root and of pages."""
+        pages = self._load(root, [("leases", at) for at in range(_count(root, "leases"))])
+        return pulled(root, pages).leases
+
+    def whole(self, root: Root) -> Root:
+        """The root with all refs and leases of all pages."""
+        due = [(section, at) for section in SECTIONS for at in range(_count(root, section))]
+        return pulled(root, self._load(root, due)) if due else root
+
+    def _load(self, root: Root, due: Sequence[tuple[Section, int]]) -> list[Page]:
+        def load(section: Section, at: int) -> Page:
+            page = self._pages.load(root.pages[section][at].blob, Page)
+            return checked(root, section, at, page)
+
+        return self._runtime.parallel([partial(load, section, at) for section, at in due])
+
+    def _paged(self, root: Root, keys: SessionKeys) -> Root:
+        """The root, made small enough: what it has no room for goes to pages."""
+        while root.refs_bytes > ROOT_BYTES:
+            spills = plan_spills(root)
+            if not any(spill.names for spill in spills):
+                return root
+            # From the last page to the first: positions before it stay as they are.
+            for spill in sorted(spills, key=lambda spill: -(spill.page or 0)):
+                root = self._spilled(root, spill, keys)
+        return root
+
+    def _spilled(self, root: Root, spill: Spill, keys: SessionKeys) -> Root:
+        section, at = spill.section, spill.page
+        pages = list(root.pages.get(section, ()))
+        old = None if at is None else self._load(root, [(section, at)])[0]
+        here = slice(0, 0) if at is None else slice(at, at + 1)
+        pages[here] = self._written(absorb(root, spill, old), keys)
+        root = without(root, spill)
+        root = replace(root, pages={**root.pages, section: tuple(pages)})
+        merged = merge_at(pages)
+        if merged is not None:
+            one, two = self._load(root, [(section, merged), (section, merged + 1)])
+            both = (pages[merged].first, len(one) + len(two), one | two)
+            pages[merged : merged + 2] = self._written([both], keys)
+            root = replace(root, pages={**root.pages, section: tuple(pages)})
+        return root
+
+    def _written(self, pages: Sequence[tuple[str, int, Page]], keys: SessionKeys) -> list[PageRef]:
+        refs, calls = [], []
+        for first, count, page in pages:
+            upload = Upload(keys.next("pages"), page.encode())
+            calls.append(partial(self._pages.create, upload.key, upload.data))
+            self._pages.remember(upload.ref, page)
+            refs.append(PageRef(first, upload.ref, count))
+        self._runtime.parallel(calls)
+        return refs
+
+    @contextmanager
+    def turn(
+        self,
+        meanwhile: Callable[[], None] = lambda: None,
+        when_next: Callable[[], None] = lambda: None,
+    ) -> Iterator[bool]:
+        """Have the other writers of this machine wait until the block is left; whether they do.
+
+        Without it all but one of those who try at the same time would have made their commit for
+        nothing. `meanwhile` is called if there is a wait, and `when_next` when nobody comes first
+        any more. Nobody waits for ever: the holder may have been stopped, or be slow.
+        """
+        turn = self._turn("swap")
+        if turn is None:
+            yield False
+            return
+        try:
+            held = turn.take()
+            until_s = self._runtime.monotonic_s() + _TURN_S
+            if not held:
+                meanwhile()
+                held = turn.take()
+            looked = False
+            while not held and self._runtime.monotonic_s() < until_s:
+                if turn.is_next and not looked:
+                    looked = True
+                    when_next()
+                poll_s = _NEXT_POLL_S if turn.is_next else _TURN_POLL_S
+                self._runtime.sleep(poll_s + self._runtime.jitter(poll_s))
+                held = turn.take()
+            yield held
+        finally:
+            turn.end()
+
+    @contextmanager
+    def only_here(self, what: str) -> Iterator[bool]:
+        """Whether nobody else of this machine is at this, nor will be until the block is left.
+
+        True where the storage cannot tell.
+        """
+        turn = self._turn(what)
+        try:
+            yield turn is None or turn.take()
+        finally:
+            if turn is not None:
+                turn.end()
+
+    def _turn(self, name: str) -> Turn | None:
+        storage = unmetered(self._storage)
+        if storage.capabilities.turns and isinstance(storage, TakesTurns):
+            return storage.turn(name)
+        return None
+
+    def backoff(self, attempt: int) -> None:
+        """Wait a jittered while before the next attempt."""
+        self._pages.meter.add("retries")
+        limit_s = min(_MAX_BACKOFF_S, _BACKOFF_S * 2 ** min(attempt, 10))
+        self._runtime.sleep(self._runtime.jitter(limit_s))
+
+    def install(self, root: Root, token: Token | None) -> RootAt | None:
+        """Write a root in place of one that is lost, or damaged and has that token.
+
+        None if somebody else has written one meanwhile.
+        """
+        new = replace(
+            self._paged(root, SessionKeys(root.version, self._runtime)),
+            write_id=self._runtime.random_bytes(WRITE_ID_BYTES),
+            written_ms=self._runtime.now_ms(),
+        )
+        return self.create(new, token)
+
+    def create(self, root: Root, token: Token | None = None) -> RootAt | None:
+        """Write the first root of a repository; None if there is one already."""
+        data, archived = root.encode(), root.bare().encode()
+        failure: StorageError | None = None
+        try:
+            then_create = (archive_key(root.version), archived)
+            new_token = self._storage.cas(ROOT_KEY, data, token, then_create=then_create)
+        except StorageError as error:
+            failure, new_token = error, None
+        if new_token is not None:
+            return self._seen(RootAt(root, new_token))
+        try:  # the answer may have been lost
+            found = self.read()
+            self._storage.sync([ROOT_KEY])
+        except ManifestsError as error:
+            if failure is None:
+                raise
+            raise failure from error
+        return found if found.root.write_id == root.write_id else None
+
+    def swap(
+        self, at: RootAt, new: Root, operation: bytes, *, archived: bool = True
+    ) -> RootAt | None:
+        """Replace the root `at` by `new`, to which version, write id and time are given.
+
+        Parameters
+        ----------
+        at : RootAt
+            What is to be replaced; it must be archived already.
+        new : Root
+            The next root.
+        operation : bytes
+            The random id that `new`'s last log entry carries.
+        archived : bool
+            Whether `new` is to be archived, as all are that an operation made.
+
+        Returns
+        -------
+        RootAt or None
+            The root that holds the change; None if somebody else's swap came first.
+
+        Raises
+        ------
+        CommitOutcomeUnknownError
+            If it cannot be found out whether the swap took effect.
+        StorageError
+            If the storage refused it and the root is unchanged.
+        """
+        signed = replace(new, version=at.root.version).signed(self._runtime.who())
+        new = replace(
+            signed,
+            version=at.root.version + 1,
+            write_id=self._runtime.random_bytes(WRITE_ID_BYTES),
+            written_ms=self._runtime.now_ms(),
+        )
+        bare = new.bare().encode()
+        if len(bare) > ROOT_BYTES:  # with the configuration, which has its own bound
+            new = self._paged(new, SessionKeys(at.root.version, self._runtime))
+            bare = new.bare().encode()
+        data, then_create = new.encode(), (archive_key(new.version), bare) if archived else None
+        failure: StorageError | None = None
+        for attempt in range(_RESENDS):
+            self._runtime.checkpoint("root.swap")
+            try:
+                token = self._storage.cas(ROOT_KEY, data, at.token, then_create=then_create)
+            except StorageError as error:
+                failure, token = error, None
+            finally:
+                _Swaps.done = next(_Swaps.numbers)
+            if token is not None:
+                return self._seen(RootAt(new, token))
+            found = self._find_out(new, operation, failure)
+            if found.token != at.token:
+                return self._outcome(found, new, operation, archived=archived)
+            if isinstance(failure, StorageFullError | UnsupportedStorageError):
+                break
+            self.backoff(attempt)
+        # Refused at the first try, nothing of ours is under way.
+        refused = attempt == 0 and isinstance(failure, StorageFullError | UnsupportedStorageError)
+        if failure is not None and (refused or self._storage.capabilities.inline):
+            # The calls of a local disk have ended when they fail: nothing can still land.
+            raise failure
+        raise self._unknown(operation, "it was sent several times and never answered") from failure
+
+    def _find_out(self, new: Root, operation: bytes, failure: StorageError | None) -> RootAt:
+        for attempt in range(_RESENDS):
+            try:
+                return self.read()
+            except ManifestsError as error:  # damaged or unknown is as good as unreadable
+                unreadable = error
+                self.backoff(attempt)
+        reason = f"version {new.version} was sent and the root cannot be read: {unreadable}"
+        raise self._unknown(operation, reason) from failure or unreadable
+
+    def _outcome(
+        self, found: RootAt, new: Root, operation: bytes, *, archived: bool
+    ) -> RootAt | None:
+        """Whether the root that was found, which is not the one replaced, holds our swap."""
+        ours = found.root.write_id == new.write_id or any(
+            entry.commit_id == operation for entry in found.root.log
+        )
+        oldest = found.root.log[0].version if found.root.log else found.root.version
+        rolled = archived and found.root.version > new.version and oldest > new.version
+        if not ours and rolled:
+            # The tail of the log has rolled past the version we tried to make.
+            try:
+                ours = self.archived(new.version).write_id == new.write_id
+            except ManifestsError as error:
+                reason = f"version {new.version} was overtaken and its archive is unreadable"
+                raise self._unknown(operation, reason) from error
+        if not ours:
+            return None
+        try:
+            # An answer was lost; what it would have promised is durability.
+            self._storage.sync([ROOT_KEY])
+        except StorageError as error:
+            raise self._unknown(operation, "it is visible but may not be durable") from error
+        return found
+
+    def _unknown(self, operation: bytes, reason: str) -> CommitOutcomeUnknownError:
+        return CommitOutcomeUnknownError(
+            f"whether the swap of {self._storage.url} took effect is not known: {reason}. Open "
+            f"the repository again and look for {operation.hex()} in its history before retrying",
+            operation.hex(),
+        )
+
+    def update(
+        self, change: Callable[[Root], Root], operation: str, ref: str, snapshot: str, attempts: int
+    ) -> RootAt:
+        """Apply `change` to the newest root and swap it in, as often as others come first.
+
+        `ref` is the branch or tag that it is about; empty if it is about none.
+
+        Raises whatever `change` raises, which is called anew on every attempt.
+        """
+        operation_id = self._runtime.random_bytes(16)
+        at = self.read()
+        for attempt in range(attempts):
+            entry = LogEntry(
+                at.root.version + 1,
+                self._runtime.now_ms(),
+                operation,
+                ref,
+                snapshot,
+                operation_id,
+            )
+            try:
+                root = self._with(at.root, ref, ["branches", "tags"]) if ref else at.root
+                new = _hiding(root, change(root), ref).with_log(entry).with_copies({}, "main")
+            except CorruptObjectError as error:
+                at = self._instead(at, error)
+                continue
+            self.archive(at)
+            swapped = self.swap(at, new, operation_id)
+            if swapped is not None:
+                return swapped
+            self.backoff(attempt)
+            at = self.read()
+        what = f"{operation} of {ref!r}" if ref else operation
+        raise ConflictError(f"{what}: other writers came first {attempts} times; try again later")
+
+    def _instead(self, at: RootAt, error: CorruptObjectError) -> RootAt:
+        """The newer root, if a change found missing what that may not need; else raises the error.
+
+        What a root needs that others have replaced meanwhile, a collection may have deleted.
+        """
+        if isinstance(error.__cause__, ObjectNotFoundError):
+            newer = self.read()
+            if newer.token != at.token:
+                return newer
+        raise error
+
+    def update_leases(self, change: Callable[[Root], Root], what: str, attempts: int) -> RootAt:
+        """As `update`, for what is no operation on refs: neither logged nor archived.
+
+        `change` may be applied although an earlier try of it has taken effect.
+        """
+        unlogged = self._runtime.random_bytes(16)
+        at = self.read()
+        for attempt in range(attempts):
+            try:
+                new = change(at.root)
+            except CorruptObjectError as error:
+                at = self._instead(at, error)
+                continue
+            if new is at.root:
+                return at
+            self.archive(at)
+            swapped = self.swap(at, new.with_copies({}, "main"), unlogged, archived=False)
+            if swapped is not None:
+                return swapped
+            self.backoff(attempt)
+            at = self.read()
+        raise ConflictError(f"{what}: other writers came first {attempts} times; try again later")
+
+
+def _count(root: Root, section: Section) -> int:
+    return len(root.pages.get(section, ()))
+
+
+def _hiding(old: Root, new: Root, name: str) -> Root:
+    """The new root, whose deleted branch is also deleted where a page has it."""
+    hidden = [other for other in new.deleted_branches if other not in new.branches]
+    if name in old.branches and name not in new.branches and new.pages.get("branches"):
+        hidden.append(name)
+    return replace(new, deleted_branches=tuple(dict.fromkeys(hidden)))

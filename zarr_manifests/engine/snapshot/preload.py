@@ -1,0 +1,362 @@
+"""Manifests fetched in the background, before anybody asks for them.
+
+What is worth it is planned by `planning.preload`; it is fetched through `Objects`, so that a read
+which needs a manifest in flight waits for that fetch, and a preload never fetches what a read is
+fetching. Few *lanes* work on the plan: each call that the runtime runs in the background fetches
+one object and then asks for the next call.
+
+Invariants: a preload raises nothing to anybody, since the read that needs what could not be
+fetched fails on its own; after `cancel` no fetch begins, and none outlives the interpreter by more
+than the one in flight, since a runtime that shuts down takes no further call.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from zarr_manifests.config.manifests import Preload as PreloadOptions
+from zarr_manifests.engine.objects.metadata import Objects
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.errors import ManifestsError
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.delta import Delta
+from zarr_manifests.format.manifest import Manifest, Part
+from zarr_manifests.format.nodes import NodeKind
+from zarr_manifests.format.root import Root
+from zarr_manifests.format.snapshot import DeltaEntry
+from zarr_manifests.planning.layout.leaves import NodeFacts
+from zarr_manifests.planning.layout.preload_plan import Candidate, PreloadPlan, plan_preload
+from zarr_manifests.runtime import ForkSafeLock, Runtime, one_by_one
+
+__all__ = ["Preload", "PreloadReport", "PreloadState", "PreloadedManifest", "RefsPreload"]
+
+_LOG = logging.getLogger(__name__)
+_LANES: Final = 16  # of the threads that reads have as well
+
+
+class PreloadState(StrEnum):
+    """What became of a manifest that a session might need."""
+
+    FETCHED = "fetched"
+    SKIPPED = "skipped"
+    FAILED = "failed"
+    WAITING = "waiting"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class PreloadedManifest:
+    """A manifest, or delta, with chunk refs of an array that is to be preloaded.
+
+    Parameters
+    ----------
+    key : str
+        Its key in the storage.
+    refs : int
+        Chunk refs in it.
+    nbytes : int
+        Its bytes.
+    state : PreloadState
+        What became of it.
+    why : str
+        Why it was skipped, or could not be fetched; else empty.
+    """
+
+    key: str
+    refs: int
+    nbytes: int
+    state: PreloadState
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PreloadReport:
+    """What a session has fetched ahead, and what not.
+
+    Parameters
+    ----------
+    snapshot_id : str
+        The snapshot that the session opened with.
+    manifests : tuple of PreloadedManifest
+        The smallest first.
+    done : bool
+        Whether nothing more will be fetched.
+    """
+
+    snapshot_id: str
+    manifests: tuple[PreloadedManifest, ...]
+    done: bool
+
+    def of(self, state: PreloadState | str) -> tuple[PreloadedManifest, ...]:
+        """Those in that state, such as `"fetched"`."""
+        return tuple(one for one in self.manifests if one.state == state)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what was fetched."""
+        return sum(one.nbytes for one in self.of(PreloadState.FETCHED))
+
+
+class Preload:
+    """The preload of one snapshot. Thread-safe.
+
+    Parameters
+    ----------
+    objects : Objects
+        Fetches.
+    runtime : Runtime
+        Runs what is done in the background.
+    options : config.manifests.Preload
+        What is wanted.
+    view : SnapshotView
+        The snapshot.
+    """
+
+    def __init__(
+        self, objects: Objects, runtime: Runtime, options: PreloadOptions, view: SnapshotView
+    ) -> None:
+        self._objects, self._runtime, self._options = objects, runtime, options
+        self._view: SnapshotView | None = view
+        self.snapshot_id = view.snapshot_id
+        self._lock = ForkSafeLock()
+        self._pid = os.getpid()
+        self._cancelled = False
+        self._plan: PreloadPlan | None = None
+        self._queue: deque[Candidate] = deque()
+        self._became: dict[str, tuple[PreloadState, str]] = {}
+        self._filled = False
+        self._lanes = 0
+        self._ended: Future[None] = Future()
+
+    def start(self) -> None:
+        """Begin, unless all that could be fetched is here."""
+        view = self._view
+        if view is not None and self._options.max_manifests and self._any_is_elsewhere(view):
+            self._lanes = 1
+            self._go_on()
+        else:
+            self._ended.set_result(None)
+
+    def cancel(self) -> None:
+        """Fetch nothing more. Takes no lock: this may be called wherever garbage is collected."""
+        self._cancelled = True
+        self._view = None
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until nothing more will be fetched, or until the time is up."""
+        if self._pid == os.getpid():
+            wait_for([self._ended], timeout_s)
+
+    def report(self) -> PreloadReport:
+        """What has become of what was planned."""
+        plan = self._planned()
+        with self._lock:
+            # A thread of the parent may have held the future's lock when this child was forked.
+            done = self._pid != os.getpid() or self._ended.done()
+            became = dict(self._became)
+        left = PreloadState.CANCELLED if done or self._cancelled else PreloadState.WAITING
+        found = [(c, *became.get(c.blob.key, (left, ""))) for c in plan.fetched]
+        found += [(one.candidate, PreloadState.SKIPPED, one.why) for one in plan.skipped]
+        manifests = tuple(
+            PreloadedManifest(c.blob.key, c.refs, c.blob.length, state, why)
+            for c, state, why in sorted(found, key=lambda one: one[0].order)
+        )
+        return PreloadReport(self.snapshot_id, manifests, done)
+
+    def _any_is_elsewhere(self, view: SnapshotView) -> bool:
+        """Whether anything may have to be fetched; quick, and before any plan."""
+        any_axes = self._options.arrays is not None  # coordinates have one
+        return any(
+            ref.copy is None
+            and (any_axes or any(len(part.box.lo) == 1 for part in parts))
+            and self._objects.recall(ref, _kind(ref)) is None
+            for ref, parts in _refs_of(view)
+        )
+
+    def _planned(self) -> PreloadPlan:
+        plan = self._plan
+        if plan is None:
+            view = self._view
+            made = PreloadPlan((), ())
+            if view is not None:
+                made = _plan(self._objects, self._options, view)
+            with self._lock:
+                plan = self._plan = self._plan or made
+            self._view = None
+        return plan
+
+    def _go_on(self) -> None:
+        """Have a lane run once more; when no call is taken any more, all ends."""
+        try:
+            self._runtime.background(self._run)
+        except RuntimeError:  # that is what executors say when the interpreter exits
+            self.cancel()
+            self._leave()
+
+    def _run(self) -> None:
+        """Fetch one object, and see to it that the next is."""
+        try:
+            due = self._next()
+        except ManifestsError:  # the snapshot is damaged, which whoever reads it is told
+            _LOG.debug("nothing of %s is preloaded", self.snapshot_id, exc_info=True)
+            due = None
+        if due is None:
+            self._leave()
+            return
+        became = PreloadState.FAILED, "it could not be fetched"
+        try:
+            self._objects.load(due.blob, _kind(due.blob))
+            became = PreloadState.FETCHED, ""
+        except (ManifestsError, OSError) as error:
+            became = PreloadState.FAILED, str(error)
+            _LOG.debug("%s could not be preloaded", due.blob.key, exc_info=True)
+        finally:
+            with self._lock:
+                self._became[due.blob.key] = became
+            self._go_on()
+
+    def _next(self) -> Candidate | None:
+        if self._stopped():
+            return None
+        if not self._filled:
+            self._filled = True  # before there is a second lane
+            self._queue.extend(self._planned().fetched)
+            more = min(_LANES, len(self._queue)) - 1
+            for _ in range(more):
+                with self._lock:
+                    self._lanes += 1
+                self._go_on()
+        with self._lock:
+            return self._queue.popleft() if self._queue and not self._stopped() else None
+
+    def _stopped(self) -> bool:
+        return self._cancelled or self._pid != os.getpid()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._lanes -= 1
+            if self._lanes == 0:
+                self._ended.set_result(None)
+
+
+def _refs_of(view: SnapshotView) -> Iterator[tuple[BlobRef, Sequence[Part]]]:
+    """All objects with chunk tables, and these."""
+    for ref in view.manifests:
+        yield ref.blob, ref.parts
+    for entry in view.snapshot.deltas:
+        if entry.embedded:
+            yield entry.log, entry.embedded
+        for ref in entry.manifests:
+            yield ref.blob, ref.parts
+
+
+def _kind(ref: BlobRef) -> type[Delta] | type[Manifest]:
+    return Delta if ref.key.startswith("deltas/") else Manifest
+
+
+def _plan(objects: Objects, options: PreloadOptions, view: SnapshotView) -> PreloadPlan:
+    known = {part.node_id for ref in view.manifests for part in ref.parts} | view.touched()
+    # Of thousands of arrays few are coordinates, and more is found out of these only.
+    nodes = {
+        node.node_id: node
+        for node in view.nodes.values()
+        if node.kind is NodeKind.ARRAY
+        and node.node_id in known
+        and (options.arrays is not None or (node.array and node.array.is_coordinate(node.path)))
+    }
+    here = {ref.key for ref, _ in _refs_of(view) if objects.recall(ref, _kind(ref)) is not None}
+    arrays = NodeFacts(nodes, {}).values()
+    return plan_preload(options, arrays, view.index, _without_digests(view), here)
+
+
+def _without_digests(view: SnapshotView) -> list[DeltaEntry]:
+    """The live entries without the chunk tables that a digest of theirs stands in for."""
+    covered = [range(of.first, of.stop) for of in view.snapshot.digests]
+    entries = []
+    for position, entry in enumerate(view.snapshot.deltas):
+        if any(position in places for places in covered):
+            embedded = tuple(p for p in entry.embedded if not view.in_digest(p.node_id, position))
+            manifests = tuple(
+                replace(ref, parts=parts, merged=())
+                for ref in entry.manifests
+                if (parts := tuple(p for p in ref.parts if not view.in_digest(p.node_id, position)))
+            )
+            entry = replace(entry, embedded=embedded, manifests=manifests)
+        entries.append(entry)
+    return entries
+
+
+class RefsPreload:
+    """The preload of branches and tags, one after another. Thread-safe.
+
+    Parameters
+    ----------
+    context : Context
+        The repository.
+    root : Root
+        Its root.
+    """
+
+    def __init__(self, context: Context, root: Root) -> None:
+        # The pool's other threads are for those who wait.
+        self._runtime = replace(context.runtime, parallel=one_by_one)
+        self._context, self._root = context, root
+        options = context.config.chunk_manifests.preload
+        self._due = deque([(True, name) for name in options.branches])
+        self._due.extend((False, name) for name in options.tags)
+        self._begun: list[Preload] = []
+        self._pid = os.getpid()
+        self._cancelled = False
+
+    def start(self) -> None:
+        """Begin, if there are any."""
+        if not self._due or self._cancelled or self._pid != os.getpid():
+            return
+        try:
+            self._context.runtime.background(self._run)
+        except RuntimeError:  # the interpreter exits
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Fetch nothing more. Takes no lock."""
+        self._cancelled = True
+        for one in list(self._begun):
+            one.cancel()
+
+    def _run(self) -> None:
+        if self._cancelled:
+            return
+        is_branch, name = self._due.popleft()
+        try:
+            view = self._open(name, is_branch=is_branch)
+        except (ManifestsError, OSError):
+            _LOG.debug("%s could not be preloaded", name, exc_info=True)
+            view = None
+        if view is None:
+            _LOG.debug("there is no branch or tag %s to be preloaded", name)
+        else:
+            options = self._context.config.chunk_manifests.preload
+            one = Preload(self._context.objects, self._context.runtime, options, view)
+            self._begun.append(one)
+            if not self._cancelled:
+                one.start()
+        self.start()
+
+    def _open(self, name: str, *, is_branch: bool) -> SnapshotView | None:
+        roots, objects = self._context.roots, self._context.objects
+        if is_branch:
+            tip = roots.with_branch(self._root, name).branches.get(name)
+            if tip is None:
+                return None
+            return SnapshotView.open(objects, self._runtime, tip.head, tip.base, tip.ahead)
+        ref = roots.with_tag(self._root, name).tags.get(name)
+        return None if ref is None else SnapshotView.open(objects, self._runtime, ref)

@@ -1,0 +1,324 @@
+"""The chunk tables that a snapshot names: which there are of a node, and how they get into memory.
+
+What the read list and the base name of a node are its *sources* and its *leaves*. They are fetched
+in one parallel round; what live deltas say is then merged, as *overlays* by what they come after.
+
+Invariants: what is fetched is compared with what the snapshot says it is, once, before anything of
+it is used; decoded and merged tables are kept in the cache of the objects, for as long as there is
+room, and are the same for all views of the snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from functools import partial
+from typing import Any, Final, cast
+
+from zarr_manifests.engine.objects.metadata import Objects
+from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.delta import Delta
+from zarr_manifests.format.digest import Digest
+from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
+from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.grid import Coords, IndexArray
+from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.planning.layout.leaves import BaseIndex, PlacedLeaf
+from zarr_manifests.planning.tables.live_deltas import Cut, LiveSources, Source
+from zarr_manifests.planning.tables.merge import Layer, Overlay, merge_layers, pick
+
+__all__ = ["SnapshotTables"]
+
+_BASE: Final = -1
+_ANY_NODE: Final = b""
+
+
+class SnapshotTables:
+    """The chunk tables of a snapshot; base of `view.SnapshotView`, which has its attributes."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        ref: BlobRef,
+        snapshot: Snapshot,
+        manifests: tuple[ManifestRef, ...],
+        opening: Mapping[int, Delta | Digest],
+    ) -> None:
+        self.ref = ref
+        self.snapshot = snapshot
+        self.manifests = manifests
+        self.opening = opening  # by position in the read list
+        self._objects = objects
+        self._cuts: dict[int, Mapping[bytes, Coords]] = {}  # by position in the read list
+        for position in sorted(opening):
+            found = opening[position]
+            if isinstance(found, Digest):
+                self._cuts.update(enumerate(found.truncated, position))
+            else:
+                self._cuts[position] = found.truncated
+        self._index: BaseIndex | None = None
+        self._live: dict[bytes, LiveSources] = {}  # by node, made when first asked for
+        # Objects, by key, node and position in the read list (that of the base is -1), known to
+        # hold what this snapshot says they do.
+        self._checked: set[tuple[str, bytes, int]] = set()
+
+    @property
+    def snapshot_id(self) -> str:
+        """The snapshot's id."""
+        return snapshot_id_of(self.ref.key)
+
+    @property
+    def index(self) -> BaseIndex:
+        """The base's leaves, to search in; made when first asked for, and once for each base."""
+        found = self._index
+        if found is None:
+            found = self.of_base(BaseIndex, self._make_index)
+            self._index = found
+        return found
+
+    def _make_index(self) -> BaseIndex:
+        sets = {ref.blob.key: ref.packed_for for ref in self.manifests if ref.packed_for}
+        try:
+            return BaseIndex(self.manifests, sets)
+        except InvalidArgumentError as error:
+            raise CorruptObjectError(f"snapshot {self.snapshot_id}: {error}") from error
+
+    def of_base[T](self, kind: type[T], make: Callable[[], T]) -> T:
+        """What follows from the base alone: made once for all snapshots that read it.
+
+        As long as there is room; nobody may change it.
+        """
+        base = self.snapshot.base
+        found = None if base is None else self._objects.recall(base, kind)
+        if found is None:
+            found = make()
+            if base is not None:
+                self._objects.remember(base, found)
+        return found
+
+    def _leaf(self, node_id: bytes, leaf: PlacedLeaf, loaded: Mapping[str, Any]) -> ChunkTable:
+        """The leaf's table; `loaded` has what manifests are at hand."""
+        ref = leaf.manifest
+        tables = self._objects.tables(ref.blob, node_id, loaded.get(ref.blob.key))
+        if (ref.blob.key, node_id, _BASE) not in self._checked:
+            # The cache has them by what they lie in; another base may say something else of it.
+            ref.check(node_id, tables.values())
+            self._checked.add((ref.blob.key, node_id, _BASE))
+        return tables[leaf.part.box]
+
+    def _due_leaves(
+        self, node_id: bytes, leaves: Sequence[PlacedLeaf]
+    ) -> list[tuple[BlobRef, Any]]:
+        """Manifests of the leaves whose tables are not in memory."""
+        return [
+            (leaf.manifest.blob, Manifest)
+            for leaf in leaves
+            if not self._objects.has_tables(leaf.manifest.blob, node_id)
+        ]
+
+    def _known_overlay(self, node_id: bytes, after: int) -> Overlay | None:
+        found: Overlay | None = self._objects.cache.find(self._overlay_name(node_id, after))
+        return found
+
+    def _overlay_name(self, node_id: bytes, after: int) -> tuple[Any, ...]:
+        live = self._live.get(node_id) or self._sources(node_id)
+        return *self._name("overlay", node_id), live.since(after)
+
+    def _name(self, what: str, node_id: bytes) -> tuple[Any, ...]:
+        return what, self.ref.key, self.ref.crc32c, node_id
+
+    def _fetch(
+        self, node_id: bytes, afters: Set[int], leaves: Sequence[PlacedLeaf] = ()
+    ) -> tuple[dict[int, Overlay], dict[str, Any]]:
+        """Overlays by what they come after, and the objects loaded, by key; in one round.
+
+        Among the objects are the manifests of `leaves`, but those whose tables are in memory.
+        """
+        known = {after: self._known_overlay(node_id, after) for after in afters}
+        overlays = {after: overlay for after, overlay in known.items() if overlay is not None}
+        if len(overlays) == len(known):
+            return overlays, self._load((), self._due_leaves(node_id, leaves))
+        cache, name = self._objects.cache, self._name("layers", node_id)
+        layers: Sequence[tuple[int, Layer]] | None = cache.find(name)
+        live = self._sources(node_id)
+        sources = live.sources if layers is None else ()
+        loaded = self._load(sources, self._due_leaves(node_id, leaves))
+
+        def merge(after: int) -> Overlay:
+            nonlocal layers
+            if layers is None:
+                layers = self._layers(node_id, sources, loaded, keep=False)
+                if any(map(live.since, self.index.merged(node_id).tolist())):
+                    cache.keep(name, layers)  # there are other overlays to be made of them
+            return self._merged([layer for last, layer in layers if last > after])
+
+        for after in known.keys() - overlays.keys():  # by one of the threads that want it
+            overlays[after] = cache.obtain(
+                self._overlay_name(node_id, after), partial(merge, after)
+            )
+        return overlays, loaded
+
+    def _merged(self, layers: Sequence[Layer]) -> Overlay:
+        rows = sum(len(table) for layer in layers for table in layer.tables)
+        self._objects.meter.add("refs_merged", rows)
+        return merge_layers(layers)
+
+    def _fetch_some(
+        self,
+        node_id: bytes,
+        afters: Set[int],
+        sources: Sequence[Source],
+        leaves: Sequence[PlacedLeaf] = (),
+        coords: IndexArray | None = None,
+    ) -> tuple[dict[int, Overlay], dict[str, Any]]:
+        """As `_fetch`, of no more than these sources, and of these chunks if any are given.
+
+        Unless all is at hand, which then is as well brought together for good.
+        """
+        live = self._sources(node_id)
+        known = all(self._known_overlay(node_id, after) is not None for after in afters)
+        if known or len(sources) == len(live.sources) or all(map(self._at_hand, live.sources)):
+            return self._fetch(node_id, afters, leaves)
+        loaded = self._load(sources, self._due_leaves(node_id, leaves))
+        layers = self._layers(node_id, sources, loaded, coords, keep=True)
+        return {
+            after: self._merged([layer for last, layer in layers if last > after])
+            for after in afters
+        }, loaded
+
+    def _load(
+        self, sources: Sequence[Source], leaves: Sequence[tuple[BlobRef, Any]]
+    ) -> dict[str, Any]:
+        """The objects by key; what has to be fetched is, in one round."""
+        due = [(s.blob, s.kind) for s in sources if not self._is_open(s)]
+        return self._objects.load_all([*due, *leaves])
+
+    def _at_hand(self, source: Source) -> bool:
+        return self._is_open(source) or self._objects.has(source.blob, source.kind)
+
+    def _is_open(self, source: Source) -> bool:
+        """Whether it came with the snapshot and lives as long as this view."""
+        return type(self.opening.get(source.position)) is source.kind
+
+    def _layers(
+        self,
+        node_id: bytes,
+        sources: Sequence[Source],
+        loaded: Mapping[str, Any],
+        coords: IndexArray | None = None,
+        *,
+        keep: bool,
+    ) -> list[tuple[int, Layer]]:
+        tables: dict[Source, list[ChunkTable]] = {}
+        for source in sources:
+            numbers = range(len(source.parts))
+            found = [self._table(node_id, source, n, loaded, keep=keep) for n in numbers]
+            tables[source] = found if coords is None else [pick(one, coords) for one in found]
+        return self._sources(node_id).layers(tables)
+
+    def _table(
+        self,
+        node_id: bytes,
+        source: Source,
+        number: int,
+        loaded: Mapping[str, Any],
+        *,
+        keep: bool = True,
+    ) -> ChunkTable:
+        """The table of that number that the source has for the node.
+
+        It stays in memory if it is to be kept, which what is about to be merged for good need not.
+        """
+        find = partial(self._part, node_id, source, number, loaded)
+        if (source.blob.key, node_id, source.position) not in self._checked:
+            find()
+        if keep:
+            return self._objects.table(source.blob, node_id, number, find)
+        known = self._objects.known_table(source.blob, node_id, number)
+        return Manifest.decode(*find()) if known is None else known
+
+    def _part(
+        self, node_id: bytes, source: Source, number: int, loaded: Mapping[str, Any]
+    ) -> tuple[Part, bytes]:
+        """The same, encoded; of an object that is among those loaded or opened."""
+        found = self.opening[source.position] if self._is_open(source) else loaded[source.blob.key]
+        checked = source.blob.key, node_id, source.position
+        if isinstance(found, Delta | Digest):
+            manifest = found.embedded if isinstance(found, Delta) else found.tables
+        else:
+            manifest = cast(Manifest, found)
+        parts = [part for part in manifest.parts if part[0].node_id == node_id]
+        if checked not in self._checked:
+            if isinstance(found, Delta):
+                self._check(found, source.position)
+            if tuple(part for part, _ in parts) != source.parts:
+                raise CorruptObjectError(
+                    f"{source.blob.key} has no chunk tables such as the snapshot says it has"
+                )
+            self._checked.add(checked)
+        return parts[number]
+
+    def _check(self, delta: Delta, position: int) -> None:
+        """Refuse a delta that is not as its entry says; once, and not for each node."""
+        entry = self.snapshot.deltas[position]
+        checked = entry.log.key, _ANY_NODE, position
+        if checked not in self._checked:
+            entry.check(delta)
+            self._checked.add(checked)
+
+    def _digests_of(self, node_id: bytes) -> dict[int, Digest]:
+        """The digests that stand in place of their runs for the node, by where they begin.
+
+        Each leaf has all of such a run already or nothing of it: a digest cannot tell its parts.
+        """
+        merged = self.index.merged(node_id)
+        found = {}
+        for entry in self.snapshot.digests:
+            digest, run = self.opening[entry.first], self.snapshot.deltas[entry.first : entry.stop]
+            if not isinstance(digest, Digest) or node_id not in digest.covered:
+                continue
+            if not ((merged >= run[0].last) & (merged < run[-1].last)).any():
+                found[entry.first] = digest
+        return found
+
+    def in_digest(self, node_id: bytes, position: int) -> bool:
+        """Whether what the entry at that position says of the node came with the snapshot."""
+        return any(
+            first <= position < first + len(digest.truncated)
+            for first, digest in self._digests_of(node_id).items()
+        )
+
+    def _sources(self, node_id: bytes) -> LiveSources:
+        """What the read list names of the node."""
+        found = self._live.get(node_id)
+        if found is None:
+            found = self._live.setdefault(node_id, self._find_sources(node_id))
+        return found
+
+    def _find_sources(self, node_id: bytes) -> LiveSources:
+        sources: list[Source] = []
+        cuts: dict[int, Cut] = {}
+        digests = self._digests_of(node_id)
+        covered = {at + i for at, digest in digests.items() for i in range(len(digest.truncated))}
+        blobs = {entry.first: entry.blob for entry in self.snapshot.digests}
+
+        def add(blob: BlobRef, kind: type[Any], parts: Sequence[Part]) -> None:
+            of_node = tuple(part for part in parts if part.node_id == node_id)
+            if of_node:
+                sources.append(Source(position, entry.last, blob, kind, of_node))
+
+        for position, entry in enumerate(self.snapshot.deltas):
+            cut = self._cuts.get(position, {}).get(node_id)
+            if position in digests:
+                cut = digests[position].covered[node_id]
+                add(blobs[position], Digest, digests[position].tables.directory())
+            elif position in covered:
+                continue
+            else:
+                add(entry.log, Delta, entry.embedded)
+                for ref in entry.manifests:
+                    add(ref.blob, Manifest, ref.parts)
+            if cut is not None:
+                cuts[position] = Cut(entry.last, cut)
+        return LiveSources(sources, cuts)

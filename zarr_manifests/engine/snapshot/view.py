@@ -1,0 +1,423 @@
+"""One snapshot, ready to be asked: which nodes there are, and where each chunk is.
+
+A lookup consults what live deltas say, then the leaf whose box holds the coordinate. A leaf has all
+changes up to its merged-to sequence, so inside its box only what is newer is laid over it; likewise
+the base's nodes. What is fetched is fetched in one parallel round: for the first chunk of a node
+the deltas whose boxes hold it; for the second that needs one more, all that is left of the node.
+These are then brought together once, as the overlay, in which the further chunks are looked up. So
+one chunk costs what concerns it, and a scan two rounds, not one a delta. Many chunks at a time cost
+what concerns any of them.
+
+Invariant: a view never changes what it says; what it has fetched and merged is kept in the cache of
+its objects, for as long as there is room, and is the same for all views of the snapshot.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import le
+from typing import Any, Final
+
+import numpy as np
+
+from zarr_manifests.engine.objects.metadata import AtHand, Objects
+from zarr_manifests.engine.snapshot.tables import SnapshotTables
+from zarr_manifests.errors import CorruptObjectError
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.chunk_table import (
+    ChunkRef,
+    ChunkTable,
+    NativeRef,
+    Unset,
+    VirtualRef,
+)
+from zarr_manifests.format.delta import Delta
+from zarr_manifests.format.digest import Digest
+from zarr_manifests.format.nodes import Base, Node
+from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.planning.layout.leaves import PlacedLeaf
+from zarr_manifests.planning.tables.live_deltas import (
+    Reach,
+    any_at,
+    check_axes,
+    clipped,
+    picked,
+)
+from zarr_manifests.planning.tables.merge import (
+    Layer,
+    Leaf,
+    Overlay,
+    fold,
+    fold_leaves,
+    inside,
+    pick,
+    within,
+)
+from zarr_manifests.planning.upkeep.digests import tells_about
+from zarr_manifests.runtime import SYSTEM, Runtime
+
+__all__ = ["DIGESTS", "SnapshotView", "check_axes", "opening_kind"]
+
+DIGESTS: Final = "digests"
+"""The first part of the keys of digests."""
+_ALONE_S: Final = 0.05
+"""For so long the cache is not told again that an overlay is in use."""
+_now_s: Final = SYSTEM.monotonic_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    """Nodes by path and by id; nobody changes these."""
+
+    by_path: Mapping[str, Node]
+    by_id: Mapping[bytes, Node]
+
+    @classmethod
+    def of(cls, nodes: Iterable[Node]) -> _Nodes:
+        by_path = {node.path: node for node in nodes}
+        return cls(by_path, {node.node_id: node for node in by_path.values()})
+
+
+class SnapshotView(SnapshotTables):
+    """What a snapshot says. Thread-safe; made by `open`.
+
+    Attributes
+    ----------
+    ref : BlobRef
+        Where the snapshot is.
+    snapshot : Snapshot
+        The snapshot itself.
+    nodes : mapping of str to Node
+        All nodes by path.
+    by_id : mapping of bytes to Node
+        The same by their ids.
+    manifests : tuple of ManifestRef
+        The base's leaf directory.
+    base_sequence : int
+        The sequence up to which the base has all changes of nodes.
+    counts : tuple of Count or None
+        What the base says of how many chunks there were then; None if it does not.
+    opening : mapping of int to Delta or Digest
+        What opening needed besides the base, by position in the read list.
+    """
+
+    def __init__(
+        self,
+        objects: Objects,
+        ref: BlobRef,
+        snapshot: Snapshot,
+        base: Base,
+        opening: Mapping[int, Delta | Digest],
+    ) -> None:
+        super().__init__(objects, ref, snapshot, base.manifests, opening)
+        self.base_sequence = base.sequence
+        self.counts = base.counts if snapshot.base is not None else ()
+        # Where no delta has changed any, the nodes are those of all snapshots of this base.
+        known = self.of_base(_Nodes, lambda: _Nodes.of(base.nodes))
+        ends = {entry.first: snapshot.deltas[entry.stop - 1].last for entry in snapshot.digests}
+        nodes = None
+        for position in sorted(opening):
+            found = opening[position]
+            newer = ends.get(position, snapshot.deltas[position].last) > base.sequence
+            if newer and (found.deleted or found.nodes):
+                nodes = dict(known.by_path) if nodes is None else nodes
+                for path in found.deleted:
+                    nodes.pop(path, None)
+                nodes.update((node.path, node) for node in found.nodes)
+        if nodes is not None:
+            known = _Nodes.of(nodes.values())
+        self.nodes, self.by_id = known.by_path, known.by_id
+        if len(self.by_id) != len(self.nodes):
+            raise CorruptObjectError(f"two nodes of snapshot {self.snapshot_id} have the same id")
+        self._first: dict[bytes, Coords] = {}  # by node, until its overlay is made
+        # Overlays of nodes without a leaf, while the cache keeps them, and until when it is
+        # not asked for them; by node.
+        self._alone: dict[bytes, tuple[weakref.ref[Overlay], float]] = {}
+        self._damaged: set[bytes] = set()  # nodes whose overlay could not be made
+
+    @classmethod
+    def open(
+        cls,
+        objects: Objects,
+        runtime: Runtime,
+        ref: BlobRef,
+        base: BlobRef | None = None,
+        ahead: Sequence[BlobRef] = (),
+    ) -> SnapshotView:
+        """Open the snapshot at `ref`.
+
+        `base` is the base it is expected to read, and `ahead` what else, if known: all of it is
+        fetched in one round.
+        """
+        first: list[Any] = [(ref, Snapshot)]
+        first += [(base, Base)] if base is not None else []
+        first += [(other, opening_kind(other)) for other in ahead]
+        snapshot: Snapshot = objects.load_all(first, runtime)[ref.key]
+        due = base if base and snapshot.base and base.key == snapshot.base.key else snapshot.base
+        wanted = snapshot.opening()
+        rest: list[Any] = [(other, opening_kind(other)) for _, other in wanted]
+        rest += [(due, Base)] if due is not None else []
+        loaded = objects.load_all(rest, runtime)
+        found = loaded[due.key] if due is not None else Base((), ())
+        opening = {position: loaded[other.key] for position, other in wanted}
+        for entry in snapshot.digests:
+            digest = objects.load(entry.blob, Digest)
+            if not tells_about(digest, snapshot.deltas[entry.first : entry.stop]):
+                raise CorruptObjectError(f"{entry.blob.key} is a digest of other deltas")
+        view = cls(objects, ref, snapshot, found, opening)
+        for position, value in opening.items():
+            if isinstance(value, Delta):
+                view._check(value, position)
+        return view
+
+    def at_hand(self) -> SnapshotView:
+        """The same view, but what would have to be fetched raises `NotAtHandError`."""
+        view = copy.copy(self)
+        view._objects = AtHand(self._objects)
+        return view
+
+    def lookup(self, node_id: bytes, coords: Coords) -> ChunkRef | None:
+        """Where the chunk is; None if it is absent."""
+        alone = self._alone.get(node_id)
+        if alone is not None:  # as nearly always where many chunks are read
+            overlay, until_s = alone[0](), alone[1]
+            if overlay is not None and overlay.table is not None and _now_s() < until_s:
+                ref = overlay.table.get(coords)
+                if ref is not None:
+                    return None if isinstance(ref, Unset) else ref
+        due = self._leaf_at(node_id, coords)
+        after = due[0].merged if due else 0
+        loaded: dict[str, Any] = {}
+        overlay = self._known_overlay(node_id, after)
+        if overlay is None:
+            reach = self._sources(node_id).reach(coords, after)
+            if self._by_itself(node_id, coords, reach):
+                return self._reached(node_id, coords, reach, due)
+            try:  # in one round with the leaf, which is most likely needed as well
+                overlays, loaded = self._fetch(node_id, {after}, due)
+            except CorruptObjectError:
+                self._damaged.add(node_id)
+                return self._reached(node_id, coords, reach, due)
+            overlay = overlays[after]
+            self._first.pop(node_id, None)
+        if not due and self.index.ndim(node_id) is None:
+            self._alone[node_id] = weakref.ref(overlay), _now_s() + _ALONE_S
+        if overlay.table is not None:
+            ref = overlay.table.get(coords)
+            if ref is not None:
+                return None if isinstance(ref, Unset) else ref
+            check_axes(overlay.table.box, len(coords))
+        cut = overlay.truncated
+        if cut is not None and not inside(np.array(coords, np.int64).reshape(1, -1), cut)[0]:
+            return None
+        return self._in_leaf(node_id, coords, due, loaded)
+
+    def following(
+        self, node_id: bytes, coords: Coords, most: int, grid: Box
+    ) -> list[tuple[Coords, NativeRef | VirtualRef]]:
+        """Where the next chunks of the grid after this one are, in C order.
+
+        As far as one table in memory says. Those that are not there, or lie inline, are left out.
+        """
+        due = self._leaf_at(node_id, coords)
+        overlay = self._known_overlay(node_id, due[0].merged if due else 0)
+        if overlay is None or overlay.truncated is not None:
+            return []
+        table = overlay.table
+        if due:
+            if table is not None or not self._objects.has_tables(due[0].manifest.blob, node_id):
+                return []
+            table = self._leaf(node_id, due[0], {})
+        elif table is None or self.index.ndim(node_id) is not None:
+            return []
+        row = table.row_of(coords)
+        if row is None or not all(map(le, table.box.hi, grid.hi)):
+            return []
+        return table.refs_between(row + 1, row + 1 + most)
+
+    def knows(self, node_id: bytes, coords: Coords) -> bool:
+        """Whether `lookup` of the chunk finds all in memory and decoded."""
+        if self._index is None or node_id not in self._live:
+            return False
+        due = self._leaf_at(node_id, coords)
+        if self._known_overlay(node_id, due[0].merged if due else 0) is None:
+            return False
+        return all(self._objects.has_tables(leaf.manifest.blob, node_id) for leaf in due)
+
+    def _by_itself(self, node_id: bytes, coords: Coords, reach: Reach) -> bool:
+        """Whether to look the chunk up in what holds it, and leave the rest of the node.
+
+        Not if another has been looked up that way and this one needs more than is at hand; nor if
+        all is at hand, which then is as well brought together for good. (If that cannot be done
+        since some of it is damaged, chunks that do not need this are still looked up.)
+        """
+        if node_id in self._damaged:
+            return True
+        begins = node_id not in self._first
+        alike = self._first.setdefault(node_id, coords) == coords
+        if begins and alike:
+            return True
+        if not all(map(self._at_hand, reach.sources)):
+            return alike
+        return not all(map(self._at_hand, self._sources(node_id).sources))
+
+    def _reached(
+        self, node_id: bytes, coords: Coords, reach: Reach, leaves: Sequence[PlacedLeaf]
+    ) -> ChunkRef | None:
+        """Where the chunk is, from what holds it; fetched in one round."""
+        due = leaves if reach.base else ()
+        loaded = self._load(reach.sources, self._due_leaves(node_id, due))
+        for place in reach.places:
+            ref = self._table(node_id, place.source, place.number, loaded).get(coords)
+            if ref is not None:
+                return None if isinstance(ref, Unset) else ref
+        return self._in_leaf(node_id, coords, due, loaded)
+
+    def _in_leaf(
+        self,
+        node_id: bytes,
+        coords: Coords,
+        leaves: Sequence[PlacedLeaf],
+        loaded: Mapping[str, Any],
+    ) -> ChunkRef | None:
+        for leaf in leaves:
+            ref = self._leaf(node_id, leaf, loaded).get(coords)
+            if isinstance(ref, Unset):
+                key = leaf.manifest.blob.key
+                raise CorruptObjectError(f"{key} is a leaf and has an unset row")
+            return ref
+        return None
+
+    def _leaf_at(self, node_id: bytes, coords: Coords) -> list[PlacedLeaf]:
+        self._check_leaves(node_id, len(coords))
+        found = self.index.holding(node_id, coords)
+        if len(found) > 1:
+            one, two = (leaf.manifest.blob.key for leaf in found[:2])
+            raise CorruptObjectError(
+                f"{one} and {two} both say where chunk {coords} is: leaves of a base must not "
+                "overlap"
+            )
+        return found
+
+    def _check_leaves(self, node_id: bytes, ndim: int) -> None:
+        found = self.index.ndim(node_id)
+        if found is not None and found != ndim:
+            raise CorruptObjectError(f"a chunk table of {found} axes for a node of {ndim}")
+
+    def overlay(self, node_id: bytes, after: int = 0, region: Box | None = None) -> Overlay:
+        """What live deltas of a sequence beyond `after` say about the node.
+
+        Given a region, rows elsewhere may be missing.
+        """
+        found = self._known_overlay(node_id, after)
+        if found is not None:
+            return found
+        if region is None:
+            return self._fetch(node_id, {after})[0][after]
+        box = region
+        sources = self._sources(node_id).where(
+            lambda last, of: last > after and of.overlaps(box), box.ndim
+        )
+        return self._fetch_some(node_id, {after}, sources)[0][after]
+
+    def layers(self, node_id: bytes) -> Sequence[tuple[int, Layer]]:
+        """What each live delta says of the node's chunks, oldest first, with its sequence."""
+        name = self._name("layers", node_id)
+        found: Sequence[tuple[int, Layer]] | None = self._objects.cache.find(name)
+        if found is None:
+            sources = self._sources(node_id).sources
+            loaded = self._load(sources, ())
+            found = self._layers(node_id, sources, loaded, keep=False)
+            self._objects.cache.keep(name, found)
+        return found
+
+    def has_leaves(self, node_id: bytes, box: Box) -> bool:
+        """Whether the node's leaves that share a chunk with the box need not be fetched."""
+        due = self._due_leaves(node_id, self.index.placed_in(node_id, box))
+        return all(self._objects.has(blob, kind) for blob, kind in due)
+
+    def leaves(self, node_id: bytes, wanted: Callable[[Box], bool]) -> list[ChunkTable]:
+        """The node's tables in the base, of the boxes that are wanted; nothing is laid over."""
+        due = [leaf for leaf in self.index.placed(node_id) if wanted(leaf.part.box)]
+        loaded = self._objects.load_all(self._due_leaves(node_id, due))
+        return [self._leaf(node_id, leaf, loaded) for leaf in due]
+
+    def chunks(self, node_id: bytes) -> ChunkTable | None:
+        """All chunks of the node that are there; None if there is none."""
+        due = self.index.placed(node_id)
+        overlays, loaded = self._fetch(node_id, {0, *(leaf.merged for leaf in due)}, due)
+        tables = [self._leaf(node_id, leaf, loaded) for leaf in due]
+        if len(overlays) == 1:
+            return fold(tables, overlays[0])
+        leaves = [
+            Leaf(leaf.part.box, table, overlays[leaf.merged])
+            for leaf, table in zip(due, tables, strict=True)
+        ]
+        return fold_leaves(leaves, overlays[0])
+
+    def chunks_at(self, node_id: bytes, coords: IndexArray) -> ChunkTable | None:
+        """Of these chunks of the node (int64[n, ndim], n >= 1) those that are there.
+
+        Leaves that hold none of them are not read.
+        """
+        self._check_leaves(node_id, coords.shape[1])
+        due = [
+            leaf
+            for leaf in self.index.placed_in(node_id, Box.around_coords(coords))
+            if ((coords >= leaf.part.box.lo) & (coords < leaf.part.box.hi)).all(axis=1).any()
+        ]
+        sources = self._sources(node_id).where(any_at(coords, due), coords.shape[1])
+        afters = {0, *(leaf.merged for leaf in due)}
+        overlays, loaded = self._fetch_some(node_id, afters, sources, due, coords)
+        over = {after: picked(overlay, coords) for after, overlay in overlays.items()}
+        leaves = [
+            Leaf(leaf.part.box, pick(self._leaf(node_id, leaf, loaded), coords), over[leaf.merged])
+            for leaf in due
+        ]
+        return fold_leaves(leaves, over[0])
+
+    def chunks_in(self, node_id: bytes, box: Box) -> ChunkTable | None:
+        """Of the node's chunks in the box those that are there.
+
+        Leaves and deltas that hold none of them are not read.
+        """
+        self._check_leaves(node_id, box.ndim)
+        due = self.index.placed_in(node_id, box)
+        afters = {leaf.merged for leaf in due}
+        if sum(leaf.part.box.shared_size(box) for leaf in due) < box.size:
+            afters.add(0)  # some of it lies in no leaf
+        since = min(afters, default=0)
+        sources = self._sources(node_id).where(
+            lambda last, of: last > since and of.overlaps(box), box.ndim
+        )
+        overlays, loaded = self._fetch_some(node_id, afters, sources, due)
+        over = {after: clipped(overlay, box) for after, overlay in overlays.items()}
+        tables = [within(self._leaf(node_id, leaf, loaded), box) for leaf in due]
+        if len(over) == 1:
+            return fold(tables, *over.values())
+        leaves = [
+            Leaf(leaf.part.box, table, over[leaf.merged])
+            for leaf, table in zip(due, tables, strict=True)
+        ]
+        return fold_leaves(leaves, over.get(0, Overlay(None, None)))
+
+    def truncations(self, position: int) -> Mapping[bytes, Coords]:
+        """What the entry at that position of the read list cuts off, by node id."""
+        return self._cuts.get(position, {})
+
+    def touched(self) -> set[bytes]:
+        """Ids of all nodes that live deltas have chunk tables or truncations for."""
+        ids: set[bytes] = set()
+        for entry in self.snapshot.deltas:
+            ids.update(part.node_id for part in entry.embedded)
+            ids.update(part.node_id for ref in entry.manifests for part in ref.parts)
+        return ids.union(*self._cuts.values())
+
+
+def opening_kind(ref: BlobRef) -> type[Delta | Digest]:
+    """What lies at one of the places that opening a snapshot needs."""
+    return Digest if ref.key.startswith(DIGESTS) else Delta

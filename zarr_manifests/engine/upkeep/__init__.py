@@ -1,0 +1,1 @@
+"""A small and sound repository: expiry, garbage collection, verification, recovery."""

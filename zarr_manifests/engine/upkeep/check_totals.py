@@ -1,0 +1,88 @@
+"""Whether what a snapshot says of how much there is agrees with its tables.
+
+Base and read list count the chunks of each node and their bytes, and the snapshot all of them
+together. A number that is called exact has to be so; any other must not be less than what there is.
+What a commit has not touched is counted where it was, at the snapshot before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zarr_manifests.engine.snapshot.totals import tallies_of
+from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.format.chunk_table import RefKind
+from zarr_manifests.format.nodes import NodeKind
+from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.planning.tables.sums import Tally, alive_tallies, sums_of
+
+__all__ = ["wrong_counters"]
+
+
+def wrong_counters(view: SnapshotView, parent: Snapshot | None = None) -> list[str]:
+    """What is wrong with the counters of a snapshot.
+
+    Parameters
+    ----------
+    view : SnapshotView
+        The snapshot.
+    parent : Snapshot, optional
+        The one before it, if the counters of that are known to be looked at.
+
+    Raises
+    ------
+    ManifestsError
+        If a table cannot be had.
+    """
+    tallies, nodes = tallies_of(view), list(view.nodes.values())
+    told = alive_tallies(tallies, nodes)
+    touched = _touched(view.snapshot, parent)
+    wrong = []
+    for node in nodes:
+        if node.kind is NodeKind.GROUP or (touched is not None and node.node_id not in touched):
+            continue
+        table = view.chunks(node.node_id)
+        chunks = nbytes = 0
+        if table is not None:
+            chunks = int((table.kind != RefKind.UNSET).sum())
+            nbytes = int(table.length.sum())
+        path = node.path if node.path.startswith("/") else f"/{node.path}"
+        wrong += [f"{path} has {what}" for what in _against(told[node.path], chunks, nbytes)]
+    return wrong + list(_wrong_sums(view.snapshot, sums_of(tallies, nodes)))
+
+
+def _touched(snapshot: Snapshot, parent: Snapshot | None) -> set[bytes] | None:
+    """The nodes whose chunks are others than in the snapshot before; None if it may be any."""
+    own = snapshot.deltas[-1] if snapshot.deltas else None
+    if (
+        parent is None
+        or own is None
+        or own.counts is None
+        or own.log.key != snapshot.log.key
+        or _read(snapshot)[:-1] != _read(parent)
+    ):
+        return None
+    return {count.node_id for count in own.counts} | {part.node_id for part in own.parts()}
+
+
+def _read(snapshot: Snapshot) -> list[str]:
+    """Keys of the base and of the deltas that the snapshot reads."""
+    base = snapshot.base.key if snapshot.base is not None else ""
+    return [base, *(entry.log.key for entry in snapshot.deltas)]
+
+
+def _against(told: Tally, chunks: int, nbytes: int) -> Iterator[str]:
+    numbers = [("chunks", told.chunks, chunks, told.chunks_exact)]
+    if told.nbytes is not None:
+        numbers.append(("bytes of chunks", told.nbytes, nbytes, told.nbytes_exact))
+    for what, said, there, exact in numbers:
+        if said != there if exact else said < there:
+            yield f"{there} {what}, and counters say {said}{'' if exact else ' at most'}"
+
+
+def _wrong_sums(snapshot: Snapshot, due: dict[str, int]) -> Iterator[str]:
+    """Sums that are not those of the single counters; an old snapshot has none."""
+    for name, number in snapshot.sums.items():
+        if due.get(name) != number:
+            due_number = due.get(name, "not known")
+            yield f"the sum of {name} is {due_number}, and the snapshot says {number}"

@@ -1,0 +1,448 @@
+"""Collecting garbage, safe beside writers and readers and without trust in clocks.
+
+1. One swap raises the fence, removes the leases whose time is up, and notes that a collection has
+   begun. From then on no session that began before the fence and holds no lease can commit. The
+   new root is archived before anything is deleted, so that what `recover` finds first is a root
+   that needs nothing of it.
+2. All that this root reaches is marked. If anything cannot be read, nothing is deleted.
+3. Dead is what is not marked, of sessions behind the fence that hold no lease. It is looked for in
+   what the pending snapshots reach, and by listing objects, from `swept` on or, every tenth time,
+   all of them.
+4. What is dead is deleted: chunks first and snapshots last, so that whoever is killed meanwhile
+   leaves what leads to the rest.
+5. Another swap notes what has been done: `swept` advances, and what was pending is so no more.
+
+Why nothing dead can come alive: a later commit refers only to objects of its own session, which
+began at the fence or later or holds a lease, and to what its parent reaches, which is a snapshot
+that was in history after the first swap or is younger.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final
+
+from zarr_manifests.engine.history.ancestry import ancestors, snapshot_at, tag_floor
+from zarr_manifests.engine.history.reachability import Link, follow, tables
+from zarr_manifests.engine.root.disk_reserve import keep_reserve, with_reserve
+from zarr_manifests.engine.root.epochs import COLLECTOR, check_collector, claimed
+from zarr_manifests.engine.root.roots import RootAt
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.errors import (
+    CorruptObjectError,
+    ManifestsError,
+    ObjectNotFoundError,
+    UnsupportedFormatError,
+)
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.chunk_table import native_keys
+from zarr_manifests.format.index import IndexDirectory
+from zarr_manifests.format.root import Lease, Pending, Root, archive_key
+from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.ids import session_of, session_start, snapshot_key
+from zarr_manifests.planning.upkeep.collection import (
+    choose_fence,
+    first_archive_kept,
+    is_dead,
+    leased_lineages,
+    nothing_left_since,
+    search_start,
+    swept_after,
+)
+from zarr_manifests.storage import ObjectInfo
+from zarr_manifests.storage.metered import unmetered
+from zarr_manifests.storage.protocol import KeepsTemporaryFiles
+
+__all__ = ["CollectionReport", "Progress", "archived_versions", "collect", "live_snapshots"]
+
+type Progress = Callable[[str, int], None]
+"""Called with what is being done and how many objects of it are done."""
+
+_ATTEMPTS = 100
+_BATCH = 1_000
+# Chunks first and snapshots last: what leads to something goes after it.
+_KINDS: Final = (
+    "chunks",
+    "reports",
+    "manifests",
+    "indexes",
+    "digests",
+    "pages",
+    "deltas",
+    "nodes",
+    "snapshots",
+)
+_TEMP_AGE_MS: Final = 24 * 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionReport:
+    """What a collection has deleted, or would delete.
+
+    Parameters
+    ----------
+    fence : int
+        Sessions that began before this version of the root and hold no lease cannot commit.
+    kept : int
+        Objects that can be reached.
+    objects, nbytes : mapping of str to int
+        Objects deleted, and their bytes, by kind: `chunks`, `manifests`, `snapshots`, `root`, ...
+    leases_removed : int
+        Leases whose time was up.
+    temporary_files : int
+        Files removed that killed writers have left on a local disk.
+    complete : bool
+        Whether it was looked at all objects there are.
+    dry_run : bool
+        Whether nothing was changed or deleted.
+    """
+
+    fence: int
+    kept: int
+    objects: Mapping[str, int] = field(default_factory=dict)
+    nbytes: Mapping[str, int] = field(default_factory=dict)
+    leases_removed: int = 0
+    temporary_files: int = 0
+    complete: bool = False
+    dry_run: bool = False
+
+    @property
+    def deleted(self) -> int:
+        """Objects of all kinds that were deleted."""
+        return sum(self.objects.values())
+
+    @property
+    def deleted_nbytes(self) -> int:
+        """Bytes of all of them."""
+        return sum(self.nbytes.values())
+
+
+def collect(
+    context: Context, grace_ms: int, *, dry_run: bool, progress: Progress
+) -> CollectionReport:
+    """Delete what nothing leads to and no writer can refer to any more.
+
+    Raises
+    ------
+    CorruptObjectError
+        If something that is reached cannot be read; nothing was deleted.
+    FencedError
+        If another collection has begun meanwhile, which goes on with what is left.
+    """
+    before = context.roots.read()
+    root = _begin(context, before, grace_ms, dry_run=dry_run)
+    removed = len(context.roots.leases(before.root)) - len(context.roots.leases(root))
+    progress("marking", 0)
+    marked, alone = _mark(context, root, progress)
+    found = _find_dead(context, root, marked, progress)
+    dead = sorted(found.values(), key=lambda info: info.key)
+    archives = _old_archives(context, root)
+    temporary = 0
+    if not dry_run:
+        keys = [info.key for info in (*dead, *archives)]
+        _delete(context, keys, root.epochs[COLLECTOR], progress)
+        temporary = _remove_temporary(context)
+        _end(context, root, alone=alone)
+        keep_reserve(context.storage)
+    by_kind: Counter[str] = Counter()
+    nbytes: Counter[str] = Counter()
+    for info in (*dead, *archives):
+        kind = info.key.partition("/")[0]
+        by_kind[kind] += 1
+        nbytes[kind] += info.nbytes
+    return CollectionReport(
+        root.fence,
+        len(marked),
+        dict(by_kind),
+        dict(nbytes),
+        max(0, removed),
+        temporary,
+        _from(root) == 0,
+        dry_run,
+    )
+
+
+# --- the two swaps -----------------------------------------------------------------------------
+
+
+def _begin(context: Context, before: RootAt, grace_ms: int, *, dry_run: bool) -> Root:
+    """The root as it stands once the fence is raised; archived."""
+    now_ms = context.runtime.now_ms()
+
+    def change(root: Root) -> Root:
+        version = root.version + 1
+        times = _times(context, root, now_ms - grace_ms)
+        fence = choose_fence(times, version, now_ms, grace_ms, root.fence)
+        expired = {lease.name for lease in context.roots.leases(root) if lease.expires_ms <= now_ms}
+        hidden = root.deleted_leases
+        if root.pages.get("leases"):
+            hidden = tuple(dict.fromkeys((*hidden, *sorted(expired))))
+        return replace(
+            root,
+            leases=tuple(lease for lease in root.leases if lease.name not in expired),
+            deleted_leases=hidden,
+            fence=fence,
+            collected=version,
+            epochs=claimed(root, COLLECTOR),
+        )
+
+    if dry_run:
+        return replace(change(before.root), version=before.root.version + 1)
+    at = _updated(context, change, "collect garbage")
+    with_reserve(context.storage, partial(context.roots.archive, at))
+    return at.root
+
+
+def _end(context: Context, begun: Root, *, alone: bool) -> None:
+    """Note what has been done; refused if another collection has begun meanwhile.
+
+    `alone` says that there is something that leases alone keep: of any age, and listed nowhere.
+    """
+    leases = context.roots.leases(begun)
+    done = set(begun.pending)
+
+    def change(root: Root) -> Root:
+        check_collector(root, begun.epochs[COLLECTOR])
+        swept = root.swept
+        if not alone and nothing_left_since(root, begun.version):
+            swept = max(swept, swept_after(begun.fence, leases))
+        counters = dict(root.counters)
+        counters["collections"] = counters.get("collections", 0) + 1
+        pending = tuple(piece for piece in root.pending if piece not in done)
+        return replace(root, swept=swept, pending=pending, counters=counters)
+
+    _updated(context, change, "end collection")
+
+
+def _updated(context: Context, change: Callable[[Root], Root], what: str) -> RootAt:
+    update = context.roots.update
+    return with_reserve(context.storage, partial(update, change, what, "", "", _ATTEMPTS))
+
+
+def _times(context: Context, root: Root, cutoff_ms: int) -> Iterator[tuple[int, int]]:
+    """Versions of the root and when they were written, newest first.
+
+    Of those that only archives know, the newest that was written by `cutoff_ms`.
+    """
+    yield root.version, root.written_ms
+    for entry in reversed(root.log):
+        yield entry.version, entry.at_ms
+    oldest = root.log[0].version if root.log else root.version
+    versions = [v for v in archived_versions(context) if v < oldest]
+
+    def written_ms(version: int) -> int:
+        return context.roots.archived(version).written_ms
+
+    try:
+        found = bisect_right(versions, cutoff_ms, key=written_ms)
+        if found:
+            yield versions[found - 1], cutoff_ms
+    except ObjectNotFoundError:
+        return  # another collection is removing them: the fence stays for now
+
+
+def archived_versions(context: Context) -> list[int]:
+    """The versions of the root that there is an archive of, oldest first."""
+    found = (info.key.partition("/")[2] for info in context.storage.list("root/"))
+    return [int(text) for text in found if len(text) == 20 and text.isdecimal()]
+
+
+# --- what is alive -----------------------------------------------------------------------------
+
+
+def live_snapshots(context: Context, whole: Root) -> Iterator[tuple[BlobRef, Snapshot]]:
+    """All snapshots that branches, tags and leases lead to; some more than once."""
+    starts = [(branch.head, branch.floor) for branch in whole.branches.values()]
+    starts += [(ref, tag_floor(whole, ref)) for ref in whole.tags.values()]
+    seen: set[tuple[str, str | None]] = set()
+    reached: set[str] = set()
+    for start, floor in starts:
+        if (start.key, floor) in seen:
+            continue
+        seen.add((start.key, floor))
+        for ref, snapshot in ancestors(context, start, floor):
+            reached.add(ref.key)
+            yield ref, snapshot
+    for lease in whole.leases:
+        if snapshot_key(lease.snapshot) not in reached:
+            yield _leased(context, lease)
+
+
+def _leased(context: Context, lease: Lease) -> tuple[BlobRef, Snapshot]:
+    """The snapshot of a lease that no branch and no tag leads to any more."""
+    try:
+        return snapshot_at(context, lease.snapshot)
+    except ObjectNotFoundError as error:
+        key = snapshot_key(lease.snapshot)
+        raise CorruptObjectError(f"{key} is leased and not there") from error
+
+
+def _mark(context: Context, root: Root, progress: Progress) -> tuple[set[str], bool]:
+    """Keys of all that the root reaches, and whether leases alone lead to some of it.
+
+    Of indexes that cannot be read, all there are count as reached.
+    """
+    whole = context.roots.whole(root)
+    marked: set[str] = set()
+    starts = {}
+    for ref, _ in live_snapshots(context, replace(whole, leases=())):
+        starts[ref.key] = Link(ref, Snapshot)
+    alone = [lease for lease in whole.leases if snapshot_key(lease.snapshot) not in starts]
+    for lease in alone:
+        ref, _ = _leased(context, lease)
+        starts[ref.key] = Link(ref, Snapshot)
+    _follow(context, starts.values(), marked, progress)
+    marked |= {page.blob.key for pages in root.pages.values() for page in pages}
+    indexes = {b.index.key: b.index for b in whole.branches.values() if b.index is not None}
+    for pointer in indexes.values():
+        marked |= _index_keys(context, pointer)
+    return marked, bool(alone)
+
+
+def _follow(context: Context, starts: Iterable[Link], marked: set[str], progress: Progress) -> None:
+    def load(link: Link) -> Any:
+        return context.objects.load(link.ref, link.kind)
+
+    for done, (_, value) in enumerate(follow(context.runtime, starts, load, marked), 1):
+        for table in tables(value):
+            marked |= native_keys(table)
+        if done % 100 == 0:
+            progress("marking", done)
+
+
+def _index_keys(context: Context, pointer: BlobRef) -> set[str]:
+    """Keys of an index; nobody needs one, so what cannot be read keeps all and fails nothing."""
+    try:
+        directory = context.objects.load(pointer, IndexDirectory)
+    except (CorruptObjectError, UnsupportedFormatError):
+        return {info.key for info in context.storage.list("indexes/")}
+    if directory.others:  # of a kind that is not known here
+        return {info.key for info in context.storage.list("indexes/")}
+    return {pointer.key, *(blob.key for blob in directory.blobs)}
+
+
+# --- what is dead ------------------------------------------------------------------------------
+
+
+def _from(root: Root) -> int:
+    return search_start(root.swept, root.counters.get("collections", 0))
+
+
+def _find_dead(
+    context: Context, root: Root, marked: set[str], progress: Progress
+) -> dict[str, ObjectInfo]:
+    leased = leased_lineages(context.roots.leases(root))
+    found: dict[str, ObjectInfo] = {}
+    looked = 0
+    start = _from(root)
+    for kind in _KINDS:
+        for info in context.storage.list(f"{kind}/", after=f"{kind}/{start:012d}"):
+            looked += 1
+            if looked % 1_000 == 0:
+                progress("looking", looked)
+            if _began(info.key) >= root.fence:
+                break  # in the order of keys only younger ones come
+            if is_dead(info.key, marked, root.fence, leased):
+                found[info.key] = info
+    if start > 0:
+        keys = _pending_keys(context, root.pending, marked) - found.keys()
+        due = [key for key in sorted(keys) if is_dead(key, marked, root.fence, leased)]
+        sized = context.runtime.parallel([partial(_sized, context, key) for key in due])
+        found.update(zip(due, sized, strict=True))
+    pages = {key for key in found if key.startswith("pages/")}
+    if pages:
+        for key in _archived_pages(context, root):
+            found.pop(key, None)
+    return {key: info for key, info in found.items() if info.nbytes >= 0}
+
+
+def _began(key: str) -> int:
+    try:
+        return session_start(session_of(key))
+    except ManifestsError:
+        return 0
+
+
+def _sized(context: Context, key: str) -> ObjectInfo:
+    try:
+        return context.storage.head(key)
+    except ObjectNotFoundError:
+        return ObjectInfo(key, -1, 0)  # an earlier collection was killed after it had deleted it
+
+
+def _pending_keys(context: Context, pending: Iterable[Pending], marked: set[str]) -> set[str]:
+    """Keys of what the pending snapshots reach and the root does not."""
+    found: set[str] = set()
+    seen = set(marked)
+
+    def load(link: Link) -> Any:
+        try:
+            return context.objects.load(link.ref, link.kind)
+        except CorruptObjectError:
+            return None  # deleted already, or damaged: what it led to is found by listing all
+
+    for piece in pending:
+        starts = []
+        ref: BlobRef | None = piece.newest
+        for _ in range(piece.count):
+            if ref is None:
+                break
+            starts.append(Link(ref, Snapshot))
+            snapshot = load(starts[-1])
+            ref = None if snapshot is None else snapshot.parent
+        for link, value in follow(context.runtime, starts, load, seen):
+            found.add(link.ref.key)
+            for table in tables(value):
+                found |= native_keys(table)
+    return found
+
+
+def _archived_pages(context: Context, root: Root) -> set[str]:
+    """Keys of the pages that kept archives name: these are complete only with them."""
+    first = first_archive_kept(root.version, root.fence)
+    kept = [version for version in archived_versions(context) if version >= first]
+
+    def pages(version: int) -> set[str]:
+        try:
+            archived = context.roots.archived(version)
+        except ObjectNotFoundError:
+            return set()
+        return {page.blob.key for refs in archived.pages.values() for page in refs}
+
+    return set().union(*context.runtime.parallel([partial(pages, v) for v in kept]))
+
+
+def _old_archives(context: Context, root: Root) -> list[ObjectInfo]:
+    first = archive_key(first_archive_kept(root.version, root.fence))
+    found = []
+    for info in context.storage.list("root/"):
+        if info.key >= first:
+            break
+        found.append(info)
+    return found
+
+
+def _delete(context: Context, keys: Iterable[str], epoch: int, progress: Progress) -> None:
+    """Delete the objects, one kind after the other, for as long as the epoch is ours."""
+    groups: dict[str, list[str]] = {kind: [] for kind in _KINDS}
+    for key in keys:
+        groups.setdefault(key.partition("/")[0], []).append(key)
+    done = 0
+    for due in groups.values():
+        for at in range(0, len(due), _BATCH):
+            batch = due[at : at + _BATCH]
+            check_collector(context.roots.read().root, epoch)
+            context.storage.delete_many(batch)
+            done += len(batch)
+            progress("deleting", done)
+
+
+def _remove_temporary(context: Context) -> int:
+    storage = unmetered(context.storage)
+    if not isinstance(storage, KeepsTemporaryFiles):
+        return 0
+    return storage.remove_temporary(context.runtime.now_ms() - _TEMP_AGE_MS)

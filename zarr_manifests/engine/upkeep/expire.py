@@ -1,0 +1,150 @@
+"""Expiry: moving the floors of branches, in one swap.
+
+What leaves history is listed in the root as pending until a collection has deleted its objects.
+Nothing is deleted here.
+
+Invariant: what is leased stays in history. A branch's floor goes no higher than a leased snapshot.
+The first expiry also takes from tags what is before them; it is put off while a leased snapshot is
+in no other history.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from zarr_manifests.engine.history.ancestry import ages, has_expired
+from zarr_manifests.engine.history.follow import opened
+from zarr_manifests.engine.root.disk_reserve import keep_reserve, with_reserve
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.root import Branch, Root
+from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.planning.upkeep.expiry import Aged, Retention, kept_count, with_pending
+
+__all__ = ["ExpiryReport", "expire"]
+
+_ATTEMPTS = 100
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiryReport:
+    """What an expiry has done, or would do.
+
+    Parameters
+    ----------
+    expired : mapping of str to tuple of str
+        Ids of the snapshots that have left each branch's history, newest first; branches that
+        keep all they have are not named.
+    kept : mapping of str to int
+        How many snapshots the history of each branch has now.
+    dry_run : bool
+        Whether nothing was changed.
+    """
+
+    expired: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    kept: Mapping[str, int] = field(default_factory=dict)
+    dry_run: bool = False
+
+    @property
+    def snapshots(self) -> tuple[str, ...]:
+        """Ids of all snapshots that have left the history of some branch, each once."""
+        return tuple(dict.fromkeys(name for names in self.expired.values() for name in names))
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A branch's history in two: what it keeps, and what leaves it."""
+
+    kept: list[Aged]
+    gone: list[Aged]
+    last_parent: BlobRef | None
+
+
+def expire(context: Context, retention: Retention, *, dry_run: bool) -> ExpiryReport:
+    """Cut the history of every branch where the retention says."""
+    report = ExpiryReport()
+
+    def change(root: Root) -> Root:
+        nonlocal report
+        whole = context.roots.whole(root)
+        leased = frozenset(lease.snapshot for lease in whole.leases)
+        cuts = {
+            name: _cut(context, branch, retention, leased)
+            for name, branch in whole.branches.items()
+        }
+        if any(cut.gone for cut in cuts.values()) and (
+            held := _held_by_tags(context, whole, cuts, leased)
+        ):
+            _LOG.warning("nothing expires yet: %s is leased, and in the history of tags only", held)
+            counts = {name: len(cut.kept) + len(cut.gone) for name, cut in cuts.items()}
+            report = ExpiryReport({}, counts, dry_run)
+            return root
+        report = ExpiryReport(
+            {n: tuple(a.snapshot_id for a in cut.gone) for n, cut in cuts.items() if cut.gone},
+            {name: len(cut.kept) for name, cut in cuts.items()},
+            dry_run,
+        )
+        return _applied(whole, cuts) if report.expired else root
+
+    opened(lambda: change(context.roots.read().root))
+    if report.expired and not dry_run:
+        update = context.roots.update
+        swap = partial(update, change, "expire snapshots", "", "", _ATTEMPTS)
+        with_reserve(context.storage, swap)
+        keep_reserve(context.storage)  # what is left of it, for the collection that follows
+    return report
+
+
+def _cut(context: Context, branch: Branch, retention: Retention, leased: frozenset[str]) -> _Cut:
+    line, parent = [], None
+    for ref, snapshot in ages(context, branch.head, branch.floor):
+        line.append(Aged(ref, snapshot_id_of(ref.key), snapshot.written_ms))
+        parent = snapshot.parent
+    count = kept_count(line, retention, leased)
+    return _Cut(line[:count], line[count:], parent)
+
+
+def _held_by_tags(
+    context: Context, whole: Root, cuts: Mapping[str, _Cut], leased: Set[str]
+) -> str | None:
+    """A leased snapshot that would leave history with what is before tags, if there is one."""
+    if has_expired(whole):
+        return None  # tags have lost that
+    of_branches = {aged.snapshot_id for cut in cuts.values() for aged in (*cut.kept, *cut.gone)}
+    of_tags = {snapshot_id_of(ref.key) for ref in whole.tags.values()}
+    due = leased - of_branches - of_tags
+    seen: set[str] = set()
+    for ref in whole.tags.values() if due else ():
+        for older, _ in ages(context, ref):
+            if snapshot_id_of(older.key) in due:
+                return snapshot_id_of(older.key)
+            if older.key in seen:
+                break  # all that is older was looked at by way of another tag
+            seen.add(older.key)
+    return None
+
+
+def _applied(whole: Root, cuts: Mapping[str, _Cut]) -> Root:
+    """The root with the floors where the cuts are; every branch has one from the first on."""
+    branches = {
+        name: replace(branch, floor=cuts[name].kept[-1].snapshot_id)
+        for name, branch in whole.branches.items()
+    }
+    pending = with_pending(
+        whole.pending,
+        [cut.gone for cut in cuts.values()],
+        [cut.last_parent for cut in cuts.values()],
+    )
+    # At the first expiry tags lose what is before them, which is listed nowhere.
+    listed = pending is not None and whole.branches["main"].floor is not None
+    listed = listed or (pending is not None and not whole.tags)
+    return replace(
+        whole,
+        branches=branches,
+        pending=whole.pending if pending is None else pending,
+        swept=whole.swept if listed else 0,
+    )

@@ -1,0 +1,434 @@
+"""Going back: the operations log, restoring refs, and a root made anew from an archive.
+
+A *restore* is an ordinary swap: branches and tags become those of an older version, and nothing
+else does. It is refused, inside the swap, for versions older than the last collection, whose
+snapshots may have been deleted.
+
+A *recovery* is for a repository whose root is lost, damaged, or leads to what is. The newest
+archive of which all that it reaches is there becomes the root, under a version that is higher than
+any there has been. Its fence is that version, it has no leases, and its epochs are raised. So no
+writer of before can go on, and no version comes twice.
+
+The newest version there has been is known only from a root that can be read. The newest archive
+tells less: the version after it may have been acknowledged and left no archive, and leases are
+taken, renewed and given up in versions that are never archived. So where the root cannot be read
+the new one keeps a wide distance from the newest archive.
+
+A collection of garbage may be under way. It deletes nothing that the root it has made reaches, nor
+any root after that. So an archive from before a collection that is not known to have ended is not
+taken, unless the caller says that it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Final
+
+from zarr_manifests.engine.objects.metadata import Objects
+from zarr_manifests.engine.root.epochs import COLLECTOR, COMPACTOR, restored_epoch
+from zarr_manifests.engine.root.roots import Roots
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.upkeep.collect import archived_versions
+from zarr_manifests.engine.upkeep.verify import closure_problems
+from zarr_manifests.errors import (
+    ConflictError,
+    CorruptObjectError,
+    InvalidArgumentError,
+    ManifestsError,
+    NotARepositoryError,
+    NotFoundError,
+    ObjectNotFoundError,
+    SnapshotExpiredError,
+    StorageError,
+    UnsupportedStorageError,
+)
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.root import ROOT_KEY, Branch, LogEntry, Root
+from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.planning.upkeep.collection import unended_since
+from zarr_manifests.runtime import Runtime
+from zarr_manifests.storage import Storage, Token
+
+__all__ = [
+    "LoggedOperation",
+    "RecoveryReport",
+    "RestoreReport",
+    "operations",
+    "recover",
+    "restore",
+]
+
+_ATTEMPTS = 100
+_KINDS = (COMPACTOR, COLLECTOR)
+_LOOKS: Final = 10
+# More swaps for leases than will ever follow each other without one operation between them, which
+# leaves an archive: at a hundred a second, three hours of nothing else. The twelve digits of a
+# session's start still have room for a million recoveries.
+_UNSEEN_VERSIONS: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedOperation:
+    """One operation on the root.
+
+    Parameters
+    ----------
+    version : int
+        The version of the root that it made; `Repository.restore` takes one.
+    at : datetime
+        When, in UTC, by the clock of who did it.
+    operation : str
+        What: `commit append`, `create branch`, `expire snapshots`, ...
+    ref : str
+        The branch or tag it was about; empty if about none.
+    snapshot_id : str
+        The snapshot concerned; may be empty.
+    operation_id : str
+        Its random id in hexadecimal; of a commit that is `SnapshotInfo.commit_id`.
+    by : str
+        Who, as they said: the user and the host, or what the environment variable
+        `ZARR_MANIFESTS_WHO` was set to; may be empty.
+    """
+
+    version: int
+    at: datetime
+    operation: str
+    ref: str
+    snapshot_id: str
+    operation_id: str
+    by: str = ""
+
+    @classmethod
+    def of(cls, entry: LogEntry) -> LoggedOperation:
+        """What an entry of the log says."""
+        at = datetime.fromtimestamp(entry.at_ms / 1000, UTC)
+        return cls(
+            entry.version,
+            at,
+            entry.operation,
+            entry.ref,
+            entry.snapshot,
+            entry.commit_id.hex(),
+            entry.by,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """What going back to an older version has moved, or would.
+
+    Parameters
+    ----------
+    version : int
+        The version whose branches and tags these are.
+    branches, tags : mapping of str to (str or None, str or None)
+        Those that are not what they were before: the ids of their snapshots before and after,
+        None where there was none, or is none any more.
+    dry_run : bool
+        Whether nothing was changed.
+    """
+
+    version: int
+    branches: dict[str, tuple[str | None, str | None]]
+    tags: dict[str, tuple[str | None, str | None]]
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryReport:
+    """What a recovery has done, or would do.
+
+    Parameters
+    ----------
+    recovered : int
+        The version of the root whose archive was taken.
+    version : int
+        The version of the root now.
+    branches : mapping of str to str
+        The id of each branch's head.
+    perhaps_lost : range
+        Versions after it that there were, or may have been, and that are not in the root now. If
+        the root could not be read, how many there were is not known: then these are all from the
+        first one on up to the root's version now. Empty if the newest version was taken.
+    skipped : mapping of int to str
+        Newer archives that were not taken, and what was wrong with each.
+    dry_run : bool
+        Whether nothing was changed.
+    """
+
+    recovered: int
+    version: int
+    branches: dict[str, str]
+    perhaps_lost: range
+    skipped: dict[int, str]
+    dry_run: bool = False
+
+
+def operations(context: Context) -> Iterator[LoggedOperation]:
+    """All operations that the root and its archives know, newest first."""
+    root = context.roots.read().root
+    versions, oldest = archived_versions(context), root.version + 1
+    while True:
+        for entry in reversed(root.log):
+            if entry.version < oldest:
+                yield LoggedOperation.of(entry)
+        oldest = min(oldest, root.log[0].version if root.log else 0)
+        # The archive of the oldest one so far tells of those before it: no single one is needed.
+        while versions and versions[-1] > oldest:
+            versions.pop()
+        if not versions:
+            return
+        try:
+            root = context.roots.archived(versions.pop())
+        except ObjectNotFoundError:
+            return  # a collection is removing the oldest ones
+
+
+def restore(context: Context, version: int, *, dry_run: bool = False) -> RestoreReport:
+    """Let branches and tags be what they were in that version.
+
+    Raises
+    ------
+    SnapshotExpiredError
+        If the version is older than the last collection.
+    NotFoundError
+        If there is no archive of it.
+    """
+    if type(version) is not int or version < 1:
+        raise InvalidArgumentError(f"there is no version {version!r} of the root")
+    _check_restorable(context.roots.read().root, version)
+    try:
+        old = context.roots.whole(context.roots.archived(version))
+    except ObjectNotFoundError as error:
+        raise NotFoundError(
+            f"there is no archive of version {version}; `repo.ops_log()` lists the versions"
+        ) from error
+
+    report = RestoreReport(version, {}, {}, dry_run)
+
+    def change(root: Root) -> Root:
+        nonlocal report
+        _check_restorable(root, version)
+        whole = context.roots.whole(root)
+        new = replace(
+            whole,
+            branches={
+                name: replace(
+                    branch,
+                    epoch=restored_epoch(branch, whole.branches.get(name), root.version + 1),
+                )
+                for name, branch in old.branches.items()
+            },
+            tags={n: ref for n, ref in old.tags.items() if n not in whole.deleted_tags},
+            pages={s: refs for s, refs in root.pages.items() if s not in ("branches", "tags")},
+            deleted_branches=(),
+            swept=0,
+        )
+        tags = _moved(whole.tags, new.tags)
+        report = RestoreReport(version, _moved(_heads(whole), _heads(new)), tags, dry_run)
+        return new
+
+    if dry_run:
+        change(context.roots.read().root)
+    else:
+        context.roots.update(change, f"restore {version}", "", "", _ATTEMPTS)
+    return report
+
+
+def _heads(root: Root) -> dict[str, BlobRef]:
+    return {name: branch.head for name, branch in root.branches.items()}
+
+
+def _moved(
+    before: Mapping[str, BlobRef], after: Mapping[str, BlobRef]
+) -> dict[str, tuple[str | None, str | None]]:
+    """The ids of snapshots before and after, of those names for which they are not the same."""
+
+    def at(refs: Mapping[str, BlobRef], name: str) -> str | None:
+        return snapshot_id_of(refs[name].key) if name in refs else None
+
+    both = {name: (at(before, name), at(after, name)) for name in sorted({*before, *after})}
+    return {name: (was, now) for name, (was, now) in both.items() if was != now}
+
+
+def _check_restorable(root: Root, version: int) -> None:
+    if version < root.collected:
+        raise SnapshotExpiredError(
+            f"version {version} is older than the last collection of garbage (version "
+            f"{root.collected}), which may have deleted what it leads to"
+        )
+    if version >= root.version:
+        raise InvalidArgumentError(
+            f"version {version} is not older than the root is now ({root.version})"
+        )
+
+
+# --- recovery ----------------------------------------------------------------------------------
+
+
+def recover(
+    storage: Storage, runtime: Runtime, *, dry_run: bool = False, collections_ended: bool = False
+) -> RecoveryReport:
+    """Make a new root from the newest archive whose closure is there.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the root is there and all it reaches, so that nothing is to be recovered.
+    NotARepositoryError
+        If there is no archive.
+    CorruptObjectError
+        If there is none of which all is there.
+    ConflictError
+        If somebody else makes or changes the root meanwhile, or a collection may be under way that
+        deletes what the archive leads to.
+    StorageError
+        If the storage fails; nothing was changed, unless the answer of the swap was lost.
+    """
+    if not (storage.capabilities.cas or dry_run):
+        raise UnsupportedStorageError(f"{storage.url} cannot compare-and-swap")
+    token, current = _damaged(storage, runtime)
+    versions = _versions(storage)
+    skipped: dict[int, str] = {}
+    newer = [] if current is None else [current]
+    if not versions:
+        raise NotARepositoryError(f"{storage.url} has no archive of a root to recover from")
+    for version in versions:
+        found, problem = _archived(storage, runtime, version)
+        if found is not None and not problem:
+            if current is not None and current.repository_id != found.repository_id:
+                current = None  # another repository's says nothing of the versions of this one
+            next_version = _after_all(versions[0], current)
+            if not collections_ended:
+                mine = [root for root in newer if root.repository_id == found.repository_id]
+                _check_collections(storage, version, mine, skipped)
+            roots = Roots(storage, runtime)
+            new = _renewed(found, roots.whole(found).branches, next_version, runtime)
+            if not dry_run and roots.install(new, token) is None:
+                raise ConflictError(
+                    f"somebody else has changed the root of {storage.url} meanwhile; look at it "
+                    "first"
+                )
+            heads = {name: snapshot_id_of(ref.key) for name, ref in sorted(_heads(new).items())}
+            lost = range(version + 1, next_version)
+            return RecoveryReport(version, new.version, heads, lost, skipped, dry_run)
+        skipped[version] = problem
+        newer += [] if found is None else [found]
+    raise CorruptObjectError(
+        f"none of the {len(versions)} archives in {storage.url} leads to a whole repository; the "
+        f"newest ({versions[0]}): {skipped[versions[0]]}"
+    )
+
+
+def _damaged(storage: Storage, runtime: Runtime) -> tuple[Token | None, Root | None]:
+    """What lies where the root belongs; refused if all is well with it.
+
+    What a root lacks that others have replaced meanwhile, a collection may have deleted.
+    """
+    token, current = _current(storage)
+    for _ in range(_LOOKS):
+        if current is None:
+            return token, None
+        if not closure_problems(_context(storage, runtime, current), current):
+            raise InvalidArgumentError(
+                f"{storage.url} has a sound root of version {current.version}: there is nothing "
+                "to recover. `repo.restore(version)` goes back to older refs"
+            )
+        before = token
+        token, current = _current(storage)
+        if token == before:
+            return token, current
+    raise ConflictError(
+        f"others go on changing the root of {storage.url}, which leads to what is damaged; end "
+        "them, then recover"
+    )
+
+
+def _check_collections(
+    storage: Storage, version: int, newer: Sequence[Root], skipped: Mapping[int, str]
+) -> None:
+    """Refuse an archive that a collection began after, unless that is known to have ended."""
+    readable = {root.version for root in newer}
+    begun = unended_since(version, newer, [at for at in skipped if at not in readable])
+    if begun is None:
+        return
+    raise ConflictError(
+        f"the newest archive in {storage.url} of which all is there is that of version {version}. "
+        f"At version {begun} a collection of garbage began, or may have begun, which is not known "
+        "to have ended, and which may still delete what that archive leads to. Make sure that no "
+        "collection is running, then recover with `collections_ended=True` "
+        "(`--collections-ended`)"
+    )
+
+
+def _context(storage: Storage, runtime: Runtime, root: Root) -> Context:
+    roots, objects = Roots(storage, runtime), Objects(storage, runtime)
+    return Context(root.repository_id, storage, runtime, objects, roots, root.config)
+
+
+def _versions(storage: Storage) -> list[int]:
+    """The archived versions, newest first."""
+    keys = (info.key.partition("/")[2] for info in storage.list("root/"))
+    return sorted((int(k) for k in keys if len(k) == 20 and k.isdecimal()), reverse=True)
+
+
+def _current(storage: Storage) -> tuple[Token | None, Root | None]:
+    """What lies where the root belongs, and the root, if it is one."""
+    try:
+        tagged = storage.get_tagged(ROOT_KEY)
+    except ObjectNotFoundError:
+        return None, None
+    try:
+        return tagged.token, Root.from_object(tagged.data)
+    except CorruptObjectError:
+        return tagged.token, None
+
+
+def _after_all(archived: int, current: Root | None) -> int:
+    """A version that no root has had, from the newest archived one and the root that was read."""
+    if current is not None and current.version >= archived:
+        return current.version + 1  # what replaced it would be there in its place
+    return archived + _UNSEEN_VERSIONS
+
+
+def _archived(storage: Storage, runtime: Runtime, version: int) -> tuple[Root | None, str]:
+    """The archived root, if it can be read, and why it cannot be taken.
+
+    A storage that fails is no reason for that.
+    """
+    root = None
+    try:
+        root = Roots(storage, runtime).archived(version)
+        problems = closure_problems(_context(storage, runtime, root), root)
+    except ManifestsError as error:
+        if isinstance(error, StorageError) and not isinstance(error, ObjectNotFoundError):
+            raise
+        return root, str(error) or type(error).__name__
+    return root, str(problems[0]) if problems else ""
+
+
+def _renewed(
+    archived: Root, branches: Mapping[str, Branch], version: int, runtime: Runtime
+) -> Root:
+    """The root to be, of that version, from an archived one and all of its branches."""
+    now_ms, operation = runtime.now_ms(), runtime.random_bytes(16)
+    entry = LogEntry(version, now_ms, "recover", "", "", operation).signed(runtime.who())
+    pages = {s: refs for s, refs in archived.pages.items() if s not in ("branches", "leases")}
+    return replace(
+        archived,
+        version=version,
+        branches={
+            name: replace(branch, epoch=version if branch.epoch else 0)
+            for name, branch in branches.items()
+        },
+        pages=pages,
+        deleted_branches=(),
+        leases=(),
+        deleted_leases=(),
+        fence=version,
+        swept=0,
+        collected=version,
+        epochs={**archived.epochs, **dict.fromkeys(_KINDS, version)},
+    ).with_log(entry)

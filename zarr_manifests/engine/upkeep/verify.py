@@ -1,0 +1,486 @@
+"""Verifying: everything that can be reached is there and is what its pointer says.
+
+Every metadata object is read from the storage and decoded, and never taken from a cache or a copy;
+copies are compared with it. Of every chunk object all ranges that are referred to are read and
+their checksums compared. Beyond single objects: snapshots and their deltas, digests and logs agree;
+leaves of a base do not overlap; counters say what there is; pages have the names they should;
+archives are of the versions they should be, and none is missing that an operation should have left.
+
+What is found is collected, not raised. Virtual chunks lie elsewhere and are not looked at.
+
+Others may write and collect meanwhile. The root is read before anything else, so that all it needs
+was there. What a collection has deleted since, no later root needs. So if anything is wrong and the
+root has changed, all is looked at again as of the newer root, but for chunks that were sound: what
+is wrong twice was not deleted by a collection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from zarr_manifests.engine.history.commit_logs import delta_of
+from zarr_manifests.engine.history.reachability import Link, follow, tables
+from zarr_manifests.engine.objects.metadata import Objects
+from zarr_manifests.engine.root.roots import Roots
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.upkeep.check_totals import wrong_counters
+from zarr_manifests.engine.upkeep.collect import archived_versions, live_snapshots
+from zarr_manifests.errors import (
+    CorruptObjectError,
+    InvalidArgumentError,
+    ManifestsError,
+    ObjectNotFoundError,
+    StorageError,
+)
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.delta import Delta
+from zarr_manifests.format.digest import Digest
+from zarr_manifests.format.envelope import is_sound
+from zarr_manifests.format.index import IndexDirectory
+from zarr_manifests.format.nodes import Base
+from zarr_manifests.format.pages import Page
+from zarr_manifests.format.root import ROOT_KEY, LogEntry, Root, archive_key
+from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.grid import Box
+from zarr_manifests.ids import crc32c, object_key
+from zarr_manifests.plain import plain_text
+from zarr_manifests.planning.upkeep.collection import first_archive_kept
+from zarr_manifests.planning.upkeep.digests import tells_about
+from zarr_manifests.planning.upkeep.paging import checked, pulled
+
+__all__ = ["Problem", "VerifyReport", "closure_problems", "verify"]
+
+_AT_ONCE = 32
+_MOST_LOOKS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong: the key of an object, and what is wrong with it."""
+
+    key: str
+    what: str
+
+    def __str__(self) -> str:
+        return plain_text(self.what if self.key in self.what else f"{self.key}: {self.what}")
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What a verification has found.
+
+    Parameters
+    ----------
+    problems : tuple of Problem
+        What is wrong; none if all is well.
+    objects : int
+        Metadata objects read, roots and archives included.
+    chunk_objects, chunks : int
+        Chunk objects read, and the different ranges of them that chunks refer to.
+    nbytes : int
+        Bytes of these chunks.
+    """
+
+    problems: tuple[Problem, ...] = ()
+    objects: int = 0
+    chunk_objects: int = 0
+    chunks: int = 0
+    nbytes: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+
+type _Range = tuple[int, int, int]
+"""Offset, length and checksum of a chunk."""
+
+
+@dataclass(slots=True)
+class _Found:
+    problems: dict[str, Problem] = field(default_factory=dict)
+    objects: int = 0
+    ranges: dict[str, set[_Range]] = field(default_factory=dict)
+    sound: dict[str, set[_Range]] = field(default_factory=dict)
+    """Ranges that were read and are what they should be."""
+    patient: bool = True
+    """Whether it is noted, not raised, that the storage fails; that says nothing of an object."""
+
+    def add(self, key: str, error: BaseException | str) -> None:
+        if (
+            not self.patient
+            and isinstance(error, StorageError)
+            and not isinstance(error, ObjectNotFoundError)
+        ):
+            raise error
+        self.problems.setdefault(key, Problem(key, str(error)))
+
+
+def verify(context: Context, progress: Callable[[str, int], None]) -> VerifyReport:
+    """Read all that can be reached, and say what is wrong with it."""
+    found = _Found()
+    root = _root(context, found)
+    counts = _look(context, root, found, progress)
+    problems = found.problems
+    for _ in range(_MOST_LOOKS):
+        if not problems:
+            break
+        again = _Found(sound=found.sound)
+        newer = _root(context, again)
+        if newer is None:
+            problems = again.problems | problems
+            break
+        if root is not None and not _has_changed(root, newer):
+            break
+        counts = _look(context, newer, again, progress)
+        twice = {key: what for key, what in again.problems.items() if key in problems}
+        problems, root = again.problems, newer
+        if len(twice) == len(problems):
+            break
+    else:
+        problems = twice
+    return VerifyReport(tuple(problems.values()), found.objects, *counts)
+
+
+def _has_changed(root: Root, newer: Root) -> bool:
+    """Whether others have changed anything since."""
+    return newer.write_id != root.write_id
+
+
+def _root(context: Context, found: _Found) -> Root | None:
+    """The root as it is now; None, and told of, if it cannot be read."""
+    try:
+        root = Root.from_object(context.storage.get_tagged(ROOT_KEY).data)
+    except ManifestsError as error:
+        found.add(ROOT_KEY, error)
+        return None
+    found.objects += 1
+    if root.repository_id != context.repository_id:
+        found.add(ROOT_KEY, "the root is of another repository")
+    return root
+
+
+def _look(
+    context: Context, root: Root | None, found: _Found, progress: Callable[[str, int], None]
+) -> tuple[int, int, int]:
+    """Look at all that the root needs, and at the archives; counts of chunk objects and chunks."""
+    fresh = _fresh(context)
+    archived = _check_archives(fresh, root, found)
+    if root is None:
+        return 0, 0, 0
+    _check_log(root, archived, found)
+    if max(archived, default=0) > root.version:
+        _check_newest(fresh, archived, found)
+    _check_counters(fresh, found, _check_closure(fresh, root, found, progress), progress)
+    for version, old in archived.items():
+        if version >= _first_kept(root):
+            _check_pages(fresh, old, found)
+    return _check_chunks(fresh, found, progress)
+
+
+def closure_problems(context: Context, root: Root) -> tuple[Problem, ...]:
+    """What is wrong with what the root reaches; of chunk objects it is asked if they are there.
+
+    Raises
+    ------
+    StorageError
+        If the storage fails, so that it cannot be told.
+    """
+    found = _Found(patient=False)
+    fresh = _fresh(context)
+    _check_closure(fresh, root, found, lambda stage, done: None)
+    if not found.problems:
+        _check_chunks_there(fresh, found)
+    return tuple(found.problems.values())
+
+
+def _fresh(context: Context) -> Context:
+    """The same repository without anything known of it."""
+    storage, runtime = context.storage, context.runtime
+    roots, objects = Roots(storage, runtime), Objects(storage, runtime)
+    roots.share(objects, context.repository_id)
+    return replace(context, roots=roots, objects=objects)
+
+
+# --- metadata ----------------------------------------------------------------------------------
+
+
+def _check_closure(
+    context: Context, root: Root, found: _Found, progress: Callable[[str, int], None]
+) -> list[tuple[BlobRef, Snapshot]]:
+    """What can be reached; the snapshots among it."""
+    whole = _check_pages(context, root, found)
+    if whole is None:
+        return []
+    starts = {ref.key: Link(ref, Snapshot) for ref in _snapshots(context, whole, found)}
+    for branch in whole.branches.values():
+        if branch.index is not None:
+            starts[branch.index.key] = Link(branch.index, IndexDirectory)
+    seen: set[str] = set()
+    load = partial(_load, context, found)
+    snapshots: list[tuple[BlobRef, Snapshot]] = []
+    for done, (link, value) in enumerate(follow(context.runtime, starts.values(), load, seen), 1):
+        found.objects += 1
+        if done % 100 == 0:
+            progress("reading metadata", done)
+        if isinstance(value, Snapshot):
+            snapshots.append((link.ref, value))
+        try:
+            _check_alone(value)
+            for table in tables(value):
+                _add_ranges(found, table)
+            _check_unknown(context, found, value)
+        except (ManifestsError, ValueError) as error:
+            found.add(link.ref.key, error)
+    for ref, snapshot in snapshots:
+        _check_snapshot(context, found, ref, snapshot)
+    for name, branch in whole.branches.items():
+        head = next((s for ref, s in snapshots if ref.key == branch.head.key), None)
+        if head is not None and (branch.base and branch.base.bare()) != (
+            head.base and head.base.bare()
+        ):
+            found.add(branch.head.key, f"branch {name!r} names another base than its head")
+    return snapshots
+
+
+def _check_counters(
+    context: Context,
+    found: _Found,
+    snapshots: Sequence[tuple[BlobRef, Snapshot]],
+    progress: Callable[[str, int], None],
+) -> None:
+    by_key = {ref.key: snapshot for ref, snapshot in snapshots}
+    for done, (ref, snapshot) in enumerate(snapshots, 1):
+        parent = by_key.get(snapshot.parent.key) if snapshot.parent is not None else None
+        try:
+            wrong = wrong_counters(context.open_view(ref), parent)
+        except ManifestsError as error:
+            if not found.problems:  # else it is one of these that it stumbles over
+                found.add(ref.key, error)
+            continue
+        if wrong:
+            found.add(ref.key, "; ".join(wrong))
+        if done % 100 == 0:
+            progress("counting chunks", done)
+
+
+def _snapshots(context: Context, whole: Root, found: _Found) -> Iterator[BlobRef]:
+    """What branches, tags and leases lead to; a line that breaks is told of and ends there."""
+    parts = [replace(whole, branches={n: b}, tags={}, leases=()) for n, b in whole.branches.items()]
+    main = {"main": whole.branches["main"]} if "main" in whole.branches else {}
+    parts.append(replace(whole, branches=main))
+    for part in parts:
+        line = live_snapshots(context, part)
+        last = ""
+        while True:
+            try:
+                ref, _ = next(line)
+            except StopIteration:
+                break
+            except (CorruptObjectError, ManifestsError) as error:
+                found.add(f"history after {last}" if last else "history", error)
+                break
+            last = ref.key
+            yield ref
+
+
+def _load(context: Context, found: _Found, link: Link) -> Any:
+    """The object as it is in the storage; None, and told of, if it is not what it should be."""
+    ref = link.ref
+    try:
+        data = context.storage.get(ref.key, 0, ref.length + 1)
+        if ref.copy is not None and ref.copy != data:
+            found.add(ref.key, f"{ref.key} and a copy of it differ")
+        value = link.kind.from_object(data, ref)
+        link.check(value)
+    except ObjectNotFoundError:
+        found.add(ref.key, f"{ref.key} is referenced and not there")
+        return None
+    except ManifestsError as error:
+        found.add(ref.key, error)
+        return None
+    return value
+
+
+def _check_alone(value: Any) -> None:
+    if not isinstance(value, Base):
+        return
+    boxes: dict[bytes, list[Box]] = {}
+    for manifest in value.manifests:
+        for part in manifest.parts:
+            boxes.setdefault(part.node_id, []).append(part.box)
+    for held in boxes.values():
+        held.sort(key=lambda box: (box.lo[:1], box.hi[:1]))
+        for i, box in enumerate(held):
+            for other in held[i + 1 :]:
+                if other.lo[:1] >= box.hi[:1] and box.ndim:
+                    break
+                if box.overlaps(other):
+                    raise CorruptObjectError(f"leaves of a node overlap: {box} and {other}")
+
+
+def _check_unknown(context: Context, found: _Found, value: Any) -> None:
+    """Of indexes that are not known here: that their bytes are those that were written."""
+    for ref in value.others.values() if isinstance(value, IndexDirectory) else ():
+        found.objects += 1
+        try:
+            data = context.storage.get(ref.key, 0, ref.length + 1)
+            if not is_sound(data, ref.length, ref.crc32c):
+                found.add(ref.key, f"{ref.key} is not what it should be")
+        except ObjectNotFoundError:
+            found.add(ref.key, f"{ref.key} is referenced and not there")
+
+
+def _check_snapshot(context: Context, found: _Found, ref: BlobRef, snapshot: Snapshot) -> None:
+    """Its own log, and what it says of its deltas and digests."""
+    try:
+        snapshot.check_repository(ref.key, context.repository_id)
+        delta_of(context, snapshot)
+        for entry in snapshot.deltas:
+            if entry.log.key not in found.problems:
+                entry.check(context.objects.load(entry.log.bare(), Delta))
+        for digest in snapshot.digests:
+            if digest.blob.key not in found.problems:
+                told = context.objects.load(digest.blob.bare(), Digest)
+                if not tells_about(told, snapshot.deltas[digest.first : digest.stop]):
+                    raise CorruptObjectError(f"{digest.blob.key} is a digest of other deltas")
+    except ManifestsError as error:
+        if snapshot.log.key not in found.problems:
+            found.add(ref.key, error)
+
+
+def _check_pages(context: Context, root: Root, found: _Found) -> Root | None:
+    """The root with all that its pages have; None if one of them is not right."""
+    before = len(found.problems)
+    read: list[Page] = []
+    for section, pages in root.pages.items():
+        for at, ref in enumerate(pages):
+            page = _load(context, found, Link(ref.blob, Page))
+            found.objects += 1
+            if page is None or section == "pending":
+                continue
+            try:
+                read.append(checked(root, section, at, page))  # type: ignore[arg-type]
+            except CorruptObjectError as error:
+                found.add(ref.blob.key, error)
+    return None if len(found.problems) > before else pulled(root, read)
+
+
+# --- archives ----------------------------------------------------------------------------------
+
+
+def _first_kept(root: Root) -> int:
+    """The oldest version whose archive, with its pages, no collection removes that has begun."""
+    return first_archive_kept(root.collected, root.fence) if root.collected else 0
+
+
+def _check_archives(context: Context, root: Root | None, found: _Found) -> dict[int, Root]:
+    """The archived roots by version."""
+    versions = archived_versions(context)
+
+    def load(version: int) -> Root | None:
+        key = archive_key(version)
+        try:
+            return context.roots.archived(version)
+        except ObjectNotFoundError as error:
+            if root is None or version >= _first_kept(root):
+                found.add(key, error)
+        except ManifestsError as error:
+            found.add(key, error)
+        return None
+
+    roots: dict[int, Root] = {}
+    for at in range(0, len(versions), _AT_ONCE):
+        some = versions[at : at + _AT_ONCE]
+        loaded = context.runtime.parallel([partial(load, version) for version in some])
+        roots |= {v: one for v, one in zip(some, loaded, strict=True) if one is not None}
+        found.objects += len(some)
+    return roots
+
+
+def _check_log(root: Root, archived: dict[int, Root], found: _Found) -> None:
+    """That every operation has left an archive, of those that no collection has removed."""
+    # Before any collection, older ones may have been removed by hand.
+    first = _first_kept(root) if root.collected else min(archived, default=root.version)
+    entries: dict[int, LogEntry] = {}
+    for one in (*archived.values(), root):
+        if one.version <= root.version:
+            entries.update((entry.version, entry) for entry in one.log)
+    for version in entries:
+        key = archive_key(version)
+        if first <= version < root.version and version not in archived:
+            found.add(key, f"{key} is missing: version {version} made an operation")
+    versions = sorted(v for v in archived if v <= root.version)
+    for older, newer in pairwise(versions):
+        if archived[older].fence > archived[newer].fence:
+            found.add(archive_key(newer), "its fence is lower than that of the version before")
+
+
+def _check_newest(context: Context, archived: dict[int, Root], found: _Found) -> None:
+    """That the root is as new as its archives; it is read once more, since they were listed."""
+    newest, root = max(archived), _root(context, _Found())
+    if root is not None and newest > root.version:
+        found.add(
+            archive_key(newest),
+            f"the root is of version {root.version}, and {archive_key(newest)} is newer: if an "
+            "older root was put in its place, move `current` away and run `recover`",
+        )
+
+
+# --- chunks ------------------------------------------------------------------------------------
+
+
+def _add_ranges(found: _Found, table: ChunkTable) -> None:
+    rows = np.flatnonzero(table.kind == RefKind.NATIVE)
+    columns = (table.source, table.number, table.offset, table.length, table.crc32c)
+    for source, number, *span in np.stack([c[rows] for c in columns], axis=1).tolist():
+        key = object_key("chunks", table.sources[source], number)
+        found.ranges.setdefault(key, set()).add((span[0], span[1], span[2]))
+
+
+def _check_chunks(
+    context: Context, found: _Found, progress: Callable[[str, int], None]
+) -> tuple[int, int, int]:
+    keys = sorted(found.ranges)
+
+    def check(key: str) -> None:
+        sound = found.sound.setdefault(key, set())
+        ranges = sorted(found.ranges[key] - sound)
+        try:
+            parts = context.storage.get_ranges(key, [(o, n) for o, n, _ in ranges])
+        except ObjectNotFoundError:
+            found.add(key, f"chunk object {key} is referenced and not there")
+            return
+        except (ManifestsError, InvalidArgumentError) as error:
+            found.add(key, error)
+            return
+        for (offset, length, crc), data in zip(ranges, parts, strict=True):
+            if len(data) != length:
+                found.add(key, f"chunk object {key} ends before {offset + length}")
+            elif crc32c(data) != crc:
+                found.add(key, f"chunk object {key} at {offset} does not match its checksum")
+            else:
+                sound.add((offset, length, crc))
+
+    due = [key for key in keys if found.ranges[key] - found.sound.get(key, set())]
+    for at in range(0, len(due), _AT_ONCE):
+        context.runtime.parallel([partial(check, key) for key in due[at : at + _AT_ONCE]])
+        progress("reading chunks", min(at + _AT_ONCE, len(due)))
+    total = sum(n for key in keys for _, n, _ in found.ranges[key] & found.sound.get(key, set()))
+    return len(keys), sum(map(len, found.ranges.values())), total
+
+
+def _check_chunks_there(context: Context, found: _Found) -> None:
+    sizes = {info.key: info.nbytes for info in context.storage.list("chunks/")}
+    for key, ranges in found.ranges.items():
+        due = max(offset + length for offset, length, _ in ranges)
+        if sizes.get(key, -1) < due:
+            found.add(key, f"chunk object {key} is not there, or too short")

@@ -1,0 +1,582 @@
+"""Whether a commit can be moved onto a tip that others have moved meanwhile, and what it is then.
+
+Both sides are taken apart into components (`components`). Each pair of one of mine and one of
+theirs that meet, at a node or at paths of the hierarchy, has its rule in `CELLS`: it says what is
+in the way. A commit can be moved if no rule of any pair objects, so that the strictest counts.
+Some of what rules find can be decided by a *policy* instead: whose chunks, whose value of an
+attribute, whether what I delete goes although it was written to. A pair that is not in `CELLS`
+never objects. REWRITE commits have no components and so conflict with nothing.
+
+What comes out (`Rebased`) are the nodes I change on the tip, with documents that both sides have
+changed merged, and the chunks that I leave to the others. Invariants: of two commits that can each
+be moved onto the other the outcome is the same, whichever comes first; no node comes to lie in a
+group that was deleted, or below an array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final, Literal
+
+import numpy as np
+
+from zarr_manifests.errors import Conflict, InvalidArgumentError
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.nodes import Node, NodeKind
+from zarr_manifests.grid import IndexArray
+from zarr_manifests.keys import DOCUMENTS, join
+from zarr_manifests.planning.conflict.components import (
+    Changes,
+    Component,
+    NodeChange,
+    above,
+    key_of,
+)
+from zarr_manifests.planning.conflict.documents import DocumentChange, merge_documents
+from zarr_manifests.planning.conflict.reads import Reads
+from zarr_manifests.planning.tables.merge import agree, inside, pick, select, shared_rows
+
+__all__ = ["CELLS", "Choice", "Footprint", "Policy", "Rebased", "check_policy", "rebase"]
+
+type Choice = Literal["fail", "ours", "theirs"]
+"""Who wins: nobody, this commit, or the ones that came first."""
+
+type Policy = Choice | Callable[[Conflict], Choice]
+"""Who wins where both sides may; a function is asked for each conflict."""
+
+_CHOICES: Final = ("fail", "ours", "theirs")
+_LISTED_CHUNKS: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a commit touched.
+
+    Parameters
+    ----------
+    nodes : frozenset of str
+        Paths of nodes created, changed, truncated or deleted.
+    tables : mapping of bytes to tuple of ChunkTable
+        Chunks set or unset, by node id.
+    """
+
+    nodes: frozenset[str]
+    tables: Mapping[bytes, tuple[ChunkTable, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rebased:
+    """A commit, moved onto the tip.
+
+    Parameters
+    ----------
+    conflicts : tuple of Conflict
+        What is in the way; the rest means nothing if there is anything.
+    nodes : mapping of str to (Node or None)
+        Nodes to make or change on the tip, by path; None deletes one.
+    dropped : mapping of bytes to int64[n, ndim]
+        By node id: chunks of this commit that are left as the others have them.
+    apart : bool
+        Whether the others are known to have touched none of its chunks, and no node.
+    """
+
+    conflicts: tuple[Conflict, ...]
+    nodes: Mapping[str, Node | None] = field(default_factory=dict)
+    dropped: Mapping[bytes, IndexArray] = field(default_factory=dict)
+    apart: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Something in the way, and what a policy that may decide it would decide about."""
+
+    conflict: Conflict
+    node_id: bytes = b""
+    rows: IndexArray | None = None
+    attribute: str | None = None
+    deletion: bool = False
+
+    @property
+    def open_to_policy(self) -> bool:
+        return self.rows is not None or self.attribute is not None or self.deletion
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """What both sides did to one node, and what this side had read of it."""
+
+    node_id: bytes
+    mine: NodeChange
+    theirs: NodeChange
+    reads: Reads
+
+    def found(self, component: Component, reason: str, rows: IndexArray | None = None) -> Conflict:
+        listed = () if rows is None else tuple(map(tuple, rows[:_LISTED_CHUNKS].tolist()))
+        return Conflict(_shown(self.mine.path), str(component), reason, listed)
+
+
+type _Rule = Callable[[_Pair], Iterator[_Found]]
+type _PathRule = Callable[[Changes, Changes], Iterator[_Found]]
+
+
+def check_policy(policy: object) -> None:
+    """Refuse what is no policy.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is neither the name of one nor callable.
+    """
+    if not callable(policy) and policy not in _CHOICES:
+        raise InvalidArgumentError(
+            f"{policy!r} is no policy; give 'fail', 'ours', 'theirs' or a function of a Conflict"
+        )
+
+
+def rebase(
+    mine: Changes,
+    theirs: Changes,
+    tip: Mapping[str, Node],
+    *,
+    policy: Policy = "fail",
+    reads: Reads | None = None,
+    serializable: bool = False,
+) -> Rebased:
+    """Move a commit onto the tip.
+
+    Parameters
+    ----------
+    mine, theirs : Changes
+        What the commit has changed, and those that came first, all since the same snapshot.
+    tip : mapping of str to Node
+        All nodes as those that came first have left them.
+    policy : {"fail", "ours", "theirs"} or callable
+        What becomes of conflicts that may be decided.
+    reads : Reads, optional
+        What the commit's writer had read. A chunk both read and written must not have been
+        written by others, not even to the same bytes.
+    serializable : bool
+        Whether nothing that was read may have been changed by others.
+    """
+    check_policy(policy)
+    reads = reads or Reads()
+    conflicts: list[Conflict] = []
+    ours: set[tuple[bytes, str]] = set()
+    kept: set[bytes] = set()
+    dropped: dict[bytes, IndexArray] = {}
+    found = [*_at_nodes(mine, theirs, reads), *_at_paths(mine, theirs)]
+    if serializable:
+        found += _read_conflicts(mine, theirs, reads)
+    for each in found:
+        choice = _choice(policy, each.conflict) if each.open_to_policy else "fail"
+        back = each.deletion and choice == "theirs"
+        if choice == "fail" or (back and not _may_stay(mine, each.node_id)):
+            conflicts.append(each.conflict)
+        elif each.deletion and choice == "theirs":
+            kept.add(each.node_id)
+        elif each.rows is not None and choice == "theirs":
+            dropped[each.node_id] = each.rows
+        elif each.attribute is not None and choice == "ours":
+            ours.add((each.node_id, each.attribute))
+    if conflicts:
+        return Rebased(tuple(dict.fromkeys(conflicts)))
+    return Rebased((), _nodes(mine, tip, ours, kept), dropped)
+
+
+def _may_stay(mine: Changes, node_id: bytes) -> bool:
+    """Whether what I delete can be kept: neither it nor what it lies in is moved or replaced."""
+    path = mine.nodes[node_id].path
+    moved = {change.left for _, change in mine if change.moved}
+    return moved.union(mine.taken).isdisjoint((path, *above(path)))
+
+
+def _choice(policy: Policy, conflict: Conflict) -> Choice:
+    choice = policy(conflict) if callable(policy) else policy
+    if choice not in _CHOICES:
+        raise InvalidArgumentError(
+            f"the policy answered {choice!r} to a conflict at {conflict.path}; it must answer "
+            "'fail', 'ours' or 'theirs'"
+        )
+    return choice
+
+
+# --- the outcome -----------------------------------------------------------------------------
+
+
+def _nodes(
+    mine: Changes, tip: Mapping[str, Node], ours: set[tuple[bytes, str]], kept: set[bytes]
+) -> dict[str, Node | None]:
+    """What to change of the tip's nodes."""
+    places = {node.node_id: node for node in tip.values()}
+    saved = {c.path for node_id, c in mine if node_id in kept}
+    saved |= {path for kept_path in saved for path in above(kept_path)}
+    changes: dict[str, Node | None] = {}
+    for node_id, change in mine:
+        there = places.get(node_id)
+        if change.left is not None and change.left not in saved:
+            if there is None or there.path != change.left:
+                continue  # the others have done the same
+            changes[change.left] = None
+    for node_id, change in mine:
+        after, there = change.after, places.get(node_id)
+        if after is None:
+            continue
+        if change.before is None:
+            # What I delete there myself is no reason not to make it again.
+            same = None if after.path in changes else tip.get(after.path)
+            if same is None or not _same_group(same, after):
+                changes[after.path] = after
+        elif there is not None:
+            merged = merge_documents(change.before, after, there, partial(_holds, ours, node_id))
+            node = replace(after, documents=merged)
+            if node != there:
+                changes[node.path] = node
+    return changes
+
+
+def _holds(ours: set[tuple[bytes, str]], node_id: bytes, attribute: str) -> bool:
+    return (node_id, attribute) in ours
+
+
+def _same_group(a: Node, b: Node) -> bool:
+    return a.kind is b.kind is NodeKind.GROUP and a.documents == b.documents
+
+
+# --- rules of what both sides did to a node --------------------------------------------------
+
+
+def _never(mine: Component, theirs: Component, *, policy: bool = False) -> _Rule:
+    done: Final = {
+        Component.CHUNKS: "its chunks were written",
+        Component.GROWTH: "it was made larger",
+        Component.SHRINK: "it was made smaller, or its chunks were moved",
+        Component.ATTRIBUTES: "its attributes were changed",
+        Component.STRUCTURE: "its structure was changed",
+        Component.DELETE: "it was deleted or moved",
+    }
+
+    def rule(pair: _Pair) -> Iterator[_Found]:
+        rows = None
+        change = pair.mine if mine is Component.CHUNKS else pair.theirs
+        if Component.CHUNKS in (mine, theirs) and change.chunks is not None:
+            rows = change.chunks.coords()
+        conflict = pair.found(mine, f"{done[theirs]} by a commit that came first", rows)
+        yield _Found(conflict, pair.node_id, deletion=policy)
+
+    return rule
+
+
+def _same_chunks(pair: _Pair) -> Iterator[_Found]:
+    """Disjoint chunks are no conflict, nor are the same bytes, unless mine depend on a read."""
+    a, b = pair.mine.chunks, pair.theirs.chunks
+    if a is None or b is None:
+        return
+    shared = select(a, shared_rows(a, b))
+    coords = shared.coords()
+    if not len(coords):
+        return
+    other = pick(b, coords)
+    a, b = (select(table, table.kind != RefKind.UNSET) for table in (shared, other))
+    same = agree(a, b, coords)
+    differ = coords[~same | pair.reads.at(pair.node_id, coords)]
+    if len(differ):
+        reason = _appended(pair, differ) or "also written by a commit that came first"
+        yield _Found(pair.found(Component.CHUNKS, reason, differ), pair.node_id, np.asarray(differ))
+
+
+def _appended(pair: _Pair, differ: IndexArray) -> str | None:
+    """What to say of two appends at the same place."""
+    axes = pair.mine.documents.grown & pair.theirs.documents.grown
+    before = pair.mine.before.array if pair.mine.before is not None else None
+    if not axes or before is None:
+        return None
+    axis = min(axes)
+    whole = before.shape[axis] // before.chunk_shape[axis] if before.chunk_shape[axis] else 0
+    if not (differ[:, axis] >= whole).all():
+        return None
+    name = before.dimension_names[axis] if before.dimension_names else None
+    along = f"along {name!r}" if name else f"along axis {axis}"
+    return (
+        f"both commits append {along} behind the first {before.shape[axis]}, and the other came "
+        "first; open a new session and append there, which puts it after the other's"
+    )
+
+
+def _cut_mine(pair: _Pair) -> Iterator[_Found]:
+    """A chunk of mine that falls outside what they left of the array."""
+    yield from _cut_off(pair, pair.mine, pair.theirs, "cut off by a commit that came first")
+
+
+def _cut_theirs(pair: _Pair) -> Iterator[_Found]:
+    """A chunk of theirs that falls outside what I leave of the array."""
+    reason = "a chunk that this would cut off was written by a commit that came first"
+    yield from _cut_off(pair, pair.theirs, pair.mine, reason)
+
+
+def _cut_off(
+    pair: _Pair, writer: NodeChange, shrinker: NodeChange, reason: str
+) -> Iterator[_Found]:
+    if writer.chunks is None:
+        return
+    coords = writer.chunks.coords()
+    lost = np.zeros(len(coords), np.bool_)
+    if shrinker.cut is not None:
+        lost |= ~inside(coords, shrinker.cut)
+    if shrinker.after is not None and shrinker.after.array is not None:
+        lost |= ~inside(coords, shrinker.after.array.grid.hi)
+    if lost.any():
+        component = Component.CHUNKS if writer is pair.mine else Component.SHRINK
+        yield _Found(pair.found(component, reason, coords[lost]))
+
+
+def _both_grow(pair: _Pair) -> Iterator[_Found]:
+    """One axis, the same for both, or to the same shape."""
+    a, b = pair.mine.documents.grown, pair.theirs.documents.grown
+    if (a == b and len(a) == 1) or _shape(pair.mine) == _shape(pair.theirs):
+        return
+    reason = "it was made larger along other axes by a commit that came first"
+    yield _Found(pair.found(Component.GROWTH, reason))
+
+
+def _both_shrink(pair: _Pair) -> Iterator[_Found]:
+    """To the same shape, with the same cut off."""
+    if _shape(pair.mine) != _shape(pair.theirs) or pair.mine.cut != pair.theirs.cut:
+        reason = "it was made smaller otherwise by a commit that came first"
+        yield _Found(pair.found(Component.SHRINK, reason))
+
+
+def _shape(change: NodeChange) -> object:
+    return change.after.array.shape if change.after and change.after.array else None
+
+
+def _same_attributes(pair: _Pair) -> Iterator[_Found]:
+    """Key by key: another value for the same key."""
+    a, b = pair.mine.documents.attributes, pair.theirs.documents.attributes
+    for key in sorted(a.keys() & b.keys()):
+        if a[key] != b[key]:
+            reason = f"attribute {key!r} was given another value by a commit that came first"
+            conflict = pair.found(Component.ATTRIBUTES, reason)
+            yield _Found(conflict, pair.node_id, attribute=key)
+
+
+# --- rules of paths --------------------------------------------------------------------------
+
+
+def _both_create(mine: Changes, theirs: Changes) -> Iterator[_Found]:
+    """The same path, unless it is the same group or one node moved there by both.
+
+    Neither may make anything below an array of the other, nor the same node at two places.
+    """
+    taken, other = mine.taken, theirs.taken
+    elsewhere = {node_id: path for path, node_id in other.items()}
+    for path, node_id in taken.items():
+        twin = theirs.nodes[other[path]] if path in other else None
+        if twin is not None and not _same_creation(mine.nodes[node_id], twin):
+            yield _in_the_way(path, Component.CREATE, "also made by a commit that came first")
+        elif elsewhere.get(node_id, path) != path:
+            reason = f"made at {_shown(elsewhere[node_id])} by a commit that came first"
+            yield _in_the_way(path, Component.CREATE, reason)
+    yield from _below_arrays(mine, theirs)
+
+
+def _same_creation(a: NodeChange, b: NodeChange) -> bool:
+    if a.after is None or b.after is None:
+        return False
+    if a.moved and b.moved:
+        return a.after.node_id == b.after.node_id
+    made = a.before is None and b.before is None
+    return made and _same_group(a.after, b.after)
+
+
+def _below_arrays(mine: Changes, theirs: Changes) -> Iterator[_Found]:
+    for one, other in ((mine, theirs), (theirs, mine)):
+        arrays = {
+            c.after.path for _, c in other if c.after is not None and c.after.array is not None
+        }
+        for path, node_id in one.taken.items():
+            after = one.nodes[node_id].after
+            if after is None or after.kind is NodeKind.OPAQUE:
+                continue
+            for top in above(path):
+                if top in arrays:
+                    where = path if one is mine else top
+                    reason = "a node would lie below an array that a commit has changed"
+                    yield _in_the_way(where, Component.CREATE, reason)
+
+
+def _create_beside_delete(mine: Changes, theirs: Changes) -> Iterator[_Found]:
+    """Something was deleted at, above or below what I make."""
+    reason = "at, above or below it something was deleted or moved by a commit that came first"
+    for path in _related(mine.taken, theirs.left, _unlike(mine, theirs)):
+        yield _in_the_way(path, Component.CREATE, reason)
+
+
+def _delete_beside_create(mine: Changes, theirs: Changes) -> Iterator[_Found]:
+    """Something was made at, above or below what I delete."""
+    reason = "at, above or below it something was made by a commit that came first"
+    for path in _related(mine.left, theirs.taken, _unlike(mine, theirs)):
+        yield _in_the_way(path, Component.DELETE, reason)
+
+
+def _both_delete(mine: Changes, theirs: Changes) -> Iterator[_Found]:
+    """The same is deleted or moved by both; anything else on related paths is in the way."""
+    unlike = _unlike(mine, theirs)
+    reason = "at, above or below it something else was deleted or moved by a commit that came first"
+    for path in _related(mine.left, theirs.left, unlike):
+        yield _in_the_way(path, Component.DELETE, reason)
+
+
+def _unlike(mine: Changes, theirs: Changes) -> set[bytes]:
+    """Ids of nodes that not both sides have deleted, or moved to the same place."""
+    alike = {
+        node_id
+        for node_id in mine.nodes.keys() & theirs.nodes.keys()
+        if mine.nodes[node_id].left is not None
+        and mine.nodes[node_id].left == theirs.nodes[node_id].left
+        and mine.nodes[node_id].taken == theirs.nodes[node_id].taken
+    }
+    return (mine.nodes.keys() | theirs.nodes.keys()) - alike
+
+
+def _related(
+    mine: Mapping[str, bytes], theirs: Mapping[str, bytes], unlike: set[bytes]
+) -> list[str]:
+    """My paths that are at, above or below one of theirs; not where both have done the same."""
+    found = set()
+    by_key = {key_of(path): path for path in theirs}
+    for path, node_id in mine.items():
+        for other in (key_of(path), *above(path)):
+            if other in by_key and not {node_id, theirs[by_key[other]]}.isdisjoint(unlike):
+                found.add(path)
+    mine_by_key = {key_of(path): path for path in mine}
+    for path, node_id in theirs.items():
+        for other in above(path):
+            if other in mine_by_key and not {node_id, mine[mine_by_key[other]]}.isdisjoint(unlike):
+                found.add(mine_by_key[other])
+    return sorted(found)
+
+
+def _same_keys(mine: Changes, theirs: Changes) -> Iterator[_Found]:
+    """An opaque entry of one side at a key that the other side's documents or chunks may have."""
+    reason = "one commit has an entry of its own at a key that belongs to a node of the other"
+    for one, other in ((mine, theirs), (theirs, mine)):
+        entries = list(one.opaque)
+        if not entries:
+            continue
+        nodes = {
+            path: change
+            for _, change in other
+            for path in {node.path for node in (change.before, change.after) if node is not None}
+        }
+        for entry in entries:
+            for top in above(entry.path):
+                change = nodes.get(top)
+                if change is not None and _may_have(change, top, key_of(entry.path)):
+                    where = entry.path if one is mine else top
+                    yield _in_the_way(where, Component.CREATE, reason)
+
+
+def _may_have(change: NodeChange, path: str, key: str) -> bool:
+    """Whether a change of a node may have made the key one of its own."""
+    documents = change.before is None or change.after is None or change.documents.structure
+    if documents and key in {join(path, name) for name in DOCUMENTS}:
+        return True
+    is_array = any(n is not None and n.array is not None for n in (change.before, change.after))
+    return is_array and (documents or bool(change.documents.grown) or change.documents.shrunk)
+
+
+def _in_the_way(path: str, component: Component, reason: str) -> _Found:
+    return _Found(Conflict(_shown(path), str(component), reason))
+
+
+def _shown(path: str) -> str:
+    return path if path.startswith("/") else f"/{path}"
+
+
+# --- the matrix ------------------------------------------------------------------------------
+
+_C, _G, _S = Component.CHUNKS, Component.GROWTH, Component.SHRINK
+_A, _X, _N, _D = Component.ATTRIBUTES, Component.STRUCTURE, Component.CREATE, Component.DELETE
+
+CELLS: dict[tuple[Component, Component], _Rule] = {
+    (_C, _C): _same_chunks,
+    (_C, _S): _cut_mine,
+    (_C, _X): _never(_C, _X),
+    (_C, _D): _never(_C, _D),
+    (_G, _G): _both_grow,
+    (_G, _S): _never(_G, _S),
+    (_G, _X): _never(_G, _X),
+    (_G, _D): _never(_G, _D),
+    (_S, _C): _cut_theirs,
+    (_S, _G): _never(_S, _G),
+    (_S, _S): _both_shrink,
+    (_S, _X): _never(_S, _X),
+    (_S, _D): _never(_S, _D),
+    (_A, _A): _same_attributes,
+    (_A, _X): _never(_A, _X),
+    (_A, _D): _never(_A, _D),
+    (_X, _C): _never(_X, _C),
+    (_X, _G): _never(_X, _G),
+    (_X, _S): _never(_X, _S),
+    (_X, _A): _never(_X, _A),
+    (_X, _X): _never(_X, _X),
+    (_X, _D): _never(_X, _D),
+    (_D, _C): _never(_D, _C, policy=True),
+    (_D, _G): _never(_D, _G),
+    (_D, _S): _never(_D, _S),
+    (_D, _A): _never(_D, _A, policy=True),
+    (_D, _X): _never(_D, _X),
+}
+"""Rules by my component and theirs of one node."""
+
+PATH_CELLS: dict[tuple[Component, Component], _PathRule] = {
+    (_N, _N): _both_create,
+    (_N, _D): _create_beside_delete,
+    (_D, _N): _delete_beside_create,
+    (_D, _D): _both_delete,
+}
+"""Rules by my component and theirs of paths."""
+
+
+def _at_nodes(mine: Changes, theirs: Changes, reads: Reads) -> Iterator[_Found]:
+    for node_id in sorted(mine.nodes.keys() & theirs.nodes.keys()):
+        pair = _Pair(node_id, mine.nodes[node_id], theirs.nodes[node_id], reads)
+        for one in pair.mine.components:
+            for other in pair.theirs.components:
+                rule = CELLS.get((one, other))
+                if rule is not None:
+                    yield from rule(pair)
+
+
+def _at_paths(mine: Changes, theirs: Changes) -> Iterator[_Found]:
+    for rule in PATH_CELLS.values():
+        yield from rule(mine, theirs)
+    yield from _same_keys(mine, theirs)
+
+
+# --- what was read ---------------------------------------------------------------------------
+
+
+def _read_conflicts(mine: Changes, theirs: Changes, reads: Reads) -> Iterator[_Found]:
+    """What was read and others have changed."""
+    for node_id in sorted(reads.nodes() & theirs.nodes.keys()):
+        change = theirs.nodes[node_id]
+        pair = _Pair(node_id, mine.nodes.get(node_id, change), change, reads)
+        if change.chunks is not None:
+            coords = change.chunks.coords()
+            coords = coords[reads.at(node_id, coords)]
+            if len(coords):
+                reason = "read here, and written by a commit that came first"
+                yield _Found(replace(pair.found(_C, reason, coords), component="read"))
+        if change.cut is not None and reads.beyond(node_id, change.cut):
+            reason = "chunks that were read were cut off by a commit that came first"
+            yield _Found(replace(pair.found(_C, reason), component="read"))
+    for _, change in theirs:
+        paths = {node.path for node in (change.before, change.after) if node is not None}
+        if change.documents == DocumentChange() and change.taken is change.left is None:
+            continue  # its chunks alone
+        for path in sorted(paths & reads.documents):
+            reason = "its metadata was read here, and changed by a commit that came first"
+            yield _Found(Conflict(_shown(path), "read", reason))

@@ -1,0 +1,316 @@
+"""How an array is split into leaves.
+
+A `Layout` lays cells of a fixed shape, counted in chunks from the origin, over the array's grid.
+The shape follows from `splitting` where that names the array, and from the size of the last set
+otherwise; the length of the first axis never enters. So the cell of a chunk stays the same while
+the array grows along its first axis, and an append touches the last leaf only. An array that is
+not split at all has one cell without end.
+
+`cut` turns chunk coordinates into leaves: one leaf a cell, as long as no leaf that stays where it
+is reaches into that cell. Where one does (the layout has changed since, and only a part of the
+array is packed anew), the boundaries of the old leaves stay as well, so that leaves never overlap.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from zarr_manifests.config.manifests import ChunkManifests, ManifestSet, Split
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.format.manifest import Part
+from zarr_manifests.grid import Box, Coords, IndexArray, taken
+from zarr_manifests.planning.layout.leaves import ArrayFacts
+from zarr_manifests.planning.layout.packing import LEAF_ROWS
+
+__all__ = [
+    "ENDLESS",
+    "Cut",
+    "Layout",
+    "cut",
+    "expected_leaves",
+    "layout_of",
+    "leaf_shape",
+    "lies_together",
+]
+
+ENDLESS: Final = 2**62
+"""Chunks of a leaf along an axis that is not cut."""
+_SPARSEST: Final = 2**40
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How one array is split.
+
+    Parameters
+    ----------
+    cell : tuple of int
+        Chunks of a leaf along each axis.
+    most_refs : int
+        Refs of a leaf at most: cells of a sparse array hold more chunks than that, and a cell
+        that turns out fuller is cut again.
+    one_by_one : bool
+        Whether its leaves are placed one by one rather than all together.
+    together : bool
+        Whether all its leaves belong into one manifest.
+    """
+
+    cell: Coords
+    most_refs: int
+    one_by_one: bool
+    together: bool
+
+    def groups(self, coords: IndexArray) -> Iterator[IndexArray]:
+        """Rows of the coordinates (int64[n, ndim]) that share a cell, ascending in each group."""
+        cut_axes = [axis for axis, chunks in enumerate(self.cell) if chunks < ENDLESS]
+        if not cut_axes or not len(coords):
+            yield from [np.arange(len(coords))] if len(coords) else []
+            return
+        labels = np.array([coords[:, axis] // self.cell[axis] for axis in cut_axes])
+        # Rows in C order have few runs of the same cell, so only the runs are sorted.
+        starts = np.append(0, np.flatnonzero((labels[:, 1:] != labels[:, :-1]).any(axis=0)) + 1)
+        stops = np.append(starts[1:], len(coords))
+        order = np.lexsort(labels[::-1, starts])  # stable: runs of a cell stay in order
+        ordered = labels[:, starts[order]].T
+        first = np.flatnonzero((ordered[1:] != ordered[:-1]).any(axis=1)) + 1
+        for runs in np.split(order, first):
+            stretches = [np.arange(starts[i], stops[i]) for i in runs]
+            yield stretches[0] if len(stretches) == 1 else np.concatenate(stretches)
+
+    def around(self, lo: Coords, hi: Coords) -> tuple[IndexArray, IndexArray]:
+        """Bounds of the cells that meet [lo, hi)."""
+        shape = np.asarray(self.cell, np.int64)
+        last = np.maximum(np.asarray(hi, np.int64) - 1, lo)
+        return np.asarray(lo, np.int64) // shape * shape, last // shape * shape + shape
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A leaf that is to be: its box, and which of the rows given go there."""
+
+    box: Box
+    rows: IndexArray
+
+
+def leaf_shape(
+    grid_shape: Coords,
+    dimension_names: Sequence[str | None] | None,
+    split: Split | None,
+    most_chunks: int,
+) -> Coords:
+    """Chunks of a leaf along each axis: at most those `split` names, and `most_chunks` in all.
+
+    What `split` does not name stays whole, and is `ENDLESS`, but for the first axis, which is cut
+    as `most_chunks` wants it: a leaf is a run of consecutive steps of the first axis, if one step
+    fits; if not, the next axis is cut too. The length of the first axis does not count. Axes and
+    names the array does not have are passed over.
+
+    Examples
+    --------
+    >>> from zarr_manifests.config.manifests import Split
+    >>> from zarr_manifests.planning.layout.splitting import ENDLESS, leaf_shape
+    >>> names = ("time", "lat", "lon")
+    >>> leaf_shape((9000, 10, 20), names, None, 50_000) == (250, ENDLESS, ENDLESS)
+    True
+    >>> tiles = Split(".*", (("time", 24), ("lat", 5), (2, 4)))
+    >>> leaf_shape((9000, 10, 20), names, tiles, 50_000)
+    (24, 5, 4)
+    """
+    ndim = len(grid_shape)
+    named: dict[int, int] = {}
+    for axis, chunks in split.along if split else ():
+        at = axis
+        if isinstance(at, str):
+            at = dimension_names.index(at) if dimension_names and at in dimension_names else ndim
+        if -ndim <= at < ndim:
+            named.setdefault(at % ndim, min(chunks, ENDLESS))
+    shape = [named.get(axis, max(1, n)) for axis, n in enumerate(grid_shape)]
+    for axis in range(ndim):
+        behind = math.prod(shape[axis + 1 :])
+        most = max(most_chunks // behind, 1)
+        if axis in named or (axis and shape[axis] > most):
+            shape[axis] = min(shape[axis], most)
+        else:
+            shape[axis] = ENDLESS if axis else most
+        if behind <= most_chunks:
+            shape[axis + 1 :] = (named.get(i, ENDLESS) for i in range(axis + 1, ndim))
+            break
+    return tuple(shape)
+
+
+def layout_of(config: ChunkManifests, facts: ArrayFacts, extent: int | None = None) -> Layout:
+    """How the configuration splits an array.
+
+    `extent` is the number of chunks in the smallest box around those that exist; all of the grid,
+    unless given. An array that fills it only thinly gets larger cells.
+
+    Examples
+    --------
+    >>> from zarr_manifests.config.manifests import ChunkManifests, ManifestSet
+    >>> from zarr_manifests.planning.layout.leaves import ArrayFacts
+    >>> from zarr_manifests.planning.layout.splitting import layout_of
+    >>> default = ManifestSet("default", 1_000, None, None, None)
+    >>> config = ChunkManifests(sets=(default,), rules=())
+    >>> layout_of(config, ArrayFacts(bytes(12), "/air", (5_000, 10), 50_000)).cell[0]
+    100
+    """
+    chain = _chain(config, facts)
+    together = config.splitting is None or any(one.arrays_per_manifest for one in chain)
+    split = config.split_for(facts.path)
+    most = LEAF_ROWS
+    if config.splitting is not None:
+        sizes = [chain[-1].max_manifest_size, chain[0].max_manifest_size if split else None]
+        most = min(most, *(size for size in sizes if size is not None), LEAF_ROWS)
+    if split is None and facts.initialized_chunks <= most:
+        return Layout((ENDLESS,) * len(facts.grid_shape), most, False, together)
+    sparse = 1
+    if split is None and facts.initialized_chunks:
+        room = facts.metadata_chunks if extent is None else extent
+        share = room // facts.initialized_chunks
+        sparse = min(1 << max(share.bit_length() - 1, 0), _SPARSEST)
+    cell = leaf_shape(facts.grid_shape, facts.dimension_names, split, most * sparse)
+    return Layout(cell, most, split is not None, together)
+
+
+def lies_together(config: ChunkManifests, facts: ArrayFacts) -> bool:
+    """Whether all leaves of an array belong into one manifest."""
+    if config.splitting is None or not any(one.arrays_per_manifest for one in config.sets):
+        return config.splitting is None
+    return any(one.arrays_per_manifest for one in _chain(config, facts))
+
+
+def _chain(config: ChunkManifests, facts: ArrayFacts) -> list[ManifestSet]:
+    """The set of an array and those it may overflow to, up to one that takes all that comes."""
+    one, _ = config.set_for(facts.path, facts.metadata_chunks, facts.initialized_chunks)
+    chain = [one]
+    while one.overflow_to is not None and not (
+        one.cardinality is None and one.max_manifest_size is None
+    ):
+        one = next(other for other in config.sets if other.name == one.overflow_to)
+        chain.append(one)
+    return chain
+
+
+def cut(
+    coords: IndexArray,
+    layout: Layout,
+    old: Sequence[Box] = (),
+    staying: Sequence[Box] = (),
+) -> list[Cut]:
+    """Cut the chunks that are packed anew into leaves.
+
+    Parameters
+    ----------
+    coords : int64[n, ndim]
+        The chunks' coordinates, each once, in C order.
+    layout : Layout
+        The array's.
+    old : sequence of Box
+        The array's leaves that are packed anew.
+    staying : sequence of Box
+        Those of its leaves in the same cells that stay as they are.
+
+    Returns
+    -------
+    list of Cut
+        In ascending order of their boxes' lower corners. Boxes are as small as can be.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a coordinate lies in a cell with a leaf that stays, but in no leaf that is packed anew:
+        it belongs to that leaf's cell, so that leaf has to be packed anew too.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from zarr_manifests.planning.layout.splitting import Layout, cut
+    >>> coords = np.arange(5).reshape(-1, 1)
+    >>> [leaf.box.hi for leaf in cut(coords, Layout((2,), 1_000, True, False))]
+    [(2,), (4,), (5,)]
+    """
+    cuts: list[Cut] = []
+    for rows in layout.groups(coords):
+        one = tuple(coords[rows[0]].tolist())
+        lo, hi = layout.around(one, one)
+        if any(_meets(box, lo, hi) for box in staying):
+            near = [box for box in old if _meets(box, lo, hi)]
+            for part in _fragments(coords[rows], near):
+                cuts += _fitting(coords, rows[part], layout.most_refs)
+        else:
+            cuts += _fitting(coords, rows, layout.most_refs)
+    return sorted(cuts, key=lambda leaf: (leaf.box.lo, leaf.box.hi))
+
+
+def _meets(box: Box, lo: IndexArray, hi: IndexArray) -> bool:
+    return bool((np.maximum(box.lo, lo) < np.minimum(box.hi, hi)).all())
+
+
+def _fragments(coords: IndexArray, old: Sequence[Box]) -> Iterator[IndexArray]:
+    """Rows of each old leaf."""
+    placed = 0
+    for box in old:
+        inside = (coords >= np.asarray(box.lo, np.int64)) & (coords < np.asarray(box.hi, np.int64))
+        rows = np.flatnonzero(inside.all(axis=1))
+        placed += len(rows)
+        if len(rows):
+            yield rows
+    if placed != len(coords):
+        raise InvalidArgumentError("new chunks share a cell with a leaf that is not packed anew")
+
+
+def _fitting(coords: IndexArray, rows: IndexArray, most: int) -> Iterator[Cut]:
+    """The rows (in C order) as leaves of at most so many, cut along the first axes."""
+    due = [rows]
+    while due:
+        rest = due.pop()
+        if len(rest) <= most:
+            yield Cut(Box.around_coords(taken(coords, rest)), rest)
+            continue
+        here = taken(coords, rest)
+        # They ascend on the first axis on which the first and the last differ.
+        axis = int(np.flatnonzero(here[0] != here[-1])[0])
+        at = max(int(here[most, axis]), int(here[0, axis]) + 1)
+        count = int(np.searchsorted(here[:, axis], at))
+        due += [rest[count:], rest[:count]]
+
+
+def expected_leaves(layout: Layout, facts: ArrayFacts) -> list[Part]:
+    """The leaves an array would have, were its chunks spread evenly over its grid.
+
+    For a look ahead that reads no manifest. It is exact where every chunk exists.
+
+    Examples
+    --------
+    >>> from zarr_manifests.planning.layout.leaves import ArrayFacts
+    >>> from zarr_manifests.planning.layout.splitting import Layout, expected_leaves
+    >>> facts = ArrayFacts(bytes(12), "/air", (5, 10), 50)
+    >>> [p.count for p in expected_leaves(Layout((2, 10), 20, False, False), facts)]
+    [20, 20, 10]
+    """
+    counts = [-(-n // c) for n, c in zip(facts.grid_shape, layout.cell, strict=True)]
+    cells, refs = math.prod(counts), facts.initialized_chunks
+    if not cells or not refs:
+        return []
+    grid, shape = Box((0,) * len(counts), tuple(counts)), np.asarray(layout.cell, np.int64)
+    steps = min(cells, refs)
+    at = np.array([i * cells // steps for i in range(steps)], np.int64)
+    lows = grid.unravel(at) * shape
+    highs = np.minimum(lows + shape, np.asarray(facts.grid_shape, np.int64))
+    boxes = [
+        Box(tuple(lo), tuple(hi)) for lo, hi in zip(lows.tolist(), highs.tolist(), strict=True)
+    ]
+    volume = sum(box.size for box in boxes)
+    leaves, seen, before = [], 0, 0
+    for box in boxes:
+        seen += box.size
+        count = refs * seen // volume - before
+        before += count
+        if count:
+            leaves.append(Part(facts.node_id, box, count))
+    return leaves

@@ -1,0 +1,1 @@
+"""Chunk tables: merged, selected, counted and moved."""

@@ -1,0 +1,240 @@
+"""Which live deltas may say something about a chunk, told from what the read list names of them.
+
+The rule: tables are asked from the newest to the oldest, and the first that has a row for the
+chunk tells. A table that has a row for every chunk of its box ends the search there; so does a
+truncation that drops the chunk, for all that is older than it. What lies elsewhere than the chunk
+need not be fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from zarr_manifests.errors import CorruptObjectError
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.delta import Delta
+from zarr_manifests.format.digest import Digest
+from zarr_manifests.format.manifest import Manifest, Part
+from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.planning.layout.leaves import PlacedLeaf
+from zarr_manifests.planning.tables.merge import Layer, Overlay, inside, pick, within
+
+__all__ = [
+    "Cut",
+    "LiveSources",
+    "Place",
+    "Reach",
+    "Source",
+    "any_at",
+    "check_axes",
+    "clipped",
+    "picked",
+]
+
+
+def check_axes(box: Box, ndim: int) -> None:
+    """Refuse a chunk table that counts other axes than its node has: it would read as absent.
+
+    Raises
+    ------
+    CorruptObjectError
+        If the numbers differ.
+    """
+    if box.ndim != ndim:
+        raise CorruptObjectError(f"a chunk table of {box.ndim} axes for a node of {ndim}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """An object with chunk tables of a node, in an entry of the read list.
+
+    Parameters
+    ----------
+    position : int
+        Of the entry in the read list.
+    last : int
+        The entry's sequence.
+    blob : BlobRef
+        The object.
+    kind : type
+        What it is.
+    parts : tuple of Part
+        The node's tables in it, in their order; a later one is the newer.
+    """
+
+    position: int
+    last: int
+    blob: BlobRef
+    kind: type[Delta] | type[Digest] | type[Manifest]
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A truncation of all that is older than the sequence `last`."""
+
+    last: int
+    shape: Coords
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One table: the source it is in, and its number among the node's tables there."""
+
+    source: Source
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What may tell where one chunk is.
+
+    Parameters
+    ----------
+    places : tuple of Place
+        Tables of live deltas, the newest first.
+    base : bool
+        Whether the base is to be asked if none of these has a row.
+    """
+
+    places: tuple[Place, ...]
+    base: bool
+
+    @property
+    def sources(self) -> list[Source]:
+        """The sources of the tables, each once."""
+        return list(dict.fromkeys(place.source for place in self.places))
+
+
+class LiveSources:
+    """All that live deltas say of one node, unread.
+
+    Parameters
+    ----------
+    sources : sequence of Source
+        From the oldest to the newest.
+    cuts : mapping of int to Cut
+        What is truncated, by position in the read list; before what the tables at that position
+        say.
+    """
+
+    def __init__(self, sources: Sequence[Source], cuts: Mapping[int, Cut]) -> None:
+        self.sources = tuple(sources)
+        self._cuts = dict(sorted(cuts.items()))
+        self._places = [Place(s, n) for s in self.sources for n in range(len(s.parts))]
+        lasts = [cut.last for cut in cuts.values()] + [source.last for source in self.sources]
+        self._oldest = min(lasts, default=0)
+        boxes = [part.box for source in self.sources for part in source.parts]
+        self._axes = {box.ndim: box for box in boxes}
+        if len(self._axes) == 1:
+            shape = len(boxes), boxes[0].ndim
+            self._lo = np.array([box.lo for box in boxes], np.int64).reshape(shape)
+            self._hi = np.array([box.hi for box in boxes], np.int64).reshape(shape)
+            self._last = np.array([place.source.last for place in self._places], np.int64)
+
+    def since(self, after: int) -> int:
+        """The sequence, or 0 if all that there is comes after it: then they mean the same."""
+        return after if self._oldest <= after else 0
+
+    def reach(self, coords: Coords, after: int = 0) -> Reach:
+        """What of a sequence beyond `after` may tell where the chunk is.
+
+        Raises
+        ------
+        CorruptObjectError
+            If a table or a truncation counts other axes.
+        """
+        dropped = -1
+        for position, cut in self._cuts.items():
+            if cut.last > after and not inside(np.array([coords], np.int64), cut.shape)[0]:
+                dropped = position
+        if not self._places:
+            return Reach((), dropped < 0)
+        self._check_axes(len(coords))
+        holds = ((self._lo <= coords) & (coords < self._hi)).all(axis=1) & (self._last > after)
+        places: list[Place] = []
+        for row in np.flatnonzero(holds)[::-1].tolist():
+            place = self._places[row]
+            if place.source.position < dropped:
+                break
+            places.append(place)
+            part = place.source.parts[place.number]
+            if part.count == part.box.size:
+                return Reach(tuple(places), base=False)
+        return Reach(tuple(places), dropped < 0)
+
+    def where(self, wanted: Callable[[int, Box], bool], ndim: int) -> list[Source]:
+        """The sources with a table that is wanted, from the oldest to the newest.
+
+        It is asked with the sequence and the box of each.
+
+        Raises
+        ------
+        CorruptObjectError
+            If a table counts other axes than `ndim`.
+        """
+        self._check_axes(ndim)
+        return [s for s in self.sources if any(wanted(s.last, part.box) for part in s.parts)]
+
+    def _check_axes(self, ndim: int) -> None:
+        for box in self._axes.values():
+            check_axes(box, ndim)
+
+    def layers(self, tables: Mapping[Source, Sequence[ChunkTable]]) -> list[tuple[int, Layer]]:
+        """Layers of these tables and of all truncations, oldest first, each with its sequence."""
+        found: dict[int, tuple[int, list[ChunkTable]]] = {
+            position: (cut.last, []) for position, cut in self._cuts.items()
+        }
+        for source in self.sources:
+            if source in tables:
+                _, held = found.setdefault(source.position, (source.last, []))
+                held.extend(tables[source])
+        return [
+            (last, Layer(cut.shape if (cut := self._cuts.get(at)) else None, tuple(held)))
+            for at, (last, held) in sorted(found.items())
+        ]
+
+
+def any_at(coords: IndexArray, leaves: Sequence[PlacedLeaf]) -> Callable[[int, Box], bool]:
+    """Tells whether a table of that sequence and box may say something of any of these chunks."""
+    outside = np.ones(len(coords), np.bool_)
+    by_merged: dict[int, list[IndexArray]] = {}
+    for leaf in leaves:
+        here = ((coords >= leaf.part.box.lo) & (coords < leaf.part.box.hi)).all(axis=1)
+        by_merged.setdefault(leaf.merged, []).append(coords[here])
+        outside &= ~here
+    by_merged.setdefault(0, []).append(coords[outside])
+    joined = [(after, np.concatenate(found)) for after, found in by_merged.items()]
+    groups = [(after, some, Box.around_coords(some)) for after, some in joined if len(some)]
+
+    def wanted(last: int, box: Box) -> bool:
+        return any(
+            last > after
+            and around.overlaps(box)
+            and bool(((some >= box.lo) & (some < box.hi)).all(axis=1).any())
+            for after, some, around in groups
+        )
+
+    return wanted
+
+
+def picked(overlay: Overlay, coords: IndexArray) -> Overlay:
+    """What the overlay says of these chunks."""
+    table = overlay.table
+    if table is not None:
+        check_axes(table.box, coords.shape[1])
+        table = pick(table, coords)
+    return Overlay(overlay.truncated, table)
+
+
+def clipped(overlay: Overlay, box: Box) -> Overlay:
+    """What the overlay says of the chunks in the box."""
+    table = overlay.table
+    if table is not None:
+        check_axes(table.box, box.ndim)
+        table = within(table, box)
+    return Overlay(overlay.truncated, table)

@@ -1,0 +1,72 @@
+"""Which of some chunks are there, decided for many coordinates at once, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from zarr_manifests.errors import CorruptObjectError
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.planning.tables.merge import select
+
+__all__ = ["kinds_at", "laid_over", "rows_in", "within"]
+
+
+def within(box: Box, coords: IndexArray) -> npt.NDArray[np.bool_]:
+    """Which coordinates (int64[n, ndim]) lie in the box.
+
+    Raises
+    ------
+    CorruptObjectError
+        If they have not as many axes as it.
+    """
+    if coords.shape[1] != box.ndim:
+        raise CorruptObjectError(f"a chunk table of {box.ndim} axes for {coords.shape[1]}")
+    return np.asarray(((coords >= box.lo) & (coords < box.hi)).all(axis=1))
+
+
+def kinds_at(table: ChunkTable, coords: IndexArray) -> npt.NDArray[np.int64]:
+    """The kind of the table's row for each coordinate; -1 where it has none."""
+    kinds = np.full(len(coords), -1, np.int64)
+    inner = np.flatnonzero(within(table.box, coords))
+    if not len(inner) or not len(table):
+        return kinds
+    linear = table.box.ravel(coords[inner])
+    if table.index is None:
+        kinds[inner] = table.kind[linear]
+        return kinds
+    rows = np.minimum(np.searchsorted(table.index, linear), len(table) - 1)
+    found = table.index[rows] == linear
+    kinds[inner[found]] = table.kind[rows[found]]
+    return kinds
+
+
+def laid_over(coords: IndexArray, table: ChunkTable | None, region: Box) -> IndexArray:
+    """The coordinates (int64[n, ndim]) in the region, in C order, with a table's rows laid over.
+
+    What it sets there is added, what it unsets removed.
+    """
+    linear = region.ravel(coords)
+    if table is not None and len(table):
+        rows = table.coords()
+        inner = within(region, rows)
+        there = table.kind[inner] > RefKind.UNSET
+        said = region.ravel(rows[inner])
+        linear = np.concatenate([linear[~np.isin(linear, said)], said[there]])
+    return region.unravel(np.unique(linear))
+
+
+def rows_in(
+    table: ChunkTable | None, boxes: Iterable[Box], *, outside: bool = False
+) -> ChunkTable | None:
+    """The table's rows in any of the boxes; or, if told, in none of them."""
+    if table is None:
+        return None
+    coords = table.coords()
+    inner = np.zeros(len(coords), np.bool_)
+    for box in boxes:
+        inner |= within(box, coords)
+    return select(table, ~inner if outside else inner)

@@ -1,0 +1,1 @@
+"""What compaction, expiry and garbage collection do, and when."""

@@ -1,0 +1,289 @@
+"""What commits have changed, as records: of each commit, or of a range of commits together.
+
+The nodes are followed from commit to commit (`NodeTable`), so that every chunk table finds the
+path and grid its array has at that commit; nothing but the commits' own deltas is looked at.
+
+Of one commit: what happened to nodes, then truncations, then chunks, in the order in which they
+take effect. Of a range (`Net`): the deltas of each node are brought together, newest wins, and the
+nodes at both ends are compared, so that a coordinate comes at most once and what was made and
+deleted within the range not at all.
+
+Invariant: replaying either over the chunks there were before gives the chunks there are after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.delta import Delta
+from zarr_manifests.format.nodes import Node, NodeKind
+from zarr_manifests.grid import Coords, IndexArray
+from zarr_manifests.planning.tables.merge import Layer, Overlay, bare, inside, merge_layers, select
+
+__all__ = ["Change", "Net", "NodeTable", "Operation", "changes_of", "node_path"]
+
+_MOST_LAYERS: Final = 16
+
+type Tables = Mapping[bytes, Sequence[ChunkTable]]
+
+
+class Operation(StrEnum):
+    """What a record says has happened.
+
+    Attributes
+    ----------
+    DELETE
+        A group, array or other key is gone, with all its chunks.
+    MOVE
+        It has another path; moves of one commit happen at once.
+    CREATE
+        It is new, and has no chunks yet.
+    METADATA
+        Its metadata documents have changed.
+    TRUNCATE
+        Chunks at or beyond a grid shape on any axis are gone.
+    UNSET
+        Chunks are gone.
+    APPEND
+        Chunks are written beyond the grid the array had, or of an array that is new.
+    OVERWRITE
+        Chunks are written inside the grid the array had, whether or not they were there.
+    """
+
+    DELETE = "delete"
+    MOVE = "move"
+    CREATE = "create"
+    METADATA = "metadata"
+    TRUNCATE = "truncate"
+    UNSET = "unset"
+    APPEND = "append"
+    OVERWRITE = "overwrite"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Change:
+    """One operation on one group, array or other key.
+
+    Parameters
+    ----------
+    path : str
+        Absolute path, after the commit; of what is deleted, before it.
+    operation : Operation
+        What has happened; it equals its name as a string, such as `"append"`.
+    coordinates : int64[n, ndim]
+        The chunks concerned, for `unset`, `append` and `overwrite`; no rows otherwise.
+    snapshot_id : str or None
+        The snapshot whose commit did it; None where commits are not told apart.
+    grid_shape : tuple of int or None
+        For `truncate`: chunks at or beyond it on any axis are gone.
+    moved_from : str or None
+        For `move`: the path before.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the fields do not go together.
+    """
+
+    path: str
+    operation: Operation
+    coordinates: IndexArray
+    snapshot_id: str | None = None
+    grid_shape: Coords | None = None
+    moved_from: str | None = None
+
+    def __post_init__(self) -> None:
+        chunks = self.operation in (Operation.UNSET, Operation.APPEND, Operation.OVERWRITE)
+        if (
+            self.coordinates.ndim != 2
+            or (len(self.coordinates) > 0) != chunks
+            or (self.grid_shape is not None) != (self.operation is Operation.TRUNCATE)
+            or (self.moved_from is not None) != (self.operation is Operation.MOVE)
+        ):
+            raise InvalidArgumentError(f"no record of a change: {self.operation} of {self.path}")
+
+
+def node_path(node: Node) -> str:
+    """The node's absolute path."""
+    return node.path if node.path.startswith("/") else f"/{node.path}"
+
+
+class NodeTable:
+    """The nodes of a snapshot, and of those after it as their deltas are applied."""
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self._by_path = {node.path: node for node in nodes}
+        self.by_id = {node.node_id: node for node in self._by_path.values()}
+
+    def apply(self, delta: Delta) -> tuple[dict[bytes, Node], dict[bytes, Node]]:
+        """Apply a delta; returns the nodes at the paths it names by id, before and after."""
+        paths = dict.fromkeys((*delta.deleted, *(node.path for node in delta.nodes)))
+        before = self._at(paths)
+        for path in delta.deleted:
+            self._by_path.pop(path, None)
+        self._by_path.update((node.path, node) for node in delta.nodes)
+        after = self._at(paths)
+        for node_id in before:
+            self.by_id.pop(node_id, None)
+        self.by_id.update(after)
+        return before, after
+
+    def _at(self, paths: Iterable[str]) -> dict[bytes, Node]:
+        found = (self._by_path.get(path) for path in paths)
+        return {node.node_id: node for node in found if node is not None}
+
+
+def changes_of(
+    nodes: NodeTable, delta: Delta, tables: Tables, snapshot_id: str
+) -> Iterator[Change]:
+    """What one commit did, given the nodes before it, which its delta is applied to."""
+    before, after = nodes.apply(delta)
+    records = [*_node_changes(before, after)]
+    for node_id in sorted({*delta.truncated, *tables}):
+        node = nodes.by_id.get(node_id)
+        if node is not None:
+            # What the delta names no path of is as it was.
+            old = before.get(node_id) if node_id in after else node
+            overlay = merge_layers([_layer(delta, node_id, tables)])
+            records += _chunk_changes(node, old, overlay)
+    for record in records:
+        yield replace(record, snapshot_id=snapshot_id)
+
+
+@dataclass(slots=True)
+class Net:
+    """The deltas of a range, brought together node by node."""
+
+    start: Mapping[bytes, Node]
+    nodes: NodeTable
+    _layers: dict[bytes, list[Layer]] = field(default_factory=dict)
+
+    @classmethod
+    def since(cls, nodes: Iterable[Node]) -> Net:
+        """Nothing has changed yet; these are the nodes at the start."""
+        table = NodeTable(nodes)
+        return cls(dict(table.by_id), table)
+
+    def add(self, delta: Delta, tables: Tables) -> None:
+        """Take the next commit's delta in."""
+        self.nodes.apply(delta)
+        for node_id in {*delta.truncated, *tables}:
+            layers = self._layers.setdefault(node_id, [])
+            layers.append(_layer(delta, node_id, tables))
+            if len(layers) == _MOST_LAYERS:
+                overlay = merge_layers(layers)
+                rows = () if overlay.table is None else (overlay.table,)
+                layers[:] = [Layer(overlay.truncated, rows)]
+
+    def node_changes(self) -> Iterator[Change]:
+        """What has become of nodes."""
+        start, end = self.start, self.nodes.by_id
+        touched = [i for i in start.keys() | end.keys() if start.get(i) != end.get(i)]
+        yield from _node_changes(
+            {i: start[i] for i in touched if i in start}, {i: end[i] for i in touched if i in end}
+        )
+
+    def touched(self) -> list[tuple[bytes, IndexArray]]:
+        """Nodes whose chunks have changed, by path, and the chunks to look up at the start.
+
+        These are the ones that are gone and might not have been there.
+        """
+        end = self.nodes.by_id
+        found = []
+        for node_id in sorted(self._layers.keys() & end.keys(), key=lambda i: end[i].path):
+            table = merge_layers(self._layers[node_id]).table
+            unset = _no_chunks(end[node_id])
+            if table is not None:
+                unset = table.coords()[self._unsure(node_id)]
+            found.append((node_id, unset))
+        return found
+
+    def chunk_changes(self, node_id: bytes, there: npt.NDArray[np.bool_]) -> Iterator[Change]:
+        """What has become of a node's chunks, by which of those to look up were there."""
+        overlay = merge_layers(self._layers[node_id])
+        table = overlay.table
+        if table is not None:
+            keep = table.kind != RefKind.UNSET
+            keep[self._unsure(node_id)] = there
+            table = select(table, keep)
+        old = self.start.get(node_id)
+        yield from _chunk_changes(self.nodes.by_id[node_id], old, Overlay(overlay.truncated, table))
+
+    def _unsure(self, node_id: bytes) -> npt.NDArray[np.bool_]:
+        """Rows of the node's table that unset a chunk inside the grid the array had."""
+        overlay = merge_layers(self._layers[node_id])
+        assert overlay.table is not None  # callers have looked
+        unset = np.asarray(overlay.table.kind == RefKind.UNSET)
+        old = self.start.get(node_id)
+        if old is None:
+            return np.zeros(len(unset), np.bool_)
+        grids = [overlay.truncated, None if old.array is None else old.array.grid.hi]
+        for grid in grids:
+            if grid is not None:
+                unset &= inside(overlay.table.coords(), grid)
+        return unset
+
+
+def _layer(delta: Delta, node_id: bytes, tables: Tables) -> Layer:
+    return Layer(delta.truncated.get(node_id), tuple(map(bare, tables.get(node_id, ()))))
+
+
+def _node_changes(before: Mapping[bytes, Node], after: Mapping[bytes, Node]) -> Iterator[Change]:
+    """What has happened to nodes, in the order in which it takes effect."""
+    records = []
+    for node_id, old in before.items():
+        new = after.get(node_id)
+        if new is None:
+            records.append(Change(node_path(old), Operation.DELETE, _no_chunks(old)))
+            continue
+        if new.path != old.path:
+            moved = node_path(old)
+            record = Change(node_path(new), Operation.MOVE, _no_chunks(new), moved_from=moved)
+            records.append(record)
+        if new.documents != old.documents:
+            records.append(Change(node_path(new), Operation.METADATA, _no_chunks(new)))
+    for node_id, new in after.items():
+        if node_id not in before:
+            records.append(Change(node_path(new), Operation.CREATE, _no_chunks(new)))
+    order = list(Operation)
+    return iter(sorted(records, key=lambda r: (order.index(r.operation), r.path)))
+
+
+def _chunk_changes(node: Node, old: Node | None, overlay: Overlay) -> Iterator[Change]:
+    """What has happened to a node's chunks; `old` is the node before, None if there was none."""
+    path = node_path(node)
+    cut = overlay.truncated if old is not None else None
+    grid = None if old is None or old.array is None else old.array.grid.hi
+    if cut is not None and (grid is None or all(n <= at for n, at in zip(grid, cut, strict=True))):
+        cut = None  # nothing can have been there
+    if cut is not None:
+        yield Change(path, Operation.TRUNCATE, _no_chunks(node), grid_shape=cut)
+    if overlay.table is None:
+        return
+    coords, unset = overlay.table.coords(), overlay.table.kind == RefKind.UNSET
+    known = np.full(len(coords), old is not None)
+    if grid is not None:
+        known &= inside(coords, grid)
+    gone = unset & known
+    if cut is not None:
+        gone &= inside(coords, cut)
+    for operation, rows in (
+        (Operation.UNSET, gone),
+        (Operation.APPEND, ~unset & ~known),
+        (Operation.OVERWRITE, ~unset & known),
+    ):
+        if rows.any():
+            yield Change(path, operation, coords[rows])
+
+
+def _no_chunks(node: Node) -> IndexArray:
+    ndim = len(node.array.shape) if node.kind is NodeKind.ARRAY and node.array else 0
+    return np.empty((0, ndim), np.int64)
