@@ -21,7 +21,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, NativeRef
-from zarr_manifests.format.envelope import Kind, encode
+from zarr_manifests.format.envelope import ObjectKind, encode
 from zarr_manifests.format.index import Bitmap, Bitmaps, IndexDirectory
 from zarr_manifests.format.root import Root
 from zarr_manifests.grid import Box
@@ -148,7 +148,7 @@ def test_a_bitmap_is_as_small_as_what_it_says() -> None:
     ],
 )
 def test_a_malformed_bitmap_is_refused(bitmap: object) -> None:
-    data = encode(Kind.INDEX, {"type": "bitmaps", "bitmaps": [bitmap]})
+    data = encode(ObjectKind.INDEX, {"type": "bitmaps", "bitmaps": [bitmap]})
     with pytest.raises(CorruptObjectError):
         Bitmaps.from_object(data, BlobRef.to(KEY, data))
 
@@ -172,7 +172,7 @@ def test_a_malformed_entry_is_refused(place: int, wrong: object) -> None:
     entry: list[object] = [b"n" * 12, [0], [9], "manifests/x", 5, 9, 72, 0, 0]
 
     def directory(entry: list[object]) -> bytes:
-        return encode(Kind.INDEX, {"type": "directory", "blobs": [blob], "entries": [entry]})
+        return encode(ObjectKind.INDEX, {"type": "directory", "blobs": [blob], "entries": [entry]})
 
     sound = directory(entry)
     (found,) = IndexDirectory.from_object(sound, BlobRef.to(KEY, sound)).entries.values()
@@ -355,7 +355,7 @@ def name_none(storage: MemoryStorage) -> None:
 
 
 def name_an_index_of_another_type(storage: MemoryStorage) -> None:
-    data = encode(Kind.INDEX, {"type": "of another time", "entries": 5})
+    data = encode(ObjectKind.INDEX, {"type": "of another time", "entries": 5})
     storage.create(KEY, data)
     name_another(storage, BlobRef.to(KEY, data))
 

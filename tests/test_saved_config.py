@@ -23,7 +23,7 @@ from zarr_manifests.config import (
 )
 from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.errors import ConfigError
-from zarr_manifests.format.envelope import Kind, decode, encode
+from zarr_manifests.format.envelope import ObjectKind, decode, encode
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import CountingStorage
@@ -162,7 +162,7 @@ def test_roots_from_before_there_were_sections_are_read() -> None:
     root, token = storage.get("current"), storage.get_tagged("current").token
     fields = unpack_root(root)
     fields["config"] = {"inline-chunk-bytes": 1, "max-delta-count": 2, "commit-attempts": 3}
-    assert storage.cas("current", encode(Kind.ROOT, fields), token) is not None
+    assert storage.cas("current", encode(ObjectKind.ROOT, fields), token) is not None
     found = Repository.open(storage)
     assert found.config == RepositoryConfig(1, 2, 3)
     found.create_tag("written-anew")
@@ -173,5 +173,5 @@ def test_roots_from_before_there_were_sections_are_read() -> None:
 
 
 def unpack_root(data: bytes) -> dict[str, Any]:
-    fields = decode(data, Kind.ROOT, lambda fields: fields, "current")
+    fields = decode(data, ObjectKind.ROOT, lambda fields: fields, "current")
     return dict(fields.value)

@@ -15,7 +15,13 @@ import zarr
 from zarr_manifests import Repository
 from zarr_manifests.errors import CorruptObjectError, ManifestsError
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.envelope import MAX_ROOT_BYTES, MAX_SNAPSHOT_BYTES, Kind, decode, encode
+from zarr_manifests.format.envelope import (
+    MAX_ROOT_BYTES,
+    MAX_SNAPSHOT_BYTES,
+    ObjectKind,
+    decode,
+    encode,
+)
 from zarr_manifests.format.root import ROOT_KEY, archive_key
 from zarr_manifests.ids import snapshot_key
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Tagged
@@ -155,10 +161,10 @@ def test_a_server_that_answers_gigabytes_is_asked_for_no_more_than_the_bounds() 
 
 def test_what_is_larger_than_readers_take_is_not_written() -> None:
     noise = np.random.default_rng(1).bytes(MAX_ROOT_BYTES - 100)
-    whole = encode(Kind.ROOT, {"a": noise})
-    assert decode(whole, Kind.ROOT, lambda fields: fields.binary("a"), "x") == noise
+    whole = encode(ObjectKind.ROOT, {"a": noise})
+    assert decode(whole, ObjectKind.ROOT, lambda fields: fields.binary("a"), "x") == noise
     with pytest.raises(ManifestsError, match="beyond what readers take"):
-        encode(Kind.ROOT, {"a": noise + bytes(100)})
+        encode(ObjectKind.ROOT, {"a": noise + bytes(100)})
 
 
 def test_what_was_listed_small_and_is_large_is_no_guess() -> None:

@@ -30,7 +30,7 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import NativeRef
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.digest import Digest
-from zarr_manifests.format.envelope import Kind
+from zarr_manifests.format.envelope import ObjectKind
 from zarr_manifests.format.index import Bitmaps, IndexDirectory
 from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.nodes import Base
@@ -44,13 +44,13 @@ from zarr_manifests.testing import CountingStorage, in_order
 
 NOW = timedelta(0)
 KINDS = {
-    Kind.ROOT: Root,
-    Kind.SNAPSHOT: Snapshot,
-    Kind.BASE: Base,
-    Kind.DELTA: Delta,
-    Kind.MANIFEST: Manifest,
-    Kind.PAGE: Page,
-    Kind.DIGEST: Digest,
+    ObjectKind.ROOT: Root,
+    ObjectKind.SNAPSHOT: Snapshot,
+    ObjectKind.BASE: Base,
+    ObjectKind.DELTA: Delta,
+    ObjectKind.MANIFEST: Manifest,
+    ObjectKind.PAGE: Page,
+    ObjectKind.DIGEST: Digest,
 }
 KIND_AT = 13
 """Where an object's kind is in its first bytes."""
@@ -217,8 +217,8 @@ class Walk:
 
 
 def decoded(data: bytes, ref: BlobRef) -> Any:
-    kind = Kind(data[KIND_AT])
-    if kind is not Kind.INDEX:
+    kind = ObjectKind(data[KIND_AT])
+    if kind is not ObjectKind.INDEX:
         return KINDS[kind].from_object(data, ref)  # type: ignore[attr-defined]
     cls = IndexDirectory if b"directory" in data[:200] else Bitmaps
     return cls.from_object(data, ref)

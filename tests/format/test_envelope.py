@@ -19,7 +19,7 @@ from zarr_manifests.format import envelope
 from zarr_manifests.format.blobs import BlobRef, with_copies
 from zarr_manifests.format.envelope import (
     Fields,
-    Kind,
+    ObjectKind,
     crc_of,
     decode,
     encode,
@@ -33,13 +33,13 @@ KEY = f"deltas/{1:012d}-{'ab' * 12}/0"
 
 
 def read(data: bytes, **pointer: Any) -> Any:
-    return decode(data, Kind.DELTA, lambda fields: fields.value, "where", **pointer)
+    return decode(data, ObjectKind.DELTA, lambda fields: fields.value, "where", **pointer)
 
 
 def test_layout() -> None:
-    data = encode(Kind.DELTA, {"a": 1})
+    data = encode(ObjectKind.DELTA, {"a": 1})
     assert data[:8] == b"\x89ZMF\r\n\x1a\n"
-    assert data[12:16] == bytes([1, Kind.DELTA, 0, 0])
+    assert data[12:16] == bytes([1, ObjectKind.DELTA, 0, 0])
     assert data[16:24] == (4).to_bytes(8, "little")
     assert data[24:] == b"\x81\xa1a\x01"
     assert crc_of(data) == int.from_bytes(data[8:12], "little")
@@ -47,7 +47,7 @@ def test_layout() -> None:
 
 
 def test_compressed_where_that_makes_it_smaller() -> None:
-    data = encode(Kind.DELTA, {"a": bytes(10_000)})
+    data = encode(ObjectKind.DELTA, {"a": bytes(10_000)})
     assert data[14] == 1
     assert len(data) < 200
     assert read(data) == {"a": bytes(10_000)}
@@ -56,7 +56,7 @@ def test_compressed_where_that_makes_it_smaller() -> None:
 def test_what_would_expand_too_far_is_stored_as_it_is_and_refused_compressed() -> None:
     """Up to 1 MiB anything goes; beyond that a payload is at most 64 times its bytes."""
     for nbytes, codec in ((1 << 20) - 8, 1), ((1 << 20) - 7, 0):
-        data = encode(Kind.DELTA, {"a": bytes(nbytes)})
+        data = encode(ObjectKind.DELTA, {"a": bytes(nbytes)})
         assert int.from_bytes(data[16:24], "little") == nbytes + 8
         assert data[14] == codec
         assert read(data) == {"a": bytes(nbytes)}
@@ -65,15 +65,15 @@ def test_what_would_expand_too_far_is_stored_as_it_is_and_refused_compressed() -
     bomb = data[:8] + crc32c(covered).to_bytes(4, "little") + covered
     with pytest.raises(CorruptObjectError, match=f"{len(packed)} bytes cannot hold a payload"):
         read(bomb)
-    padded = encode(Kind.DELTA, {"a": bytes(nbytes) + os.urandom(20_000)})
+    padded = encode(ObjectKind.DELTA, {"a": bytes(nbytes) + os.urandom(20_000)})
     assert padded[14] == 1  # its bytes allow for what it becomes
     assert len(read(padded)["a"]) == nbytes + 20_000
 
 
 def test_pointers_tell_length_and_checksum() -> None:
-    data = encode(Kind.DELTA, {"a": 1})
+    data = encode(ObjectKind.DELTA, {"a": 1})
     assert read(data, crc=crc_of(data), length=len(data)) == {"a": 1}
-    with pytest.raises(CorruptObjectError, match=r"where: 28 bytes where its pointer says 29"):
+    with pytest.raises(CorruptObjectError, match=r"where: 28 bytes, but its pointer says 29"):
         read(data, length=len(data) + 1)
     with pytest.raises(CorruptObjectError, match="not the object its pointer names"):
         read(data, crc=crc_of(data) ^ 1)
@@ -81,11 +81,11 @@ def test_pointers_tell_length_and_checksum() -> None:
 
 def test_checksums_differ_from_message_to_message() -> None:
     """A checksum at the end of what it covers would make them all equal."""
-    assert len({crc_of(encode(Kind.DELTA, {"a": i})) for i in range(100)}) == 100
+    assert len({crc_of(encode(ObjectKind.DELTA, {"a": i})) for i in range(100)}) == 100
 
 
 def test_newer_version_is_told_before_the_checksum_is_looked_at() -> None:
-    data = bytearray(encode(Kind.DELTA, {"a": 1}))
+    data = bytearray(encode(ObjectKind.DELTA, {"a": 1}))
     data[12] = 7
     with pytest.raises(
         UnsupportedFormatError, match=r"where: written in format 7.*up to 1; upgrade the package"
@@ -98,15 +98,15 @@ def test_values_that_refuse_to_be_built_mean_a_corrupt_object() -> None:
         raise InvalidArgumentError("no")
 
     with pytest.raises(CorruptObjectError, match="where: no"):
-        decode(encode(Kind.DELTA, {}), Kind.DELTA, parse, "where")
+        decode(encode(ObjectKind.DELTA, {}), ObjectKind.DELTA, parse, "where")
 
 
 def test_an_object_beyond_what_is_read_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Better no commit than one that nobody can open."""
     monkeypatch.setattr(envelope, "MAX_PAYLOAD_BYTES", 100)
-    read(encode(Kind.DELTA, {"a": bytes(90)}))
+    read(encode(ObjectKind.DELTA, {"a": bytes(90)}))
     with pytest.raises(InvalidArgumentError, match="several steps"):
-        encode(Kind.DELTA, {"a": bytes(100)})
+        encode(ObjectKind.DELTA, {"a": bytes(100)})
 
 
 @pytest.mark.parametrize(
@@ -163,14 +163,14 @@ def test_a_map_of_which_a_list_stays_packed_may_lie_no_more_than_another(size: i
 def test_fields_name_what_is_wrong_and_where() -> None:
     fields = Fields({"n": -1, "t": b"x", "b": "x", "l": {}, "m": [], "x": [3]}, "root")
     calls = {
-        r"root\.n: a number from 0 to 9 is due, int was found": lambda: fields.number("n", 9),
-        r"root\.gone: a number .* nothing was found": lambda: fields.number("gone"),
-        r"root\.t: a string is due, bytes": lambda: fields.text("t"),
-        r"root\.b: bytes is due, str": lambda: fields.binary("b"),
-        r"root\.t: 2 bytes is due": lambda: fields.binary("t", 2),
-        r"root\.l: a list is due, dict": lambda: fields.items("l"),
-        r"root\.m: a map from strings is due, list": lambda: fields.table("m"),
-        r"root\.x\[0\]: a int, not a map": lambda: fields.maps("x"),
+        r"root\.n: expected a number from 0 to 9, found int": lambda: fields.number("n", 9),
+        r"root\.gone: expected a number .* found nothing": lambda: fields.number("gone"),
+        r"root\.t: expected a string, found bytes": lambda: fields.text("t"),
+        r"root\.b: expected bytes, found str": lambda: fields.binary("b"),
+        r"root\.t: expected 2 bytes": lambda: fields.binary("t", 2),
+        r"root\.l: expected a list, found dict": lambda: fields.items("l"),
+        r"root\.m: expected a map with string keys, found list": lambda: fields.table("m"),
+        r"root\.x\[0\]: expected a map, found int": lambda: fields.maps("x"),
     }
     for message, call in calls.items():
         with pytest.raises(CorruptObjectError, match=message):
@@ -208,5 +208,5 @@ def test_copies_are_spent_in_order_while_they_fit() -> None:
 def test_a_copy_of_another_length_is_refused() -> None:
     packed = BlobRef(KEY, 3, 4, b"abc").pack()
     assert BlobRef.parse(Fields(packed, "x")) == BlobRef(KEY, 3, 4, b"abc")
-    with pytest.raises(CorruptObjectError, match="4 bytes is due"):
+    with pytest.raises(CorruptObjectError, match="expected 4 bytes"):
         BlobRef.parse(Fields(packed | {"n": 4}, "x"))

@@ -23,7 +23,7 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.digest import Digest
-from zarr_manifests.format.envelope import Kind
+from zarr_manifests.format.envelope import ObjectKind
 from zarr_manifests.format.index import IndexDirectory
 from zarr_manifests.format.manifest import Manifest, Part
 from zarr_manifests.format.nodes import Base
@@ -35,25 +35,25 @@ from zarr_manifests.grid import Box
 MEMORY_BYTES = 64 << 20
 KEY = f"deltas/{1:012d}-{'ab' * 12}/0"
 ID = b"n" * 12
-DECODERS: dict[Kind, Callable[[bytes], Any]] = {
-    Kind.ROOT: Root.from_object,
-    Kind.SNAPSHOT: lambda data: Snapshot.from_object(data, BlobRef.to(KEY, data)),
-    Kind.BASE: lambda data: Base.from_object(data, BlobRef.to(KEY, data)),
-    Kind.DELTA: lambda data: Delta.from_object(data, BlobRef.to(KEY, data)),
-    Kind.MANIFEST: lambda data: Manifest.from_object(data, BlobRef.to(KEY, data)),
-    Kind.PAGE: lambda data: Page.from_object(data, BlobRef.to(KEY, data)),
-    Kind.DIGEST: lambda data: Digest.from_object(data, BlobRef.to(KEY, data)),
-    Kind.INDEX: lambda data: IndexDirectory.from_object(data, BlobRef.to(KEY, data)),
+DECODERS: dict[ObjectKind, Callable[[bytes], Any]] = {
+    ObjectKind.ROOT: Root.from_object,
+    ObjectKind.SNAPSHOT: lambda data: Snapshot.from_object(data, BlobRef.to(KEY, data)),
+    ObjectKind.BASE: lambda data: Base.from_object(data, BlobRef.to(KEY, data)),
+    ObjectKind.DELTA: lambda data: Delta.from_object(data, BlobRef.to(KEY, data)),
+    ObjectKind.MANIFEST: lambda data: Manifest.from_object(data, BlobRef.to(KEY, data)),
+    ObjectKind.PAGE: lambda data: Page.from_object(data, BlobRef.to(KEY, data)),
+    ObjectKind.DIGEST: lambda data: Digest.from_object(data, BlobRef.to(KEY, data)),
+    ObjectKind.INDEX: lambda data: IndexDirectory.from_object(data, BlobRef.to(KEY, data)),
 }
 LISTS = {
-    Kind.ROOT: ("log", "leases", "deleted_tags", "deleted_branches", "pending"),
-    Kind.SNAPSHOT: ("deltas", "digests"),
-    Kind.BASE: ("nodes", "manifests", "counts"),
-    Kind.DELTA: ("nodes", "truncated", "tables", "manifests"),
-    Kind.MANIFEST: ("tables",),
-    Kind.PAGE: ("tags", "leases", "log", "pending"),
-    Kind.DIGEST: ("nodes", "truncated", "covered", "tables"),
-    Kind.INDEX: ("blobs", "entries"),
+    ObjectKind.ROOT: ("log", "leases", "deleted_tags", "deleted_branches", "pending"),
+    ObjectKind.SNAPSHOT: ("deltas", "digests"),
+    ObjectKind.BASE: ("nodes", "manifests", "counts"),
+    ObjectKind.DELTA: ("nodes", "truncated", "tables", "manifests"),
+    ObjectKind.MANIFEST: ("tables",),
+    ObjectKind.PAGE: ("tags", "leases", "log", "pending"),
+    ObjectKind.DIGEST: ("nodes", "truncated", "covered", "tables"),
+    ObjectKind.INDEX: ("blobs", "entries"),
 }
 each_kind = pytest.mark.parametrize("kind", DECODERS, ids=lambda kind: kind.name.lower())
 
@@ -109,13 +109,13 @@ def _keys(n: int) -> bytes:
 @pytest.mark.parametrize("size", [1 << 16, 1 << 20])
 def test_a_payload_that_swells(what: str, size: int) -> None:
     payload = bombs(size - 200_000 if size == 1 << 20 else size)[what]
-    data = envelope(Kind.ROOT, payload)
+    data = envelope(ObjectKind.ROOT, payload)
     assert peak_bytes(lambda: Root.from_object(data)) < MEMORY_BYTES
 
 
 @each_kind
 @pytest.mark.parametrize("what", ["empty maps", "pairs", "lists that lie"])
-def test_a_field_that_swells(kind: Kind, what: str) -> None:
+def test_a_field_that_swells(kind: ObjectKind, what: str) -> None:
     for field in LISTS[kind]:
         named = msgpack.packb("type") + msgpack.packb("directory")  # of an index
         payload = b"\x82" + named + msgpack.packb(field) + bombs(500_000)[what]
@@ -124,7 +124,7 @@ def test_a_field_that_swells(kind: Kind, what: str) -> None:
 
 
 @each_kind
-def test_a_frame_that_swells(kind: Kind) -> None:
+def test_a_frame_that_swells(kind: ObjectKind) -> None:
     for size in (1 << 21, 1 << 26, 1 << 29):
         body = zstandard.ZstdCompressor().compress(bytes(min(size, 1 << 26)))
         covered = struct.pack("<BBBBQ", 1, kind, 1, 0, size) + body
@@ -205,7 +205,7 @@ def wild(rng: random.Random, depth: int = 0) -> Any:
 
 
 @each_kind
-def test_wild_fields(kind: Kind) -> None:
+def test_wild_fields(kind: ObjectKind) -> None:
     rng = random.Random(int(kind))
     names = [*LISTS[kind], "branches", "tags", "pages", "features", "commit", "log", "parent"]
     for _ in range(60):
@@ -216,7 +216,7 @@ def test_wild_fields(kind: Kind) -> None:
 
 
 @each_kind
-def test_random_bytes(kind: Kind) -> None:
+def test_random_bytes(kind: ObjectKind) -> None:
     rng = random.Random(int(kind))
     for _ in range(60):
         payload = rng.randbytes(rng.randrange(1, 200))

@@ -276,7 +276,7 @@ def test_a_flipped_bit_is_noticed(repository: zm.Repository, at: int, bit: int, 
 
 def test_bounds_of_what_is_read_are_those_of_the_package(repository: zm.Repository) -> None:
     for nbytes in (2**20 - 8, 2**20):
-        data = envelope.encode(envelope.Kind.DELTA, {"a": bytes(nbytes)})
+        data = envelope.encode(envelope.ObjectKind.DELTA, {"a": bytes(nbytes)})
         assert reader.open_object(data, reader.DELTA) == {"a": bytes(nbytes)}
     packed = zstandard.ZstdCompressor().compress(data[24:])
     covered = data[12:14] + b"\1\0" + data[16:24] + packed
@@ -285,7 +285,7 @@ def test_bounds_of_what_is_read_are_those_of_the_package(repository: zm.Reposito
         reader.open_object(bomb, reader.DELTA)
     fields = reader.open_object(repository.storage.get("current"), reader.ROOT)
     fields["at_ms"] = envelope.MAX_MS + 1
-    late = envelope.encode(envelope.Kind.ROOT, fields)
+    late = envelope.encode(envelope.ObjectKind.ROOT, fields)
     with pytest.raises(reader.FormatError, match="time"):
         reader.Reader(lambda _: late)
 

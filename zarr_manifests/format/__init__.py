@@ -1,1 +1,1 @@
-"""Bytes to values and back: every object of a repository, field by field in `docs/spec/v1.md`."""
+"""Encode and decode every metadata object of a repository, as `docs/spec/v1.md` specifies."""

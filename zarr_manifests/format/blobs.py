@@ -1,8 +1,7 @@
 """Pointers from one metadata object to another.
 
-A `BlobRef` is key, length and crc32c of an immutable object, and may carry a copy of its bytes.
-Invariant: the copy is a cache, never the only home of the bytes; dropping it changes nothing but
-the number of requests. `with_copies` spends a parent's budget of bytes on its pointers in order.
+A `BlobRef` is the key, length and crc32c of an immutable object. It may carry a copy of its bytes,
+which saves a request. Invariant: the object also exists at its key, so copies can be dropped.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _MOST_BYTES: Final = 2**40
 
 @dataclass(frozen=True, slots=True)
 class BlobRef:
-    """Where an immutable metadata object is, and what its bytes must be.
+    """Pointer to an immutable metadata object.
 
     Parameters
     ----------
@@ -35,12 +34,13 @@ class BlobRef:
     crc32c : int
         The checksum in its envelope.
     copy : bytes, optional
-        The object's bytes, when they travel with the pointer.
+        The object's bytes, if the pointer carries them.
 
     Raises
     ------
     InvalidArgumentError
-        If the key is not one of a session's object, or a number or the copy is not what can be.
+        If the key is not that of a session's object, a number is out of range, or the copy has
+        another length.
     """
 
     key: str
@@ -53,11 +53,11 @@ class BlobRef:
         sound = 0 <= self.length <= _MOST_BYTES and 0 <= self.crc32c < 2**32
         sound = sound and type(self.length) is type(self.crc32c) is int
         if not sound or (self.copy is not None and len(self.copy) != self.length):
-            raise InvalidArgumentError(f"a pointer to {self.key} with numbers that cannot be")
+            raise InvalidArgumentError(f"a pointer to {self.key} with invalid numbers or copy")
 
     @classmethod
     def to(cls, key: str, data: bytes) -> BlobRef:
-        """The pointer to an encoded object that lies at `key`."""
+        """The pointer to an encoded object at `key`."""
         return cls(key, len(data), crc_of(data))
 
     def bare(self) -> BlobRef:
@@ -80,24 +80,24 @@ class BlobRef:
 
     @classmethod
     def parse_optional(cls, fields: Fields, name: str) -> BlobRef | None:
-        """The pointer in the field of that name, None if there is none."""
+        """The pointer in the field of that name; None if absent."""
         if not fields.has(name):
             return None
         return cls.parse(Fields(fields.value[name], f"{fields.where}.{name}"))
 
     @classmethod
-    def parse_due(cls, fields: Fields, name: str) -> BlobRef:
-        """The pointer in the field of that name."""
+    def parse_required(cls, fields: Fields, name: str) -> BlobRef:
+        """The pointer in the field of that name; raises if absent."""
         ref = cls.parse_optional(fields, name)
         if ref is None:
-            raise CorruptObjectError(f"{fields.where}.{name}: a pointer is due")
+            raise CorruptObjectError(f"{fields.where}.{name}: expected a pointer, found nothing")
         return ref
 
 
 def with_copies(
     refs: Sequence[BlobRef], known: Mapping[str, bytes], budget_bytes: int
 ) -> list[BlobRef]:
-    """The same pointers, with copies of the bytes that are known, first come, while they fit."""
+    """The same pointers, with copies of known bytes in order while they fit the budget."""
     out = []
     for ref in refs:
         data = known.get(ref.key, ref.copy)

@@ -1,15 +1,14 @@
 """Chunk refs of one node inside one box, as columns.
 
-A `ChunkTable` holds, sorted by linear index in its *own* box (so that a resize of the array never
-changes what a stored table means), one row a chunk: what kind of ref it is and where the bytes
-are. The index column is absent when every coordinate of the box has a row. Native refs point to
-`chunks/<source>/<number>`, virtual refs into a file elsewhere (`virtual_sources`). `offset` is
-stored as its distance from the end of the last row before it in the same object or file, which is
-constant where chunks lie one after another. Inline chunks lie in a blob beside the columns, in row
-order.
+A `ChunkTable` has one row for each chunk: the kind of ref and where the bytes are. Rows are sorted
+by linear index in the table's *own* box, so resizing the array does not change what a table means.
+The index column is absent if every coordinate of the box has a row. Native refs point to
+`chunks/<source>/<number>`; virtual refs point into a file elsewhere (`virtual_sources`). An offset
+is stored as the distance from the end of the previous row in the same object or file, which is
+constant for adjacent chunks. Inline chunks are in a blob beside the columns, in row order.
 
-Invariants, checked when a table is built and so for every table read from disk: indexes strictly
-increase inside the box, kinds are known, sources exist, inline lengths add up to the blob.
+Invariants, checked whenever a table is built, so also when it is read: indexes strictly increase
+inside the box, kinds are known, sources exist, inline lengths add up to the blob.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ __all__ = [
 
 
 class RefKind(IntEnum):
-    """What a row of a chunk table says."""
+    """Kind of a row in a chunk table."""
 
     UNSET = 0
     INLINE = 1
@@ -55,7 +54,7 @@ class RefKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class InlineRef:
-    """A chunk whose bytes are in the manifest."""
+    """A chunk whose bytes are in the chunk table."""
 
     data: bytes
 
@@ -66,15 +65,14 @@ class InlineRef:
 
 
 def chunk_key(session: str, number: int) -> str:
-    """The key of the chunk object of that number of a session."""
+    """The key of a session's chunk object."""
     return f"chunks/{session}/{number}"
 
 
 class NativeRef(NamedTuple):
     """A chunk that is a byte range of an object of the repository.
 
-    A tuple, since one is made for every chunk that is read: a frozen dataclass takes five times
-    as long.
+    A tuple, since every chunk read creates one, and a frozen dataclass takes five times as long.
 
     Parameters
     ----------
@@ -83,9 +81,9 @@ class NativeRef(NamedTuple):
     number : int
         The object's number in that session.
     offset, length : int
-        Where the chunk is in the object, in bytes.
+        Byte range in the object.
     crc32c : int
-        Of the chunk's bytes.
+        Checksum of the chunk's bytes.
     """
 
     source: str
@@ -109,9 +107,9 @@ class VirtualRef:
     source : VirtualSource
         The file.
     offset, length : int
-        Where the chunk is in the file, in bytes.
+        Byte range in the file.
     crc32c : int or None
-        Of the chunk's bytes, if known.
+        Checksum of the chunk's bytes, if known.
     """
 
     source: VirtualSource
@@ -121,7 +119,7 @@ class VirtualRef:
 
 
 class Unset:
-    """The type of `UNSET`: the chunk is absent, whatever older tables say."""
+    """Type of `UNSET`: the chunk is absent, even if older tables have it."""
 
     __slots__ = ()
 
@@ -145,7 +143,7 @@ _MOST: Final = {
     "length": 2**48,
 }
 _new_tuple: Final = tuple.__new__
-# Plain numbers: a lookup compares with them, and an enum's members are slow to reach.
+# Plain integers for lookups, since enum members are slow.
 _UNSET, _INLINE, _NATIVE, _VIRTUAL = map(
     int, (RefKind.UNSET, RefKind.INLINE, RefKind.NATIVE, RefKind.VIRTUAL)
 )
@@ -158,18 +156,18 @@ class ChunkTable:
     Parameters
     ----------
     box : Box
-        The chunk coordinates the table may speak of.
+        The chunk coordinates that may have rows.
     index : int64[n] or None
-        Linear index of each row in `box`; None when row i is coordinate i.
+        Linear index of each row in `box`; None if row i has index i.
     kind, source, number, offset, length, crc32c : int64[n]
-        One value a row; `source` is a position in `sources`, or in `virtual` for a virtual ref,
-        whose `number` says whether its `crc32c` is known (1 or 0). Unused values are 0.
+        One value for each row. `source` is a position in `sources`, or in `virtual` for a virtual
+        ref, whose `number` is 1 if its `crc32c` is known, else 0. Unused values are 0.
     sources : tuple of str
         Session ids.
     inline : bytes
-        The inline chunks' bytes, in row order.
+        Bytes of the inline chunks, in row order.
     virtual : VirtualSources
-        The files that virtual refs point into.
+        Files that virtual refs point into.
 
     Raises
     ------
@@ -205,7 +203,7 @@ class ChunkTable:
                 )
             )
         sound = sound and all(map(is_session_id, self.sources))
-        if sound and n:  # rows without a source say 0
+        if sound and n:  # rows without a source have 0
             most = np.array([1, 1, len(self.sources), len(self.virtual)])
             sound = bool((self.source < most[kind]).all())
             elsewhere = kind == RefKind.VIRTUAL
@@ -226,11 +224,11 @@ class ChunkTable:
         return self.box.unravel(self.linear_index())
 
     def row_of(self, coords: Coords) -> int | None:
-        """The row of a coordinate, None if the table has none."""
+        """The row of a coordinate; None if the table has none."""
         box, linear = self.box, 0
         if len(coords) != len(box.lo):
             return None
-        for at, lo, hi in zip(coords, box.lo, box.hi, strict=True):  # `box.ravel_one`, at one go
+        for at, lo, hi in zip(coords, box.lo, box.hi, strict=True):  # inlined `box.ravel_one`
             if not lo <= at < hi:
                 return None
             linear = linear * (hi - lo) + at - lo
@@ -240,11 +238,11 @@ class ChunkTable:
         return row if row < len(self.index) and self.index.item(row) == linear else None
 
     def ref(self, row: int) -> StoredRef:
-        """The ref in that row."""
+        """The ref in a row."""
         kind, length = self.kind.item(row), self.length.item(row)
         if kind == _NATIVE:
             source, number = self.sources[self.source.item(row)], self.number.item(row)
-            # As `NativeRef(...)`, which takes twice as long.
+            # Equivalent to `NativeRef(...)`, which takes twice as long.
             return _new_tuple(
                 NativeRef, (source, number, self.offset.item(row), length, self.crc32c.item(row))
             )
@@ -258,15 +256,14 @@ class ChunkTable:
         return UNSET
 
     def get(self, coords: Coords) -> StoredRef | None:
-        """The ref of a coordinate; None if the table says nothing about it."""
+        """The ref of a coordinate; None if the table has no row for it."""
         row = self.row_of(coords)
         return None if row is None else self.ref(row)
 
     def refs_between(self, start: int, stop: int) -> list[tuple[Coords, NativeRef | VirtualRef]]:
-        """Coordinate and ref of the rows from `start` to before `stop`, as far as there are any.
+        """Coordinates and refs of the native and virtual rows from `start` to before `stop`.
 
-        Left out are rows that unset a chunk or have it inline. In one step, many take a fourth of
-        what `ref` takes.
+        Takes a quarter of the time of calling `ref` for each row.
         """
         stop = min(stop, len(self))
         index = np.arange(start, stop) if self.index is None else self.index[start:stop]
@@ -289,12 +286,12 @@ class ChunkTable:
         Raises
         ------
         InvalidArgumentError
-            If there are more rows than a reader takes.
+            If there are more rows than readers accept.
         """
         if len(self) > MAX_ROWS:
             raise InvalidArgumentError(
-                f"{len(self)} chunks of one array in one table are beyond {MAX_ROWS}; commit "
-                "them in several steps, or use larger chunks"
+                f"{len(self)} chunks of one array in one table exceed {MAX_ROWS}; commit them in "
+                "several steps, or use larger chunks"
             )
         packed: dict[str, Any] = {
             "n": len(self),
@@ -316,13 +313,13 @@ class ChunkTable:
 
     @classmethod
     def parse(cls, fields: Fields) -> ChunkTable:
-        """From a map that `pack` made, distrusting it."""
+        """From an untrusted map that `pack` made."""
         n = fields.number("n", MAX_ROWS)
         box = Box(fields.numbers("lo"), fields.numbers("hi"))
         stored = fields.table("col")
         sources = fields.items("src")
         if not all(isinstance(source, str) for source in sources):
-            raise CorruptObjectError(f"{fields.where}.src: session ids are due")
+            raise CorruptObjectError(f"{fields.where}.src: expected session ids")
         if not n:
             empty = np.zeros(0, np.int64)
             return cls.build(box, empty, [])
@@ -339,7 +336,7 @@ class ChunkTable:
         inline = fields.binary("inl") if fields.has("inl") else b""
         is_inline = columns["kind"] == RefKind.INLINE
         if (offset[is_inline] > len(inline) - columns["length"][is_inline]).any():
-            raise CorruptObjectError(f"{fields.where}: an inline chunk lies beyond its blob")
+            raise CorruptObjectError(f"{fields.where}: an inline chunk exceeds the blob")
         virtual = NO_SOURCES
         if fields.has("virt"):
             virtual = VirtualSources.parse(Fields(fields.value["virt"], f"{fields.where}.virt"))
@@ -347,7 +344,7 @@ class ChunkTable:
 
     @classmethod
     def of(cls, refs: Mapping[Coords, StoredRef]) -> ChunkTable:
-        """The table of these refs (at least one), in the smallest box that holds them.
+        """The table of one or more refs, in the smallest box that holds them.
 
         Examples
         --------
@@ -365,7 +362,7 @@ class ChunkTable:
 
     @classmethod
     def build(cls, box: Box, index: Column, refs: Sequence[StoredRef]) -> ChunkTable:
-        """The table of refs that are sorted by their linear index in `box`."""
+        """The table of refs in the order of their linear indexes in `box`."""
         numbers: dict[str, int] = {}
         files: dict[VirtualSource, int] = {}
         inline: list[bytes] = []
@@ -405,7 +402,7 @@ class ChunkTable:
 
 
 def native_keys(table: ChunkTable) -> set[str]:
-    """Keys of the chunk objects that rows of the table lie in."""
+    """Keys of the chunk objects that native rows of the table point to."""
     native = table.kind == RefKind.NATIVE
     pairs = np.stack([table.source[native], table.number[native]], axis=1)
     return {
@@ -415,7 +412,7 @@ def native_keys(table: ChunkTable) -> set[str]:
 
 
 def _gaps(columns: Mapping[str, Column]) -> Column:
-    """Distance of each row's offset from where the last row before it in its object ends.
+    """Distance of each offset from the end of the previous row in the same object.
 
     Zigzag-encoded, since it may be negative.
     """
@@ -429,11 +426,11 @@ def _gaps(columns: Mapping[str, Column]) -> Column:
 
 
 def _offsets(columns: Mapping[str, Column]) -> Column:
-    """What `_gaps` was made of."""
+    """Offsets; the inverse of `_gaps`."""
     order, first = _by_object(columns)
     stored, length = columns["offset"][order], columns["length"][order]
     starts = np.flatnonzero(first)
-    # In place, for the sake of a reader's memory.
+    # In place, to save memory.
     offset: Column = stored & 1
     np.negative(offset, out=offset)
     offset ^= stored >> 1
@@ -450,7 +447,7 @@ def _offsets(columns: Mapping[str, Column]) -> Column:
 
 
 def _by_object(columns: Mapping[str, Column]) -> tuple[Any, npt.NDArray[np.bool_]]:
-    """The rows' order by object, then by row, and which of them are their object's first."""
+    """Order of rows by object, then row, and which of them are their object's first."""
     rows = len(columns["kind"])
     kind, source, number = (_once(columns[name]) for name in ("kind", "source", "number"))
     # 2 + 25 + 30 bits at most.
@@ -467,5 +464,5 @@ def _by_object(columns: Mapping[str, Column]) -> tuple[Any, npt.NDArray[np.bool_
 
 
 def _once(column: Column) -> Column:
-    """One value of a column that is stored once, the whole of any other."""
+    """One value of a constant column; any other column unchanged."""
     return column[:1] if len(column) and not column.strides[0] else column

@@ -1,15 +1,15 @@
 """Columns of unsigned integers as bytes.
 
-A column of n values is written as the first of these that holds:
+A column is written in the first of these modes that fits:
 
-- *constant*: all values are equal; written once, and decoded without allocating n values;
-- *differences*: the values never decrease; first value and steps;
-- *plain*.
+- *constant*: all values are equal. Stored once, and decoded without allocating n values;
+- *differences*: values never decrease. Stored as the first value and the steps;
+- *plain*: the values themselves.
 
-The numbers that are left are stored in the narrowest of 1, 2, 4, 8 bytes that holds the largest,
-little-endian, bit-shuffled and compressed by Blosc (zstd) where that makes them smaller. Written
-as `[mode, first, width, packed, bytes]`. Invariant: the decoded size is known and bounded before
-anything is allocated.
+Steps or values take 1, 2, 4 or 8 bytes each, as the largest needs, little-endian, and are
+bit-shuffled and compressed by Blosc (zstd) if that makes them smaller. The list is
+`[mode, first, width, packed, bytes]`. Invariant: the decoded size is bounded before anything is
+allocated.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WIDTHS: Final = (1, 2, 4, 8)
 
 
 def encode_column(values: Column) -> list[Any]:
-    """The column as a list for msgpack; values are at least 0 and there is at least one."""
+    """The column as a list for msgpack; needs at least one value, none negative."""
     first = int(values[0])
     if (values == first).all():
         return [_CONSTANT, first]
@@ -61,7 +61,7 @@ def decode_column(column: object, rows: int, most: int = 2**63 - 1) -> Column:
     Raises
     ------
     CorruptObjectError
-        If the bytes are no such column.
+        If the column is malformed or a value is out of range.
     """
     match column:
         case [0, int(first)] if 0 <= first <= most:
@@ -71,8 +71,8 @@ def decode_column(column: object, rows: int, most: int = 2**63 - 1) -> Column:
             values[0] = first
             values[1:] = _unpack(data, width, packed, rows - 1)
             np.add.accumulate(values, out=values)
-            # A sum that wraps around shows as a value below the one before it. (They are compared,
-            # not subtracted: a difference would wrap around again.)
+            # A sum that wraps around shows as a value below the one before it. (Compare, since a
+            # difference would wrap around again.)
             valid = bool((values[1:] >= values[:-1]).all())
             largest = int(values[-1])
         case [2, 0, int(width), int(packed), bytes(data)]:
@@ -91,16 +91,16 @@ def _unpack(data: bytes, width: int, packed: int, rows: int) -> npt.NDArray[np.u
     if type(width) is not int or width not in _WIDTHS or packed not in (0, 1) or rows > MAX_ROWS:
         raise CorruptObjectError("a column of a chunk table is malformed")
     if packed:
-        # Blosc trusts the sizes in its header, so they are compared before it is called.
+        # Blosc trusts the sizes in its header, so check them first.
         if len(data) < _BLOSC_HEADER_BYTES or struct.unpack_from("<I4xI", data, 4) != (
             nbytes,
             len(data),
         ):
-            raise CorruptObjectError("a column of a chunk table lies about its size")
+            raise CorruptObjectError("a column of a chunk table states a wrong size")
         try:
             data = bytes(blosc.decompress(data))
         except RuntimeError as error:
             raise CorruptObjectError("a column of a chunk table does not decompress") from error
     if len(data) != nbytes:
-        raise CorruptObjectError(f"a column of {len(data)} bytes where {nbytes} are due")
+        raise CorruptObjectError(f"expected a column of {nbytes} bytes, found {len(data)}")
     return np.frombuffer(data, f"<u{width}")

@@ -1,10 +1,9 @@
-"""How many chunks there are of each node, and how many a delta makes it more or fewer.
+"""Chunk counts of nodes: totals in a base, changes in deltas and runs.
 
-A base counts the chunks that each node has; a delta or run in a read list says by how much it
-changes that, or, where it leaves nothing of what was there, how many there are then. So the number
-of an array's chunks is known without a look at any manifest. A commit does not look up what it
-overwrites, so a number may be no more than a bound; it says so.
-Invariant: where they are not known there are none at all, never a part of them.
+A base counts the chunks of each node. A delta or run in a read list counts by how much it changes
+them, or the new total if it replaces everything. Their sum is the number of an array's chunks,
+without reading a manifest. A commit does not look up what it overwrites, so a count may be an upper
+bound; its flags say so. Invariant: counts of all nodes are known, or of none.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ _FLAGS: Final = range(8)
 
 
 class Counted:
-    """How a count is meant; numbers and no enumeration, since every commit tests many of them."""
+    """Flags of a count; plain integers, since every commit tests many and enums are slow."""
 
     EXACT: Final = 0
     CHUNKS_AT_MOST: Final = 1
     BYTES_AT_MOST: Final = 2
     WHOLE: Final = 4
-    """It counts what there is, and not what is added: nothing older of the node counts."""
+    """The count is a total, not a change: older counts of the node no longer apply."""
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Chunks of one node, or how many more there are (fewer: below 0), and their bytes.
+    """Chunks and bytes of one node: a total, or a change, which may be negative.
 
-    `counted` is a sum of what `Counted` names.
+    `counted` is a sum of the flags in `Counted`.
     """
 
     node_id: bytes
@@ -47,7 +46,7 @@ class Count:
 
 
 def check_counts(counts: Sequence[Count] | None, *, least: int = -_MOST) -> None:
-    """Refuse counts that cannot be, those below `least` among them.
+    """Raise for invalid counts, including those below `least`.
 
     Raises
     ------
@@ -59,7 +58,7 @@ def check_counts(counts: Sequence[Count] | None, *, least: int = -_MOST) -> None
         seen.add(count.node_id)
         within = least <= count.chunks <= _MOST and least <= count.nbytes <= _MOST
         if not within or count.counted not in _FLAGS or len(count.node_id) != NODE_ID_BYTES:
-            raise CorruptObjectError("counts: an id or a number that cannot be")
+            raise CorruptObjectError("counts: an invalid id, number or flag")
     if len(seen) != len(counts or ()):
         raise CorruptObjectError("counts: a node occurs twice")
 
@@ -83,6 +82,7 @@ def parse_counts(fields: Fields) -> tuple[Count, ...] | None:
             ):
                 counts.append(Count(node, chunks, nbytes, sum(flags)))
             case _:
-                due = "node, chunks, bytes and perhaps how they are meant"
-                raise CorruptObjectError(f"{fields.where}.counts: {due} are due")
+                raise CorruptObjectError(
+                    f"{fields.where}.counts: expected node, chunks, bytes and optional flags"
+                )
     return tuple(counts)

@@ -1,14 +1,14 @@
-"""Log deltas: what one commit changed.
+"""Deltas: what one commit changed.
 
-A delta is both the transaction log of its commit and, until it is compacted, part of what readers
-merge over the base: node records set and deleted, truncations, and chunk tables of refs that were
-set or unset. Tables are embedded while they are small, else in manifests of their own.
+A delta is the transaction log of its commit. Until a compaction merges it into the base, readers
+also lay it over the base: node records set and deleted, truncations, and chunk tables of refs set
+and unset. Small tables are embedded; others are in manifests.
 
-A *run*, which stands for several neighbours in a read list, is an object of the same form; its
-`commit` is the one that wrote it.
+A *run* replaces several neighbours in a read list. It is an object of the same form, whose `commit`
+is the one that wrote it.
 
-Invariant: within a delta there is at most one row a coordinate, and a truncation applies to
-everything older than the delta, not to its own rows.
+Invariants: a delta has at most one row for a coordinate; its truncations apply to everything older
+than the delta, and not to its own rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from enum import StrEnum
 
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.envelope import Fields, Kind, check_numbers, check_texts, decode, encode
+from zarr_manifests.format.envelope import (
+    Fields,
+    ObjectKind,
+    check_numbers,
+    check_texts,
+    decode,
+    encode,
+)
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Coords
@@ -31,7 +38,7 @@ COMMIT_ID_BYTES = 16
 
 
 class CommitKind(StrEnum):
-    """What a commit mostly did: a label, never relied on."""
+    """What a commit mostly did: a label that nothing depends on."""
 
     APPEND = "append"
     OVERWRITE = "overwrite"
@@ -47,17 +54,22 @@ class Delta:
     Parameters
     ----------
     commit_id : bytes
-        16 random bytes, drawn once a commit, kept over its retries.
+        16 random bytes, the same for all attempts of a commit.
     nodes : tuple of Node
-        Nodes created or changed, as they are afterwards.
+        Nodes created or changed, in their new state.
     deleted : mapping of str to bytes
-        Path and id of nodes deleted.
+        Deleted nodes: id by path.
     truncated : mapping of bytes to tuple of int
-        Node id to grid shape: older chunks with a coordinate at or beyond it on any axis are gone.
+        Grid shape by node id: older chunks at or beyond it on any axis are gone.
     embedded : Manifest
         Small chunk tables.
     manifests : tuple of ManifestRef
         Manifests with the other chunk tables.
+
+    Raises
+    ------
+    CorruptObjectError
+        If an id has the wrong length.
     """
 
     commit_id: bytes
@@ -77,13 +89,13 @@ class Delta:
 
     @property
     def changes_nodes(self) -> bool:
-        """Whether a reader must know this delta to walk the hierarchy."""
+        """Whether it creates, changes, deletes or truncates nodes."""
         return bool(self.nodes or self.deleted or self.truncated)
 
     def encode(self) -> bytes:
         """The object's bytes."""
         return encode(
-            Kind.DELTA,
+            ObjectKind.DELTA,
             {
                 "commit": self.commit_id,
                 "nodes": [node.pack() for node in self.nodes],
@@ -96,21 +108,23 @@ class Delta:
 
     @classmethod
     def from_object(cls, data: bytes, ref: BlobRef) -> Delta:
-        """The delta that the object's bytes hold."""
-        return decode(data, Kind.DELTA, cls._parse, ref.key, crc=ref.crc32c, length=ref.length)
+        """Decode a delta."""
+        return decode(
+            data, ObjectKind.DELTA, cls._parse, ref.key, crc=ref.crc32c, length=ref.length
+        )
 
     @classmethod
     def _parse(cls, fields: Fields) -> Delta:
         deleted = fields.table("deleted")
         if not all(isinstance(node, bytes) for node in deleted.values()):
-            raise CorruptObjectError("delta.deleted: node ids are due")
+            raise CorruptObjectError("delta.deleted: expected node ids")
         truncated: dict[bytes, Coords] = {}
         for value in fields.items("truncated"):
             match value:
                 case [bytes(node), list(shape)]:
                     truncated[node] = tuple(shape)
                 case _:
-                    raise CorruptObjectError("delta.truncated: node id and grid shape are due")
+                    raise CorruptObjectError("delta.truncated: expected node id and grid shape")
         return cls(
             fields.binary("commit", COMMIT_ID_BYTES),
             tuple(Node.parse(value, "delta.nodes") for value in fields.items("nodes")),

@@ -1,9 +1,8 @@
-"""Digests: what several live deltas say together to a reader that opens a snapshot.
+"""Digests: several live deltas in one object, for readers that open a snapshot.
 
-A digest holds, for a contiguous run of a snapshot's deltas, the node records as the run leaves
-them, every truncation, and the chunk tables of coordinates merged into one a node. Invariant: it
-repeats what its deltas say and nothing else, so it saves requests and can always be ignored. A
-node in `covered` is one whose chunk refs of the whole run are here.
+A digest covers consecutive deltas of a snapshot. It holds the node records after them, all their
+truncations, and the chunk tables of coordinates, merged into one for each node in `covered`.
+Invariant: it only repeats its deltas, so it saves requests and can always be ignored.
 """
 
 from __future__ import annotations
@@ -13,7 +12,14 @@ from dataclasses import dataclass, field
 
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.envelope import Fields, Kind, check_numbers, check_texts, decode, encode
+from zarr_manifests.format.envelope import (
+    Fields,
+    ObjectKind,
+    check_numbers,
+    check_texts,
+    decode,
+    encode,
+)
 from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Coords
@@ -24,22 +30,28 @@ __all__ = ["Digest", "parse_shapes"]
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """What a run of deltas says together.
+    """Consecutive deltas, merged.
 
     Parameters
     ----------
     nodes : tuple of Node
-        Nodes created or changed, as they are after the run.
+        Nodes created or changed, in their state after the last delta.
     deleted : mapping of str to bytes
-        Path and id of nodes deleted; applied before `nodes`.
+        Deleted nodes: id by path. Applied before `nodes`.
     truncated : tuple of mapping
-        What each delta of the run truncates.
+        Truncations of each delta: grid shape by node id.
     covered : mapping of bytes to tuple of int or None
-        Nodes whose chunk refs are all in `tables`, and what the run cuts off of what is older.
+        Nodes whose chunk refs are all in `tables`, and the shape at which older chunks are
+        truncated; None for no truncation.
     tables : Manifest
-        At most one chunk table of each covered node.
+        At most one chunk table for each covered node.
     of : tuple of int
-        The checksum of each delta of the run, as a pointer to it has it.
+        Checksum of each delta, as in the pointers to them.
+
+    Raises
+    ------
+    CorruptObjectError
+        If the fields contradict each other, or an id has the wrong length.
     """
 
     nodes: tuple[Node, ...]
@@ -58,7 +70,7 @@ class Digest:
         if len(set(held)) != len(held) or not set(held) <= self.covered.keys():
             raise CorruptObjectError("digest: tables and covered nodes contradict each other")
         if len(self.of) != len(self.truncated):
-            raise CorruptObjectError("digest: of another number of deltas than it tells about")
+            raise CorruptObjectError("digest: `of` and `truncated` have different lengths")
         shapes = [shape for cuts in self.truncated for shape in cuts.values()]
         shapes += [shape for shape in self.covered.values() if shape is not None]
         for shape in shapes:
@@ -69,7 +81,7 @@ class Digest:
     def encode(self) -> bytes:
         """The object's bytes."""
         return encode(
-            Kind.DIGEST,
+            ObjectKind.DIGEST,
             {
                 "nodes": [node.pack() for node in self.nodes],
                 "deleted": dict(self.deleted),
@@ -84,14 +96,16 @@ class Digest:
 
     @classmethod
     def from_object(cls, data: bytes, ref: BlobRef) -> Digest:
-        """The digest that the object's bytes hold."""
-        return decode(data, Kind.DIGEST, cls._parse, ref.key, crc=ref.crc32c, length=ref.length)
+        """Decode a digest."""
+        return decode(
+            data, ObjectKind.DIGEST, cls._parse, ref.key, crc=ref.crc32c, length=ref.length
+        )
 
     @classmethod
     def _parse(cls, fields: Fields) -> Digest:
         deleted = fields.table("deleted")
         if not all(isinstance(node, bytes) for node in deleted.values()):
-            raise CorruptObjectError("digest.deleted: node ids are due")
+            raise CorruptObjectError("digest.deleted: expected node ids")
         truncated = []
         for cuts in fields.items("truncated"):
             shapes = parse_shapes(cuts, "digest.truncated")
@@ -107,7 +121,7 @@ class Digest:
 
 
 def parse_shapes(value: object, where: str) -> dict[bytes, Coords | None]:
-    """Node ids and grid shapes from a list of pairs."""
+    """Grid shapes, or None, by node id; from a list of pairs."""
     shapes: dict[bytes, Coords | None] = {}
     for pair in value if isinstance(value, list) else [None]:
         match pair:
@@ -116,5 +130,5 @@ def parse_shapes(value: object, where: str) -> dict[bytes, Coords | None]:
             case [bytes(node), list(shape)]:
                 shapes[node] = tuple(shape)
             case _:
-                raise CorruptObjectError(f"{where}: node id and grid shape are due")
+                raise CorruptObjectError(f"{where}: expected node id and grid shape")
     return shapes

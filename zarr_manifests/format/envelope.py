@@ -1,20 +1,20 @@
-r"""The envelope around every metadata object, and the reader that distrusts what is inside.
+r"""The envelope around every metadata object, and safe access to the payload inside.
 
 Layout (little-endian, 24 bytes of header)::
 
     0   8   magic 89 5A 4D 46 0D 0A 1A 0A  ("\x89ZMF\r\n\x1a\n")
     8   4   crc32c of every byte from offset 12 to the end
     12  1   format version (1)
-    13  1   kind of object
+    13  1   kind of the object
     14  1   codec of the payload: 0 stored, 1 zstd
-    15  1   flags: 0; an unknown bit refuses to open
-    16  8   length of the payload when decoded
+    15  1   flags: 0; a reader refuses unknown bits
+    16  8   length of the decoded payload
     24      payload: a msgpack map
 
-Invariant: nothing of the payload is looked at before length, crc, version, kind and flags are
-right, and no allocation follows a size from disk that was not bounded before. The crc lies in the
-header and not behind the bytes it covers: the crc of a message with its own crc appended is the
-same constant for every message, and a pointer that repeats it would tell no two objects apart.
+Invariants: length, crc, version, flags and kind are checked before the payload is decoded, and
+every size read from disk is bounded before it is used to allocate. The crc is stored before the
+bytes it covers: the crc of a message followed by its own crc is the same for all messages, so
+pointers that repeat it could not tell objects apart.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
     "MAX_ROOT_BYTES",
     "MAX_SNAPSHOT_BYTES",
     "Fields",
-    "Kind",
+    "ObjectKind",
     "check_numbers",
     "check_texts",
     "crc_of",
@@ -64,7 +64,7 @@ MAGIC: Final = b"\x89ZMF\r\n\x1a\n"
 MAX_PAYLOAD_BYTES: Final = 1 << 30
 MAX_ROOT_BYTES: Final = 1 << 24
 MAX_SNAPSHOT_BYTES: Final = 1 << 28
-"""What is found by its key alone has a length that no pointer says, so it has a bound."""
+"""Bounds for objects that are found by key alone, whose length no pointer states."""
 MAX_NUMBER: Final = 2**63 - 1
 _MAX_EXPANSION: Final = 64
 _EXPANDS_FREELY_BYTES: Final = 1 << 20
@@ -76,13 +76,13 @@ _STORED, _ZSTD = 0, 1
 _ZSTD_LEVEL: Final = 3
 
 
-# To make one takes as long as to compress a small object.
+# Creating one takes as long as compressing a small object.
 _COMPRESSOR: Final = PerThread(partial(zstandard.ZstdCompressor, level=_ZSTD_LEVEL))
 _DECOMPRESSOR: Final = PerThread(zstandard.ZstdDecompressor)
 
 
-class Kind(IntEnum):
-    """What an object is."""
+class ObjectKind(IntEnum):
+    """Kind of a metadata object, as its envelope states it."""
 
     ROOT = 1
     SNAPSHOT = 2
@@ -94,56 +94,55 @@ class Kind(IntEnum):
     DIGEST = 8
 
 
-_MOST_BYTES: Final = {Kind.ROOT: MAX_ROOT_BYTES, Kind.SNAPSHOT: MAX_SNAPSHOT_BYTES}
+_MOST_BYTES: Final = {ObjectKind.ROOT: MAX_ROOT_BYTES, ObjectKind.SNAPSHOT: MAX_SNAPSHOT_BYTES}
 
 
 def check_numbers(where: str, *numbers: int, most: int = MAX_NUMBER) -> None:
-    """Refuse what is no whole number from 0 to `most`.
+    """Raise unless all are integers from 0 to `most`.
 
-    Values check themselves with this when they are built, by a reader or a writer: so nothing is
-    written that no reader takes.
+    Readers and writers build values through the same checks, so nobody writes what readers refuse.
 
     Raises
     ------
     InvalidArgumentError
-        If one of them is none.
+        If one of them is not.
     """
     for number in numbers:
         if type(number) is not int or not 0 <= number <= most:
-            raise InvalidArgumentError(f"{where}: {number!r} is no number from 0 to {most}")
+            raise InvalidArgumentError(f"{where}: {number!r} is not an integer from 0 to {most}")
 
 
 def check_texts(where: str, *texts: object) -> None:
-    """Refuse what is no string that can be written as UTF-8.
+    """Raise unless all are strings that UTF-8 can encode.
 
     Raises
     ------
     InvalidArgumentError
-        If one of them is none.
+        If one of them is not.
     """
     for text in texts:
         try:
             if isinstance(text, str) and (text.isascii() or text.encode()):
                 continue
         except UnicodeEncodeError as error:
-            raise InvalidArgumentError(f"{where}: no valid Unicode text: {error}") from error
-        raise InvalidArgumentError(f"{where}: a {type(text).__name__} is no text")
+            raise InvalidArgumentError(f"{where}: not valid Unicode text: {error}") from error
+        raise InvalidArgumentError(f"{where}: expected text, found {type(text).__name__}")
 
 
 def pack(payload: Any, default: Callable[[object], object] | None = None) -> bytes:
-    """Msgpack of `payload`; `default` makes something else of what msgpack does not know."""
+    """Msgpack of `payload`; `default` converts values of types that msgpack does not know."""
     return bytes(msgpack.packb(payload, use_bin_type=True, default=default))
 
 
 def unpack(data: bytes) -> Any:
-    """The value of untrusted msgpack bytes; `CorruptObjectError` if they are none.
+    """The value of untrusted msgpack bytes; `CorruptObjectError` if they are malformed.
 
-    What they become takes memory in proportion to their number: lists and maps are as long as
-    they say, and, beyond a number that does no harm, they take 4 bytes each on average.
+    Memory is bounded by the number of bytes: no list or map is shorter than it claims, and beyond a
+    harmless number there is at most one list or map for every 4 bytes.
     """
     most = _FREE_CONTAINERS + len(data) // _BYTES_A_CONTAINER
     hooks: dict[str, Any] = {}
-    # Counting costs time, so it is left where not even as many bytes could begin a list or map.
+    # Counting costs time; skip it if too few bytes could start a list or map.
     if len(data) > most and _like_containers(data) > most:
         hooks = {"list_hook": (count := _Count(most)), "object_hook": count}
     try:
@@ -160,10 +159,9 @@ def unpack(data: bytes) -> Any:
 
 
 def unpack_but(data: bytes, name: str) -> Any:
-    """As `unpack`, of a map in which the items of the list of that name stay packed.
+    """Like `unpack`, for a map: the items of the list called `name` stay packed.
 
-    So whoever has seen an item before need not unpack it, and each of the others is bounded by
-    itself.
+    A caller that knows an item's bytes need not unpack it. `unpack` bounds each of the others.
     """
     try:
         _skip(data)
@@ -179,14 +177,16 @@ def unpack_but(data: bytes, name: str) -> Any:
             else:
                 found[key] = unpack(*_slices(data, unpacker, 1))
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise CorruptObjectError(f"the payload is no map with a list {name!r}: {error}") from error
+        raise CorruptObjectError(
+            f"the payload is not a map with a list {name!r}: {error}"
+        ) from error
     if unpacker.tell() != len(data):
-        raise CorruptObjectError("the payload is not msgpack: there are bytes behind it")
+        raise CorruptObjectError("the payload is not msgpack: trailing bytes")
     return found
 
 
 def _slices(data: bytes, unpacker: Any, count: int) -> list[bytes]:
-    """The next so many values that the unpacker of the data comes to, as they are."""
+    """The next `count` values of the unpacker, still packed."""
     ends = [unpacker.tell()]
     for _ in range(count):
         unpacker.skip()
@@ -195,20 +195,20 @@ def _slices(data: bytes, unpacker: Any, count: int) -> list[bytes]:
 
 
 def _like_containers(data: bytes) -> int:
-    """How many of the bytes could begin a list or map: 0x80 to 0x9f and 0xdc to 0xdf."""
+    """How many bytes could start a list or map: 0x80 to 0x9f and 0xdc to 0xdf."""
     values = np.frombuffer(data, np.uint8)
     return int(np.count_nonzero(values & 0xE0 == 0x80) + np.count_nonzero(values & 0xFC == 0xDC))
 
 
 def _skip(data: bytes) -> None:
-    """Go through the bytes without making anything: a list that lies about its length is found."""
+    """Scan the bytes without building values; raises if a list or map claims too many items."""
     unpacker = msgpack.Unpacker(max_buffer_size=len(data) or 1)
     unpacker.feed(data)
     unpacker.skip()
 
 
 class _Count:
-    """Gives back each list and map, but not more than `most` of them."""
+    """A msgpack hook that returns each list and map, and raises after `most` of them."""
 
     def __init__(self, most: int) -> None:
         self._left = most
@@ -216,21 +216,19 @@ class _Count:
     def __call__(self, value: Any) -> Any:
         self._left -= 1
         if self._left < 0:
-            raise CorruptObjectError("the payload is made of too many lists and maps")
+            raise CorruptObjectError("the payload has too many lists and maps")
         return value
 
 
-def encode(kind: Kind, payload: Mapping[str, Any]) -> bytes:
-    """The object's bytes: header and payload, compressed where that makes it smaller."""
+def encode(kind: ObjectKind, payload: Mapping[str, Any]) -> bytes:
+    """The object's bytes: header and payload, compressed if that makes it smaller."""
     try:
         raw = pack(payload)
-    except (TypeError, ValueError, OverflowError) as error:  # text that is none is a ValueError
+    except (TypeError, ValueError, OverflowError) as error:  # lone surrogates are a ValueError
+        raise InvalidArgumentError(f"cannot encode the {kind.name.lower()}: {error}") from error
+    if len(raw) > MAX_PAYLOAD_BYTES:  # readers would refuse the commit
         raise InvalidArgumentError(
-            f"a {kind.name.lower()} cannot hold what it is to hold: {error}"
-        ) from error
-    if len(raw) > MAX_PAYLOAD_BYTES:  # better no commit than one that nobody can open
-        raise InvalidArgumentError(
-            f"an object of {len(raw)} bytes is beyond {MAX_PAYLOAD_BYTES}; commit in several steps"
+            f"an object of {len(raw)} bytes exceeds {MAX_PAYLOAD_BYTES}; commit in several steps"
         )
     packed = _COMPRESSOR.get().compress(raw)
     smaller = len(packed) < len(raw) <= _expanded_at_most(packed)
@@ -239,19 +237,19 @@ def encode(kind: Kind, payload: Mapping[str, Any]) -> bytes:
     covered = header[_CRC_FROM:] + body
     if 8 + 4 + len(covered) > _MOST_BYTES.get(kind, _HEADER.size + MAX_PAYLOAD_BYTES):
         raise InvalidArgumentError(
-            f"a {kind.name.lower()} of {len(covered)} bytes is beyond what readers take; commit in "
-            "several steps, or expire and collect what is not needed any more"
+            f"a {kind.name.lower()} of {len(covered)} bytes is larger than readers accept; commit "
+            "in several steps, or expire snapshots and collect garbage"
         )
     return header[:8] + struct.pack("<I", crc32c(covered)) + covered
 
 
 def crc_of(data: bytes) -> int:
-    """The crc32c that an encoded object carries, for a pointer to repeat."""
+    """The crc32c in an encoded object's header, which pointers repeat."""
     return int.from_bytes(data[8:12], "little")
 
 
 def is_sound(data: bytes, length: int, crc: int) -> bool:
-    """Whether the bytes are those of the object with this length and checksum."""
+    """Whether the bytes are an intact object with this length and checksum."""
     return (
         len(data) == length >= _HEADER.size
         and crc_of(data) == crc
@@ -261,7 +259,7 @@ def is_sound(data: bytes, length: int, crc: int) -> bool:
 
 def decode[T](
     data: bytes,
-    kind: Kind,
+    kind: ObjectKind,
     parse: Callable[[Fields], T],
     where: str,
     *,
@@ -269,48 +267,48 @@ def decode[T](
     length: int | None = None,
     packed: str = "",
 ) -> T:
-    """Check the envelope of `data` and parse its payload.
+    """Check the envelope of `data` and parse the payload.
 
     Parameters
     ----------
     data : bytes
         The whole object.
-    kind : Kind
-        What it must be.
+    kind : ObjectKind
+        The kind it must have.
     parse : callable
-        Makes the value from the payload's fields.
+        Builds the value from the payload's fields.
     where : str
-        The object's key, for messages.
+        The object's key, for error messages.
     crc, length : int, optional
-        What the pointer to the object says.
+        The checksum and length that the pointer states.
     packed : str, optional
-        Name of the list whose items are given to `parse` as they are, packed.
+        Name of a list whose items `parse` gets still packed.
 
     Raises
     ------
     CorruptObjectError
-        If anything is not as it must be.
+        If the envelope or the payload is invalid.
     UnsupportedFormatError
-        If the object was written in a newer format or needs an unknown feature.
+        If the object has a newer format or needs an unknown feature.
     """
     try:
         return parse(Fields(_open(data, kind, crc, length, packed), kind.name.lower()))
     except (CorruptObjectError, UnsupportedFormatError) as error:
         raise type(error)(f"{where}: {error}") from error
-    except ManifestsError as error:  # a value that refuses to be built from what is on disk
+    except ManifestsError as error:  # a constructor refused what is on disk
         raise CorruptObjectError(f"{where}: {error}") from error
 
 
-def _open(data: bytes, kind: Kind, crc: int | None, length: int | None, packed: str) -> Any:
+def _open(data: bytes, kind: ObjectKind, crc: int | None, length: int | None, packed: str) -> Any:
     if length is not None and len(data) != length:
-        raise CorruptObjectError(f"{len(data)} bytes where its pointer says {length}; {_MEND}")
+        raise CorruptObjectError(f"{len(data)} bytes, but its pointer says {length}; {_MEND}")
     most = _MOST_BYTES.get(kind)
     if most is not None and len(data) > most:
         raise CorruptObjectError(
-            f"more than {most} bytes, which no {kind.name.lower()} has; {_MEND}"
+            f"more than {most} bytes, the limit for a {kind.name.lower()}; {_MEND}"
         )
     if len(data) < _HEADER.size or data[:8] != MAGIC:
-        raise CorruptObjectError(f"not an object of a repository, or its start is damaged; {_MEND}")
+        raise CorruptObjectError(f"not an object of a repository, or a damaged header; {_MEND}")
     _, stored_crc, version, found, codec, flags, nbytes = _HEADER.unpack_from(data)
     if version > FORMAT_VERSION:
         raise UnsupportedFormatError(
@@ -318,41 +316,41 @@ def _open(data: bytes, kind: Kind, crc: int | None, length: int | None, packed: 
             f"{FORMAT_VERSION}; upgrade the package"
         )
     if crc32c(memoryview(data)[_CRC_FROM:]) != stored_crc:
-        raise CorruptObjectError(f"its checksum does not match its bytes; {_MEND}")
+        raise CorruptObjectError(f"the checksum does not match the bytes; {_MEND}")
     if crc is not None and crc != stored_crc:
-        raise CorruptObjectError(f"it is not the object its pointer names; {_MEND}")
+        raise CorruptObjectError(f"not the object its pointer names; {_MEND}")
     if version != FORMAT_VERSION or flags:
         raise UnsupportedFormatError(
-            f"format {version} with flags {flags:#x} is unknown here; upgrade the package"
+            f"unknown format {version} with flags {flags:#x}; upgrade the package"
         )
     if found != kind:
-        raise CorruptObjectError(f"an object of kind {found} where {kind.name} is due")
+        raise CorruptObjectError(f"expected kind {kind.name}, found kind {found}")
     payload = _payload(data[_HEADER.size :], codec, nbytes)
     return unpack_but(payload, packed) if packed else unpack(payload)
 
 
 def _expanded_at_most(body: bytes) -> int:
-    """Bytes that a compressed payload may become: no small object fills the memory."""
+    """Most bytes a compressed payload may expand to, so that small objects cannot fill memory."""
     return max(_EXPANDS_FREELY_BYTES, _MAX_EXPANSION * len(body))
 
 
 def _payload(body: bytes, codec: int, nbytes: int) -> bytes:
     if nbytes > MAX_PAYLOAD_BYTES:
-        raise CorruptObjectError(f"a payload of {nbytes} bytes is beyond {MAX_PAYLOAD_BYTES}")
+        raise CorruptObjectError(f"a payload of {nbytes} bytes exceeds {MAX_PAYLOAD_BYTES}")
     if codec == _ZSTD:
         if nbytes > _expanded_at_most(body):
             raise CorruptObjectError(f"{len(body)} bytes cannot hold a payload of {nbytes}")
         try:
-            # The frame's own size is compared before a byte of it is decompressed.
+            # Compare the frame's own size before decompressing.
             if zstandard.frame_content_size(body) != nbytes:
-                raise CorruptObjectError("header and zstd frame disagree about the size")
+                raise CorruptObjectError("header and zstd frame state different sizes")
             body = _DECOMPRESSOR.get().decompress(body, max_output_size=nbytes)
         except zstandard.ZstdError as error:
             raise CorruptObjectError(f"the payload does not decompress: {error}") from error
     elif codec != _STORED:
-        raise UnsupportedFormatError(f"payload codec {codec} is unknown here; upgrade the package")
+        raise UnsupportedFormatError(f"unknown payload codec {codec}; upgrade the package")
     if len(body) != nbytes:
-        raise CorruptObjectError(f"a payload of {len(body)} bytes where {nbytes} are due")
+        raise CorruptObjectError(f"expected a payload of {nbytes} bytes, found {len(body)}")
     return body
 
 
@@ -361,25 +359,27 @@ _MEND = "restore it from a backup, or open an older snapshot that does not use i
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """A map read from disk: every access names the field, its type and its bounds."""
+    """A map read from disk, whose accessors check the type and bounds of a field."""
 
     value: Any
     where: str
 
     def __post_init__(self) -> None:
         if not isinstance(self.value, dict):
-            raise CorruptObjectError(f"{self.where}: a {type(self.value).__name__}, not a map")
+            raise CorruptObjectError(
+                f"{self.where}: expected a map, found {type(self.value).__name__}"
+            )
 
-    def _fault(self, name: str, due: str) -> CorruptObjectError:
+    def _fault(self, name: str, expected: str) -> CorruptObjectError:
         found = type(self.value[name]).__name__ if name in self.value else "nothing"
-        return CorruptObjectError(f"{self.where}.{name}: {due} is due, {found} was found")
+        return CorruptObjectError(f"{self.where}.{name}: expected {expected}, found {found}")
 
     def has(self, name: str) -> bool:
-        """Whether the field is there and not nil."""
+        """Whether the field is present and not nil."""
         return self.value.get(name) is not None
 
     def number(self, name: str, most: int = 2**63 - 1) -> int:
-        """A whole number from 0 to `most`."""
+        """An integer from 0 to `most`."""
         value = self.value.get(name)
         if type(value) is int and 0 <= value <= most:
             return value
@@ -393,7 +393,7 @@ class Fields:
         raise self._fault(name, "a string")
 
     def binary(self, name: str, length: int | None = None) -> bytes:
-        """A byte string, of that length if one is given."""
+        """A byte string, of exactly `length` bytes if given."""
         value = self.value.get(name)
         if isinstance(value, bytes) and length in (None, len(value)):
             return value
@@ -415,21 +415,21 @@ class Fields:
         return {k: Fields(v, f"{self.where}.{name}[{k!r}]") for k, v in self.table(name).items()}
 
     def table(self, name: str) -> dict[str, Any]:
-        """A map from strings to anything; empty if the field is absent."""
+        """A map with string keys; empty if the field is absent."""
         value = self.value.get(name, {})
         if isinstance(value, dict) and all(isinstance(k, str) for k in value):
             return value
-        raise self._fault(name, "a map from strings")
+        raise self._fault(name, "a map with string keys")
 
     def counters(self, name: str) -> dict[str, int]:
-        """A map from strings to whole numbers of at least 0; empty if the field is absent."""
+        """A map from strings to integers of at least 0; empty if the field is absent."""
         value = self.table(name)
         if all(type(n) is int and 0 <= n < 2**63 for n in value.values()):
             return value
         raise self._fault(name, "a map from strings to numbers")
 
     def numbers(self, name: str) -> tuple[int, ...]:
-        """A list of whole numbers of at least 0."""
+        """A list of integers of at least 0; empty if the field is absent."""
         value = self.items(name)
         if all(type(v) is int and 0 <= v < 2**63 for v in value):
             return tuple(value)

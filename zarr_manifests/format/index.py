@@ -1,15 +1,15 @@
-"""The index of initialised chunks: for leaves of the base, which of their coordinates have a chunk.
+"""The index of initialised chunks: which coordinates of the base's leaves have a chunk.
 
-An entry is about one leaf, known by what it is: node, box, and key and checksum of the manifest
-that holds it. Manifests never change, so an entry is true for good, and an entry of a leaf that a
-snapshot does not read is not used: an index can be behind, in part gone or damaged, and be slow,
-but not wrong. The directory of all entries is named by a branch, apart from snapshots, so it is
-never in a commit's way; the bitmaps lie in objects of their own, fetched where they are needed.
+An entry describes one leaf, identified by node, box, and key and checksum of its manifest.
+Manifests never change, so an entry stays true, and entries of other leaves are ignored. An index
+that is outdated, incomplete or damaged makes lookups slower, never wrong. A branch names the
+directory of entries, outside snapshots, so that commits need not write it. The bitmaps are in
+objects of their own, fetched on demand.
 
-A bitmap says nothing where every coordinate of the box has a chunk, or none has; else it is one
-bit a coordinate or, where chunks are few, a column of linear indexes.
+A bitmap stores nothing if every coordinate of the box has a chunk, or none has. Otherwise it is one
+bit for each coordinate or, if chunks are few, a column of linear indexes.
 
-Invariant: a bitmap is no larger in memory than the object it comes from allows.
+Invariant: the size of the object bounds the memory a bitmap takes.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.columns import MAX_ROWS, Column, decode_column, encode_column
-from zarr_manifests.format.envelope import Fields, Kind, decode, encode
+from zarr_manifests.format.envelope import Fields, ObjectKind, decode, encode
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.ids import NODE_ID_BYTES
 
 __all__ = ["Bitmap", "Bitmaps", "IndexDirectory", "IndexEntry", "LeafName"]
 
 _INDEX_BITS: Final = 16
-"""Bits that a chunk takes in a column of linear indexes, about."""
+"""Approximate bits for each chunk in a column of linear indexes."""
 
 type LeafName = tuple[bytes, Box, str, int]
-"""What a leaf is known by: node id, box, key and checksum of its manifest."""
+"""Identity of a leaf: node id, box, key and checksum of its manifest."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,19 +45,19 @@ class Bitmap:
     Parameters
     ----------
     box : Box
-        The coordinates it is about.
+        The coordinates described.
     count : int
-        How many have one.
+        How many of them have a chunk.
     bits : bytes or None
-        One bit a coordinate, in C order, the highest of a byte first.
+        One bit for each coordinate, in C order, highest bit of a byte first.
     index : int64[count] or None
-        Linear indexes in the box, ascending. Without bits and index, every coordinate has a
-        chunk, or, if the count is 0, none.
+        Linear indexes in the box, ascending. Without `bits` and `index`, every coordinate has a
+        chunk, or none if `count` is 0.
 
     Raises
     ------
     CorruptObjectError
-        If these contradict each other.
+        If the fields contradict each other.
     """
 
     box: Box
@@ -67,7 +67,7 @@ class Bitmap:
 
     def __post_init__(self) -> None:
         if self.bits is not None:
-            # Not unpacked: what is beyond the box in the last byte must be zero, too.
+            # Counted without unpacking, so check the padding of the last byte separately.
             ones = int(np.bitwise_count(np.frombuffer(self.bits, np.uint8)).sum(dtype=np.int64))
             spare = -self.box.size % 8
             tail = self.bits[-1] & ((1 << spare) - 1) if self.bits else 0
@@ -83,7 +83,7 @@ class Bitmap:
 
     @classmethod
     def of(cls, table: ChunkTable) -> Bitmap:
-        """Of a leaf's table, which has no UNSET rows."""
+        """The bitmap of a leaf's table, which has no UNSET rows."""
         count, size = len(table), table.box.size
         if count in (0, size):
             return cls(table.box, count)
@@ -95,7 +95,7 @@ class Bitmap:
         return cls(table.box, count, np.packbits(there).tobytes())
 
     def has(self, coords: IndexArray) -> npt.NDArray[np.bool_]:
-        """Which of these coordinates (int64[n, ndim], all inside the box) have a chunk."""
+        """Which of the coordinates (int64[n, ndim], all inside the box) have a chunk."""
         linear = self.box.ravel(coords)
         if self.bits is not None:
             data = np.frombuffer(self.bits, np.uint8)
@@ -106,7 +106,7 @@ class Bitmap:
         return np.full(len(coords), self.count > 0)
 
     def coords(self, region: Box) -> IndexArray:
-        """Coordinates (int64[n, ndim]) in the region, which overlaps the box, that have a chunk."""
+        """Coordinates (int64[n, ndim]) with a chunk in a region that overlaps the box."""
         lo = tuple(map(max, self.box.lo, region.lo))
         hi = tuple(map(min, self.box.hi, region.hi))
         shared = Box(lo, hi)
@@ -138,15 +138,15 @@ class Bitmap:
                 box, column = _box(lo, hi), None
                 if index is not None:
                     if count > MAX_ROWS:
-                        raise CorruptObjectError("index.bitmaps: more chunks than a leaf has")
+                        raise CorruptObjectError("index.bitmaps: more chunks than a leaf can have")
                     column = decode_column(index, count)
                 return cls(box, count, bits, column)
-        raise CorruptObjectError("index.bitmaps: box, count and bits are due")
+        raise CorruptObjectError("index.bitmaps: expected box, count and bits")
 
 
 def _box(lo: list[Any], hi: list[Any]) -> Box:
     if not all(type(n) is int for n in (*lo, *hi)):
-        raise CorruptObjectError("index: a box of whole numbers is due")
+        raise CorruptObjectError("index: expected a box of integers")
     try:
         return Box(tuple(lo), tuple(hi))
     except InvalidArgumentError as error:
@@ -162,39 +162,39 @@ class Bitmaps:
     def encode(self) -> bytes:
         """The object's bytes."""
         packed = [bitmap.pack() for bitmap in self.bitmaps]
-        return encode(Kind.INDEX, {"type": "bitmaps", "bitmaps": packed})
+        return encode(ObjectKind.INDEX, {"type": "bitmaps", "bitmaps": packed})
 
     @classmethod
     def from_object(cls, data: bytes, ref: BlobRef) -> Bitmaps:
-        """The bitmaps that the object's bytes hold."""
+        """Decode an object of bitmaps."""
 
         def parse(fields: Fields) -> Bitmaps:
             _check_type(fields, "bitmaps")
             return cls(tuple(map(Bitmap.parse, fields.items("bitmaps"))))
 
-        return decode(data, Kind.INDEX, parse, ref.key, crc=ref.crc32c, length=ref.length)
+        return decode(data, ObjectKind.INDEX, parse, ref.key, crc=ref.crc32c, length=ref.length)
 
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """What the index says about one leaf.
+    """Entry of the index for one leaf.
 
     Parameters
     ----------
     node_id : bytes
-        The leaf's node.
+        Node of the leaf.
     box : Box
-        Its box.
+        Box of the leaf.
     key, crc32c : str, int
-        Of the manifest that holds it.
+        Key and checksum of the manifest that holds the leaf.
     count : int
-        Its chunks.
+        Number of its chunks.
     stored_bytes : int
-        Bytes of all of them.
+        Sum of their lengths.
     blob : BlobRef
-        The object with its bitmap.
+        The object with the leaf's bitmap.
     position : int
-        Which of the bitmaps there.
+        Position of the bitmap in that object.
     """
 
     node_id: bytes
@@ -208,15 +208,15 @@ class IndexEntry:
 
     @property
     def name(self) -> LeafName:
-        """What the leaf is known by."""
+        """Identity of the leaf."""
         return self.node_id, self.box, self.key, self.crc32c
 
 
 @dataclass(frozen=True, slots=True)
 class IndexDirectory:
-    """All entries by the leaf they are about; the newest come last.
+    """All entries by leaf, newest last.
 
-    `others` are the roots of other indexes of the branch, by name; they are carried over.
+    `others` are pointers to other indexes of the branch, by name; writers keep them.
     """
 
     entries: Mapping[LeafName, IndexEntry]
@@ -224,7 +224,7 @@ class IndexDirectory:
 
     @property
     def blobs(self) -> tuple[BlobRef, ...]:
-        """The objects with bitmaps that entries name, each once."""
+        """The objects with bitmaps that entries point to, each once."""
         return tuple({entry.blob.key: entry.blob for entry in self.entries.values()}.values())
 
     def encode(self) -> bytes:
@@ -240,14 +240,16 @@ class IndexDirectory:
         packed = [blob.bare().pack() for blob in self.blobs]
         others = {name: self.others[name].bare().pack() for name in sorted(self.others)}
         return encode(
-            Kind.INDEX,
+            ObjectKind.INDEX,
             {"type": "directory", "blobs": packed, "entries": entries, "others": others},
         )
 
     @classmethod
     def from_object(cls, data: bytes, ref: BlobRef) -> IndexDirectory:
-        """The directory that the object's bytes hold."""
-        return decode(data, Kind.INDEX, cls._parse, ref.key, crc=ref.crc32c, length=ref.length)
+        """Decode a directory."""
+        return decode(
+            data, ObjectKind.INDEX, cls._parse, ref.key, crc=ref.crc32c, length=ref.length
+        )
 
     @classmethod
     def _parse(cls, fields: Fields) -> IndexDirectory:
@@ -275,11 +277,11 @@ class IndexDirectory:
                     entry = IndexEntry(node, box, key, crc, count, stored, blobs[blob], position)
                     entries[entry.name] = entry
                 case _:
-                    raise CorruptObjectError("index.entries: leaf, counts and bitmap are due")
+                    raise CorruptObjectError("index.entries: expected leaf, counts and bitmap")
         others = {name: BlobRef.parse(f) for name, f in fields.named("others").items()}
         return cls(entries, others)
 
 
-def _check_type(fields: Fields, due: str) -> None:
-    if fields.text("type") != due:
-        raise CorruptObjectError(f"{fields.where}: an index object of another type than {due}")
+def _check_type(fields: Fields, expected: str) -> None:
+    if fields.text("type") != expected:
+        raise CorruptObjectError(f"{fields.where}: an index object of another type than {expected}")

@@ -1,8 +1,8 @@
-"""Manifests: chunk tables of one or more nodes in one object, and the directory of them.
+"""Manifests: chunk tables of one or more nodes in one object, and pointers to them.
 
-Invariant: a table is decoded when it is asked for, so that one node's lookup never pays for the
-other nodes in the same manifest. A `ManifestRef` says which (node, box) tables the object holds,
-so a reader knows what to fetch without fetching.
+A `ManifestRef` lists the (node, box) tables of a manifest, so readers know which manifests they
+need before they fetch any. Invariant: a table is decoded on demand, so a lookup in one node never
+pays for the other nodes in the manifest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.envelope import (
     MAX_NUMBER,
     Fields,
-    Kind,
+    ObjectKind,
     check_numbers,
     check_texts,
     decode,
@@ -38,7 +38,7 @@ _INTEGER: Final = frozenset({int})
 
 
 def _is_bomb(rows: int, columns: Mapping[str, Any], data: bytes) -> bool:
-    """Whether so few bytes may not become so many rows, or values of columns that vary."""
+    """Whether a table has more rows, or more varying values, than allowed for its bytes."""
     values = rows * sum(isinstance(c, list) and c[:1] != [0] for c in columns.values())
     most_rows = _ROWS_FREELY + _ROWS_A_BYTE * len(data)
     return rows > most_rows or values > _VALUES_FREELY + _VALUES_A_BYTE * len(data)
@@ -46,7 +46,7 @@ def _is_bomb(rows: int, columns: Mapping[str, Any], data: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One (node, box) table of a manifest, and how many rows it has."""
+    """Directory entry of one chunk table: node, box and number of rows."""
 
     node_id: bytes
     box: Box
@@ -54,9 +54,9 @@ class Part:
 
     def __post_init__(self) -> None:
         if len(self.node_id) != NODE_ID_BYTES or not 0 <= self.count <= MAX_NUMBER:
-            raise CorruptObjectError("a chunk table of an id or a number of rows that cannot be")
+            raise CorruptObjectError("a chunk table with an invalid node id or number of rows")
         if max(self.box.hi, default=0) > MAX_NUMBER:
-            raise CorruptObjectError(f"a chunk table in a box beyond {MAX_NUMBER}: {self.box}")
+            raise CorruptObjectError(f"a chunk table whose box exceeds {MAX_NUMBER}: {self.box}")
 
     def pack(self) -> list[Any]:
         """As a list for msgpack."""
@@ -71,7 +71,7 @@ class Part:
                 *map(type, hi),
             } <= _INTEGER:
                 return cls(node_id, Box(tuple(lo), tuple(hi)), count)
-        raise CorruptObjectError(f"{where}: node, box and count are due")
+        raise CorruptObjectError(f"{where}: expected node, box and count")
 
     @classmethod
     def parse_all(cls, fields: Fields, name: str) -> tuple[Part, ...]:
@@ -82,24 +82,24 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class ManifestRef:
-    """A manifest and what is in it.
+    """Pointer to a manifest, with the directory of its tables.
 
     Parameters
     ----------
     blob : BlobRef
         The manifest.
     parts : tuple of Part
-        Its tables, in their order.
+        Its tables, in order.
     merged : tuple of int
-        Of a base's manifest: the sequence up to which each part has all changes, 0 if none that
-        is live; empty if that is so for all.
+        In a base: for each part, the sequence up to which it includes all changes. Empty if that
+        is 0 for all.
     packed_for : str
-        Of a base's manifest: name of the manifest set it was packed for; empty if for none.
+        In a base: name of the manifest set it was packed for; empty for none.
 
     Raises
     ------
     CorruptObjectError
-        If `merged` has not one number for each part.
+        If `merged` is not empty and has not one number for each part.
     """
 
     blob: BlobRef
@@ -109,16 +109,16 @@ class ManifestRef:
 
     def __post_init__(self) -> None:
         if self.merged and len(self.merged) != len(self.parts):
-            raise CorruptObjectError(f"{self.blob.key}: a sequence is due for each of its parts")
+            raise CorruptObjectError(f"{self.blob.key}: expected a sequence for each part")
         check_numbers(self.blob.key, *self.merged)
         check_texts(self.blob.key, self.packed_for)
 
     def leaves(self) -> list[tuple[Part, int]]:
-        """Each part, and the sequence it is merged to."""
+        """Each part and the sequence it is merged to."""
         return list(zip(self.parts, self.merged or (0,) * len(self.parts), strict=True))
 
     def merged_to(self, part: Part) -> int:
-        """The sequence up to which one of its parts has all changes."""
+        """The sequence up to which the part includes all changes."""
         return self.merged[self.parts.index(part)] if self.merged else 0
 
     def pack(self) -> dict[str, Any]:
@@ -129,29 +129,29 @@ class ManifestRef:
         return packed | ({"set": self.packed_for} if self.packed_for else {})
 
     def tables(self, manifest: Manifest, node_id: bytes) -> list[ChunkTable]:
-        """The node's tables in the manifest, which is the one referred to.
+        """The node's tables in `manifest`, the manifest that this points to.
 
         Raises
         ------
         CorruptObjectError
-            If it has not those that are named here: the node would read as something else.
+            If the tables are not those listed here, since the node would read wrongly.
         """
         tables = manifest.tables(node_id)
         self.check(node_id, tables)
         return tables
 
     def check(self, node_id: bytes, tables: Iterable[ChunkTable]) -> None:
-        """Refuse tables of the node other than those that are named here, in their order.
+        """Raise unless the node's tables are those listed here, in order.
 
         Raises
         ------
         CorruptObjectError
-            If they differ in their boxes or numbers of rows.
+            If a box or number of rows differs.
         """
         named = [(part.box, part.count) for part in self.parts if part.node_id == node_id]
         if named != [(table.box, len(table)) for table in tables]:
             raise CorruptObjectError(
-                f"{self.blob.key} has no chunk tables such as the snapshot says it has"
+                f"{self.blob.key} has no chunk tables as the snapshot lists them"
             )
 
     @classmethod
@@ -159,7 +159,7 @@ class ManifestRef:
         """From a map that `pack` made."""
         parts = Part.parse_all(fields, "parts")
         packed_for = fields.text("set") if fields.has("set") else ""
-        blob = BlobRef.parse_due(fields, "blob")
+        blob = BlobRef.parse_required(fields, "blob")
         return cls(blob, parts, fields.numbers("merged"), packed_for)
 
 
@@ -170,7 +170,7 @@ class Manifest:
     Parameters
     ----------
     parts : tuple of (Part, bytes)
-        What each table is about, and its bytes.
+        Each table's directory entry and bytes.
     """
 
     parts: tuple[tuple[Part, bytes], ...]
@@ -184,14 +184,14 @@ class Manifest:
             data = pack(packed)
             if _is_bomb(len(table), packed.get("col", {}), data):
                 raise InvalidArgumentError(
-                    f"{len(table)} chunks of one array in one table of {len(data)} bytes are more "
-                    "than a reader takes; commit them in several steps"
+                    f"a table of {len(data)} bytes with {len(table)} chunks of one array exceeds "
+                    "what readers accept; commit them in several steps"
                 )
             parts.append((Part(node, table.box, len(table)), data))
         return cls(tuple(parts))
 
     def directory(self) -> tuple[Part, ...]:
-        """What the manifest holds."""
+        """The directory of its tables."""
         return tuple(part for part, _ in self.parts)
 
     def tables(self, node_id: bytes) -> list[ChunkTable]:
@@ -203,13 +203,13 @@ class Manifest:
         """Decode one of the tables."""
         fields = Fields(unpack(data), "table")
         if fields.number("n") != part.count or _is_bomb(part.count, fields.table("col"), data):
-            raise CorruptObjectError("a chunk table has not the rows that its manifest names")
+            raise CorruptObjectError("a chunk table has not the rows that its manifest lists")
         try:
             table = ChunkTable.parse(fields)
-        except InvalidArgumentError as error:  # a box that cannot be
+        except InvalidArgumentError as error:  # an invalid box
             raise CorruptObjectError(f"a chunk table is malformed: {error}") from error
         if (table.box, len(table)) != (part.box, part.count):
-            raise CorruptObjectError("a chunk table is not the one its manifest names")
+            raise CorruptObjectError("a chunk table has another box than its manifest lists")
         return table
 
     def pack(self) -> list[Any]:
@@ -225,19 +225,19 @@ class Manifest:
                 case [list(part), bytes(data)]:
                     parts.append((Part.parse(part, f"{fields.where}.{name}"), data))
                 case _:
-                    raise CorruptObjectError(f"{fields.where}.{name}: part and table are due")
+                    raise CorruptObjectError(f"{fields.where}.{name}: expected part and table")
         return cls(tuple(parts))
 
     def encode(self) -> bytes:
         """The object's bytes."""
-        return encode(Kind.MANIFEST, {"tables": self.pack()})
+        return encode(ObjectKind.MANIFEST, {"tables": self.pack()})
 
     @classmethod
     def from_object(cls, data: bytes, ref: BlobRef) -> Manifest:
         """The manifest that the object's bytes hold."""
         return decode(
             data,
-            Kind.MANIFEST,
+            ObjectKind.MANIFEST,
             lambda fields: cls.parse(fields, "tables"),
             ref.key,
             crc=ref.crc32c,

@@ -1,10 +1,10 @@
 """Nodes of the hierarchy, and the base of a snapshot.
 
-A node is a group, an array or an opaque entry (a key that is neither metadata nor chunk; it
-behaves as an array of one chunk). Its random id survives everything but a delete. The *base* is
-the node table and the directory of leaf manifests as of the last rewrite; it changes only then,
-and carries copies of the small manifests that hold coordinates, so that a dataset and its
-coordinates are open after one object.
+A node is a group, an array or an opaque entry: a key that is neither metadata nor chunk, and
+behaves like an array of one chunk. A node keeps its random id until it is deleted. The *base* is
+the node table and the directory of leaf manifests. Compactions and rewrites replace it; commits
+leave it alone. It carries copies of small manifests with coordinates, so that reading a dataset's
+coordinates takes no further request.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from typing import Any, Final
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.counts import Count, check_counts, pack_counts, parse_counts
-from zarr_manifests.format.envelope import Fields, Kind, check_numbers, check_texts, decode, encode
+from zarr_manifests.format.envelope import (
+    Fields,
+    ObjectKind,
+    check_numbers,
+    check_texts,
+    decode,
+    encode,
+)
 from zarr_manifests.format.manifest import ManifestRef
 from zarr_manifests.ids import NODE_ID_BYTES
 from zarr_manifests.keys import (
@@ -33,7 +40,7 @@ __all__ = ["Base", "Node", "NodeKind"]
 
 
 class NodeKind(IntEnum):
-    """What a node is."""
+    """Kind of a node."""
 
     GROUP = 0
     ARRAY = 1
@@ -52,22 +59,22 @@ class Node:
     Parameters
     ----------
     path : str
-        Its path without leading slash; empty for the root. For an opaque entry, a slash and its
+        Path without a leading slash; empty for the root. For an opaque entry, a slash and the
         whole key.
     node_id : bytes
         12 random bytes.
     kind : NodeKind
         Group, array or opaque entry.
     documents : mapping of str to bytes
-        Its metadata documents, byte for byte, by file name: `zarr.json`, or `.zarray` or
-        `.zgroup`, perhaps with `.zattrs`. Empty for opaque entries.
+        Metadata documents by file name, unchanged: `zarr.json`, or `.zarray` or `.zgroup` and
+        optionally `.zattrs`. Empty for opaque entries.
 
     Raises
     ------
     InvalidArgumentError
-        If the path is no valid Unicode text.
+        If the path is not valid Unicode text.
     CorruptObjectError
-        If the id has another length, or the documents do not make a node of that kind.
+        If the id has the wrong length, or the documents do not describe a node of that kind.
     """
 
     path: str
@@ -75,16 +82,16 @@ class Node:
     kind: NodeKind
     documents: Mapping[str, bytes]
     meta: ArrayMeta | GroupMeta | None = field(init=False, repr=False, compare=False)
-    """What the documents say; None for an opaque entry."""
+    """The parsed documents; None for an opaque entry."""
     array: ArrayMeta | None = field(init=False, repr=False, compare=False)
-    """What the documents of an array say; None for other nodes."""
+    """The parsed documents of an array; None for other nodes."""
 
     def __post_init__(self) -> None:
         check_texts("a key", self.path)
         meta = parse_documents(self.documents)
         object.__setattr__(self, "meta", meta)
         object.__setattr__(self, "array", meta if isinstance(meta, ArrayMeta) else None)
-        # One document that says what a node is makes it: what most nodes have.
+        # Most nodes have one document; checking that one is enough.
         sound = len(self.node_id) == NODE_ID_BYTES and (
             (meta is not None and len(self.documents) == 1)
             or node_documents(self.documents).keys() == self.documents.keys()
@@ -120,28 +127,28 @@ class Node:
                 and set(map(type, documents.values())) <= _BYTES
             ):
                 return cls(path, node_id, _KINDS[kind], documents)
-        raise CorruptObjectError(f"{where}: path, id, kind and documents are due")
+        raise CorruptObjectError(f"{where}: expected path, id, kind and documents")
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """Node table and leaf directory, free of deltas.
+    """Node table and directory of leaves.
 
     Parameters
     ----------
     nodes : tuple of Node
-        All nodes as they were at `sequence`.
+        All nodes as of `sequence`.
     manifests : tuple of ManifestRef
         The leaves, each with the sequence it is merged to.
     sequence : int
-        What was the newest change when the base was written.
+        Sequence of the newest change in `nodes`.
     counts : tuple of Count or None
-        Chunks of each node then; None if not known.
+        Chunks of each node as of `sequence`; None if unknown.
 
     Raises
     ------
     CorruptObjectError
-        If a leaf is merged to a later sequence.
+        If a leaf is merged to a later sequence than the base, or a path occurs twice.
     """
 
     nodes: tuple[Node, ...]
@@ -151,7 +158,7 @@ class Base:
 
     def __post_init__(self) -> None:
         if any(merged > self.sequence for ref in self.manifests for merged in ref.merged):
-            raise CorruptObjectError("base: a leaf is merged to a later sequence than its own")
+            raise CorruptObjectError("base: a leaf is merged to a later sequence than the base")
         if len({node.path for node in self.nodes}) != len(self.nodes):
             raise CorruptObjectError("base.nodes: a path occurs twice")
         check_numbers("base.sequence", self.sequence)
@@ -160,7 +167,7 @@ class Base:
     def encode(self) -> bytes:
         """The object's bytes."""
         return encode(
-            Kind.BASE,
+            ObjectKind.BASE,
             {
                 "nodes": [node.pack() for node in self.nodes],
                 "manifests": [manifest.pack() for manifest in self.manifests],
@@ -171,7 +178,7 @@ class Base:
 
     @classmethod
     def from_object(cls, data: bytes, ref: BlobRef) -> Base:
-        """The base that the object's bytes hold."""
+        """Decode a base."""
 
         def parse(fields: Fields) -> Base:
             return cls(
@@ -181,4 +188,4 @@ class Base:
                 parse_counts(fields),
             )
 
-        return decode(data, Kind.BASE, parse, ref.key, crc=ref.crc32c, length=ref.length)
+        return decode(data, ObjectKind.BASE, parse, ref.key, crc=ref.crc32c, length=ref.length)

@@ -1,9 +1,8 @@
-"""Pages: refs, leases and expired snapshots that the root names instead of holding.
+"""Pages: refs, leases and pending deletions that the root has no room for.
 
-A page holds the branches, the tags, or the leases of a range of names; or expired snapshots, which
-have no names. Invariants: pages never change; what the root itself says about a name counts before
-what a page says; a deleted tag stays in its page as a name without snapshot, so that the name is
-never used again.
+A page holds the branches, tags or leases in a range of names, or pending deletions, which have no
+names. Invariants: pages never change; the root overrides its pages; a deleted tag stays in its page
+as a name without a snapshot, so that the name is never used again.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.envelope import Fields, Kind, decode, encode
+from zarr_manifests.format.envelope import Fields, ObjectKind, decode, encode
 from zarr_manifests.format.root import Branch, Lease, Pending
 
 __all__ = ["Page"]
@@ -22,7 +21,7 @@ __all__ = ["Page"]
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Refs of a range of names, or a piece of one of the root's lists.
+    """Entries of one of the root's lists, in a range of names.
 
     Parameters
     ----------
@@ -33,7 +32,7 @@ class Page:
     leases : mapping of str to Lease
         Leases by name.
     pending : tuple of Pending
-        As in the root.
+        Expired snapshots whose objects are not deleted yet.
     """
 
     branches: Mapping[str, Branch] = field(default_factory=dict)
@@ -43,10 +42,10 @@ class Page:
 
     def __post_init__(self) -> None:
         if any(lease.name != name for name, lease in self.leases.items()):
-            raise CorruptObjectError("page: a lease under another name than its own")
+            raise CorruptObjectError("page: a lease has another name than its own")
 
     def names(self, section: str) -> list[str]:
-        """The names it has in that section."""
+        """Its names in that section."""
         found: Mapping[str, Any] = {
             "branches": self.branches,
             "tags": self.tags,
@@ -76,12 +75,12 @@ class Page:
         fields: dict[str, Any] = {"branches": branches, "tags": tags, "leases": leases}
         if self.pending:
             fields["pending"] = [chain.pack() for chain in self.pending]
-        return encode(Kind.PAGE, fields)
+        return encode(ObjectKind.PAGE, fields)
 
     @classmethod
     def from_object(cls, data: bytes, ref: BlobRef) -> Page:
-        """The page that the object's bytes hold."""
-        return decode(data, Kind.PAGE, cls._parse, ref.key, crc=ref.crc32c, length=ref.length)
+        """Decode a page."""
+        return decode(data, ObjectKind.PAGE, cls._parse, ref.key, crc=ref.crc32c, length=ref.length)
 
     @classmethod
     def _parse(cls, fields: Fields) -> Page:

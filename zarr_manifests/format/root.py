@@ -1,16 +1,13 @@
-"""The root state: the only object ever overwritten, always by compare-and-swap.
+"""The root: the only object that is ever overwritten, always by compare-and-swap.
 
-It holds what must change together and at once: refs, configuration, the fence, leases and the
-tail of the operations log. Its version rises by one with every swap. Every swap carries a random
-write id, so a writer whose answer was lost can tell its own swap from another's.
+It holds what must change atomically: refs, configuration, the fence, epochs, leases and the tail of
+the operations log. Each swap increments its version and carries a random write id, by which a
+writer that got no answer recognises its own swap.
 
-What belongs to no protocol of this code yet (leases, epochs, `pending`, `collected`, counters, a
-branch's `index` and `marks`) is carried over as it is.
+Each version that logs an operation is archived under `root/<version>` in canonical form, without
+copies of other objects. Everybody who archives a version writes the same value.
 
-The canonical form (without copies of other objects) of each version is archived under
-`root/<version>`; whoever archives a version writes the same value.
-
-Invariant: a version that needs a feature this code does not know is refused.
+Invariant: a root that needs an unknown feature is refused.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ from zarr_manifests.format.blobs import ROOT_COPY_BYTES, BlobRef, with_copies
 from zarr_manifests.format.envelope import (
     MAX_MS,
     Fields,
-    Kind,
+    ObjectKind,
     check_numbers,
     check_texts,
     decode,
@@ -66,23 +63,23 @@ _REF_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,254}", re.ASCII)
 
 
 def archive_key(version: int) -> str:
-    """Where the canonical root of that version is archived."""
+    """Key of the archive of that root version."""
     return f"root/{version:020d}"
 
 
 def check_ref_name(name: object) -> str:
-    """Return `name` if a branch or tag may have it.
+    """Return `name` if it is a valid branch or tag name.
 
     Raises
     ------
     InvalidArgumentError
-        For anything but letters, digits and `_ . / -`, starting with a letter, digit or `_`.
+        Unless it has letters, digits and `_ . / -` only, and starts with a letter, digit or `_`.
     """
     if isinstance(name, str) and _REF_NAME.fullmatch(name):
         return name
     raise InvalidArgumentError(
-        f"{str(name)[:80]!r} cannot name a branch or tag: use letters, digits and _ . / - and "
-        "start with a letter, a digit or _"
+        f"{str(name)[:80]!r} is not a valid branch or tag name: use letters, digits and _ . / -, "
+        "and start with a letter, a digit or _"
     )
 
 
@@ -93,26 +90,26 @@ class Branch:
     Parameters
     ----------
     head : BlobRef
-        Its newest snapshot.
+        The newest snapshot.
     base : BlobRef or None
-        The base that snapshot reads, so that both can be fetched in one round.
+        That snapshot's base, so that both can be fetched at once.
     epoch : int
         The root version at which an exclusive writer claimed the branch; 0 for none.
     floor : str or None
-        Id of the oldest snapshot that is still in the branch's history; None for all.
+        Id of the oldest snapshot in the branch's history; None if nothing has expired.
     ahead : tuple of BlobRef
-        Digests and deltas that opening the head needs and the head carries no copies of.
+        Digests and deltas that opening the head needs and of which it carries no copies.
     index : BlobRef or None
-        The root of the branch's indexes.
+        Directory of the branch's index of initialised chunks.
     marks : int or None
         crc32c of the msgpack of the head's stream marks, as a list of pairs in the order of names.
     counters : mapping of str to int
-        What is counted for the branch.
+        Counters of the branch.
 
     Raises
     ------
     InvalidArgumentError
-        If `floor` cannot be the id of a snapshot.
+        If `floor` is not a snapshot id, or a number is out of range.
     """
 
     head: BlobRef
@@ -133,7 +130,7 @@ class Branch:
     def pack(self) -> dict[str, Any]:
         """As a map for msgpack."""
         base = None if self.base is None else self.base.pack()
-        more: dict[str, Any] = {}  # the root is written often: what most branches lack is left out
+        more: dict[str, Any] = {}  # left out if absent: every swap writes the root
         if self.index is not None:
             more["index"] = self.index.bare().pack()
         if self.marks is not None:
@@ -151,7 +148,7 @@ class Branch:
     @classmethod
     def parse(cls, fields: Fields) -> Branch:
         """From a map that `pack` made."""
-        head, base = BlobRef.parse_due(fields, "head"), BlobRef.parse_optional(fields, "base")
+        head, base = BlobRef.parse_required(fields, "head"), BlobRef.parse_optional(fields, "base")
         floor = fields.text("floor") if fields.has("floor") else None
         ahead = tuple(BlobRef.parse(ref) for ref in fields.maps("ahead"))
         return cls(
@@ -173,7 +170,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class PageRef:
-    """A page: it has what comes from the name `first` on, up to the next page's."""
+    """Pointer to a page, which has the names from `first` up to the next page's `first`."""
 
     first: str
     blob: BlobRef
@@ -193,12 +190,12 @@ class PageRef:
         match value:
             case [str(first), dict(blob), int(count)]:
                 return cls(first, BlobRef.parse(Fields(blob, "root.pages")), count)
-        raise CorruptObjectError("root.pages: first name, pointer and count are due")
+        raise CorruptObjectError("root.pages: expected first name, pointer and count")
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A claim that keeps a snapshot, or a writer's objects, from expiring."""
+    """A lease, which keeps a snapshot and a session's objects from being deleted."""
 
     lease_id: bytes
     session: str
@@ -211,11 +208,11 @@ class Lease:
         check_numbers("lease.expires_ms", self.expires_ms)
         snapshot_key(self.snapshot)
         if len(self.lease_id) != 16 or not is_session_id(self.session):
-            raise CorruptObjectError("root.leases: an id that cannot be")
+            raise CorruptObjectError("root.leases: invalid lease or session id")
 
     @property
     def name(self) -> str:
-        """What it is known by in pages; those of one session are neighbours."""
+        """Its name in pages, where leases of one session are neighbours."""
         return f"{self.session}/{self.lease_id.hex()}"
 
     def pack(self) -> list[Any]:
@@ -228,14 +225,14 @@ class Lease:
         match value:
             case [bytes(lease), str(session), str(snapshot), int(expires), str(owner)]:
                 return cls(lease, session, snapshot, expires, owner)
-        raise CorruptObjectError("root.leases: id, session, snapshot, expiry, owner are due")
+        raise CorruptObjectError("root.leases: expected id, session, snapshot, expiry and owner")
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Snapshots that have expired and whose objects may still be there: a piece of history.
+    """Expired snapshots whose objects are not deleted yet: `newest` and its ancestors.
 
-    It is `count` snapshots: `newest`, its parent, and so on.
+    `count` snapshots in all: `newest`, its parent, and so on.
     """
 
     newest: BlobRef
@@ -254,12 +251,12 @@ class Pending:
         match value:
             case [dict(newest), int(count)]:
                 return cls(BlobRef.parse(Fields(newest, "pending")), count)
-        raise CorruptObjectError("pending: a snapshot's pointer and a count are due")
+        raise CorruptObjectError("pending: expected a snapshot's pointer and a count")
 
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One operation on the root: what was done to which ref, when, by which commit, by whom."""
+    """One logged operation: what was done to which ref, when, by which commit and by whom."""
 
     version: int
     at_ms: int
@@ -274,10 +271,10 @@ class LogEntry:
         check_numbers("root.log: a time", self.at_ms, most=MAX_MS)
         check_texts("root.log", self.operation, self.ref, self.snapshot, self.by)
         if type(self.commit_id) is not bytes:
-            raise CorruptObjectError("root.log: an id that cannot be")
+            raise CorruptObjectError("root.log: invalid commit id")
 
     def signed(self, by: str) -> LogEntry:
-        """The same in that name, as far as there is room and it is text."""
+        """The same entry with that author, shortened and made valid text if need be."""
         return replace(self, by=by[:_WHO_CHARS].encode("utf-8", "replace").decode())
 
     def pack(self) -> list[Any]:
@@ -294,7 +291,7 @@ class LogEntry:
 
     @classmethod
     def parse(cls, value: Any) -> LogEntry:
-        """From a list that `pack` made; all but the newest have most likely been parsed before."""
+        """From a list that `pack` made; cached, since successive roots share most entries."""
         try:
             return _log_entry(*value)
         except TypeError:
@@ -318,7 +315,7 @@ class LogEntry:
                     case [str(name)]:
                         return cls(version, at, operation, ref, snapshot, commit, name)
         raise CorruptObjectError(
-            "root.log: version, time, operation, ref, snapshot, id, and perhaps a name are due"
+            "root.log: expected version, time, operation, ref, snapshot, id and an optional author"
         )
 
 
@@ -334,40 +331,40 @@ class Root:
     Parameters
     ----------
     repository_id : str
-        32 hexadecimal digits, drawn at creation.
+        32 random hexadecimal digits.
     version : int
-        Rises by one with every swap; the first is 1.
+        1 at creation; each swap increments it.
     write_id : bytes
-        16 random bytes, drawn for every swap.
+        16 random bytes, new for each swap.
     written_ms : int
-        When, by the writer's clock.
+        Time of the swap by the writer's clock, in milliseconds since 1970 UTC.
     config : RepositoryConfig
         The saved configuration.
     branches, tags : mapping
-        Refs by name. A tag points to its snapshot.
+        Refs by name, those in pages excluded. A tag is the pointer to its snapshot.
     deleted_tags : tuple of str
-        Names that are never used again.
+        Names of deleted tags, which are never used again.
     log : tuple of LogEntry
         The newest operations, oldest first, at most 32.
     leases : tuple of Lease
-        Valid while present.
+        A lease is valid while it is listed, whatever its expiry time.
     fence : int
-        Sessions that began before this version and hold no lease may no longer commit.
+        A session that began before this version and holds no lease may not commit.
     swept : int
-        Below this version no unreachable objects are left.
+        No unreachable objects of sessions that began before this version are left.
     epochs : mapping of str to int
-        Epochs of the compactor and the collector.
+        Versions of the newest claims by a compactor and a collector.
     pages : mapping of str to tuple of PageRef
-        Where the rest is: pages of `branches`, `tags` and `leases`, in the order of names, and of
-        `pending`.
+        Pages with the branches, tags, leases and pending deletions that the root has no room for;
+        in the order of names.
     deleted_branches, deleted_leases : tuple of str
-        Names of branches and leases that a page still has and that are deleted.
+        Names that a page still lists and that are deleted.
     pending : tuple of Pending
-        Expired snapshots whose objects have not been deleted yet.
+        Expired snapshots whose objects are not deleted yet.
     collected : int
-        The version with which the last collection began; older ones cannot be restored.
+        The version at which the last collection began; refs of older versions cannot be restored.
     counters : mapping of str to int
-        What is counted for the whole repository.
+        Counters of the whole repository.
     """
 
     repository_id: str
@@ -392,7 +389,7 @@ class Root:
 
     def __post_init__(self) -> None:
         if len(self.write_id) != WRITE_ID_BYTES or self.version < 1:
-            raise CorruptObjectError("root: a write id or version that cannot be")
+            raise CorruptObjectError("root: invalid write id or version")
         numbers = self.version, self.fence, self.swept, self.collected
         check_numbers("root", *numbers, *self.epochs.values(), *self.counters.values())
         check_numbers("root.at_ms", self.written_ms, most=MAX_MS)
@@ -401,20 +398,20 @@ class Root:
         for section, pages in self.pages.items():
             names = [page.first for page in pages]
             if section not in _SECTIONS or names != sorted(set(names)):
-                raise CorruptObjectError("root: pages of nothing, or out of order")
+                raise CorruptObjectError("root: pages of an unknown list, or out of order")
 
     def holds_lease(self, session: str) -> bool:
-        """Whether the root itself has a lease of the session: it is valid while present.
+        """Whether the root itself, pages excluded, lists a lease of the session or a copy of it.
 
-        It is one for all copies of the session: one of them commits what others have written.
+        Copies share leases, since one of them commits what others have written.
         """
         lineage = lineage_of(session)
         return any(lineage_of(lease.session) == lineage for lease in self.leases)
 
     def with_log(self, entry: LogEntry) -> Root:
-        """The same with one more operation in the log's tail, which long names make shorter.
+        """The same with one more operation; drops the oldest where the log gets too long.
 
-        Nothing is lost: each operation is also the last in the archive of its version.
+        Each operation is also the last in the archive of its version, so none is lost.
         """
         log = (*self.log, entry)[-LOG_TAIL:]
         while len(log) > 1 and sum(len(one.ref) for one in log) > _LOG_NAMES_BYTES:
@@ -422,17 +419,17 @@ class Root:
         return replace(self, log=log)
 
     def signed(self, by: str) -> Root:
-        """The same, where the operation that makes the next version is logged in that name."""
+        """The same with `by` as author of the operation that makes the next version, if any."""
         if not self.log or self.log[-1].version != self.version + 1:
-            return self  # it logs none
+            return self  # the next version logs no operation
         return replace(self, log=(*self.log[:-1], self.log[-1].signed(by)))
 
     def with_copies(self, known: Mapping[str, bytes], first: str) -> Root:
-        """The same, carrying copies of heads and bases while they fit.
+        """The same with copies of heads and bases while they fit.
 
-        A branch has copies of all that opening it needs or of nothing: less would save no round.
-        First come `first` and `main`; others share a small budget, since every swap writes them
-        anew.
+        A branch gets copies of everything that opening it needs, or none, since fewer would save no
+        round. `first` and `main` come first. The others share a small budget, since each swap
+        writes all copies again.
         """
         branches = dict(self.branches)
         room, others = ROOT_COPY_BYTES, _OTHER_COPY_BYTES
@@ -451,11 +448,11 @@ class Root:
 
     @property
     def refs_bytes(self) -> int:
-        """The size of the canonical form without the configuration, which has its own bound."""
+        """Size of the canonical form without the configuration, which has its own bound."""
         return len(replace(self.bare(), config=_NO_CONFIG).encode())
 
     def bare(self) -> Root:
-        """The canonical form: without copies."""
+        """The canonical form, without copies."""
         return replace(self, branches={name: b.bare() for name, b in self.branches.items()})
 
     def encode(self) -> bytes:
@@ -486,27 +483,27 @@ class Root:
             "collected": self.collected,
             "counters": {name: self.counters[name] for name in sorted(self.counters)},
         }
-        return encode(Kind.ROOT, payload)
+        return encode(ObjectKind.ROOT, payload)
 
     @classmethod
     def from_object(cls, data: bytes, where: str = ROOT_KEY) -> Root:
-        """The root that the object's bytes hold."""
-        return decode(data, Kind.ROOT, cls._parse, where)
+        """Decode a root."""
+        return decode(data, ObjectKind.ROOT, cls._parse, where)
 
     @classmethod
     def _parse(cls, fields: Fields) -> Root:
         features = fields.items("features")
         if features:
             raise UnsupportedFormatError(
-                f"the repository needs {features!r}, unknown to this version of zarr-manifests; "
-                "upgrade the package"
+                f"the repository needs the features {features!r}, which this version of "
+                "zarr-manifests does not know; upgrade the package"
             )
         deleted, hidden = fields.items("deleted_tags"), fields.items("deleted_branches")
         ended = fields.items("deleted_leases")
         pages = {}
         for section, refs in fields.table("pages").items():
             if not isinstance(refs, list):
-                raise CorruptObjectError("root.pages: lists are due")
+                raise CorruptObjectError("root.pages: expected lists")
             pages[section] = tuple(PageRef.parse(value) for value in refs)
         return cls(
             fields.text("repository"),
@@ -535,7 +532,7 @@ _NO_CONFIG: Final = RepositoryConfig()
 
 
 class _Said:
-    """What the configuration that was written last is as a map: it is the same in most roots."""
+    """The last configuration written, as a map: most roots have the same."""
 
     last: tuple[RepositoryConfig, dict[str, Any]] = (_NO_CONFIG, _NO_CONFIG.to_dict())
 
@@ -550,7 +547,7 @@ def _as_dict(config: RepositoryConfig) -> dict[str, Any]:
 
 @lru_cache(maxsize=32)
 def _config_of(packed: bytes) -> RepositoryConfig:
-    """The saved configuration, checked once: it is the same in most versions of a root."""
+    """The saved configuration; cached, since most roots have the same."""
     try:
         return RepositoryConfig.from_dict(unpack(packed))
     except ConfigError as error:

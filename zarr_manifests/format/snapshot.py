@@ -1,11 +1,11 @@
 """Snapshots: one committed version each.
 
-A snapshot names its parent and its own log delta (history and conflict checks need both for as
-long as it is in history) and, apart from them, its *read list*: the base and every live delta
-since it, or a run in place of several. Invariants: a reader never walks to an earlier snapshot;
-the read list is complete; its entries stand in the order of their sequences, which count the
-changes of a line of history. A snapshot states its own id, which its key must agree with, and its
-repository's: it may be found by its key alone, without a pointer that has its checksum.
+A snapshot names its parent and its own log delta, which history and conflict checks need. Its *read
+list* is the base and all live deltas since, or runs that replace several deltas. Invariants: the
+read list is complete, so readers never need an earlier snapshot; its entries are in the order of
+their sequences, which number the changes of a line of history. A snapshot may be found by its key
+alone, without a pointer that has its checksum. So it states its own id, which must match its key,
+and the id of its repository.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
 from zarr_manifests.format.envelope import (
     MAX_MS,
     Fields,
-    Kind,
+    ObjectKind,
     check_numbers,
     check_texts,
     decode,
@@ -38,16 +38,16 @@ _LATER_COPY_BYTES: Final = 2 * 1024
 
 @dataclass(frozen=True, slots=True)
 class DeltaEntry:
-    """A live delta or run in a snapshot's read list, with what it has for which node.
+    """A live delta or run in a read list, and which chunk tables it has.
 
     Parameters
     ----------
     log : BlobRef
         The delta or run itself.
     first, last : int
-        Sequences of the changes that are in it; equal for a delta.
+        Sequences of its oldest and newest change; equal for a delta.
     changes_nodes : bool
-        Whether walking the hierarchy needs it.
+        Whether it creates, changes, deletes or truncates nodes.
     embedded : tuple of Part
         The chunk tables embedded in it.
     manifests : tuple of ManifestRef
@@ -55,12 +55,12 @@ class DeltaEntry:
     coordinates : bool
         Whether chunk tables of coordinates are embedded in it.
     counts : tuple of Count or None
-        By how much it changes the number of chunks of each node; None if not known.
+        By how much it changes the number of chunks of each node; None if unknown.
 
     Raises
     ------
     CorruptObjectError
-        If the sequences cannot be.
+        If the sequences are invalid.
     """
 
     log: BlobRef
@@ -74,7 +74,7 @@ class DeltaEntry:
 
     def __post_init__(self) -> None:
         if not 1 <= self.first <= self.last:
-            raise CorruptObjectError(f"{self.log.key}: changes {self.first} to {self.last}")
+            raise CorruptObjectError(f"{self.log.key}: sequences {self.first} to {self.last}")
         check_numbers("snapshot.deltas", self.last)
         check_counts(self.counts)
 
@@ -88,9 +88,9 @@ class DeltaEntry:
         *,
         first: int | None = None,
     ) -> DeltaEntry:
-        """The entry of a delta that lies at `log`, given the ids of coordinates.
+        """The entry of the delta at `log`; `coordinates` are the ids of coordinate variables.
 
-        With `first` it is a run of the changes from there to `sequence`.
+        With `first` it is a run of the changes `first` to `sequence`.
         """
         parts = delta.embedded.directory()
         coordinate = any(part.node_id in coordinates for part in parts)
@@ -106,24 +106,24 @@ class DeltaEntry:
         )
 
     def check(self, delta: Delta) -> None:
-        """Refuse a delta that is not as this entry says: chunks would read as something else.
+        """Raise if the delta does not match this entry, since chunks would read wrongly.
 
         Raises
         ------
         CorruptObjectError
-            If it has other chunk tables, or changes nodes though it is said not to.
+            If it has other chunk tables, or differs in whether it changes nodes.
         """
         told = self.changes_nodes, self.embedded, _parts(self.manifests)
         if told != (delta.changes_nodes, delta.embedded.directory(), _parts(delta.manifests)):
-            raise CorruptObjectError(f"{self.log.key} is not as the snapshot says it is")
+            raise CorruptObjectError(f"{self.log.key} does not match its entry in the snapshot")
 
     def parts(self) -> list[Part]:
-        """All chunk tables of it."""
+        """All its chunk tables, embedded or in manifests."""
         return [*self.embedded, *(part for ref in self.manifests for part in ref.parts)]
 
     @property
     def at_open(self) -> bool:
-        """Whether opening the snapshot and reading its coordinates needs the delta."""
+        """Whether opening the snapshot or reading its coordinates needs the delta."""
         return self.changes_nodes or self.coordinates
 
     def pack(self) -> dict[str, Any]:
@@ -141,9 +141,9 @@ class DeltaEntry:
 
     @classmethod
     def parse_all(cls, fields: Fields, name: str) -> tuple[DeltaEntry, ...]:
-        """From the field of that name, a list of maps that `pack` made, each of them packed.
+        """From the field of that name, a list of maps that `pack` made, still packed.
 
-        A snapshot lists what its parent listed, and one more: most have been parsed before.
+        Parsed entries are cached: a snapshot lists its parent's entries and one more.
         """
         found = []
         for i, raw in enumerate(fields.items(name)):
@@ -159,7 +159,7 @@ class DeltaEntry:
     @classmethod
     def _parse(cls, fields: Fields) -> DeltaEntry:
         return cls(
-            BlobRef.parse_due(fields, "log"),
+            BlobRef.parse_required(fields, "log"),
             fields.number("first"),
             fields.number("last"),
             bool(fields.value.get("nodes")),
@@ -172,7 +172,7 @@ class DeltaEntry:
 
 _MOST_PARSED: Final = 1024
 _PARSED: dict[bytes, DeltaEntry] = {}
-"""Entries by the bytes that they were parsed from."""
+"""Entries by their packed bytes."""
 
 
 def _parts(manifests: Iterable[ManifestRef]) -> list[tuple[BlobRef, tuple[Part, ...]]]:
@@ -181,7 +181,7 @@ def _parts(manifests: Iterable[ManifestRef]) -> list[tuple[BlobRef, tuple[Part, 
 
 @dataclass(frozen=True, slots=True)
 class DigestEntry:
-    """A digest of `count` of the live deltas, from the one at `first` in the read list on."""
+    """A digest of `count` live deltas, from position `first` in the read list."""
 
     blob: BlobRef
     first: int
@@ -192,7 +192,7 @@ class DigestEntry:
 
     @property
     def stop(self) -> int:
-        """Position of the first delta behind it."""
+        """Position after its last delta."""
         return self.first + self.count
 
     def pack(self) -> dict[str, Any]:
@@ -202,7 +202,7 @@ class DigestEntry:
     @classmethod
     def parse(cls, fields: Fields) -> DigestEntry:
         """From a map that `pack` made."""
-        blob = BlobRef.parse_due(fields, "blob")
+        blob = BlobRef.parse_required(fields, "blob")
         return cls(blob, fields.number("first"), fields.number("count"))
 
 
@@ -215,21 +215,21 @@ class Snapshot:
     snapshot_id : str
         Its own id, from which its key follows.
     repository_id : str
-        Id of the repository that it belongs to.
+        Id of its repository.
     parent : BlobRef or None
-        The snapshot before it; None for the first of a repository.
+        The previous snapshot; None for the first of a repository.
     commit_id : bytes
-        Of the commit that made it; the same over the commit's retries.
+        Id of the commit, the same for all its attempts.
     kind : CommitKind
         What the commit mostly did.
     message : str
-        Why.
+        The commit message.
     metadata : mapping
-        What else the committer wanted kept.
+        The committer's own metadata.
     written_ms : int
-        When, in milliseconds since 1970 UTC, by the committer's clock.
+        Time of the commit by the committer's clock, in milliseconds since 1970 UTC.
     base : BlobRef or None
-        Node table and leaf directory; None when everything is in deltas.
+        Node table and leaf directory; None if everything is in deltas.
     deltas : tuple of DeltaEntry
         Live deltas since the base, oldest first.
     log : BlobRef
@@ -237,15 +237,14 @@ class Snapshot:
     totals : mapping of str to int
         Refs set and unset, bytes of the chunks set, and chunk objects written by this commit.
     streams : mapping of str to int
-        Last batch each streaming query has committed.
+        Last batch that each streaming query has committed.
     digests : tuple of DigestEntry
-        What neighbours in the read list say together; ascending, apart from each other.
+        Digests of neighbouring deltas; ascending, without overlap.
     sequence : int
-        Number of the newest change that is in it: one more with every commit that changes
-        something, two more where chunks were only moved, that of the parent otherwise.
+        Number of the newest change: the parent's plus one for a commit that changes something,
+        plus two if chunks were moved, or the parent's for a rewrite.
     sums : mapping of str to int
-        What there is in the whole snapshot: `chunks`, `chunk-bytes`, `arrays`, `groups`, as far
-        as known.
+        Totals of the whole snapshot as far as known: `chunks`, `chunk-bytes`, `arrays`, `groups`.
     """
 
     snapshot_id: str
@@ -274,44 +273,44 @@ class Snapshot:
         newest = 0
         for listed in self.deltas:
             if listed.first <= newest:
-                raise CorruptObjectError("snapshot: its deltas are out of order")
+                raise CorruptObjectError("snapshot: deltas are out of order")
             newest = listed.last
         if newest > self.sequence:
-            raise CorruptObjectError("snapshot: a delta of a later sequence than its own")
+            raise CorruptObjectError("snapshot: a delta has a later sequence than the snapshot")
         if len(self.commit_id) != COMMIT_ID_BYTES:
-            raise CorruptObjectError("snapshot: a commit id of the wrong length")
+            raise CorruptObjectError("snapshot: the commit id has the wrong length")
         ends = [0]
         for entry in self.digests:
             ends += [entry.first, entry.stop]
         empty = any(entry.count < 1 for entry in self.digests)
         if empty or ends != sorted(ends) or ends[-1] > len(self.deltas):
-            raise CorruptObjectError("snapshot: digests of deltas that it does not have")
+            raise CorruptObjectError("snapshot: digests overlap or exceed its deltas")
 
     def check_repository(self, key: str, repository_id: str) -> None:
-        """Refuse to be taken for a snapshot of another repository.
+        """Raise if the snapshot belongs to another repository.
 
         Raises
         ------
         CorruptObjectError
-            If it is of another one than that.
+            If its repository has another id.
         """
         if self.repository_id != repository_id:
             raise CorruptObjectError(
-                f"{key}: a snapshot of repository {self.repository_id} lies in its place, this is "
-                f"{repository_id}; put back the object that belongs there, from a backup"
+                f"{key}: found a snapshot of repository {self.repository_id} in the repository "
+                f"{repository_id}; restore the right object from a backup"
             )
 
     @property
     def parent_id(self) -> str | None:
-        """Id of the parent."""
+        """Id of the parent; None for the first snapshot."""
         return None if self.parent is None else snapshot_id_of(self.parent.key)
 
     def with_delta_copies(self, known: Mapping[str, bytes]) -> Snapshot:
-        """The same, carrying copies of what a reader needs first while they fit.
+        """The same with copies of digests and deltas while they fit.
 
-        These are the digests, then the deltas needed at opening, then a few of the other deltas,
-        which whoever reads a chunk can fetch in one round with its leaf. (Each copy is written
-        again by every commit.) What a digest says needs no copy.
+        Digests come first, then deltas that opening needs, then a few others, which readers of
+        chunks would otherwise fetch with the leaf. Deltas in a digest get no copy. The budget is
+        small, since each commit writes all copies again.
         """
         due = [i for i in range(len(self.deltas)) if not self._digested(i)]
         first = [i for i in due if self.deltas[i].at_open]
@@ -327,7 +326,7 @@ class Snapshot:
         logs = dict(zip(order, refs[len(digests) :], strict=True))
         for i, entry in enumerate(deltas):
             log = logs.get(i) or entry.log.bare()
-            if log is not entry.log:  # most stay as they are
+            if log is not entry.log:  # most do not change
                 deltas[i] = replace(entry, log=log)
         return replace(self, deltas=tuple(deltas), digests=tuple(digests))
 
@@ -335,10 +334,7 @@ class Snapshot:
         return any(entry.first <= position < entry.stop for entry in self.digests)
 
     def opening(self) -> list[tuple[int, BlobRef]]:
-        """What opening needs besides the base: position in the read list and pointer, in order.
-
-        Digests, and deltas that are in none.
-        """
+        """Digests, and deltas in no digest, that opening needs: position and pointer, in order."""
         found = [(entry.first, entry.blob) for entry in self.digests]
         found += [
             (i, entry.log)
@@ -349,13 +345,13 @@ class Snapshot:
 
     @property
     def ahead(self) -> tuple[BlobRef, ...]:
-        """What opening needs besides the base and the snapshot, for the branch to name."""
+        """Objects that opening needs besides the snapshot and its base, for the branch to name."""
         return tuple(ref for _, ref in self.opening() if ref.copy is None)
 
     def encode(self) -> bytes:
         """The object's bytes."""
         return encode(
-            Kind.SNAPSHOT,
+            ObjectKind.SNAPSHOT,
             {
                 "id": self.snapshot_id,
                 "repository": self.repository_id,
@@ -378,19 +374,19 @@ class Snapshot:
 
     @classmethod
     def from_object(cls, data: bytes, ref: BlobRef) -> Snapshot:
-        """The snapshot that the object's bytes hold."""
+        """Decode a snapshot."""
 
         def parse(fields: Fields) -> Snapshot:
             found = cls._parse(fields)
             if found.snapshot_id != snapshot_id_of(ref.key):
                 raise CorruptObjectError(
-                    f"snapshot {found.snapshot_id} lies in its place; put back the object that "
-                    "belongs there, from a backup"
+                    f"found snapshot {found.snapshot_id} under this key; restore the right object "
+                    "from a backup"
                 )
             return found
 
         pointer: Any = {"crc": ref.crc32c, "length": ref.length}
-        return decode(data, Kind.SNAPSHOT, parse, ref.key, **pointer, packed="deltas")
+        return decode(data, ObjectKind.SNAPSHOT, parse, ref.key, **pointer, packed="deltas")
 
     @classmethod
     def _parse(cls, fields: Fields) -> Snapshot:
@@ -409,7 +405,7 @@ class Snapshot:
             fields.number("at_ms"),
             BlobRef.parse_optional(fields, "base"),
             DeltaEntry.parse_all(fields, "deltas"),
-            BlobRef.parse_due(fields, "log"),
+            BlobRef.parse_required(fields, "log"),
             fields.counters("totals"),
             fields.counters("streams"),
             tuple(DigestEntry.parse(f) for f in fields.maps("digests")),
@@ -420,14 +416,14 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Ancestor:
-    """What a walk through history needs of a snapshot; decoded in a fraction of the time.
+    """The parent and time of a snapshot, decoded in a fraction of the time.
 
     Parameters
     ----------
     parent : BlobRef or None
-        The snapshot before it.
+        The previous snapshot; None for the first.
     written_ms : int
-        When, in milliseconds since 1970 UTC.
+        Time of the commit, in milliseconds since 1970 UTC.
     """
 
     parent: BlobRef | None
@@ -435,8 +431,10 @@ class Ancestor:
 
     @classmethod
     def from_object(cls, data: bytes, ref: BlobRef) -> Ancestor:
-        """What the snapshot that the object's bytes hold says of that."""
-        return decode(data, Kind.SNAPSHOT, cls._parse, ref.key, crc=ref.crc32c, length=ref.length)
+        """Decode the parent and time of a snapshot."""
+        return decode(
+            data, ObjectKind.SNAPSHOT, cls._parse, ref.key, crc=ref.crc32c, length=ref.length
+        )
 
     @classmethod
     def _parse(cls, fields: Fields) -> Ancestor:

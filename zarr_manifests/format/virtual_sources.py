@@ -1,12 +1,12 @@
-"""The files elsewhere that a chunk table's virtual refs point into, as columns.
+"""Files outside the repository that virtual refs of a chunk table point into, as columns.
 
-A source is a path below a *named container*, which whoever opens the repository maps to a place,
-or an absolute URL (the name is empty then). Beside it stands what was known of the file when it
-was referenced: etag, modification time, size. Names are stored once, and paths one after another,
-so that what they share is compressed away.
+A source is a path below a *named container*, which the caller maps to a location when opening the
+repository, or an absolute URL, with an empty container name. It also has the file's etag,
+modification time and size when it was referenced, if known. Paths are stored one after another,
+which compresses well.
 
-Invariants: a path below a container is relative and cannot climb (no empty, `.` or `..` segment);
-no path holds a NUL.
+Invariants: a path below a container is relative and cannot leave it (no empty, `.` or `..`
+segment); no path contains NUL.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MOST: Final = 2**62
 
 
 def check_container_name(name: object) -> str:
-    """Return `name` if a container can have it.
+    """Return `name` if it is a valid container name.
 
     Raises
     ------
@@ -40,27 +40,27 @@ def check_container_name(name: object) -> str:
     if isinstance(name, str) and 0 < len(name) <= _MAX_NAME_CHARS and _NAME_CHARS.issuperset(name):
         return name
     raise InvalidArgumentError(
-        f"container name {str(name)[:80]!r} is refused: 1 to {_MAX_NAME_CHARS} characters of "
-        "[A-Za-z0-9._-] are due"
+        f"invalid container name {str(name)[:80]!r}: expected 1 to {_MAX_NAME_CHARS} characters of "
+        "[A-Za-z0-9._-]"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class VirtualSource:
-    """A file elsewhere.
+    """A file outside the repository.
 
     Parameters
     ----------
     container : str
         Name of the container that `path` is relative to; empty if `path` is an absolute URL.
     path : str
-        Where the file is.
+        Path or URL of the file.
     etag : str or None
-        Its etag when it was referenced, if known.
+        Etag when it was referenced, if known.
     modified_ms : int or None
-        Its modification time then (milliseconds since 1970 UTC), if known.
+        Modification time then, in milliseconds since 1970 UTC, if known.
     nbytes : int or None
-        Its size then, if known.
+        Size then, if known.
     """
 
     container: str
@@ -77,20 +77,20 @@ class VirtualSource:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VirtualSources:
-    """A table of files elsewhere.
+    """Files outside the repository, as columns.
 
     Parameters
     ----------
     names : tuple of str
-        Container names; the empty one stands for "absolute URL".
+        Container names; the empty name marks absolute URLs.
     container : int64[n]
         Position of each source's container in `names`.
     paths : tuple of str
-        Of each source.
+        Path of each source.
     modified_ms, nbytes : int64[n]
-        Of each source; -1 if not known.
+        Modification time and size of each source; -1 if unknown.
     etags : tuple of str
-        Of each source, empty if not known; or no element at all if none is known.
+        Etag of each source, empty if unknown; no elements if all are unknown.
 
     Raises
     ------
@@ -120,11 +120,11 @@ class VirtualSources:
                     check_container_name(name)
         except InvalidArgumentError as error:
             raise CorruptObjectError(f"virtual sources: {error}") from error
-        # All paths at once: searching one long text is some hundred times faster than a loop.
+        # Searching one long text is about a hundred times faster than a loop over paths.
         text = "/\0/".join(("", *self.paths, ""))
         relative = [bool(name) for name in self.names]
         if "" in self.paths or text.count("\0") != n + 1:
-            raise CorruptObjectError("virtual sources: a path is empty or holds a NUL")
+            raise CorruptObjectError("virtual sources: a path is empty or contains NUL")
         if ("//" in text or "/./" in text or "/../" in text) and any(
             relative[c] and not {"", ".", ".."}.isdisjoint(path.split("/"))
             for c, path in zip(self.container.tolist(), self.paths, strict=True)
@@ -145,7 +145,7 @@ class VirtualSources:
         )
 
     def take(self, positions: Column) -> VirtualSources:
-        """The sources at these positions, in that order."""
+        """The sources at the given positions, in that order."""
         wanted = positions.tolist()
         return VirtualSources(
             self.names,
@@ -158,7 +158,7 @@ class VirtualSources:
 
     @staticmethod
     def of(sources: Sequence[VirtualSource]) -> VirtualSources:
-        """The table of these sources."""
+        """The table of the given sources."""
         names: dict[str, int] = {}
         container = [names.setdefault(source.container, len(names)) for source in sources]
         known = any(source.etag for source in sources)
@@ -173,7 +173,7 @@ class VirtualSources:
 
     @staticmethod
     def union(tables: Sequence[VirtualSources]) -> tuple[VirtualSources, list[Column]]:
-        """One table of all of them, and where each one's sources are in it."""
+        """One table of all sources, and the positions in it of each table's sources."""
         first = next((table for table in tables if len(table)), NO_SOURCES)
         if all(table is first or not len(table) for table in tables):
             return first, [np.arange(len(table)) for table in tables]
@@ -195,7 +195,7 @@ class VirtualSources:
         return union, places
 
     def _keys(self) -> Iterator[tuple[str, str, int, int, str]]:
-        """All that is known of each source, but as plain values, which are faster to compare."""
+        """All fields of each source, as plain tuples, which compare faster."""
         return zip(
             [self.names[i] for i in self.container.tolist()],
             self.paths,
@@ -206,7 +206,7 @@ class VirtualSources:
         )
 
     def pack(self) -> dict[str, Any]:
-        """As a map for msgpack; there is at least one source."""
+        """As a map for msgpack; needs at least one source."""
         packed: dict[str, Any] = {
             "n": len(self),
             "names": self.names,
@@ -221,11 +221,11 @@ class VirtualSources:
 
     @classmethod
     def parse(cls, fields: Fields) -> VirtualSources:
-        """From a map that `pack` made, distrusting it."""
+        """From an untrusted map that `pack` made."""
         n = fields.number("n", MAX_ROWS)
         names = fields.items("names")
         if not n or not all(isinstance(name, str) for name in names):
-            raise CorruptObjectError(f"{fields.where}: names and at least one source are due")
+            raise CorruptObjectError(f"{fields.where}: expected names and at least one source")
         container, modified, size = (
             decode_column(fields.value.get(name), n, _MOST)
             for name in ("container", "modified", "size")
@@ -243,11 +243,11 @@ class VirtualSources:
 def _texts(fields: Fields, name: str, n: int) -> tuple[str, ...]:
     data = fields.binary(name)
     if data.count(b"\0") != n - 1:
-        raise CorruptObjectError(f"{fields.where}.{name}: {n} strings are due")
+        raise CorruptObjectError(f"{fields.where}.{name}: expected {n} strings")
     try:
         return tuple(data.decode().split("\0"))
     except UnicodeDecodeError as error:
-        raise CorruptObjectError(f"{fields.where}.{name} is no UTF-8") from error
+        raise CorruptObjectError(f"{fields.where}.{name}: not UTF-8") from error
 
 
 _NONE: Final = np.zeros(0, np.int64)
