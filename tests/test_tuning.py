@@ -53,7 +53,7 @@ def test_without_a_block_it_stays() -> None:
 
 @pytest.mark.parametrize("number", [0, -1, math.nan, 2.5, Decimal("NaN"), True])
 def test_what_is_no_number_of_chunks_is_refused(number: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="concurrency is a number of 1 or more, not"):
+    with pytest.raises(InvalidArgumentError, match="concurrency must be an integer of at least 1"):
         zm.tune_zarr(concurrency=number)
     assert zarr.config.get("async.concurrency") == 10
 
@@ -69,5 +69,5 @@ def test_threads_are_set_if_asked_for() -> None:
 
 @pytest.mark.parametrize("number", [0, math.nan, Decimal("NaN")])
 def test_what_is_no_number_of_threads_is_refused(number: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="threads is a number of 1 or more, not"):
+    with pytest.raises(InvalidArgumentError, match="threads must be an integer of at least 1, not"):
         zm.tune_zarr(threads=number)

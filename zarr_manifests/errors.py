@@ -1,20 +1,19 @@
-"""Every error this package raises on purpose, in one tree, grouped by what a caller would do.
+"""All errors of the package, grouped by what a caller can do.
 
-- *Ask differently*: `NotFoundError`, `AlreadyExistsError`, `InvalidArgumentError`, `ConfigError`,
+- *Correct the call*: `NotFoundError`, `AlreadyExistsError`, `InvalidArgumentError`, `ConfigError`,
   `VirtualContainerError`.
-- *Decide, then commit again*: `ConflictError`, `UnmergedForksError`.
+- *Resolve, then commit again*: `ConflictError`, `UnmergedForksError`.
 - *Open a new session*: `SnapshotExpiredError`, `HistoryExpiredError`, `FencedError`,
   `LeaseError`, `SessionClosedError`.
-- *Look before doing anything else*: `CommitOutcomeUnknownError`.
-- *Something is damaged*: `CorruptObjectError`, `VirtualSourceChangedError`, `MissingChunkError`,
+- *Check before doing anything else*: `CommitOutcomeUnknownError`.
+- *Repair damage*: `CorruptObjectError`, `VirtualSourceChangedError`, `MissingChunkError`,
   `UnsupportedFormatError`.
-- *The storage said no*: `StorageError` and what derives from it.
-- *Something must be installed*: `JavaNotFoundError`.
+- *Fix the storage*: `StorageError` and its subclasses.
+- *Install something*: `JavaNotFoundError`.
 
-Each also inherits the built-in exception a caller would expect. Two deliberately do not inherit
-`KeyError` or `FileNotFoundError`: in Zarr those mean "absent, use the fill value", and a chunk
-that is referenced but cannot be had must never read as fill (`MissingChunkError`,
-`CorruptObjectError`).
+Each also inherits a matching built-in exception. `MissingChunkError` and `CorruptObjectError` do
+not inherit `KeyError` or `FileNotFoundError`: Zarr takes those for an absent chunk and returns the
+fill value.
 """
 
 from __future__ import annotations
@@ -56,55 +55,55 @@ __all__ = [
 
 
 class ManifestsError(Exception):
-    """Root of every error of this package.
+    """Base class of all errors of this package.
 
-    Shown, it is one line of harmless text, whatever names it holds; `args` has them as they are.
+    `str` escapes control characters; `args` has the original text.
     """
 
     def __str__(self) -> str:
-        # Not what the built-in would make of it: `KeyError` prints the repr of the message.
+        # Not `super().__str__()`: `KeyError` returns the repr of the message.
         return plain_text(self.args[0] if len(self.args) == 1 else super().__str__())
 
 
-# --- ask differently -------------------------------------------------------------------------
+# --- correct the call ------------------------------------------------------------------------
 
 
 class NotFoundError(ManifestsError, KeyError):
-    """A branch, tag, snapshot, path or variable that was asked for by name does not exist."""
+    """There is no branch, tag, snapshot, path or variable of that name."""
 
 
 class NotARepositoryError(FileNotFoundError, NotFoundError):
-    """There is no repository at the place that was opened."""
+    """There is no repository at that location."""
 
     __str__ = ManifestsError.__str__  # `FileNotFoundError` comes before it
 
 
 class AlreadyExistsError(ManifestsError, FileExistsError):
-    """A repository, branch or tag of that name exists, or a deleted tag had that name.
+    """A repository, branch or tag exists already, or a deleted tag had that name.
 
-    Or what is to be written is there already: a group that has data, labels of an append.
+    Also raised if a group already has data, or labels to append are already there.
     """
 
 
 class InvalidArgumentError(ManifestsError, ValueError):
-    """An argument, option or combination of them has no meaning here."""
+    """An argument, option or combination of them is invalid."""
 
 
 class ReadOnlyError(ManifestsError, PermissionError, ValueError):
-    """A write was asked of something that was opened for reading only (Zarr: a `ValueError`)."""
+    """A write to a read-only session or store (Zarr expects a `ValueError`)."""
 
 
 class VirtualContainerError(ManifestsError, PermissionError):
-    """A virtual chunk lies where the repository was not opened to read; nothing was touched."""
+    """A virtual chunk is outside the containers authorised at open; nothing was read."""
 
 
 class ConfigError(InvalidArgumentError):
-    """A configuration has faults; `problems` lists all of them, each with its place.
+    """The configuration is invalid; `problems` lists every problem with its place.
 
     Parameters
     ----------
     problems : sequence of str
-        One line a fault, each starting with its place (`max-delta-count: ...`).
+        One line for each problem, starting with its place (`max-delta-count: ...`).
     """
 
     def __init__(self, problems: Sequence[str]) -> None:
@@ -115,23 +114,23 @@ class ConfigError(InvalidArgumentError):
         return ConfigError, (self.problems,)
 
 
-# --- decide, then commit again ---------------------------------------------------------------
+# --- resolve, then commit again --------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """One place where two writers changed what cannot be brought together.
+    """One place where changes of two writers conflict.
 
     Parameters
     ----------
     path : str
         Absolute path of the node, such as `/air/temperature`.
     component : str
-        What was changed on this side: `"chunks"`, `"metadata"`, `"history"`, ...
+        What this side changed: `"chunks"`, `"metadata"`, `"history"`, ...
     reason : str
         What the other side did.
     chunks : tuple of tuple of int
-        The chunk coordinates concerned (at most 20 are listed), empty when not about chunks.
+        The chunk coordinates in conflict, at most 20; empty if not about chunks.
     """
 
     path: str
@@ -145,7 +144,7 @@ class Conflict:
 
 
 class ConflictError(ManifestsError, RuntimeError):
-    """Somebody else committed what this commit cannot be rebased over; nothing was committed.
+    """The commit conflicts with commits of others; nothing was committed.
 
     The session keeps its changes. `conflicts` lists every place.
     """
@@ -158,7 +157,7 @@ class ConflictError(ManifestsError, RuntimeError):
         super().__init__("\n".join([*lines, f"  ... and {more} more"] if more > 0 else lines))
 
     def __str__(self) -> str:
-        conflicts = str(self.args[0])[len(self.message) :]  # in lines, each of which is plain
+        conflicts = str(self.args[0])[len(self.message) :]  # lines, already escaped
         return plain_text(self.message) + conflicts
 
     def __reduce__(self) -> tuple[type[ConflictError], tuple[str, tuple[Conflict, ...]]]:
@@ -166,11 +165,11 @@ class ConflictError(ManifestsError, RuntimeError):
 
 
 class UnmergedForksError(ManifestsError, RuntimeError):
-    """Writable copies of the session's store went to other processes and none was merged back."""
+    """Writable copies of the session's store were pickled, and none was merged back."""
 
 
 class PickledStoreWarning(UserWarning):
-    """A writable store was pickled: what such a copy writes is in no commit unless it is merged."""
+    """A writable store was pickled: its writes are not committed unless it is merged."""
 
 
 # --- open a new session ----------------------------------------------------------------------
@@ -179,40 +178,41 @@ class PickledStoreWarning(UserWarning):
 class SnapshotExpiredError(ManifestsError, LookupError):
     """The snapshot is not, or no longer, in the history of the repository.
 
-    A `LookupError` and no `KeyError`: Zarr reads a `KeyError` from a store as fill value.
+    A `LookupError` and not a `KeyError`, which Zarr takes for an absent chunk.
     """
 
 
 class HistoryExpiredError(SnapshotExpiredError):
-    """A part of the history that was asked for has expired; nothing of the rest was returned."""
+    """A part of the requested history has expired; nothing was returned."""
 
 
 class FencedError(ManifestsError, PermissionError):
-    """A session, or maintenance, that others have shut out since: it may no longer commit.
+    """The session or maintenance task may no longer commit.
 
-    It began before the repository's fence and holds no lease, or before a claim of somebody else.
+    It began before the repository's fence and holds no lease, or somebody else has since claimed
+    the branch or the task.
     """
 
 
 class LeaseError(ManifestsError, RuntimeError):
-    """A lease that was not renewed within its timeout, or could not be renewed if it were taken.
+    """A lease was not renewed in time, or cannot be renewed in the background.
 
-    It may still be there, and nothing may be lost; it is not to be relied on.
+    The lease may still be valid, but do not rely on it.
     """
 
 
 class SessionClosedError(ManifestsError, ValueError):
-    """The session has ended; its store can no longer be used for writing."""
+    """The session has ended; its store can no longer be written."""
 
 
-# --- look before doing anything else ---------------------------------------------------------
+# --- check before doing anything else --------------------------------------------------------
 
 
 class CommitOutcomeUnknownError(ManifestsError, OSError):
-    """The swap was sent, and whether it took effect could not be found out.
+    """The swap was sent, but it is unknown whether it took effect.
 
-    Never retried by the package. Open the repository again and look for `commit_id` in
-    `Repository.ancestry` before writing the same data once more.
+    The package does not retry. Open the repository again and look for `commit_id` in
+    `Repository.ancestry` before you write the same data again.
     """
 
     def __init__(self, message: str, commit_id: str = "") -> None:
@@ -224,38 +224,38 @@ class CommitOutcomeUnknownError(ManifestsError, OSError):
         return CommitOutcomeUnknownError, (self.message, self.commit_id)
 
 
-# --- something is damaged --------------------------------------------------------------------
+# --- repair damage ---------------------------------------------------------------------------
 
 
 class CorruptObjectError(ManifestsError, OSError):
-    """An object of the repository is not what its pointer, checksum or format says."""
+    """An object does not match its pointer, its checksum or the format."""
 
 
 class VirtualSourceChangedError(CorruptObjectError):
-    """A file that a virtual chunk lies in is not what it was when it was referenced."""
+    """The file of a virtual chunk has changed since it was referenced."""
 
 
 class MissingChunkError(ManifestsError, OSError):
-    """A chunk is referenced and its bytes are not there; never the same as an absent chunk.
+    """The bytes of a referenced chunk are missing; this never reads as an absent chunk.
 
     Attributes
     ----------
     key : str or None
-        The object that should hold them, if it is one of the repository's.
+        Key of the missing object, if it belongs to the repository.
     """
 
     key: str | None = None
 
 
 class UnsupportedFormatError(ManifestsError, ValueError):
-    """The repository was written in a newer format, or needs a feature unknown here."""
+    """The repository has a newer format, or needs a feature that this version does not know."""
 
 
-# --- the storage said no ---------------------------------------------------------------------
+# --- fix the storage -------------------------------------------------------------------------
 
 
 class StorageError(ManifestsError, OSError):
-    """The storage failed; the operation may be tried again."""
+    """The storage failed; the operation may be retried."""
 
 
 class ObjectNotFoundError(StorageError, FileNotFoundError):
@@ -263,15 +263,15 @@ class ObjectNotFoundError(StorageError, FileNotFoundError):
 
 
 class StorageFullError(StorageError):
-    """There is no room left where the repository lies."""
+    """The storage is full."""
 
 
 class UnsupportedStorageError(StorageError, ValueError):
-    """The storage cannot do what is asked of it, such as compare-and-swap."""
+    """The storage lacks an operation that is needed, such as compare-and-swap."""
 
 
-# --- something must be installed -------------------------------------------------------------
+# --- install something -----------------------------------------------------------------------
 
 
 class JavaNotFoundError(ManifestsError, RuntimeError):
-    """Spark was asked for, and neither this machine nor a package has a Java it can run on."""
+    """Spark needs Java, and none was found on this machine or in a package."""

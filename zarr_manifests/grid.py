@@ -1,8 +1,8 @@
-"""Chunk coordinates, and boxes of them.
+"""Chunk coordinates and boxes of them.
 
-A chunk coordinate counts chunks along each axis. A `Box` is a half-open range of coordinates per
-axis; inside it, a coordinate has a linear index in C order. Invariant: a box holds fewer than
-2**62 coordinates, so linear indexes and their differences fit an int64.
+A chunk coordinate is the position of a chunk in the grid of its array. A `Box` is a half-open range
+of coordinates on each axis, in which a coordinate has a linear index in C order. Invariant: a box
+holds fewer than 2**62 coordinates, so linear indexes and their differences fit an int64.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def grid_shape(shape: Sequence[int], chunk_shape: Sequence[int]) -> Coords:
 
 
 def taken(coords: IndexArray, rows: IndexArray) -> IndexArray:
-    """Some of the coordinates (rows ascending), not copied where they follow on each other."""
+    """Rows of the coordinates (ascending); a view if the rows are consecutive."""
     if len(rows) and int(rows[-1]) - int(rows[0]) + 1 == len(rows):
         return coords[int(rows[0]) : int(rows[-1]) + 1]
     return coords[rows]
@@ -53,12 +53,13 @@ class Box:
     Parameters
     ----------
     lo, hi : tuple of int
-        One number an axis. A zero-dimensional box holds the one coordinate `()`.
+        One number for each axis. A box without axes holds the one coordinate `()`.
 
     Raises
     ------
     InvalidArgumentError
-        If the bounds are negative, reversed, of different length, or hold 2**62 coordinates.
+        If the bounds are negative, reversed or of different lengths, or the box holds 2**62
+        coordinates or more.
     """
 
     lo: Coords
@@ -66,14 +67,14 @@ class Box:
 
     def __post_init__(self) -> None:
         size, sound = 1, len(self.lo) == len(self.hi)
-        # Opening a repository makes hundreds of boxes, and generators take three times as long.
+        # A loop, since opening a repository makes hundreds of boxes and generators are slow.
         for a, b in zip(self.lo, self.hi, strict=sound):
             sound = sound and 0 <= a <= b
             size *= b - a
         if not sound:
-            raise InvalidArgumentError(f"not a box of chunks: {self.lo} to {self.hi}")
+            raise InvalidArgumentError(f"invalid box of chunks: {self.lo} to {self.hi}")
         if size >= MAX_BOX_CHUNKS:
-            raise InvalidArgumentError(f"a box of {self.shape} chunks is beyond 2**62")
+            raise InvalidArgumentError(f"a box of {self.shape} chunks exceeds 2**62")
 
     @property
     def shape(self) -> Coords:
@@ -93,21 +94,21 @@ class Box:
     def __contains__(self, coords: Coords) -> bool:
         if len(coords) != len(self.lo):
             return False
-        # Every chunk that is read or written comes by, and a loop takes twice as long.
+        # Called for every chunk read or written; a loop takes twice as long.
         return all(map(le, self.lo, coords)) and all(map(lt, coords, self.hi))
 
     def overlaps(self, other: Box) -> bool:
         """Whether the two boxes share a coordinate."""
         if len(self.lo) != len(other.lo):
             return False
-        # Every commit asks it of every live delta, and a generator takes three times as long.
+        # Called for every live delta of a commit; a generator takes three times as long.
         for a, b, c, d in zip(self.lo, self.hi, other.lo, other.hi, strict=True):
             if b <= c or d <= a or b <= a or d <= c:
                 return False
         return True
 
     def shared_size(self, other: Box) -> int:
-        """Number of coordinates that are in both boxes, of as many axes each."""
+        """Number of coordinates in both boxes, which have the same number of axes."""
         sides = zip(self.lo, self.hi, other.lo, other.hi, strict=True)
         return math.prod(max(0, min(b, d) - max(a, c)) for a, b, c, d in sides)
 
@@ -119,14 +120,14 @@ class Box:
         return tuple(steps)
 
     def ravel_one(self, coords: Coords) -> int:
-        """Linear index of one coordinate that is inside."""
+        """Linear index of one coordinate inside the box."""
         index = 0
         for c, a, b in zip(coords, self.lo, self.hi, strict=True):
             index = index * (b - a) + (c - a)
         return index
 
     def ravel(self, coords: IndexArray) -> IndexArray:
-        """Linear indexes (int64[n]) of coordinates (int64[n, ndim]) that are inside."""
+        """Linear indexes (int64[n]) of coordinates (int64[n, ndim]) inside the box."""
         index = np.zeros(len(coords), np.int64)
         for axis, (lo, hi) in enumerate(zip(self.lo, self.hi, strict=True)):
             index *= hi - lo
@@ -136,22 +137,22 @@ class Box:
 
     def unravel(self, index: IndexArray) -> IndexArray:
         """Coordinates (int64[n, ndim]) of linear indexes (int64[n])."""
-        # Each axis lies together in memory: what is done to coordinates is done axis by axis.
+        # Axes are contiguous in memory, since coordinates are processed axis by axis.
         axes = np.empty((self.ndim, len(index)), np.int64)
         if not len(index):
-            return axes.T  # strides of an empty box may be beyond an int64
+            return axes.T  # strides of an empty box may exceed int64
         strides = self.strides()
-        for first in range(0, len(index), _BLOCK):  # what is in between stays in the CPU's cache
+        for first in range(0, len(index), _BLOCK):  # blocks fit the CPU's cache
             rest = np.array(index[first : first + _BLOCK])
             here = axes[:, first : first + _BLOCK]
             for at, lo, step in zip(here, self.lo, strides, strict=True):
                 np.floor_divide(rest, step, out=at)
-                rest -= at * step  # many times faster than the remainder
+                rest -= at * step  # much faster than the remainder operator
                 at += lo
         return axes.T
 
     def carried(self, index: IndexArray, to: Box) -> IndexArray:
-        """The same coordinates' linear indexes in another box that holds them.
+        """Linear indexes of the same coordinates in another box that contains them.
 
         Examples
         --------
@@ -164,11 +165,11 @@ class Box:
             return index
         steps, others = self.strides(), to.strides()
         start = sum((a - b) * n for a, b, n in zip(self.lo, to.lo, others, strict=True))
-        # Sums may wrap around on the way; what comes out fits an int64, and so is right.
+        # Intermediate sums may wrap around; the result fits int64, so it is right.
         start = (start + 2**63) % 2**64 - 2**63
         carried, rest = np.full(len(index), start, np.int64), index
         for axis, (step, other) in enumerate(zip(steps, others, strict=True)):
-            if steps[axis:] == others[axis:]:  # as long on all axes behind: one shift for all
+            if steps[axis:] == others[axis:]:  # the remaining axes match: one shift for all
                 carried += rest
                 break
             at = rest // step
@@ -178,10 +179,10 @@ class Box:
 
     @staticmethod
     def around(boxes: Iterable[Box]) -> Box:
-        """The smallest box that holds all of these (at least one, and of as many axes each)."""
+        """The smallest box that contains one or more boxes with the same number of axes."""
         lows, highs = zip(*((box.lo, box.hi) for box in boxes), strict=True)
         if len(set(map(len, lows))) > 1:
-            raise InvalidArgumentError("boxes of different numbers of axes have none around them")
+            raise InvalidArgumentError("boxes have different numbers of axes")
         return Box(
             tuple(min(axis) for axis in zip(*lows, strict=True)),
             tuple(max(axis) for axis in zip(*highs, strict=True)),
@@ -189,7 +190,7 @@ class Box:
 
     @staticmethod
     def around_coords(coords: IndexArray) -> Box:
-        """The smallest box that holds all of these coordinates (int64[n, ndim], n >= 1)."""
-        # Axis by axis, which is many times faster than all axes in one pass over the rows.
+        """The smallest box that contains the coordinates (int64[n, ndim], n >= 1)."""
+        # Axis by axis, which is much faster than one pass over the rows.
         axes = coords.T
         return Box(tuple(int(a.min()) for a in axes), tuple(int(a.max()) + 1 for a in axes))

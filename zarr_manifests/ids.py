@@ -1,9 +1,9 @@
-"""Names and checksums: session ids, snapshot ids, node ids, crc32c.
+"""Session ids, snapshot ids, object keys and crc32c.
 
-A session id is `<start:012d>-<24 hex>`, where `start` is the root version the session began at
-and the rest are 96 random bits. Every object a session writes lies at `<kind>/<session>/<n>`, so
-who wrote an object, and when in the repository's own logical time, can be read off its key. A
-snapshot's id is its session and number joined by a hyphen, so its key follows from its id.
+A session id is `<start:012d>-<24 hex>`: the root version at which the session began, and 96 random
+bits. A session's objects have keys `<kind>/<session>/<n>`, so a key states who wrote the object and
+when, in root versions. A snapshot id is session and number joined by a hyphen, so the snapshot's
+key follows from it.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _SNAPSHOT = re.compile(r"([0-9]{12}-[0-9a-f]{24})-([0-9]{1,9})", re.ASCII)
 
 
 def _library_call() -> Callable[[int, int], int] | None:
-    """The library's own function, of an address and a length; None if it cannot be had.
+    """The library's C function of an address and a length; None if unavailable.
 
-    By way of the extension module all other threads wait for it, which for a large chunk is long.
+    Calls through the extension module hold the GIL, which for a large chunk takes long.
     """
-    extension = getattr(google_crc32c, "_crc32c", None)  # there is none without a compiled library
+    extension = getattr(google_crc32c, "_crc32c", None)  # missing without a compiled library
     if extension is None:
         return None
     try:
@@ -61,16 +61,16 @@ _crc32c_at: Final = _library_call()
 def crc32c(data: bytes | memoryview) -> int:
     """CRC-32C (Castagnoli) of `data`, as an unsigned 32-bit integer."""
     if len(data) >= _LARGE_BYTES and _crc32c_at is not None:
-        array = np.frombuffer(data, np.uint8)  # which also keeps the bytes where they are
+        array = np.frombuffer(data, np.uint8)  # also keeps the buffer alive
         return _crc32c_at(array.ctypes.data, array.nbytes)
     plain = type(data) is bytes or not len(data)
-    # A view is taken without a copy only as an array, which none of no bytes can be.
+    # The library takes a view without a copy only as an array, and NumPy no empty buffer.
     value: int = google_crc32c.value(bytes(data) if plain else np.frombuffer(data, np.uint8))
     return value
 
 
 def new_session_id(start: int, random: bytes) -> str:
-    """The id of a session that began at root version `start`; `random` is 12 bytes."""
+    """The id of a session that begins at root version `start`; `random` has 12 bytes."""
     if not 0 <= start < 10**12 or len(random) != _RANDOM_BYTES:
         raise InvalidArgumentError(f"no session id from start {start} and {len(random)} bytes")
     return f"{start:012d}-{random.hex()}"
@@ -92,12 +92,12 @@ def session_start(session_id: str) -> int:
 
 
 def lineage_of(session_id: str) -> str:
-    """What a session shares with all its copies: its start and the first 48 of its random bits."""
+    """The part of a session id that all copies share: the start and the first 48 random bits."""
     return session_id[:25]
 
 
 def object_key(kind: str, session_id: str, number: int) -> str:
-    """The key of the session's object `number` of that kind (`"chunks"`, `"deltas"`, ...)."""
+    """The key of a session's object of that kind (`"chunks"`, `"deltas"`, ...) and number."""
     return f"{kind}/{session_id}/{number}"
 
 
@@ -107,12 +107,12 @@ def session_of(key: str) -> str:
     Raises
     ------
     InvalidArgumentError
-        If the key is not of the form `<kind>/<session>/<n>`.
+        If the key has not the form `<kind>/<session>/<n>`.
     """
     parts = key.split("/")
     if len(parts) == 3 and is_session_id(parts[1]) and parts[2].isdecimal():
         return parts[1]
-    raise InvalidArgumentError(f"{key[:80]!r} is not the key of an object of a session")
+    raise InvalidArgumentError(f"{key[:80]!r} is not the key of an object that a session wrote")
 
 
 def snapshot_key(snapshot_id: object) -> str:
@@ -121,18 +121,18 @@ def snapshot_key(snapshot_id: object) -> str:
     Raises
     ------
     InvalidArgumentError
-        If the text cannot be a snapshot id.
+        If it has not the form of a snapshot id.
     """
     found = _SNAPSHOT.fullmatch(snapshot_id) if isinstance(snapshot_id, str) else None
     if found is None:
         raise InvalidArgumentError(
             f"{str(snapshot_id)[:80]!r} is not a snapshot id; `repo.ancestry()` and "
-            "`zarr-manifests log` list the ids, `repo.list_branches()` and `repo.list_tags()` "
-            "those that names stand for"
+            "`zarr-manifests log` list ids; `repo.list_branches()` and `repo.list_tags()` list "
+            "those of branches and tags"
         )
     return object_key("snapshots", found[1], int(found[2]))
 
 
 def snapshot_id_of(key: str) -> str:
-    """The id of the snapshot that lies at `key`."""
+    """The id of the snapshot at `key`."""
     return f"{session_of(key)}-{key.rsplit('/', 1)[1]}"

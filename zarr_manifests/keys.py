@@ -1,13 +1,13 @@
-"""What a Zarr key and a Zarr metadata document mean.
+"""Parse Zarr keys and metadata documents.
 
-A key is one of three things: a metadata document of a node (`<path>/zarr.json`; in Zarr v2
-`.zarray` or `.zgroup`, and `.zattrs`), a chunk of an array (`<path>/c/0/12/3`, by that array's
-chunk key encoding), or anything else, which is kept as an *opaque* entry. Invariants:
+A key names a metadata document of a node (`<path>/zarr.json`; in Zarr v2 `.zarray` or `.zgroup`,
+and `.zattrs`), a chunk of an array (`<path>/c/0/12/3`, in that array's chunk key encoding), or
+anything else, which is an *opaque* entry. Invariants:
 
-- Only a canonical chunk key inside the array's grid is a chunk, so that key and coordinate
-  determine each other; `c/01`, `c/+1` or a key off the grid are opaque.
-- A node has the documents of one format. Which of several at one path make the node depends on
-  nothing but what they say (`node_documents`).
+- Only a canonical chunk key inside the array's grid is a chunk, so key and coordinate determine
+  each other. `c/01`, `c/+1` and keys outside the grid are opaque.
+- A node has documents of one format. If several are at one path, only their content decides which
+  make the node (`node_documents`).
 
 Sources: Zarr v3 core specification, sections "Array metadata", "Chunk key encoding"; Zarr v2
 specification, sections "Metadata", "Hierarchies"; for dimension names in v2, the attribute
@@ -55,7 +55,7 @@ _MAX_NDIM: Final = 64
 _MALFORMED: Final = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _INTEGER: Final = frozenset({int})
 _PLAIN_DIGITS: Final = 18
-"""As many are a number below 2**63, whichever they are."""
+"""Any number of so many digits is below 2**63."""
 _NUMBER: Final = r"(0|[1-9][0-9]{0,18})"
 
 
@@ -71,7 +71,7 @@ def split(key: str) -> tuple[str, str]:
 
 
 def document_path(key: str) -> str | None:
-    """Path of the node whose metadata document lies at the key; None if none can lie there.
+    """Path of the node whose metadata document has this key; None for other keys.
 
     Examples
     --------
@@ -79,7 +79,7 @@ def document_path(key: str) -> str | None:
     >>> document_path("air/t/zarr.json"), document_path(".zgroup"), document_path("air/c/0")
     ('air/t', '', None)
     """
-    if not key.endswith(DOCUMENTS):  # as nearly all are chunks
+    if not key.endswith(DOCUMENTS):  # fast path: nearly all keys are chunks
         return None
     path, name = split(key)
     return path if name in DOCUMENTS and not key.startswith("/") else None
@@ -107,21 +107,21 @@ class ChunkKeys:
         return f"c{self.separator}{numbers}" if numbers else "c"
 
     def decode(self, rest: str, ndim: int) -> Coords | None:
-        """The coordinate a key below the array's path means, None if it is no chunk key."""
+        """The coordinate of a key below the array's path; None if it is not a chunk key."""
         found = self.pattern(ndim).fullmatch(rest)
         return None if found is None else tuple(map(int, found.groups()))
 
     def pattern(self, ndim: int) -> re.Pattern[str]:
-        """What a chunk key looks like below the array's path, with a group for each axis."""
+        """Pattern of chunk keys below the array's path, with a group for each axis."""
         return _chunk_key(self.kind, self.separator, ndim)
 
     def decode_many(
         self, rests: Sequence[str], ndim: int
     ) -> tuple[IndexArray, npt.NDArray[np.bool_]]:
-        """As `decode`, of many keys: coordinates (int64[n, ndim]), and which of them are known.
+        """Decode many keys at once: coordinates (int64[n, ndim]), and which of them are decoded.
 
-        No loop over the keys: their text is looked at as one array of bytes. A key that is not
-        known may still be a chunk key, if a very unusual one, so ask `decode` about it.
+        Works on the text of all keys as one array of bytes. A key that is not decoded may still be
+        an unusual chunk key, so pass it to `decode`.
 
         Examples
         --------
@@ -137,7 +137,7 @@ class ChunkKeys:
             return coords, known
         data = np.frombuffer(text, np.uint8)
         ends = np.flatnonzero((data == ord(self.separator)) | (data == ord("\n")))
-        last = np.flatnonzero(data[ends] == ord("\n"))  # the field that ends a key, of each
+        last = np.flatnonzero(data[ends] == ord("\n"))  # each key's last field
         rows = np.flatnonzero(np.diff(last, prepend=-1) == ndim + lead)
         first = last[rows] - (ndim + lead - 1)
         starts = np.concatenate([np.zeros(1, np.int64), ends[:-1] + 1])
@@ -152,9 +152,9 @@ class ChunkKeys:
         return coords, known
 
 
-@cache  # of as many entries as there are encodings and numbers of axes
+@cache  # bounded by the number of encodings and axes
 def _chunk_key(kind: str, separator: str, ndim: int) -> re.Pattern[str]:
-    """What the key of a chunk looks like, below its array's path."""
+    """Pattern of a chunk key below its array's path."""
     if not ndim:
         return re.compile("c" if kind == "default" else "0")
     fields = [_NUMBER] * ndim if kind == "v2" else ["c", *[_NUMBER] * ndim]
@@ -164,7 +164,7 @@ def _chunk_key(kind: str, separator: str, ndim: int) -> re.Pattern[str]:
 def _numbers_at(
     data: npt.NDArray[np.uint8], start: IndexArray, length: IndexArray
 ) -> tuple[IndexArray, npt.NDArray[np.bool_]]:
-    """The decimal numbers in these places of a text, and which of them are canonical."""
+    """The decimal numbers at given places of a text, and which of them are canonical."""
     valid = (length > 0) & (length <= _PLAIN_DIGITS)
     valid &= (length == 1) | (data[start] != ord("0"))
     values = np.zeros(len(start), np.int64)
@@ -178,12 +178,12 @@ def _numbers_at(
 
 @dataclass(frozen=True, slots=True)
 class GroupMeta:
-    """A group's document."""
+    """A parsed group document."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayMeta:
-    """What of an array's document decides where its chunks are.
+    """The part of an array's document that decides where its chunks are.
 
     Parameters
     ----------
@@ -192,7 +192,7 @@ class ArrayMeta:
     chunk_keys : ChunkKeys
         How chunk coordinates become keys.
     dimension_names : tuple of (str or None), optional
-        As in the document.
+        Names of the axes, as in the document.
     """
 
     shape: Coords
@@ -207,23 +207,23 @@ class ArrayMeta:
         object.__setattr__(self, "grid", grid)
 
     def same_chunking(self, other: object) -> bool:
-        """Whether a chunk coordinate means the same key and the same cells in both."""
+        """Whether a chunk coordinate has the same key and the same cells in both."""
         return isinstance(other, ArrayMeta) and (self.chunk_shape, self.chunk_keys) == (
             other.chunk_shape,
             other.chunk_keys,
         )
 
     def is_coordinate(self, path: str) -> bool:
-        """Whether this is a CF coordinate variable: one axis, named as the array itself."""
+        """Whether this is a CF coordinate variable: one axis with the array's own name."""
         names = self.dimension_names
         return names is not None and len(names) == 1 and names[0] == split(path)[1]
 
 
 def node_documents(found: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Those of the documents found at one path, by file name, that make a node; maybe none.
+    """The documents at one path, by file name, that make a node; empty if there is none.
 
-    `zarr.json` if it is well-formed, else `.zarray`, else `.zgroup`; the last two with `.zattrs`,
-    whatever that says.
+    These are `zarr.json` if it is valid, else `.zarray`, else `.zgroup`; the last two with
+    `.zattrs`, whatever its content.
 
     Examples
     --------
@@ -239,7 +239,7 @@ def node_documents(found: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def parse_documents(documents: Mapping[str, bytes]) -> ArrayMeta | GroupMeta | None:
-    """What the documents of one node say; None if they are none of one."""
+    """Parse the documents of one node; None if they do not describe a node."""
     match documents:
         case {"zarr.json": document}:
             return parse_document(document)
@@ -252,7 +252,7 @@ def parse_documents(documents: Mapping[str, bytes]) -> ArrayMeta | GroupMeta | N
 
 @lru_cache(maxsize=4096)
 def parse_document(document: bytes) -> ArrayMeta | GroupMeta | None:
-    """What a Zarr v3 metadata document says; None if it is malformed or cannot be gridded.
+    """Parse a Zarr v3 metadata document; None if malformed or without a regular chunk grid.
 
     Examples
     --------
@@ -295,7 +295,7 @@ def _parse_v2_array(document: bytes, attributes: bytes | None) -> ArrayMeta | No
 
 
 def _v2_dimensions(attributes: bytes | None, ndim: int) -> tuple[str, ...] | None:
-    """Names of the axes as xarray writes them; None for other attributes, or no readable ones."""
+    """Dimension names as xarray writes them to attributes; None if absent or malformed."""
     try:
         names = json.loads(attributes or b"{}")["_ARRAY_DIMENSIONS"]
     except _MALFORMED:
@@ -325,12 +325,12 @@ def _parse_array(fields: Any) -> ArrayMeta | None:
 def _array(
     shape: Coords, chunks: Coords, kind: Any, separator: Any, names: tuple[str | None, ...] | None
 ) -> ArrayMeta | None:
-    """The array, if there can be one like that."""
-    numbers = {*map(type, shape), *map(type, chunks)} <= _INTEGER  # equal ones of others are not
+    """The array; None if a value is invalid."""
+    numbers = {*map(type, shape), *map(type, chunks)} <= _INTEGER  # `True` and `1.0` equal integers
     return _array_of(shape, chunks, kind, separator, names) if numbers else None
 
 
-@lru_cache(maxsize=1024)  # most arrays of a dataset are alike
+@lru_cache(maxsize=1024)  # arrays of a dataset are often alike
 def _array_of(
     shape: Coords, chunks: Coords, kind: Any, separator: Any, names: tuple[str | None, ...] | None
 ) -> ArrayMeta | None:

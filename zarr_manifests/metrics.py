@@ -1,12 +1,11 @@
-"""Counting what a repository does in this process.
+"""Counters of what a repository does in this process.
 
-A `Meter` is added to, from any thread; `Metrics` is what it says at one moment. Invariants:
+Any thread may add to a `Meter`; `Metrics` is its state at one moment. Invariants:
 
-- A count never goes down, and an addition is never lost to another thread's.
-- What is counted was done by this process: a child of `os.fork` starts at zero, and nothing of it
-  is pickled. What a process has counted in all, `process_totals`, is therefore the sum of what
-  its meters say and of what those said that are gone.
-- Adding costs no more than a lock that is free.
+- Counts never decrease, and no addition is lost to another thread.
+- Counts belong to this process: a child of `os.fork` starts at zero, and pickles carry none. So
+  `process_totals` is the sum over all meters, including those already garbage-collected.
+- Adding costs at most an uncontended lock.
 """
 
 from __future__ import annotations
@@ -24,41 +23,42 @@ __all__ = ["Meter", "Metrics", "process_totals"]
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """What a repository object, its sessions and stores have done so far in this process.
+    """Counts of what a repository object, its sessions and stores did so far in this process.
 
-    Subtract an earlier one to see what was done between. Requests to the storage are counted as
-    calls: one for each object, whatever a backend makes of it.
+    Subtract earlier metrics to get the counts in between. Storage requests are counted as calls,
+    one for each object, even if a backend splits or batches them.
 
     Parameters
     ----------
     read_requests, write_requests, list_requests, delete_requests : int
-        Calls to the storage, those that failed included.
+        Calls to the storage, including failed ones.
     failed_requests : int
-        Those of them that raised an error, an object that is not there included.
+        Calls that raised an error, including those for objects that do not exist.
     bytes_read, bytes_written : int
-        Of objects, received and sent.
+        Bytes of objects received and sent.
     cache_hits : int
-        Metadata objects that were wanted and lay decoded in memory.
+        Lookups of metadata objects that were decoded in memory.
     cache_misses : int
-        Metadata objects that were wanted and did not.
+        Lookups of metadata objects that were not.
     cache_evicted_bytes : int
-        Dropped from memory, because it was full or they were not used, by estimated size.
+        Estimated size of metadata dropped from memory because it was full or expired.
     disk_cache_hits, disk_cache_misses : int
-        Misses of the memory that the cache directory could serve, and could not.
+        Misses in memory that the cache directory served, and that it did not.
     disk_cache_damaged_files : int
-        Files that were dropped from the cache directory because they were not what was written.
+        Damaged files dropped from the cache directory.
     disk_cache_failures : int
-        Times the cache directory did not take an object, as when the disk is full.
+        Failed writes to the cache directory, as when the disk is full.
     chunk_cache_hits, chunk_cache_misses : int
-        Chunks that were wanted, and were kept in memory or not; counted where any may be kept.
+        Lookups of chunks that were in memory, and that were not; only if a chunk cache is
+        configured.
     refs_merged : int
-        Chunk refs of deltas that were brought together, by reads and by compactions.
+        Chunk refs of deltas merged by reads and compactions.
     commits : int
         Commits that landed.
     conflicts : int
         Commits that raised `ConflictError`.
     retries : int
-        Times something was tried again, because others came first or the storage did not answer.
+        Attempts repeated because another commit came first or the storage did not answer.
     compactions : int
         Compactions that landed.
 
@@ -98,7 +98,7 @@ class Metrics:
 
     @property
     def requests(self) -> int:
-        """All calls to the storage."""
+        """All calls to the storage, summed."""
         return self.read_requests + self.write_requests + self.list_requests + self.delete_requests
 
     def to_dict(self) -> dict[str, int]:
@@ -135,25 +135,25 @@ class Meter:
         self._reads = self._counts.reads
         with _REGISTRY.lock:
             _REGISTRY.counts.add(self._counts)
-            _REGISTRY.settle()  # or those that are gone would take room until somebody asks
-        # Nobody asks for totals any more when the process ends.
+            _REGISTRY.settle()  # else dead meters take memory until somebody reads totals
+        # At exit nobody needs totals.
         weakref.finalize(self, _REGISTRY.gone.append, self._counts).atexit = False
 
     def add(self, name: str, n: int = 1) -> None:
-        """Add to the count of that name, a field of `Metrics`; `KeyError` if there is none."""
+        """Add to the count `name`, a field of `Metrics`; `KeyError` if there is none."""
         counts = self._counts
         with counts.lock:
             counts.by_name[name] += n
 
     def read_request(self, read_bytes: int) -> None:
-        """Count a read that was answered, as each chunk's is: without the lock."""
+        """Count a successful read without taking the lock, since every chunk read does this."""
         reads = self._reads
         reads.append(read_bytes)
         if len(reads) > _MOST_UNCOUNTED:
             self._counts.settle()
 
     def request(self, kind: str, read_bytes: int = 0, written_bytes: int = 0) -> None:
-        """Count a call to the storage that was answered; `kind` is the name of its count."""
+        """Count a successful storage call; `kind` is the name of its count."""
         counts = self._counts
         with counts.lock:
             counts.by_name[kind] += 1
@@ -168,22 +168,22 @@ class Meter:
 
 
 class _Counts:
-    """What a meter has counted; it outlives the meter until the registry has taken it over."""
+    """Counts of a meter; they outlive it until the registry has added them to its own."""
 
     __slots__ = ("by_name", "lock", "reads")
 
     def __init__(self) -> None:
         self.by_name = dict.fromkeys(_NAMES, 0)
-        self.reads: deque[int] = deque()  # bytes of each that is not counted by name yet
-        # Reentrant: a signal's handler or a finalizer may count on the thread that holds it.
+        self.reads: deque[int] = deque()  # bytes of reads that are not in `by_name` yet
+        # Reentrant: a signal handler or finalizer may count on the thread that holds it.
         self.lock = threading.RLock()
 
     def settle(self) -> dict[str, int]:
-        """All of it by name."""
+        """All counts by name."""
         with self.lock:
             number = nbytes = 0
             try:
-                with contextlib.suppress(IndexError):  # there is none left
+                with contextlib.suppress(IndexError):  # the queue is empty
                     while True:
                         nbytes += self.reads.popleft()
                         number += 1
@@ -199,12 +199,12 @@ class _Counts:
 
 
 class _Registry:
-    """What all meters of the process have counted, and those that are gone.
+    """Counts of all meters of the process, dead ones included.
 
-    A meter goes wherever garbage is collected, be it on a thread that holds another meter's lock,
-    which `process_totals` wants while it holds this one. So no lock is taken for it: it is noted
-    that it has gone, and whoever holds the lock next takes its counts over. Until then they are
-    among the others', so that they are counted once at every moment.
+    A meter may be garbage-collected on any thread, even one that holds another meter's lock, for
+    which `process_totals` waits while it holds this lock. So the finalizer takes no lock: it only
+    queues the counts, and the next holder of the lock adds them to `retired`. Until then they stay
+    in `counts`, so they are counted exactly once at every moment.
     """
 
     def __init__(self) -> None:
@@ -214,7 +214,7 @@ class _Registry:
         self.retired = dict.fromkeys(_NAMES, 0)
 
     def settle(self) -> None:
-        """Take over the counts of meters that are gone; the lock is held."""
+        """Add the counts of dead meters to `retired`; the caller holds the lock."""
         while self.gone:
             counts = self.gone.popleft()
             self.counts.discard(counts)
@@ -233,7 +233,7 @@ os.register_at_fork(after_in_child=_REGISTRY.restart)
 
 
 def process_totals() -> Metrics:
-    """What all repositories together have done in this process."""
+    """Counts of all repositories of this process together."""
     with _REGISTRY.lock:
         _REGISTRY.settle()
         totals = dict(_REGISTRY.retired)

@@ -1,8 +1,8 @@
-"""Text of anybody's that is shown: names, messages, URLs and metadata, harmless to a terminal.
+"""Escape untrusted text for terminals.
 
-Every text that the package makes of such values goes through `plain_text`: errors as they are
-shown, `str` and `repr`, what the command line prints, and what a notebook shows. Values themselves
-are never changed.
+Names, messages, URLs and metadata may hold control characters. The package escapes them with
+`plain_text` wherever it shows them: in errors, `str` and `repr`, on the command line and in
+notebooks. The values themselves are never changed.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ __all__ = ["plain_text"]
 
 
 def plain_text(value: object, *, lines: bool = False) -> str:
-    r"""As text that a terminal obeys in nothing: what it would obey is written out, as `\x1b`.
+    r"""The value as text with control characters escaped, such as `\x1b`.
 
-    These are control characters, those that turn the direction of text around, and those that
-    nobody sees.
+    Characters that change the direction of text and invisible characters are escaped, too.
 
     Parameters
     ----------
     value : object
-        What `str` makes a text of.
+        Converted with `str`.
     lines : bool
-        Keep the ends of lines: for what is made of several.
+        Keep newlines.
 
     Examples
     --------

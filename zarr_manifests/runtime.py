@@ -1,9 +1,8 @@
-"""What the package takes from the outside world besides storage: time, chance, threads.
+"""Clocks, randomness and threads, behind one interface that tests can replace.
 
-Invariant: no other module of the package reads a clock, draws a random number, sleeps or starts
-a thread on its own account. All of it goes through one `Runtime`, so a test can replace the
-world by a deterministic one: a fake clock, seeded bytes, no sleeping, and `parallel` run in a
-fixed order with `checkpoint` as the place where a scheduler may switch to another actor.
+Invariant: no other module of the package reads a clock, draws a random number, sleeps or starts a
+thread by itself. A test passes a deterministic `Runtime`: a fake clock, seeded bytes, no sleeping,
+and `parallel` in a fixed order, with `checkpoint` where a scheduler may switch to another actor.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ __all__ = [
 ]
 
 MAX_MS: Final = 253_402_300_799_999
-"""The last millisecond of the year 9999, beyond which no date can be told."""
-_POOL_THREADS = 64  # all live deltas of an array are fetched in one round
+"""The last millisecond of the year 9999, the largest date that `datetime` can represent."""
+_POOL_THREADS = 64  # enough to fetch all live deltas of an array at once
 
 
 class ForkSafeLock:
-    """A reentrant lock that a forked child finds free, whichever thread of its parent held it.
+    """A reentrant lock that is free in a forked child, whichever thread of the parent held it.
 
     Examples
     --------
@@ -83,10 +82,10 @@ os.register_at_fork(after_in_child=_renew_locks)
 
 
 def fork_awaited_lock() -> AbstractContextManager[bool]:
-    """A reentrant lock that `os.fork` waits for, so that no child finds half done what it guards.
+    """A reentrant lock that `os.fork` waits for, so children never see guarded state half changed.
 
-    It is for what keeps locks of its own that nobody renews, as some libraries in C++ do. It lasts
-    as long as the process: a module makes one, not an object, and does not hold it for long.
+    For libraries with internal locks that are not renewed after a fork, as some in C++. The lock is
+    never released from memory, so make one for each module, not for each object.
 
     Examples
     --------
@@ -103,7 +102,7 @@ def fork_awaited_lock() -> AbstractContextManager[bool]:
 
 
 class PerThread[T]:
-    """A value that each thread makes for itself, since threads cannot share it.
+    """A value that each thread creates for itself on first use.
 
     Examples
     --------
@@ -120,7 +119,7 @@ class PerThread[T]:
         self._local = threading.local()
 
     def get(self) -> T:
-        """What the calling thread has."""
+        """The value of the calling thread."""
         try:
             found: T = self._local.value
         except AttributeError:
@@ -129,7 +128,7 @@ class PerThread[T]:
 
 
 class _Forks:
-    """How often this process has been forked; a child goes on from its parent's number."""
+    """How often this process has forked; a child continues from its parent's number."""
 
     count = 0
 
@@ -142,7 +141,7 @@ os.register_at_fork(after_in_parent=_count_fork)
 
 
 def forks_made() -> int:
-    """A number that changes whenever this process makes a child by `os.fork`.
+    """A number that changes whenever this process calls `os.fork`.
 
     Examples
     --------
@@ -158,21 +157,21 @@ _ASKED: ContextVar[tuple[int, ...]] = ContextVar("zarr_manifests_asked", default
 
 
 def next_step() -> int:
-    """The time of a clock that counts how often it is asked, all over the process."""
+    """The next number of a counter that the whole process shares."""
     return next(_STEPS)
 
 
 def asked_at() -> tuple[int, ...]:
-    """The steps at which what runs now was asked for, and the step now.
+    """The steps at which the current call was submitted, and the current step.
 
-    A call that is handed over to a thread is asked for at a step of its own, however late the
-    thread begins; if it hands over calls in turn, these have both steps.
+    A call submitted to another thread keeps the step of its submission, however late the thread
+    begins. Calls that it submits in turn have both steps.
     """
     return *_ASKED.get(), next_step()
 
 
 def handed_over[R](call: Callable[[], R]) -> Callable[[], R]:
-    """The call for another thread, with the context of this one; asked for now."""
+    """The call, to run on another thread in a copy of this context; its step is the current one."""
     context: Context = copy_context()
     context.run(_ASKED.set, asked_at())
     return partial(context.run, call)
@@ -183,7 +182,7 @@ class _Parallel(Protocol):
 
 
 class _Pool:
-    """A thread pool made at first use, and made again in a forked child."""
+    """A thread pool created on first use, and again in a forked child."""
 
     def __init__(self) -> None:
         self._executor: ThreadPoolExecutor | None = None
@@ -202,7 +201,7 @@ _POOL = _Pool()
 
 
 class _Call[R]:
-    """A call that is made once, by the thread that is first to take it."""
+    """A call that runs once, on the thread that takes it first."""
 
     __slots__ = ("_call", "_ended", "_error", "_result", "_taken")
 
@@ -214,11 +213,11 @@ class _Call[R]:
         self._result: R
 
     def take(self, by: object) -> bool:
-        """Whether nobody else has taken it; who was interrupted while it did can ask again."""
+        """Take it for `by`; False if somebody else has. May be repeated after an interrupt."""
         return self._taken.setdefault("by", by) is by
 
     def run(self, by: object = None) -> None:
-        """Make it, unless somebody has taken it; raises nothing but what interrupts a thread."""
+        """Run it unless somebody else took it; raises only what interrupts a thread."""
         if not self.take(self if by is None else by):
             return
         try:
@@ -231,43 +230,42 @@ class _Call[R]:
             self._ended.set()
 
     def wait(self) -> None:
-        """Wait for the thread that has taken it."""
+        """Wait until the thread that took it has ended it."""
         self._ended.wait()
 
     def outcome(self) -> R:
-        """What it has returned, or raised; it has ended."""
+        """Return its result, or raise its error; it must have ended."""
         if self._error is None:
             return self._result
         try:
             raise self._error
         finally:
-            self._error = None  # its traceback leads here
+            self._error = None  # break the cycle with its traceback
 
 
 def _run_parallel[R](calls: Sequence[Callable[[], R]]) -> list[R]:
     if len(calls) <= 1:
         return [call() for call in calls]
-    # This thread makes them, too: what no other has begun, it does not wait for. The pool's threads
-    # may all be waiting for this very one, be it that it is one of them, or that it holds a lock.
-    # All have ended before the first error is raised: what a caller does next must not race with
-    # an upload of its own.
+    # This thread runs calls, too, so it never waits for a call that has not begun. The threads of
+    # the pool may all be waiting for this one, which may be one of them or hold a lock. All calls
+    # end before the first error is raised, so the caller's next step cannot race with its uploads.
     handed = [_Call(handed_over(call)) for call in calls]
     here = object()
     try:
-        with suppress(RuntimeError):  # there is no thread to be had (any more)
+        with suppress(RuntimeError):  # no thread available, as at interpreter exit
             for one in handed[1:]:
                 _POOL.submit(one.run)
-        for one in (handed[0], *reversed(handed[1:])):  # the pool begins with the first
+        for one in (handed[0], *reversed(handed[1:])):  # the pool starts from the front
             one.run(here)
     finally:
-        # All have been taken but where this thread was interrupted, and these nobody makes now.
+        # If this thread was interrupted, it takes the calls that nobody has begun: they never run.
         for one in [one for one in handed if not one.take(here)]:
             one.wait()
     return [one.outcome() for one in handed]
 
 
 def one_by_one[R](calls: Sequence[Callable[[], R]]) -> list[R]:
-    """Run the calls one after another on this thread, and stop at the first that fails.
+    """Run the calls one after another on this thread; stops at the first error.
 
     Examples
     --------
@@ -283,25 +281,25 @@ def _run_in_background(call: Callable[[], None]) -> None:
     try:
         _POOL.submit(one.run)
     except RuntimeError:
-        # Where only a new thread was not to be had, another of the pool may come to it.
+        # The call may still be queued, and another thread of the pool run it.
         if one.take(call):
             raise
 
 
 def _call_later(delay_s: float, call: Callable[[], None]) -> Callable[[], None]:
     timer = threading.Timer(delay_s, call)
-    timer.daemon = True  # what is due after the end of the program is not
+    timer.daemon = True  # does not keep the interpreter alive
     timer.start()
     return timer.cancel
 
 
 def start_thread(call: Callable[[], None]) -> None:
-    """Run the call on a thread of its own; the interpreter does not exit before it has ended.
+    """Run the call on its own thread, which the interpreter waits for at exit.
 
     Raises
     ------
     RuntimeError
-        If there is no thread to be had.
+        If no thread can be started.
 
     Examples
     --------
@@ -322,19 +320,19 @@ def _no_checkpoint(name: str) -> None:
 def _user_and_host() -> str:
     try:
         user = getpass.getuser()
-    except (OSError, KeyError):  # a user without a name, as in some containers
+    except (OSError, KeyError):  # a user id without a name, as in some containers
         user = str(os.getuid()) if hasattr(os, "getuid") else "?"
     return f"{user}@{socket.gethostname()}"
 
 
 def _who() -> str:
-    """What the variable `ZARR_MANIFESTS_WHO` says, else the user and the host."""
+    """The value of `ZARR_MANIFESTS_WHO`, or else user and host."""
     said = os.environ.get("ZARR_MANIFESTS_WHO")
     return _user_and_host() if said is None else said
 
 
 class _Clamped:
-    """A clock that says no time before 1970 or after the year 9999, whatever it is set to."""
+    """A clock limited to the years 1970 to 9999."""
 
     __slots__ = ("_clock",)
 
@@ -352,30 +350,30 @@ class Runtime:
     Parameters
     ----------
     now_ms : callable
-        Wall clock in milliseconds since 1970 UTC; recorded, never relied on for safety. What it
-        says is taken to lie from 1970 to the year 9999, as no other time can be recorded.
+        Wall clock in milliseconds since 1970 UTC, limited to the years 1970 to 9999. Times are
+        recorded; safety never depends on them.
     monotonic_s : callable
-        A clock in seconds that never goes back.
+        Monotonic clock in seconds.
     random_bytes : callable
-        `random_bytes(n)` gives n unpredictable bytes.
+        `random_bytes(n)` returns n unpredictable bytes.
     jitter : callable
-        `jitter(limit_s)` gives a random wait between 0 and `limit_s` seconds.
+        `jitter(limit_s)` returns a random delay between 0 and `limit_s` seconds.
     sleep : callable
-        Waits that many seconds.
+        Waits for a number of seconds.
     parallel : callable
-        Runs argument-free calls, side by side where it can, and returns their results in order;
-        raises the first error only after all have ended. Calls may call `parallel` in turn, and a
-        caller may hold a lock that other calls wait for: it never waits for what nobody has begun.
+        Runs calls without arguments concurrently and returns their results in order. Raises the
+        first error after all have ended. Calls may be nested, and the caller may hold a lock that
+        other calls wait for: it never waits for a call that has not begun.
     background : callable
-        Runs one argument-free call some time soon; nobody waits for it. Raises `RuntimeError` if
-        there is no thread for it, as when the interpreter exits; then it is not made.
+        Runs a call without arguments soon, without waiting for it. Raises `RuntimeError`, and does
+        not run it, if there is no thread, as at interpreter exit.
     checkpoint : callable
-        Called with a name at each place where a scheduler may switch actors.
+        Called with a name wherever a scheduler may switch actors.
     later : callable
-        `later(delay_s, call)` runs one argument-free call after so many seconds, in a thread of
-        its own, and gives a callable that calls this off.
+        `later(delay_s, call)` runs a call without arguments after a delay in seconds, on its own
+        thread, and returns a callable that cancels it.
     who : callable
-        Says in whose name operations are logged.
+        Returns the author of logged operations.
 
     Examples
     --------

@@ -163,7 +163,7 @@ def test_what_is_larger_than_readers_take_is_not_written() -> None:
     noise = np.random.default_rng(1).bytes(MAX_ROOT_BYTES - 100)
     whole = encode(ObjectKind.ROOT, {"a": noise})
     assert decode(whole, ObjectKind.ROOT, lambda fields: fields.binary("a"), "x") == noise
-    with pytest.raises(ManifestsError, match="beyond what readers take"):
+    with pytest.raises(ManifestsError, match="larger than readers accept"):
         encode(ObjectKind.ROOT, {"a": noise + bytes(100)})
 
 

@@ -70,7 +70,7 @@ def test_it_is_said_which_snapshot_lies_there() -> None:
     exchange(repo, snapshot_key(ids[1]), snapshot_key(ids[2]))
     with pytest.raises(CorruptObjectError) as caught:
         anew(repo).readonly_session(snapshot_id=ids[1])
-    assert str(caught.value).startswith(f"{snapshot_key(ids[1])}: snapshot {ids[2]} lies in its")
+    assert str(caught.value).startswith(f"{snapshot_key(ids[1])}: found snapshot {ids[2]} under")
 
 
 @each_way
