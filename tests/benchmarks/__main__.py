@@ -2,7 +2,7 @@
 
 It prints each row as it ends, writes all figures to `artifacts/benchmarks.json`, a table of them to
 `artifacts/benchmarks.md`, and draws `artifacts/benchmarks.png`. It fails if a row misses half of
-the ratio that is due, if a figure grows twice as much as it may, or if a peer is not installed.
+the target ratio, if a figure grows twice as much as it may, or if a peer is not installed.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", nargs="+", default=["*"], metavar="ROW", help="names, or globs")
     parser.add_argument("--quick", action="store_true", help="smaller sizes, 3 rounds")
-    parser.add_argument(
-        "--rehearse", action="store_true", help="tiny sizes, 1 round, nothing is due"
-    )
+    parser.add_argument("--rehearse", action="store_true", help="tiny sizes, 1 round, no targets")
     parser.add_argument("--rounds", type=int, help="how many count (5)")
     parser.add_argument("--against", nargs="*", metavar="PEER", help="only compare with these")
     parser.add_argument("--list", action="store_true", help="only list the rows")

@@ -58,7 +58,7 @@ def _places(outcomes: Sequence[Outcome]) -> list[tuple[Outcome, float, list[tupl
 
 
 def _draw_ratios(axes: Any, outcomes: Sequence[Outcome]) -> None:
-    """A bar for the middle ratio, dots for those of the rounds, a mark for what is due."""
+    """A bar for the middle ratio, dots for those of the rounds, a mark for the target."""
     rows = _places(outcomes)
     for outcome, middle, peers in rows:
         if not peers:
@@ -72,7 +72,7 @@ def _draw_ratios(axes: Any, outcomes: Sequence[Outcome]) -> None:
             if due is not None:
                 axes.plot([due] * 2, [at - 0.5, at + 0.5], color="black", linewidth=2.2)
                 short = "" if found >= due else ": MISSED" if found < due * MISSED else ": short"
-                text += f" (due {due:.3g}{short})"
+                text += f" (target {due:.3g}{short})"
             end = max(1.0, found, *ratios, due or 0.0)
             axes.text(end * 1.04, at, text, fontsize=7, va="center")
     axes.set_xscale("log")
@@ -85,7 +85,7 @@ def _draw_ratios(axes: Any, outcomes: Sequence[Outcome]) -> None:
     ]
     axes.set_yticks([middle for _, middle, _ in rows], labels, fontsize=7)
     axes.set_ylim(rows[-1][1] + len(rows[-1][2]) / 2 + 0.7, -1)
-    axes.set_xlabel("times the time (or bytes) that zarr_manifests takes; thick line: what is due")
+    axes.set_xlabel("times the time (or bytes) that zarr_manifests takes; thick line: target")
     axes.grid(axis="x", which="both", alpha=0.25)
     axes.set_axisbelow(True)
 

@@ -22,7 +22,7 @@ _COLUMNS = (
     "its figure",
     "times ours (spread)",
     "processor",
-    "due",
+    "target",
     "peak memory: ours, the peer's",
 )
 
@@ -54,7 +54,7 @@ def describe(outcome: Outcome, seconds: float) -> str:
             if (cpu := outcome.cpu_ratio(name)) is not None:
                 text += f", processor {cpu:.2f} x"
             if name in row.due:
-                text += f", due {row.due[name]:.3g}: {verdict(outcome, name)}"
+                text += f", target {row.due[name]:.3g}: {verdict(outcome, name)}"
         lines.append(text)
         if extras := outcome.extras(name):
             lines.append(f"  {'':15} {_extras(extras)}")
@@ -67,7 +67,7 @@ def describe_growth(growth: Growth, outcomes: Sequence[Outcome]) -> str | None:
     if found is None:
         return None
     reached = _graded(growth.most / found)
-    return f"{growth.title}: {found:.2f} x, at most {growth.most:g} are due: {reached}"
+    return f"{growth.title}: {found:.2f} x, at most {growth.most:g} allowed: {reached}"
 
 
 def memory_text(peak_bytes: int | None) -> str:
