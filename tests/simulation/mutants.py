@@ -45,7 +45,7 @@ BUDGET = 2000
 
 @dataclass(frozen=True)
 class Mutant:
-    """A fault: what is left out, and how."""
+    """A fault: what the package does wrong, and how to plant it."""
 
     name: str
     says: str
@@ -65,7 +65,7 @@ def mutant(says: str) -> Callable[[Callable[[pytest.MonkeyPatch], None]], None]:
 # --- the swap ----------------------------------------------------------------------------------
 
 
-@mutant("The root is overwritten whatever version it has by then.")
+@mutant("The root is overwritten without comparing its version.")
 def swap_without_compare(patch: pytest.MonkeyPatch) -> None:
     swap = Roots.swap
 
@@ -76,7 +76,7 @@ def swap_without_compare(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Roots, "swap", always)
 
 
-@mutant("Whether a lost answer was a success is looked up in the newest root only, not in its log.")
+@mutant("A lost answer is looked up in the newest root only, not in its log.")
 def log_walk_left_out(patch: pytest.MonkeyPatch) -> None:
     def newest_only(self: Any, found: Any, new: Any, *args: Any, **more: Any) -> Any:
         return found if found.root.write_id == new.write_id else None
@@ -84,7 +84,7 @@ def log_walk_left_out(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Roots, "_outcome", newest_only)
 
 
-@mutant("A swap whose outcome is not known is taken for one that somebody else has won.")
+@mutant("A swap with an unknown outcome is treated as lost to another writer.")
 def unknown_taken_for_lost(patch: pytest.MonkeyPatch) -> None:
     swap = Roots.swap
 
@@ -97,7 +97,7 @@ def unknown_taken_for_lost(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Roots, "swap", guess)
 
 
-@mutant("The swap is made although an upload before it has failed.")
+@mutant("The swap is made although an earlier upload failed.")
 def failed_uploads_ignored(patch: pytest.MonkeyPatch) -> None:
     upload = commit._upload
 
@@ -111,7 +111,7 @@ def failed_uploads_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commit, "_upload", careless)
 
 
-@mutant("The first session after opening begins at any root that was seen before.")
+@mutant("The first session after opening may begin at any root seen before.")
 def old_root_reused(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sessions, "_FRESH_S", 1e9)
     patch.setattr(Roots, "undisturbed", lambda self, at: True)
@@ -120,24 +120,24 @@ def old_root_reused(patch: pytest.MonkeyPatch) -> None:
 # --- conflicts and branches --------------------------------------------------------------------
 
 
-@mutant("A commit is put on top of whatever came first.")
+@mutant("A commit is rebased onto anything.")
 def conflicts_ignored(patch: pytest.MonkeyPatch) -> None:
     rebase = rebasing.rebase
     patch.setattr(rebasing, "rebase", lambda *a, **k: replace(rebase(*a, **k), conflicts=()))
 
 
-@mutant("What a commit has read is not looked at when it is put on top of others.")
+@mutant("A rebase ignores what the commit has read.")
 def dependent_reads_left_out(patch: pytest.MonkeyPatch) -> None:
     rebase = rebasing.rebase
     patch.setattr(rebasing, "rebase", lambda *a, **k: rebase(*a, **{**k, "reads": None}))
 
 
-@mutant("What a serializable session has read is not looked at when it commits.")
+@mutant("A commit ignores what its serializable session has read.")
 def serializable_reads_left_out(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rules, "_read_conflicts", lambda *args: iter(()))
 
 
-@mutant("Chunks that a policy leaves to others are written over theirs.")
+@mutant("Chunks that a policy leaves to others are overwritten.")
 def left_to_others_and_written(patch: pytest.MonkeyPatch) -> None:
     rebase = rebasing.rebase
     patch.setattr(
@@ -145,7 +145,7 @@ def left_to_others_and_written(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-@mutant("An append that is put behind another's keeps its chunks where they were.")
+@mutant("A relocated append keeps its chunks where they were.")
 def appended_in_place(patch: pytest.MonkeyPatch) -> None:
     def put(result: Any, move: Any, table: Any) -> None:
         result.put_table(move.node_id, table)
@@ -153,13 +153,13 @@ def appended_in_place(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(relocating, "_put_shifted", put)
 
 
-@mutant("A commit is put on a branch that was reset to where its base is not.")
+@mutant("A commit lands on a branch that was reset to a history without its base.")
 def any_base_will_do(patch: pytest.MonkeyPatch) -> None:
     between = rebasing.deltas_between
     patch.setattr(rebasing, "deltas_between", lambda *args: between(*args) or [])
 
 
-@mutant("What came first is taken to lie apart, wherever its chunks are.")
+@mutant("Earlier commits are assumed to touch other chunks, wherever theirs are.")
 def all_is_apart(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rebasing, "apart", lambda mine, theirs: True)
 
@@ -169,7 +169,7 @@ def amended_unseen(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commit, "_check_replaced", lambda *args: None)
 
 
-@mutant("A branch or tag can be put at a snapshot that is there and in no history.")
+@mutant("A branch or tag can point to a snapshot that exists but is in no history.")
 def refs_to_anywhere(patch: pytest.MonkeyPatch) -> None:
     def anywhere(context: Any, root: Any, snapshot_id: str) -> Any:
         ref = ancestry.snapshot_ref(context, snapshot_id)
@@ -178,7 +178,7 @@ def refs_to_anywhere(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(versions, "locate", anywhere)
 
 
-@mutant("Going back to older refs is allowed beyond the last collection.")
+@mutant("Refs can be restored from before the last collection.")
 def restore_without_guard(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recover, "_check_restorable", lambda root, version: None)
 
@@ -186,12 +186,12 @@ def restore_without_guard(patch: pytest.MonkeyPatch) -> None:
 # --- forks -------------------------------------------------------------------------------------
 
 
-@mutant("What one fork wrote is overwritten by another's.")
+@mutant("One fork's write is overwritten by another's.")
 def merge_overwrites(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Merge, "_chunk_conflicts", lambda *args: [])
 
 
-@mutant("A copy that comes back twice conflicts with itself.")
+@mutant("A copy that is merged twice conflicts with itself.")
 def merge_without_dedupe(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Merge, "_owner", lambda self, *args: ("", None))
     patch.setattr("zarr_manifests.engine.edit.merge_forks.same_bytes", lambda a, b: False)
@@ -209,7 +209,7 @@ def strangers_merged(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("zarr_manifests.session.merge_forks", anyone)
 
 
-@mutant("A copy writes under the names of the session that it is a copy of.")
+@mutant("A copy writes objects under the names of its original session.")
 def copies_share_names(patch: pytest.MonkeyPatch) -> None:
     draw = SessionKeys._draw
 
@@ -224,7 +224,7 @@ def copies_share_names(patch: pytest.MonkeyPatch) -> None:
 # --- compaction --------------------------------------------------------------------------------
 
 
-@mutant("A compaction takes newer deltas' place instead of going below them.")
+@mutant("A compaction replaces newer deltas instead of going below them.")
 def compaction_over_newer(patch: pytest.MonkeyPatch) -> None:
     attempt = compact._try
 
@@ -240,7 +240,9 @@ def compaction_over_newer(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compact, "_try", over)
 
 
-@mutant("A commit takes the read list of the snapshot it began at: a compaction between is undone.")
+@mutant(
+    "A commit takes the read list of the snapshot it began at, undoing a compaction in between."
+)
 def compaction_merged_into_the_commit(patch: pytest.MonkeyPatch) -> None:
     place = commit._place
     began: dict[bytes, Any] = {}
@@ -265,7 +267,7 @@ def compaction_merged_into_the_commit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commit, "_place", stale)
 
 
-@mutant("Deltas that are no neighbours become a run: one goes on top of those that were newer.")
+@mutant("Deltas that are not neighbours become a run, so one goes on top of newer ones.")
 def run_of_no_neighbours(patch: pytest.MonkeyPatch) -> None:
     layers_of = rollup._layers
 
@@ -275,7 +277,7 @@ def run_of_no_neighbours(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rollup, "_layers", apart)
 
 
-@mutant("A run leaves out what its deltas have deleted, although the base has it still.")
+@mutant("A run omits its deltas' deletions, although the base still has the nodes or chunks.")
 def deletions_left_out_of_runs(patch: pytest.MonkeyPatch) -> None:
     layers_of = rollup._layers
 
@@ -295,7 +297,7 @@ def dropped_before_merged(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compact._Work, "_unmerged", lambda *args: iter(()))
 
 
-@mutant("A repacking puts chunks back that others have changed since it read them.")
+@mutant("A repacking restores chunks that others have changed since it read them.")
 def repacked_over_newer(patch: pytest.MonkeyPatch) -> None:
     def all_of_them(current: Any, moved: Any) -> list[Any]:
         return [(node_id, new) for node_id, _, new in moved]
@@ -312,12 +314,12 @@ def no_fence_check(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Roots, "holds_lease", lambda self, root, session: True)
 
 
-@mutant("A writer goes on although another has claimed the branch.")
+@mutant("A writer continues although another has claimed the branch.")
 def claim_not_checked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commit, "check_writer", lambda *args: None)
 
 
-@mutant("A compactor goes on although another has taken over.")
+@mutant("A compactor continues although another has taken over.")
 def zombie_compactor(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compact, "check_compactor", lambda *args: None)
 
@@ -336,7 +338,7 @@ def repacked_behind_the_fence(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(repacking._Repacking, "_standing", unfenced)
 
 
-@mutant("A lease counts by the clock of who looks at it, not by its being there.")
+@mutant("A lease counts by the reader's clock, not by its existence.")
 def lease_checked_by_clock(patch: pytest.MonkeyPatch) -> None:
     def by_clock(self: Any, root: Any, session: str) -> bool:
         now_ms = self._runtime.now_ms()
@@ -345,18 +347,18 @@ def lease_checked_by_clock(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Roots, "holds_lease", by_clock)
 
 
-@mutant("A collection deletes what sessions that hold a lease have written.")
+@mutant("A collection deletes objects of sessions that hold a lease.")
 def leases_not_honoured(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(collect, "leased_lineages", lambda leases: frozenset())
 
 
-@mutant("An expiry does not look for leases.")
+@mutant("An expiry ignores leases.")
 def leased_snapshots_expire(patch: pytest.MonkeyPatch) -> None:
     count = expire.kept_count
     patch.setattr(expire, "kept_count", lambda line, kept, leased: count(line, kept, frozenset()))
 
 
-@mutant("A lease is taken and renewed on a snapshot that has expired.")
+@mutant("A lease is taken and renewed on an expired snapshot.")
 def lease_on_the_expired(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(leases, "find_in_history", lambda *args: None)
 
@@ -366,7 +368,7 @@ def lease_behind_the_fence(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(leases, "_check_start", lambda root, session: None)
 
 
-@mutant("A collection deletes what it has not marked, of sessions beyond the fence too.")
+@mutant("A collection deletes unmarked objects of sessions newer than the fence.")
 def collected_beyond_the_fence(patch: pytest.MonkeyPatch) -> None:
     dead = collect.is_dead
     patch.setattr(collect, "_began", lambda key: 0)
@@ -387,7 +389,7 @@ def logs_not_marked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(reach, "children", others)
 
 
-@mutant("A collection does not mark what tags alone lead to.")
+@mutant("A collection does not mark what only tags lead to.")
 def tags_not_marked(patch: pytest.MonkeyPatch) -> None:
     live = collect.live_snapshots
     patch.setattr(
@@ -395,7 +397,7 @@ def tags_not_marked(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-@mutant("A collection marks the root as it was before its first swap.")
+@mutant("A collection marks from the root before its first swap.")
 def marked_too_early(patch: pytest.MonkeyPatch) -> None:
     begin = collect._begin
 
@@ -406,7 +408,7 @@ def marked_too_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(collect, "_begin", early)
 
 
-@mutant("The root that a collection starts from is not archived before it deletes.")
+@mutant("A collection deletes without archiving the root it starts from.")
 def archive_before_the_deletions_left_out(patch: pytest.MonkeyPatch) -> None:
     begin = collect._begin
 
@@ -429,7 +431,7 @@ def archive_before_the_deletions_left_out(patch: pytest.MonkeyPatch) -> None:
 # --- looking and going back --------------------------------------------------------------------
 
 
-@mutant("What a verification finds is told as damage, though others have changed the root since.")
+@mutant("A verification reports damage without checking against the newer root.")
 def looked_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(verify, "_has_changed", lambda root, newer: False)
 
@@ -454,7 +456,7 @@ def recovered_beside_a_collection(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recover, "unended_since", lambda *args: None)
 
 
-@mutant("A recovery leaves fence and leases as they were: who was there goes on.")
+@mutant("A recovery keeps fence and leases, so earlier sessions continue.")
 def recovered_without_a_fence(patch: pytest.MonkeyPatch) -> None:
     renewed = recover._renewed
 
@@ -469,7 +471,7 @@ def lease_relied_on_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(heartbeat.Term, "is_over", lambda self, runtime: False)
 
 
-@mutant("A function that decides about chunks is taken to decide the same about attributes.")
+@mutant("A policy function's answer for chunks is reused for attributes.")
 def function_asked_once(patch: pytest.MonkeyPatch) -> None:
     choice = rules._choice
 
@@ -546,7 +548,7 @@ def first_seed(mutant: Mutant) -> int | None:
 def table() -> str:
     """All mutants and their seeds, as the documentation shows them."""
     rows = [f"| `{one.name}` | {one.says} | {SEEDS.get(one.name, '')} |" for one in MUTANTS]
-    return "\n".join(["| fault | what is left out | seed |", "|---|---|---|", *rows])
+    return "\n".join(["| fault | what the package does wrong | seed |", "|---|---|---|", *rows])
 
 
 def main() -> None:
