@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -220,3 +222,112 @@ def test_what_parquet_files_become_is_bounded(
     with few_bytes(), pytest.raises(InvalidArgumentError, match=r"refs.*max_bytes="):
         read_kerchunk(folder, Containers(), max_bytes=BOUND)
     assert made[0] <= BOUND
+
+
+def number(value: int, nbytes: int = 0) -> bytes:
+    """A number in Thrift's compact protocol, in at least so many bytes."""
+    value *= 2
+    groups = []
+    while value or len(groups) < max(nbytes, 1):
+        groups.append(value & 127)
+        value >>= 7
+    return bytes([*(group | 128 for group in groups[:-1]), groups[-1]])
+
+
+def say(data: bytes, true: int, claimed: int) -> bytes:
+    """The file with a number replaced wherever it states that one."""
+    old = number(true)
+    assert old in data
+    new = number(claimed, len(old))
+    assert len(new) == len(old)
+    return data.replace(old, new)
+
+
+def one_page(rows: int) -> tuple[bytes, Any]:
+    """A parquet file of `rows` texts of 4 MiB in one page, and what its footer says of it."""
+    sink = pa.BufferOutputStream()
+    table = pa.table({"path": ["x" * (4 * MIB)] * rows})
+    how = {"use_dictionary": False, "write_batch_size": rows, "data_page_size": 1 << 30}
+    pq.write_table(table, sink, compression="zstd", write_statistics=False, **how)
+    data = sink.getvalue().to_pybytes()
+    return data, pq.ParquetFile(pa.BufferReader(data)).metadata.row_group(0)
+
+
+def small_footer(data: bytes, group: Any) -> bytes:
+    """A footer that states 100 bytes in all."""
+    for total in {group.total_byte_size, group.column(0).total_uncompressed_size}:
+        data = say(data, total, 100)
+    return data
+
+
+def large_page(data: bytes, group: Any) -> bytes:
+    """A page that says that it has 2 GiB; its footer knows of nothing."""
+    at = data.index(b"\x15", 5) + 1  # the second field of the first page's header
+    assert group.total_byte_size > 1 << 27  # so that its size takes as many bytes as 2 GiB
+    return small_footer(data[:at] + number((1 << 31) - 1) + data[at + 5 :], group)
+
+
+def many_values(data: bytes, group: Any) -> bytes:
+    """Columns that say that they have more values than their pages hold."""
+    length = int.from_bytes(data[-8:-4], "little") + 8
+    return data[:-length] + say(data[-length:], group.num_rows, 1000)
+
+
+def fixed_width() -> Any:
+    rows = 1 << 12
+    width = 16_384
+    return pa.table(
+        {"path": ["/a"] * rows, "raw": pa.array([b"x" * width] * rows, pa.binary(width))}
+    )
+
+
+def lists() -> Any:
+    rows = 1 << 12
+    ends = np.arange(rows + 1, dtype="i4") * 2048
+    return pa.table({"path": pa.ListArray.from_arrays(ends, pa.nulls(rows * 2048, pa.int64()))})
+
+
+SMALL: dict[str, tuple[int, Callable[[], Any], str]] = {
+    "a small footer": (16, lambda: small_footer(*one_page(16)), "max_bytes="),
+    "a large page": (33, lambda: large_page(*one_page(33)), "max_bytes="),
+    "many values": (1000, lambda: many_values(*one_page(70)), "do not hold the values"),
+    "fixed width": (1 << 12, fixed_width, "text is due"),
+    "lists": (1 << 12, lists, "one value for each row"),
+}
+
+READ = """
+import sys
+import pyarrow as pa
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.virtual.containers import Containers
+from zarr_manifests.virtual.kerchunk import read_kerchunk
+
+for folder in sys.argv[2:]:
+    try:
+        read_kerchunk(folder, Containers(), max_bytes=int(sys.argv[1]))
+    except InvalidArgumentError as error:
+        print(pa.default_memory_pool().max_memory(), error)
+"""
+
+
+def test_small_parquet_files_that_become_large(tmp_path: Path) -> None:
+    """By lies about their sizes, or by types; pyarrow would allocate 64 MiB to 2 GiB for each."""
+    for name, (rows, make, _) in SMALL.items():
+        made = make()
+        folder = parquet(tmp_path / name, pa.table({"path": ["/a"]}), rows=rows)
+        place = folder / "a" / "refs.0.parq"
+        if isinstance(made, bytes):
+            place.write_bytes(made)
+        else:
+            pq.write_table(made, place, compression="zstd")
+        assert place.stat().st_size < 200_000
+    ended = subprocess.run(
+        [sys.executable, "-c", READ, str(BOUND), *(tmp_path / name for name in SMALL)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    for line, (_, _, match) in zip(ended.stdout.splitlines(), SMALL.values(), strict=True):
+        assert match in line
+        assert int(line.split()[0]) <= BOUND

@@ -14,6 +14,7 @@ Invariants:
   errors, unless they say nothing.
 - At most one parquet file is held in memory beside what was found, and none of more than
   `_MOST_RECORD` rows is read. Texts are read as dictionaries, so that what repeats is held once.
+- pyarrow reads nothing before the headers of all pages were measured (`parquet_pages`).
 """
 # Paths are plain strings here, as in references.py:
 # ruff: noqa: PTH118, PTH208
@@ -49,12 +50,14 @@ from zarr_manifests.keys import (
 from zarr_manifests.storage.files import open_inside
 from zarr_manifests.virtual.budget import Budget
 from zarr_manifests.virtual.containers import Place
+from zarr_manifests.virtual.parquet_pages import MalformedParquetError, measure
 from zarr_manifests.virtual.references import Files, Numbered, References
 
 __all__ = ["read_parquet"]
 
 _NAME: Final = re.compile(r"refs\.(0|[1-9][0-9]{0,17})\.parq", re.ASCII)
 _COLUMNS: Final = ("path", "offset", "size", "raw")
+_TEXTS: Final = ("path", "raw")
 _MOST_RECORD: Final = 1 << 22
 _ROW_BYTES: Final = 32
 _INLINE_BYTES: Final = 128
@@ -272,22 +275,22 @@ def _table(folder: str, name: str, record_size: int, budget: Budget) -> tuple[An
         ) from error
     where = Place("file", folder, name).url
     try:
-        with os.fdopen(open_inside(folder, name), "rb") as source, pq.ParquetFile(source) as file:
-            names, rows = file.schema_arrow.names, file.metadata.num_rows
-            budget.check(_unpacked(file.metadata), where)
+        with os.fdopen(open_inside(folder, name), "rb") as source:
+            nbytes = os.fstat(source.fileno()).st_size
+            budget.check(nbytes, where)
+            data = source.read(nbytes)
+        rows, unpacked = measure(data)
+        budget.check(nbytes + unpacked, where)
         if rows > record_size:
             raise InvalidArgumentError(f"{where} has {rows} rows, beyond its record_size")
-        if len(set(names)) < len(names) or ("path" not in names and "raw" not in names):
-            raise InvalidArgumentError(
-                f"{where} has the columns {', '.join(names)[:200]}; {', '.join(_COLUMNS)} are due"
-            )
-        texts = [column for column in ("path", "raw") if column in names]
-        with (
-            os.fdopen(open_inside(folder, name), "rb") as source,
-            pq.ParquetFile(source, read_dictionary=texts) as file,
-        ):
-            table = file.read(columns=[column for column in _COLUMNS if column in names])
+        buffer = pa.py_buffer(data)
+        schema = pq.read_schema(pa.BufferReader(buffer))
+        texts, sizes = _columns(where, schema)
+        with pq.ParquetFile(pa.BufferReader(buffer), read_dictionary=texts) as file:
+            table = file.read(columns=texts + sizes)
             table.validate(full=True)  # positions in dictionaries above all
+    except MalformedParquetError as error:
+        raise InvalidArgumentError(f"{where} cannot be read as parquet: {error}") from error
     except (pa.ArrowException, UnicodeDecodeError) as error:  # names are decoded unchecked
         raise InvalidArgumentError(f"{where} cannot be read as parquet: {error}") from error
     except OSError as error:
@@ -297,11 +300,32 @@ def _table(folder: str, name: str, record_size: int, budget: Budget) -> tuple[An
     return table, rows
 
 
-def _unpacked(metadata: Any) -> int:
-    """How many bytes a parquet file says that it has when it is not compressed any more."""
-    # Of row groups, and not of columns: pyarrow ends the process over columns that are damaged.
-    groups = range(metadata.num_row_groups)
-    return sum(max(metadata.row_group(i).total_byte_size, 0) for i in groups)
+def _columns(where: str, schema: Any) -> tuple[list[str], list[str]]:
+    """The columns of text and of sizes that are there.
+
+    Other types are refused before anything is read: a few bytes of fixed width or in lists can
+    become any number.
+    """
+    from pyarrow import types
+
+    names = schema.names
+    if len(set(names)) < len(names) or ("path" not in names and "raw" not in names):
+        raise InvalidArgumentError(
+            f"{where} has the columns {', '.join(names)[:200]}; {', '.join(_COLUMNS)} are due"
+        )
+    found = [name for name in _COLUMNS if name in names]
+    for name in found:
+        kind = schema.field(name).type
+        if types.is_null(kind):
+            continue
+        due, known = "whole numbers are due", [types.is_integer]
+        if name in _TEXTS:
+            kind = kind.value_type if types.is_dictionary(kind) else kind
+            due, known = "text is due", [types.is_string, types.is_large_string]
+            known += [types.is_binary, types.is_large_binary]
+        if not any(is_one(kind) for is_one in known):
+            raise InvalidArgumentError(f"{where} has a column {name!r} of {kind}; {due}")
+    return [name for name in found if name in _TEXTS], [n for n in found if n not in _TEXTS]
 
 
 def _texts(where: str, table: Any, name: str, rows: int) -> tuple[Column, list[Any]]:
@@ -311,10 +335,6 @@ def _texts(where: str, table: Any, name: str, rows: int) -> tuple[Column, list[A
     if name not in table.schema.names or pa.types.is_null(table.schema.field(name).type):
         return np.full(rows, -1, np.int64), []
     column = table.column(name)
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    known = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary)
-    if not any(is_one(kind) for is_one in (*known, pa.types.is_large_binary)):
-        raise InvalidArgumentError(f"{where} has a column {name!r} of {kind}; text is due")
     try:
         if not pa.types.is_dictionary(column.type):
             column = column.dictionary_encode()
@@ -342,13 +362,8 @@ def _sizes(where: str, table: Any, name: str, rows: int) -> Column:
 
     if name not in table.schema.names:
         return np.zeros(rows, np.int64)
-    column = table.column(name)
-    if not (pa.types.is_integer(column.type) or pa.types.is_null(column.type)):
-        raise InvalidArgumentError(
-            f"{where} has a column {name!r} of {column.type}; whole numbers are due"
-        )
     try:
-        whole = column.cast(pa.int64()).combine_chunks()
+        whole = table.column(name).cast(pa.int64()).combine_chunks()
     except pa.ArrowException as error:
         raise InvalidArgumentError(f"{where} has a bad column {name!r}: {error}") from error
     parts = whole.chunks if isinstance(whole, pa.ChunkedArray) else [whole]
