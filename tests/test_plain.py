@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import zarr_manifests as zm
 from zarr_manifests import errors
 from zarr_manifests.cli import app
-from zarr_manifests.config.text import dump_yaml, load_yaml
+from zarr_manifests.config.yaml_text import dump_yaml, load_yaml
 from zarr_manifests.engine.upkeep.verify import Problem
 from zarr_manifests.errors import (
     AlreadyExistsError,

@@ -16,7 +16,7 @@ from typing import Any, TypeAliasType
 import pytest
 
 import zarr_manifests
-from zarr_manifests.config.options import Section
+from zarr_manifests.config.sections import Section
 from zarr_manifests.storage import Storage
 
 API = (Path(__file__).parents[1] / "docs" / "api.md").read_text(encoding="utf-8")

@@ -153,7 +153,7 @@ def _opened(storage: Storage, config: RepositoryConfig, runtime: Runtime) -> Lay
         storage,
         runtime,
         roots,
-        RepositoryConfig.from_dict(config.to_dict() | {"chunk-manifests": planned.write()}),
+        replace(config, chunk_manifests=planned),
         Containers(),
         CacheOptions(),
     )

@@ -549,7 +549,7 @@ def _storage(location: str | os.PathLike[str] | Storage) -> Storage:
 def _config(config: RepositoryConfig | Mapping[str, Any] | None) -> RepositoryConfig:
     if isinstance(config, RepositoryConfig):
         return config
-    return RepositoryConfig.from_dict({} if config is None else config)
+    return RepositoryConfig() if config is None else RepositoryConfig.from_dict(config)
 
 
 def _overlaid(

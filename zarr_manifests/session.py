@@ -473,9 +473,9 @@ class Session(Arranging):
         self._start_at(view, keys)
         self._move_lease()
         rewrite, options = context.config.commits.mode == "rewrite", context.config.compaction
-        if not rewrite and (options.mode == "MANUAL" or not _is_due(view.snapshot, options)):
+        if not rewrite and (options.mode == "manual" or not _is_due(view.snapshot, options)):
             return
-        if not rewrite and options.mode == "ASYNC":
+        if not rewrite and options.mode == "async":
             compact_soon(context, self._branch)
             return
         try:

@@ -25,7 +25,7 @@ from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, RepositoryConfig
 from zarr_manifests.config import Compaction
-from zarr_manifests.config.manifests import ChunkManifests, ManifestSet, Rule, Split
+from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet, Rule, Split
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.grid import Box

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.config.repository_config import config_of_root, options_in_root
 from zarr_manifests.errors import ConfigError
 
 WRONG = """
@@ -56,7 +57,7 @@ FAULTS = [
     "chunk-manifests.sets[4]: expected one name and, further to the right, its options; got ['a',",
     "chunk-manifests.sets[5]: expected a name of at most 64 letters, digits and _ . - that begins",
     "chunk-manifests.sets[6].coord3.name: unknown option; the name stands before the colon",
-    "chunk-manifests.sets[6].coord3.max-manifest-size: max-manifest-size is given twice, once in ",
+    "chunk-manifests.sets[6].coord3.max-size: max-manifest-size is given twice, once in another s",
     "chunk-manifests.rules[0].path: '(?=x)' is not a regular expression (invalid perl operator: ",
     "chunk-manifests.rules[0].metadata-chunks: [5, 3] is empty; give the smaller number first",
     "chunk-manifests.rules[1].metadata-chunks: expected [lowest, highest], got [5]",
@@ -65,10 +66,10 @@ FAULTS = [
     "chunk-manifests.rules[3].initialized-chunks: expected a number from 0 to 1000000000000 or nu",
     "chunk-manifests.rules[3].initialized-chunks: expected a number from 0 to 1000000000000 or nu",
     "chunk-manifests.rules[3].patch: unknown option; did you mean path?",
-    "chunk-manifests.splitting: expected none, or a list of paths to split, got True",
+    "chunk-manifests.splitting: expected none, or a list, got True",
     "chunk-manifests.preload.max-manifests: -1 is not within 0 to 10000",
     "chunk-manifests.preload.arrays[0].path: '(' is not a regular expression (missing ): (); the ",
-    "chunk-manifests.preload.arrays[1]: expected path: regular expression, got 'a'",
+    "chunk-manifests.preload.arrays[1]: expected options and their values, got 'a'",
     "chunk-manifests.preload.arrays[2].path: is missing: a regular expression",
     "chunk-manifests.preload.branches[0]: expected the name of a branch or tag, got '/'",
     "chunk-manifests.preload.tags: expected a list, got 'v1'; begin each entry with '- '",
@@ -176,3 +177,28 @@ def test_anything_is_a_configuration_or_has_faults(options: dict[Any, Any]) -> N
         with contextlib.suppress(ConfigError):
             config = RepositoryConfig.from_dict(given_options)
             assert RepositoryConfig.from_dict(config.to_dict()) == config
+        with contextlib.suppress(ConfigError):
+            config = config_of_root(given_options)
+            assert config_of_root(options_in_root(config)) == config
+
+
+def test_faults_between_sets_are_found_beside_faults_of_sets() -> None:
+    found = faults(
+        """
+        chunk-manifests:
+          sets:
+            - a: {max-size: x, arrays-per-manifest: 3, overflow-to: b}
+            - b: {cardinality: 0, overflow-to: a}
+            - default: {cardinality: x, overflow-to: a}
+          rules: [{target: c, path: 5}]
+        """
+    )
+    assert [problem.partition(":")[0].removeprefix("chunk-manifests.") for problem in found] == [
+        "sets[0].a.max-size",
+        "sets[1].b.cardinality",
+        "sets[2].default.cardinality",
+        "rules[0].path",
+        "sets[2].default.overflow-to",
+        "sets[0].a.overflow-to",
+        "rules[0].target",
+    ]

@@ -19,7 +19,7 @@ from zarr_manifests.config import (
     Rule,
     Split,
 )
-from zarr_manifests.config.options import PathSet
+from zarr_manifests.config.path_regex import PathSet
 from zarr_manifests.errors import ConfigError, InvalidArgumentError
 
 LAST = ManifestSet("default", 1_000_000, None, None, None)
@@ -271,12 +271,12 @@ def test_the_first_split_that_matches_wins() -> None:
 
 def test_many_arrays_are_sorted_by_few_compilations() -> None:
     """A planner asks for each of very many arrays; a regex is compiled once."""
-    from zarr_manifests.config import options
+    from zarr_manifests.config import path_regex
 
     planned = ChunkManifests(
         (ManifestSet("a"),), tuple(Rule("a", f"/only-here-{i}/.*") for i in range(20))
     )
-    before = options._compiled.cache_info().misses
+    before = path_regex._compiled.cache_info().misses
     for i in range(1_000):
         planned.set_for(f"/g/{i}", 1, 1)
-    assert options._compiled.cache_info().misses == before
+    assert path_regex._compiled.cache_info().misses == before

@@ -51,7 +51,7 @@ def test_names_are_hyphened() -> None:
     ]
     assert options["commits"] == {"mode": "delta", "attempts": 100}
     assert options["compaction"] == {
-        "mode": "AUTO",
+        "mode": "auto",
         "min-delta-count": 10,
         "max-delta-count": 50,
         "interval-commits": 100,
@@ -60,6 +60,16 @@ def test_names_are_hyphened() -> None:
         "async-threads": 2,
     }
     assert options["cache"] == {"max-size": 256 << 20, "expire-ms": 300_000}
+
+
+@pytest.mark.parametrize("mode", ["manual", "MANUAL", "Manual"])
+def test_a_mode_is_read_in_any_case_and_written_in_lower_case(mode: str) -> None:
+    config = RepositoryConfig.from_dict(
+        {"compaction": {"mode": mode}, "commits": {"mode": "Delta"}}
+    )
+    assert config == RepositoryConfig(compaction=Compaction(mode))
+    assert config.compaction.mode == config.to_dict()["compaction"]["mode"] == "manual"
+    assert config.commits.mode == "delta"
 
 
 def test_options_that_stood_outside_of_sections_are_read_there() -> None:
@@ -116,8 +126,8 @@ def test_what_is_left_out_has_its_default() -> None:
         ),
         ({"compaction": {"size-ratio": "1"}}, "compaction.size-ratio: expected a number, got '1'"),
         (
-            {"compaction": {"mode": "auto"}},
-            "compaction.mode: 'auto' is none of AUTO, ASYNC, ",
+            {"compaction": {"mode": "sometimes"}},
+            "compaction.mode: 'sometimes' is none of auto, async, manual",
         ),
         ({"cache": {"max-size": -1}}, "cache.max-size: -1 is not within 0 to 4611686018427387904"),
         ({"cache": {"expire-ms": "1s"}}, "cache.expire-ms: expected a whole number, got '1s'"),

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zarr_manifests.config import RepositoryConfig
-from zarr_manifests.config import text as text_module
-from zarr_manifests.config.text import MAX_TEXT_BYTES, dump_yaml, load_yaml
+from zarr_manifests.config import yaml_text as text_module
+from zarr_manifests.config.yaml_text import MAX_TEXT_BYTES, dump_yaml, load_yaml
 from zarr_manifests.errors import ConfigError
 
 BILLION_LAUGHS = "a: &a [x, x]\n" + "".join(

@@ -21,7 +21,7 @@ import zarr
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
-from zarr_manifests.config.manifests import Preload as PreloadOptions
+from zarr_manifests.config.manifest_sets import Preload as PreloadOptions
 from zarr_manifests.engine.snapshot import preload
 from zarr_manifests.errors import CorruptObjectError, SessionClosedError
 from zarr_manifests.planning.layout.leaves import ArrayFacts, NodeFacts

@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 
 import zarr_manifests as zm
 from zarr_manifests import config as cf
-from zarr_manifests.config.options import Section
+from zarr_manifests.config.sections import Section
 from zarr_manifests.metrics import Meter, Metrics
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage, from_url
 from zarr_manifests.storage.object_clients import Place

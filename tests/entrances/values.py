@@ -23,7 +23,6 @@ from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteReques
 from zarr.core.buffer import cpu, default_buffer_prototype
 
 from zarr_manifests import config as cf
-from zarr_manifests.config.options import Faults
 from zarr_manifests.grid import Box
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
@@ -618,7 +617,6 @@ BY_NAME = {
         (5, "x", [1], {"time": 5}, {"time": ()}, {"time": (1, 2, 3)}, {5: (0, 1)}, {"time": "ab"}),
     ),
     "base": Values((None,)),
-    "faults": Values((Made("faults", lambda _: Faults()),)),
 }
 """By the name of a parameter, wherever it is."""
 

@@ -690,6 +690,14 @@ def test_what_only_a_newer_version_knows_is_refused(samples: dict[str, bytes]) -
     for config in (
         fields["config"] | {"compression": 3},
         fields["config"] | {"max-delta-count": 0},
+        fields["config"] | {"commits": [1]},
+        fields["config"] | {"commits": {"attempts": 0}},
+        fields["config"] | {"compaction": None},
+        fields["config"] | {"chunk-manifests": {"sets": [{"a": 5}]}},
+        fields["config"] | {"chunk-manifests": {"sets": [{}] * 10_000}},
+        fields["config"] | {"chunk-manifests": {"rules": [{"path": ".*"}]}},
+        fields["config"] | {"chunk-manifests": {"rules": [{"target": "default", "path": "("}]}},
+        fields["config"] | {"chunk-manifests": {"splitting": None}},
     ):
         with pytest.raises(UnsupportedFormatError, match="configuration is not understood"):
             read("root", envelope(1, msgpack.packb(fields | {"config": config})))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zarr_manifests.config.manifests import ChunkManifests, ManifestSet, Rule, Split
+from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet, Rule, Split
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.grid import Box

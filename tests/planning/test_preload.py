@@ -8,7 +8,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zarr_manifests.config.manifests import Preload
+from zarr_manifests.config.manifest_sets import Preload
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.snapshot import DeltaEntry

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zarr_manifests.config import RepositoryConfig
-from zarr_manifests.config.manifests import ChunkManifests, Interval, ManifestSet, Rule, Split
+from zarr_manifests.config.manifest_sets import ChunkManifests, Interval, ManifestSet, Rule, Split
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.manifest import ManifestRef, Part

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zarr_manifests.config.manifests import ChunkManifests, Interval, ManifestSet, Rule, Split
+from zarr_manifests.config.manifest_sets import ChunkManifests, Interval, ManifestSet, Rule, Split
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.planning.layout.leaves import ArrayFacts

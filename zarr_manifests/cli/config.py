@@ -11,7 +11,7 @@ import typer
 
 from zarr_manifests.cli.console import Url, write_error
 from zarr_manifests.config import RepositoryConfig, config_schema
-from zarr_manifests.config.text import MAX_TEXT_BYTES, load_yaml
+from zarr_manifests.config.yaml_text import MAX_TEXT_BYTES, load_yaml
 from zarr_manifests.errors import ConfigError, InvalidArgumentError
 from zarr_manifests.plain import plain_text
 from zarr_manifests.repository import Repository

@@ -1,7 +1,7 @@
 """The configuration of a repository: its options, and how manifests are planned."""
 
-from zarr_manifests.config.cache import Cache, CacheOptions
-from zarr_manifests.config.manifests import (
+from zarr_manifests.config.cache_options import Cache, CacheOptions
+from zarr_manifests.config.manifest_sets import (
     ChunkManifests,
     Interval,
     ManifestSet,
@@ -9,7 +9,7 @@ from zarr_manifests.config.manifests import (
     Rule,
     Split,
 )
-from zarr_manifests.config.repository import (
+from zarr_manifests.config.repository_config import (
     Commits,
     Compaction,
     RepositoryConfig,

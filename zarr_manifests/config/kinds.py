@@ -1,23 +1,20 @@
-"""Kinds of values that only the planning of manifests has: intervals, names, axes, paths."""
+"""Kinds of values that options have.
+
+A kind checks values, converts them from and to the plain values of YAML, and knows its JSON
+Schema. It needs no pydantic: sections are checked whenever one is built, also when a repository
+is opened.
+
+A fault is a line `PLACE: PROBLEM`. The place is relative to the value: empty, or `[0].path`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
-
-from zarr_manifests.config.options import (
-    Faults,
-    Kind,
-    Pattern,
-    Regex,
-    Whole,
-    known_as,
-    shown,
-    spelled,
-    within,
-)
-from zarr_manifests.errors import ConfigError
+import difflib
+import re
+import reprlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Final
 
 __all__ = [
     "MAX_REFS",
@@ -25,204 +22,231 @@ __all__ = [
     "SET_NAME",
     "Along",
     "AlongKind",
-    "Interval",
-    "IntervalKind",
-    "PathsKind",
-    "SetNameKind",
+    "Entry",
+    "Kind",
+    "ListOf",
+    "Number",
+    "Text",
+    "Whole",
+    "Word",
+    "hyphened",
+    "known_as",
+    "shown",
+    "spelled",
+    "under",
 ]
 
 MAX_REFS: Final = 1_000_000_000_000
-_MAX_PATHS: Final = 64
 _MAX_AXES: Final = 32
-SET_NAME: Final = Pattern(
-    r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}",
-    "a name of at most 64 letters, digits and _ . - that begins with no . or -",
-)
-REF_NAME: Final = Pattern(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,254}", "the name of a branch or tag")
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A closed interval of whole numbers; None is an open end.
+def under(place: str, fault: str) -> str:
+    """The fault of a value that stands at `place`."""
+    return place + (fault if not place or fault[:1] in (":", "[") else f".{fault}")
 
-    Raises
-    ------
-    ConfigError
-        Unless `0 <= low <= high`.
 
-    Examples
-    --------
-    >>> 500 in Interval(0, 500), 501 in Interval(0, 500), 10**9 in Interval(501)
-    (True, False, True)
+def shown(value: object) -> str:
+    """A value as a message shows it: never longer than a line."""
+    try:
+        return reprlib.repr(value)[:80]
+    except ValueError:  # Python prints no number with thousands of digits
+        return "a number that is too large"
+
+
+def spelled(key: object) -> str:
+    """A key as it stands in a place: never longer than a name."""
+    return key[:64] if isinstance(key, str) else shown(key)[:64]
+
+
+def hyphened(key: object) -> str:
+    """The name of an option that a key with hyphens or underscores means."""
+    return spelled(key).replace("_", "-")
+
+
+def known_as(name: object, known: Iterable[str]) -> str:
+    """Advice for an unknown name: the known name that is close to it, or all known names."""
+    names = list(known)
+    close = difflib.get_close_matches(spelled(name), names, 1)
+    if close:
+        return f"did you mean {close[0]}?"
+    return f"known are {', '.join(sorted(names)[:20])}" if names else "there are none"
+
+
+class Kind(ABC):
+    """A kind of value.
+
+    `null` says what None means, if it is allowed although it is not the default.
     """
 
-    low: int | None = None
-    high: int | None = None
+    null: str = ""
+    schema: Mapping[str, Any] = {}
 
-    def __post_init__(self) -> None:
-        faults = Faults()
-        for value in (self.low, self.high):
-            if value is not None and (type(value) is not int or not 0 <= value <= MAX_REFS):
-                faults.add(
-                    "", f"expected a number from 0 to {MAX_REFS} or null, got {shown(value)}"
-                )
-        faults.throw()
-        if self.low is not None and self.high is not None and self.low > self.high:
-            faults.add("", f"[{self.low}, {self.high}] is empty; give the smaller number first")
-        faults.throw()
+    @abstractmethod
+    def faults(self, value: object) -> Iterator[str]:
+        """What is wrong with the value of an option; nothing if it is sound."""
 
-    def __contains__(self, number: int) -> bool:
-        return (self.low is None or self.low <= number) and (
-            self.high is None or number <= self.high
-        )
+    def read(self, plain: Any) -> Any:
+        """The value that a plain one means; what means none comes back, with faults."""
+        return plain
+
+    def write(self, value: Any) -> Any:
+        """The value as a plain one, which `read` understands."""
+        return value
 
 
-@dataclass(frozen=True, slots=True)
-class IntervalKind(Kind[Interval | None]):
-    """An interval; a list of two in YAML."""
+class Whole(Kind):
+    """A whole number from `low` to `high`."""
 
-    def read(
-        self, value: object, place: str, faults: Faults, base: Interval | None
-    ) -> Interval | None:
-        if not isinstance(value, list | tuple) or len(value) != 2:
-            faults.add(place, f"expected [lowest, highest], got {shown(value)}")
-            return base
-        try:
-            return Interval(*value)
-        except ConfigError as error:
-            for problem in error.problems:
-                faults.add(place, problem)
-            return base
+    def __init__(self, low: int, high: int, null: str = "") -> None:
+        self.low, self.high, self.null = low, high, null
+        self.schema = {"type": "integer", "minimum": low, "maximum": high}
 
-    def check(self, value: object, place: str, faults: Faults) -> None:
-        if value is not None and not isinstance(value, Interval):
-            faults.add(place, f"expected an Interval or None, got {shown(value)}")
-
-    def write(self, value: Interval | None) -> Any:
-        return None if value is None else [value.low, value.high]
-
-    def schema(self) -> dict[str, Any]:
-        end = {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_REFS}
-        return {"type": "array", "items": end, "minItems": 2, "maxItems": 2}
+    def faults(self, value: object) -> Iterator[str]:
+        if type(value) is not int:
+            null = f" or null ({self.null})" if self.null else ""
+            yield f": expected a whole number{null}, got {shown(value)}"
+        elif not self.low <= value <= self.high:
+            yield f": {shown(value)} is not within {self.low} to {self.high}"
 
 
-@dataclass(frozen=True, slots=True)
-class SetNameKind(Kind[str | None]):
-    """The name of a set; null for the set `default`, which overflows nowhere."""
+class Number(Kind):
+    """A number from `low` to `high`."""
 
-    def read(self, value: object, place: str, faults: Faults, base: str | None) -> str | None:
-        before = len(faults.problems)
-        self.check(value, place, faults)
-        return base if len(faults.problems) > before else value  # type: ignore[return-value]
+    def __init__(self, low: float, high: float) -> None:
+        self.low, self.high = low, high
+        self.schema = {"type": "number", "minimum": low, "maximum": high}
 
-    def check(self, value: object, place: str, faults: Faults) -> None:
-        if value is not None:
-            SET_NAME.check(value, place, faults)
+    def faults(self, value: object) -> Iterator[str]:
+        if type(value) is not int and type(value) is not float:
+            yield f": expected a number, got {shown(value)}"
+        elif not self.low <= value <= self.high:
+            yield f": {shown(value)} is not within {self.low} to {self.high}"
 
-    def schema(self) -> dict[str, Any]:
-        return SET_NAME.schema() | {"type": ["string", "null"]}
 
+class Word(Kind):
+    """One of some words in lower case, read in any case."""
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+        self.schema = {"enum": list(words)}
+
+    def faults(self, value: object) -> Iterator[str]:
+        if value not in self.words:
+            yield f": {shown(value)} is none of {', '.join(self.words)}"
+
+    def read(self, plain: Any) -> Any:
+        lower = plain.lower() if isinstance(plain, str) else plain
+        return lower if lower in self.words else plain
+
+
+class Text(Kind):
+    """A text that matches `pattern`, which `meaning` says in words."""
+
+    def __init__(self, pattern: str, meaning: str, null: str = "") -> None:
+        self.pattern, self.meaning, self.null = pattern, meaning, null
+        self.schema = {"type": "string", "pattern": f"^{pattern}$"}
+
+    def faults(self, value: object) -> Iterator[str]:
+        if not isinstance(value, str) or re.fullmatch(self.pattern, value, re.ASCII) is None:
+            yield f": expected {self.meaning}, got {shown(value)}"
+
+
+_NAME: Final = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"
+_NAME_MEANING: Final = "a name of at most 64 letters, digits and _ . - that begins with no . or -"
+SET_NAME: Final = Text(_NAME, _NAME_MEANING)
+OVERFLOW: Final = Text(_NAME, _NAME_MEANING, null="nowhere")
+REF_NAME: Final = Text(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,254}", "the name of a branch or tag")
 
 type Along = tuple[tuple[str | int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class AlongKind(Kind[Along]):
+class AlongKind(Kind):
     """Chunks per leaf by dimension name or axis; a map in YAML."""
 
-    def read(self, value: object, place: str, faults: Faults, base: Along) -> Along:
-        if not isinstance(value, Mapping):
-            faults.add(
-                place,
-                "expected dimension names (or axes) and the chunks along them, such as "
-                f"{{time: 720}}, got {shown(value)}",
+    chunks: ClassVar = Whole(1, MAX_REFS)
+    schema: Mapping[str, Any] = {
+        "type": "object",
+        "minProperties": 1,
+        "maxProperties": _MAX_AXES,
+        "additionalProperties": chunks.schema,
+    }
+
+    def faults(self, value: object) -> Iterator[str]:
+        if not isinstance(value, tuple):
+            yield (
+                ": expected dimension names (or axes) and the chunks along them, such as "
+                f"{{time: 720}}, got {shown(value)}"
             )
-            return base
-        along = tuple(value.items())
-        before = len(faults.problems)
-        self.check(along, place, faults)
-        return base if len(faults.problems) > before else along
-
-    def check(self, value: object, place: str, faults: Faults) -> None:
-        if not isinstance(value, tuple) or not 1 <= len(value) <= _MAX_AXES:
-            faults.add(place, f"expected 1 to {_MAX_AXES} dimensions, got {shown(value)}")
-            return
-        for pair in value:
-            if not isinstance(pair, tuple) or len(pair) != 2:
-                faults.add(place, f"expected (dimension, chunks), got {shown(pair)}")
-                continue
-            axis, chunks = pair
-            here = within(place, spelled(axis))
-            named = isinstance(axis, str) and 0 < len(axis) <= 255 and _is_unicode(axis)
-            if not named and not (type(axis) is int and 0 <= axis < _MAX_AXES):
-                faults.add(
-                    here, f"{shown(axis)} is no dimension name and no axis from 0; quote names"
-                )
-            Whole(1, MAX_REFS).check(chunks, here, faults)
-
-    def write(self, value: Along) -> Any:
-        return dict(value)
-
-    def schema(self) -> dict[str, Any]:
-        chunks = Whole(1, MAX_REFS).schema()
-        return {
-            "type": "object",
-            "minProperties": 1,
-            "maxProperties": _MAX_AXES,
-            "additionalProperties": chunks,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class PathsKind(Kind[tuple[str, ...] | None]):
-    """Path regexes, each in a map `path: regex`; null for the coordinates."""
-
-    def read(
-        self, value: object, place: str, faults: Faults, base: tuple[str, ...] | None
-    ) -> tuple[str, ...] | None:
-        if value is None:
-            return None
-        if not isinstance(value, list | tuple) or len(value) > _MAX_PATHS:
-            faults.add(place, f"expected a list of at most {_MAX_PATHS} paths, got {shown(value)}")
-            return base
-        found = []
-        for i, entry in enumerate(value):
-            here = f"{place}[{i}]"
-            if not isinstance(entry, Mapping):
-                faults.add(here, f"expected path: regular expression, got {shown(entry)}")
-                continue
-            for key, regex in entry.items():
-                if key == "path":
-                    found.append(Regex().read(regex, within(here, "path"), faults, ""))
+        elif not 1 <= len(value) <= _MAX_AXES:
+            yield f": expected 1 to {_MAX_AXES} dimensions, got {len(value)}"
+        else:
+            for pair in value:
+                if isinstance(pair, tuple) and len(pair) == 2:
+                    yield from (under(spelled(pair[0]), fault) for fault in self._pair(*pair))
                 else:
-                    known = known_as(key, ["path"])
-                    faults.add(within(here, spelled(key)), f"unknown option; {known}")
-            if "path" not in entry:
-                faults.add(within(here, "path"), "is missing: a regular expression")
-        return tuple(found)
+                    yield f": expected (dimension, chunks), got {shown(pair)}"
 
-    def check(self, value: object, place: str, faults: Faults) -> None:
-        if value is None:
-            return
-        if not isinstance(value, tuple) or len(value) > _MAX_PATHS:
-            faults.add(place, f"expected a tuple of at most {_MAX_PATHS}, got {shown(value)}")
-            return
-        for i, regex in enumerate(value):
-            Regex().check(regex, f"{place}[{i}].path", faults)
+    def _pair(self, axis: object, chunks: object) -> Iterator[str]:
+        named = isinstance(axis, str) and 0 < len(axis) <= 255 and _is_unicode(axis)
+        if not named and not (type(axis) is int and 0 <= axis < _MAX_AXES):
+            yield f": {shown(axis)} is no dimension name and no axis from 0; quote names"
+        yield from self.chunks.faults(chunks)
 
-    def write(self, value: tuple[str, ...] | None) -> Any:
-        return None if value is None else [{"path": regex} for regex in value]
+    def read(self, plain: Any) -> Any:
+        return tuple(plain.items()) if isinstance(plain, Mapping) else plain
 
-    def schema(self) -> dict[str, Any]:
-        entry = {
-            "type": "object",
-            "required": ["path"],
-            "additionalProperties": False,
-            "properties": {"path": Regex().schema()},
-        }
-        return {"type": ["array", "null"], "items": entry, "maxItems": _MAX_PATHS}
+    def write(self, value: Any) -> Any:
+        return dict(value)
 
 
 def _is_unicode(text: str) -> bool:
     """Whether the text can be written: half of a surrogate pair cannot."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+class Entry(Kind):
+    """A value that YAML writes as a map of one option, such as `path: .*/time`."""
+
+    def __init__(self, name: str, kind: Kind) -> None:
+        self.name, self.kind = name, kind
+
+    def faults(self, value: object) -> Iterator[str]:
+        return (under(self.name, fault) for fault in self.kind.faults(value))
+
+    def read(self, plain: Any) -> Any:
+        only = isinstance(plain, Mapping) and list(plain) == [self.name]
+        return plain[self.name] if only else plain
+
+    def write(self, value: Any) -> Any:
+        return {self.name: value}
+
+
+class ListOf(Kind):
+    """A tuple of at most `most` values, a list in YAML; `none` is the word for None."""
+
+    def __init__(self, item: Kind, most: int, none: str = "") -> None:
+        self.item, self.most, self.none = item, most, none
+
+    def faults(self, value: object) -> Iterator[str]:
+        if value is None and self.none:
+            return
+        if not isinstance(value, tuple):
+            yield f": expected a tuple, got {shown(value)}"
+        elif len(value) > self.most:
+            yield self.too_many(len(value))
+        else:
+            for i, one in enumerate(value):
+                yield from (under(f"[{i}]", fault) for fault in self.item.faults(one))
+
+    def too_many(self, count: int) -> str:
+        """The fault of a list with so many entries."""
+        return f": {count} entries, at most {self.most} are allowed"
+
+    def read(self, plain: Any) -> Any:
+        if self.none and plain == self.none:
+            return None
+        sound = isinstance(plain, list | tuple) and len(plain) <= self.most
+        return tuple(map(self.item.read, plain)) if sound else plain
+
+    def write(self, value: Any) -> Any:
+        return self.none if value is None else [self.item.write(one) for one in value]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from zarr_manifests.config.options import Faults, Kind, Section, Whole, described, shown
+from zarr_manifests.config.kinds import Kind, Whole, shown
+from zarr_manifests.config.sections import Section
 
 __all__ = ["Snapshots", "duration_of"]
 
@@ -29,41 +31,30 @@ def duration_of(text: str) -> timedelta | None:
     return None if found is None else timedelta(**{_UNITS[found[2]]: float(found[1])})
 
 
-@dataclass(frozen=True, slots=True)
-class _Duration(Kind[timedelta | None]):
-    """A time of whole seconds up to a hundred years, written as `30d`; null for none."""
+class _Duration(Kind):
+    """A time of whole seconds up to a hundred years, written as `30d`."""
 
-    def read(
-        self, value: object, place: str, faults: Faults, base: timedelta | None
-    ) -> timedelta | None:
-        try:
-            found = duration_of(value) if isinstance(value, str) else value
-        except OverflowError:
-            found = _MOST * 2
-        before = len(faults.problems)
-        self.check(found if found is not None else value, place, faults)
-        sound = len(faults.problems) == before and isinstance(found, timedelta | None)
-        return found if sound else base  # type: ignore[return-value]
+    schema: Mapping[str, Any] = {"type": "string", "pattern": f"^{_DURATION}$"}
 
-    def check(self, value: object, place: str, faults: Faults) -> None:
-        if value is None:
-            return
+    def faults(self, value: object) -> Iterator[str]:
         if not isinstance(value, timedelta):
-            faults.add(place, f"expected a time such as 30d, 24h or 10m, got {shown(value)}")
+            yield f": expected a time such as 30d, 24h or 10m, got {shown(value)}"
         elif not timedelta(0) <= value <= _MOST or value.microseconds:
-            faults.add(place, f"{value} is not in whole seconds from 0s to {_MOST.days}d")
+            yield f": {value} is not in whole seconds from 0s to {_MOST.days}d"
 
-    def write(self, value: timedelta | None) -> Any:
-        if value is None:
-            return None
+    def read(self, plain: Any) -> Any:
+        try:
+            found = duration_of(plain) if isinstance(plain, str) else None
+        except OverflowError:
+            found = timedelta.max
+        return plain if found is None else found
+
+    def write(self, value: Any) -> Any:
         seconds = value // timedelta(seconds=1)
         for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
             if seconds and seconds % size == 0:
                 return f"{seconds // size}{unit}"
         return f"{seconds}s"
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": ["string", "null"], "pattern": f"^{_DURATION}$"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +76,11 @@ class Snapshots(Section):
     30
     """
 
-    keep_last: int | None = field(
-        default=None,
-        metadata=described(
-            Whole(1, 1_000_000_000, null="the number says nothing"),
-            "how many of the newest snapshots of each branch an expiry keeps",
-        ),
-    )
-    max_age: timedelta | None = field(
-        default=None,
-        metadata=described(_Duration(), "up to which age an expiry keeps snapshots, as 30d"),
-    )
+    keep_last: Annotated[
+        int | None,
+        Whole(1, 1_000_000_000, null="the number says nothing"),
+        "how many of the newest snapshots of each branch an expiry keeps",
+    ] = None
+    max_age: Annotated[
+        timedelta | None, _Duration(), "up to which age an expiry keeps snapshots, as 30d"
+    ] = None

@@ -19,6 +19,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.config.repository_config import config_of_root, options_in_root
 from zarr_manifests.errors import (
     ConfigError,
     CorruptObjectError,
@@ -534,13 +535,13 @@ _NO_CONFIG: Final = RepositoryConfig()
 class _Said:
     """The last configuration written, as a map: most roots have the same."""
 
-    last: tuple[RepositoryConfig, dict[str, Any]] = (_NO_CONFIG, _NO_CONFIG.to_dict())
+    last: tuple[RepositoryConfig, dict[str, Any]] = (_NO_CONFIG, options_in_root(_NO_CONFIG))
 
 
 def _as_dict(config: RepositoryConfig) -> dict[str, Any]:
     known, said = _Said.last
     if config is not known:
-        said = config.to_dict()
+        said = options_in_root(config)
         _Said.last = config, said
     return said
 
@@ -549,7 +550,7 @@ def _as_dict(config: RepositoryConfig) -> dict[str, Any]:
 def _config_of(packed: bytes) -> RepositoryConfig:
     """The saved configuration; cached, since most roots have the same."""
     try:
-        return RepositoryConfig.from_dict(unpack(packed))
+        return config_of_root(unpack(packed))
     except ConfigError as error:
         raise UnsupportedFormatError(
             f"the saved configuration is not understood ({error}); upgrade the package"

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from zarr_manifests.config.manifests import Preload as PreloadOptions
+from zarr_manifests.config.manifest_sets import Preload as PreloadOptions
 from zarr_manifests.engine.objects.metadata import Objects
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView

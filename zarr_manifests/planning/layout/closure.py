@@ -26,7 +26,7 @@ from typing import Final
 
 import numpy as np
 
-from zarr_manifests.config.manifests import ChunkManifests, ManifestSet
+from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet
 from zarr_manifests.format.manifest import Part
 from zarr_manifests.grid import Box, Coords, IndexArray, taken
 from zarr_manifests.planning.layout.leaves import ArrayFacts, BaseIndex, part_order

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from zarr_manifests.config.manifests import Preload
+from zarr_manifests.config.manifest_sets import Preload
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.manifest import Part
 from zarr_manifests.format.snapshot import DeltaEntry
@@ -80,7 +80,7 @@ def plan_preload(
 
     Examples
     --------
-    >>> from zarr_manifests.config.manifests import Preload
+    >>> from zarr_manifests.config.manifest_sets import Preload
     >>> from zarr_manifests.format.blobs import BlobRef
     >>> from zarr_manifests.format.manifest import ManifestRef, Part
     >>> from zarr_manifests.grid import Box

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
-from zarr_manifests.config.manifests import ChunkManifests, ManifestSet
+from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.manifest import Part
 from zarr_manifests.grid import Coords
@@ -187,7 +187,7 @@ def plan_manifests(
 
     Examples
     --------
-    >>> from zarr_manifests.config.manifests import ChunkManifests
+    >>> from zarr_manifests.config.manifest_sets import ChunkManifests
     >>> from zarr_manifests.format.manifest import Part
     >>> from zarr_manifests.grid import Box
     >>> from zarr_manifests.planning.layout.leaves import ArrayFacts

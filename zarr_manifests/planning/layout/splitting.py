@@ -20,7 +20,7 @@ from typing import Final
 
 import numpy as np
 
-from zarr_manifests.config.manifests import ChunkManifests, ManifestSet, Split
+from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet, Split
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.manifest import Part
 from zarr_manifests.grid import Box, Coords, IndexArray, taken
@@ -112,7 +112,7 @@ def leaf_shape(
 
     Examples
     --------
-    >>> from zarr_manifests.config.manifests import Split
+    >>> from zarr_manifests.config.manifest_sets import Split
     >>> from zarr_manifests.planning.layout.splitting import ENDLESS, leaf_shape
     >>> names = ("time", "lat", "lon")
     >>> leaf_shape((9000, 10, 20), names, None, 50_000) == (250, ENDLESS, ENDLESS)
@@ -151,7 +151,7 @@ def layout_of(config: ChunkManifests, facts: ArrayFacts, extent: int | None = No
 
     Examples
     --------
-    >>> from zarr_manifests.config.manifests import ChunkManifests, ManifestSet
+    >>> from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet
     >>> from zarr_manifests.planning.layout.leaves import ArrayFacts
     >>> from zarr_manifests.planning.layout.splitting import layout_of
     >>> default = ManifestSet("default", 1_000, None, None, None)

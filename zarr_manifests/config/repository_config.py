@@ -9,28 +9,26 @@ To add an option is to add a field; to add a section is to add a `Section` and a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, cast
+from typing import Annotated, Any, ClassVar, Final
 
-from zarr_manifests.config.cache import Cache
-from zarr_manifests.config.manifests import ChunkManifests
-from zarr_manifests.config.options import (
-    Choice,
-    Faults,
-    Nested,
-    Ratio,
-    Section,
-    Whole,
-    described,
-    options_of,
-    spelled,
-)
+from zarr_manifests.config.cache_options import Cache
+from zarr_manifests.config.kinds import Number, Whole, Word, hyphened, spelled, under
+from zarr_manifests.config.manifest_sets import ChunkManifests
+from zarr_manifests.config.sections import Option, Section, options_of
 from zarr_manifests.config.snapshots import Snapshots
-from zarr_manifests.config.text import dump_yaml, load_yaml
+from zarr_manifests.config.yaml_text import dump_yaml, load_yaml
 from zarr_manifests.errors import ConfigError
 
-__all__ = ["Commits", "Compaction", "RepositoryConfig", "config_schema"]
+__all__ = [
+    "Commits",
+    "Compaction",
+    "RepositoryConfig",
+    "config_of_root",
+    "config_schema",
+    "options_in_root",
+]
 
 MAX_CONFIG_BYTES: Final = 16 * 1024
 _SCHEMA_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -49,19 +47,14 @@ class Commits(Section):
         How often a commit that other writers overtake is rebased and swapped again. 1 to 10,000.
     """
 
-    mode: str = field(
-        default="delta",
-        metadata=described(
-            Choice(("delta", "rewrite")),
-            "delta: write what changes; rewrite: pack touched manifests anew after each commit",
-        ),
-    )
-    attempts: int = field(
-        default=100,
-        metadata=described(
-            Whole(1, 10_000), "how often a commit that others overtake is tried again"
-        ),
-    )
+    mode: Annotated[
+        str,
+        Word("delta", "rewrite"),
+        "delta: write what changes; rewrite: pack touched manifests anew after each commit",
+    ] = "delta"
+    attempts: Annotated[
+        int, Whole(1, 10_000), "how often a commit that others overtake is tried again"
+    ] = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +66,9 @@ class Compaction(Section):
 
     Parameters
     ----------
-    mode : {"AUTO", "ASYNC", "MANUAL"}
-        `AUTO`: after the commit that makes it due. `ASYNC`: the same on threads in the background.
-        `MANUAL`: only when asked for.
+    mode : {"auto", "async", "manual"}
+        `auto`: after the commit that makes it due. `async`: the same on threads in the background.
+        `manual`: only when asked for.
     min_delta_count : int
         Below this number of deltas that are in no run none is due. 1 to 1,000.
     max_delta_count : int
@@ -87,44 +80,29 @@ class Compaction(Section):
     size_ratio : float
         A leaf is written again when its pending refs are this share of what it holds. 0 to 100.
     async_threads : int
-        Threads of `ASYNC`. 1 to 64.
+        Threads of `async`. 1 to 64.
     """
 
-    mode: str = field(
-        default="AUTO",
-        metadata=described(
-            Choice(("AUTO", "ASYNC", "MANUAL")),
-            "AUTO: after the commit that makes it due; ASYNC: then, in the background; MANUAL: "
-            "only when asked for",
-        ),
-    )
-    min_delta_count: int = field(
-        default=10,
-        metadata=described(Whole(1, 1_000), "with fewer deltas than this no compaction is due"),
-    )
-    max_delta_count: int = field(
-        default=50,
-        metadata=described(Whole(1, 1_000), "from this number of deltas on a compaction is due"),
-    )
-    interval_commits: int = field(
-        default=100,
-        metadata=described(
-            Whole(1, 1_000_000), "between these two it is due at every so many commits"
-        ),
-    )
-    fan_in: int = field(
-        default=4,
-        metadata=described(Whole(2, 100), "how many runs of similar size become one"),
-    )
-    size_ratio: float = field(
-        default=0.25,
-        metadata=described(
-            Ratio(0, 100), "share of a leaf's refs that is pending when it is written again"
-        ),
-    )
-    async_threads: int = field(
-        default=2, metadata=described(Whole(1, 64), "threads that compact in the background")
-    )
+    mode: Annotated[
+        str,
+        Word("auto", "async", "manual"),
+        "auto: after the commit that makes it due; async: then, in the background; manual: "
+        "only when asked for",
+    ] = "auto"
+    min_delta_count: Annotated[
+        int, Whole(1, 1_000), "with fewer deltas than this no compaction is due"
+    ] = 10
+    max_delta_count: Annotated[
+        int, Whole(1, 1_000), "from this number of deltas on a compaction is due"
+    ] = 50
+    interval_commits: Annotated[
+        int, Whole(1, 1_000_000), "between these two it is due at every so many commits"
+    ] = 100
+    fan_in: Annotated[int, Whole(2, 100), "how many runs of similar size become one"] = 4
+    size_ratio: Annotated[
+        float, Number(0, 100), "share of a leaf's refs that is pending when it is written again"
+    ] = 0.25
+    async_threads: Annotated[int, Whole(1, 64), "threads that compact in the background"] = 2
 
 
 _FLAT: Final = {
@@ -132,6 +110,13 @@ _FLAT: Final = {
     "commit-attempts": ("commits", "attempts"),
 }
 """Options that are also read, and in Python given, outside of their section."""
+_FLAT_OPTIONS: Final = {
+    name: options_of(section)[option]._replace(
+        about=f"the same as {option} in {place}, where it is better written",
+        field=name.replace("-", "_"),
+    )
+    for section, (name, (place, option)) in zip((Compaction, Commits), _FLAT.items(), strict=True)
+}
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -178,55 +163,37 @@ class RepositoryConfig(Section):
     1024
     """
 
-    inline_chunk_bytes: int = field(
-        default=512,
-        metadata=described(
-            Whole(0, 65_536), "chunks of at most this many bytes are kept in the manifest itself"
-        ),
+    inline_chunk_bytes: Annotated[
+        int, Whole(0, 65_536), "chunks of at most this many bytes are kept in the manifest itself"
+    ] = 512
+    pack_chunk_bytes: Annotated[
+        int,
+        Whole(0, 67_108_864),
+        "chunks of at most this many bytes that are not inline share objects with others",
+    ] = 262_144
+    pack_bytes: Annotated[
+        int, Whole(1, 1_073_741_824), "bytes of shared chunks that are written as one object"
+    ] = 8_388_608
+    spill_refs: Annotated[
+        int,
+        Whole(1, 1_000_000_000),
+        "chunk refs that a session keeps in memory, about; more are written to manifests",
+    ] = 4_000_000
+    commits: Annotated[Commits, "how commits are made"] = field(default=Commits())
+    compaction: Annotated[Compaction, "when deltas are brought together"] = field(
+        default=Compaction()
     )
-    pack_chunk_bytes: int = field(
-        default=262_144,
-        metadata=described(
-            Whole(0, 67_108_864),
-            "chunks of at most this many bytes that are not inline share objects with others",
-        ),
+    cache: Annotated[
+        Cache, "how much metadata is kept in memory by whoever does not say at opening"
+    ] = field(default=Cache())
+    chunk_manifests: Annotated[
+        ChunkManifests, "which chunk refs are packed together, split and preloaded"
+    ] = field(default=ChunkManifests())
+    snapshots: Annotated[Snapshots, "how long snapshots stay in the history"] = field(
+        default=Snapshots()
     )
-    pack_bytes: int = field(
-        default=8_388_608,
-        metadata=described(
-            Whole(1, 1_073_741_824), "bytes of shared chunks that are written as one object"
-        ),
-    )
-    spill_refs: int = field(
-        default=4_000_000,
-        metadata=described(
-            Whole(1, 1_000_000_000),
-            "chunk refs that a session keeps in memory, about; more are written to manifests",
-        ),
-    )
-    commits: Commits = field(
-        default=Commits(), metadata=described(Nested(Commits), "how commits are made")
-    )
-    compaction: Compaction = field(
-        default=Compaction(),
-        metadata=described(Nested(Compaction), "when deltas are brought together"),
-    )
-    cache: Cache = field(
-        default=Cache(),
-        metadata=described(
-            Nested(Cache), "how much metadata is kept in memory by whoever does not say at opening"
-        ),
-    )
-    chunk_manifests: ChunkManifests = field(
-        default=ChunkManifests(),
-        metadata=described(
-            Nested(ChunkManifests), "which chunk refs are packed together, split and preloaded"
-        ),
-    )
-    snapshots: Snapshots = field(
-        default=Snapshots(),
-        metadata=described(Nested(Snapshots), "how long snapshots stay in the history"),
-    )
+
+    elsewhere: ClassVar[Mapping[str, Option]] = _FLAT_OPTIONS
 
     def __init__(
         self,
@@ -243,7 +210,6 @@ class RepositoryConfig(Section):
         chunk_manifests: ChunkManifests | None = None,
         snapshots: Snapshots | None = None,
     ) -> None:
-        faults = Faults()
         values: dict[str, Any] = {
             "inline_chunk_bytes": inline_chunk_bytes,
             "pack_chunk_bytes": pack_chunk_bytes,
@@ -256,25 +222,31 @@ class RepositoryConfig(Section):
             "snapshots": Snapshots() if snapshots is None else snapshots,
         }
         flat = {"max-delta-count": max_delta_count, "commit-attempts": commit_attempts}
+        problems: list[str] = []
         for name, value in flat.items():
             section, option = _FLAT[name]
-            if value is not None and isinstance(values[section], Section):
-                values[section] = _with_flat(values[section], option, value, name, faults)
+            if value is None or not isinstance(values[section], Section):
+                continue
+            faults = [under(name, fault) for fault in _FLAT_OPTIONS[name].kind.faults(value)]
+            problems += faults
+            if not faults:
+                field_name = option.replace("-", "_")
+                values[section] = replace(values[section], **{field_name: value})
         for field_name, value in values.items():
             object.__setattr__(self, field_name, value)
         try:
             Section.__post_init__(self)
         except ConfigError as error:
-            faults.add_within("", error.problems)
-        faults.throw()
+            problems += error.problems
+        if problems:
+            raise ConfigError(problems)
 
-    def _check_together(self, faults: Faults) -> None:
+    def _faults_between(self) -> Iterator[str]:
         size = len(json.dumps(self.to_dict(), ensure_ascii=False).encode("utf-8", "replace"))
         if size > MAX_CONFIG_BYTES:
-            faults.add(
-                "",
+            yield (
                 f"the configuration takes {size:,} bytes as JSON and {MAX_CONFIG_BYTES:,} are "
-                "allowed, since every commit writes it; use fewer or shorter rules",
+                "allowed, since every commit writes it; use fewer or shorter rules"
             )
 
     @property
@@ -314,14 +286,16 @@ class RepositoryConfig(Section):
         ConfigError
             For unknown options and wrong values, all in one error.
         """
-        faults = Faults()
-        if not isinstance(options, Mapping):
-            faults.add("", "expected options and their values")
-            faults.throw()
-        sections, base = _into_sections(options, self, faults)
-        found = RepositoryConfig.read(sections, "", faults, base)
-        faults.throw()
-        return cast("RepositoryConfig", found)
+        from zarr_manifests.config.parsing import parse
+
+        twice = _given_twice(options)
+        try:
+            found = parse(RepositoryConfig, options, "", self)
+        except ConfigError as error:
+            raise ConfigError([*twice, *error.problems]) from None
+        if twice:
+            raise ConfigError(twice)
+        return found
 
     @classmethod
     def from_dict(cls, options: Mapping[str, Any]) -> RepositoryConfig:
@@ -362,41 +336,47 @@ def config_schema() -> dict[str, Any]:
     >>> config_schema()["properties"]["commits"]["properties"]["mode"]["enum"]
     ['delta', 'rewrite']
     """
-    schema = RepositoryConfig.schema()
-    for name, (section, option) in _FLAT.items():
-        same = schema["properties"][section]["properties"][option]
-        about = f"the same as {option} in {section}, where it is better written"
-        schema["properties"][name] = same | {"description": about}
+    from zarr_manifests.config.parsing import json_schema
+
     title = "Configuration of a zarr_manifests repository"
-    return {"$schema": _SCHEMA_DIALECT, "title": title} | schema
+    return {"$schema": _SCHEMA_DIALECT} | json_schema(RepositoryConfig) | {"title": title}
 
 
-def _with_flat[S: Section](section: S, option: str, value: object, place: str, faults: Faults) -> S:
-    """The section with an option that is given outside of it."""
-    field_name = option.replace("-", "_")
-    kind = options_of(type(section))[option].kind
-    found = kind.read(value, place, faults, getattr(section, field_name))
-    changed: S = replace(cast("Any", section), **{field_name: found})
-    return changed
+def options_in_root(config: RepositoryConfig) -> dict[str, Any]:
+    """The options as a root holds them, which spells the mode of compaction in upper case."""
+    options = config.to_dict()
+    options["compaction"]["mode"] = config.compaction.mode.upper()
+    return options
 
 
-def _into_sections(
-    options: Mapping[str, Any], base: RepositoryConfig, faults: Faults
-) -> tuple[dict[Any, Any], RepositoryConfig]:
-    """The options but those given flat, and the base with these in their sections."""
-    left: dict[Any, Any] = {}
-    moved: dict[str, Any] = {}
-    for key, value in options.items():
-        flat = _FLAT.get(spelled(key).replace("_", "-"))
-        if flat is None:
-            left[key] = value
-            continue
-        name, option = flat
-        section = moved.get(name) or getattr(base, name)
-        moved[name] = _with_flat(section, option, value, spelled(key), faults)
-        inside = options.get(name)
-        if isinstance(inside, Mapping) and any(
-            spelled(other).replace("_", "-") == option for other in inside
-        ):
-            faults.add(spelled(key), f"given twice, also as {name}.{option}; keep that")
-    return left, replace(base, **moved)
+def config_of_root(options: Mapping[str, Any]) -> RepositoryConfig:
+    """The configuration that a root holds, read and checked without pydantic.
+
+    Raises
+    ------
+    ConfigError
+        For unknown options and wrong values; not always for all of them.
+    """
+    sections = {name: value for name, value in options.items() if name not in _FLAT}
+    for name in options.keys() & _FLAT.keys():  # from before there were sections
+        place, option = _FLAT[name]
+        inside = sections.get(place, {})
+        if not isinstance(inside, Mapping) or option in inside:
+            raise ConfigError(_given_twice(options) or [f"{place}: expected options"])
+        sections[place] = {**inside, option: options[name]}
+    return RepositoryConfig.of_saved(sections)
+
+
+def _given_twice(options: object) -> list[str]:
+    """The faults of options that are given in their section and outside of it."""
+    problems: list[str] = []
+    if not isinstance(options, Mapping):
+        return problems
+    by_name = {hyphened(key): key for key in options}
+    for name, (place, option) in _FLAT.items():
+        inside = options.get(by_name.get(place))
+        twice = isinstance(inside, Mapping) and option in map(hyphened, inside)
+        if name in by_name and twice:
+            given = spelled(by_name[name])
+            problems.append(f"{given}: given twice, also as {place}.{option}; keep that")
+    return problems

@@ -11,39 +11,27 @@ there; every regular expression compiles, to an automaton whose time is linear i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final
 
 from zarr_manifests.config.kinds import (
     MAX_REFS,
+    OVERFLOW,
     REF_NAME,
     SET_NAME,
     Along,
     AlongKind,
-    Interval,
-    IntervalKind,
-    PathsKind,
-    SetNameKind,
-)
-from zarr_manifests.config.options import (
-    Faults,
+    Entry,
     Kind,
     ListOf,
-    Nested,
-    PathSet,
-    Regex,
-    Section,
     Whole,
-    described,
     known_as,
-    matches_path,
-    options_of,
     shown,
-    spelled,
-    within,
 )
+from zarr_manifests.config.path_regex import PathSet, Regex, matches_path
+from zarr_manifests.config.sections import Nested, Section
 from zarr_manifests.errors import ConfigError
 
 __all__ = [
@@ -51,6 +39,7 @@ __all__ = [
     "ChunkManifests",
     "Interval",
     "ManifestSet",
+    "NamedSet",
     "Preload",
     "Rule",
     "Split",
@@ -61,6 +50,7 @@ _DEFAULT_SET_REFS: Final = 1_000_000
 _MAX_SETS: Final = 64
 _MAX_RULES: Final = 256
 _MAX_REFS_TO_LOAD: Final = 256
+_MAX_PATHS: Final = 64
 _REMEMBERED: Final = 16_384
 
 
@@ -87,157 +77,137 @@ class ManifestSet(Section):
         If a value is out of range, both limits are given, or `default` is limited in number.
     """
 
-    name: str = field(metadata=described(SET_NAME, "what rules and other sets call it"))
-    max_manifest_size: int | None = field(
-        default=None,
-        metadata=described(
-            Whole(1, MAX_REFS, "unlimited"),
-            "chunk refs in a manifest; null for no limit",
-            ("max-size",),
-        ),
-    )
-    arrays_per_manifest: int | None = field(
-        default=None,
-        metadata=described(
-            Whole(1, 1_000_000, "not packed by number"),
-            "arrays in a manifest, instead of max-manifest-size",
-            ("max-arrays-per-manifest",),
-        ),
-    )
-    overflow_to: str | None = field(
-        default=DEFAULT_SET_NAME,
-        metadata=described(SetNameKind(), "the set that takes arrays for which there is no room"),
-    )
-    cardinality: int | None = field(
-        default=1,
-        metadata=described(
-            Whole(1, 1_000_000, "unlimited"), "manifests in the set; null for any number"
-        ),
-    )
+    name: Annotated[str, SET_NAME, "what rules and other sets call it"]
+    max_manifest_size: Annotated[
+        int | None,
+        Whole(1, MAX_REFS, "unlimited"),
+        "chunk refs in a manifest; null for no limit",
+        ("max-size",),
+    ] = None
+    arrays_per_manifest: Annotated[
+        int | None,
+        Whole(1, 1_000_000, "not packed by number"),
+        "arrays in a manifest, instead of max-manifest-size",
+        ("max-arrays-per-manifest",),
+    ] = None
+    overflow_to: Annotated[
+        str | None, OVERFLOW, "the set that takes arrays for which there is no room"
+    ] = DEFAULT_SET_NAME
+    cardinality: Annotated[
+        int | None, Whole(1, 1_000_000, "unlimited"), "manifests in the set; null for any number"
+    ] = 1
 
-    def _check_together(self, faults: Faults) -> None:
+    misplaced: ClassVar = {"name": "unknown option; the name stands before the colon"}
+
+    def _faults_between(self) -> Iterator[str]:
         if self.max_manifest_size is not None and self.arrays_per_manifest is not None:
-            faults.add(
-                "arrays-per-manifest",
-                "a set is packed by this or by max-manifest-size, not by both; leave one out",
+            yield (
+                "arrays-per-manifest: a set is packed by this or by max-manifest-size, not by "
+                "both; leave one out"
             )
         if self.name != DEFAULT_SET_NAME:
             if self.overflow_to is None:
-                faults.add(
-                    "overflow-to", "only the set default overflows nowhere; name a set, or default"
-                )
+                yield "overflow-to: only the set default overflows nowhere; name a set, or default"
             return
         if self.overflow_to is not None:
-            faults.add(
-                "overflow-to", "the set default takes what is left and overflows nowhere; remove it"
+            yield (
+                "overflow-to: the set default takes what is left and overflows nowhere; remove it"
             )
         if self.cardinality is not None:
-            faults.add(
-                "cardinality", "the set default has any number of manifests; remove it, or use null"
-            )
+            yield "cardinality: the set default has any number of manifests; remove it, or use null"
+
+    @classmethod
+    def built(cls, values: Mapping[str, Any]) -> ManifestSet:
+        if values.get("name") == DEFAULT_SET_NAME:
+            values = {"overflow_to": None, "cardinality": None, **values}
+            if values.get("arrays_per_manifest") is None:
+                values = {"max_manifest_size": _DEFAULT_SET_REFS, **values}
+        return cls(**values)
+
+
+class NamedSet(Nested):
+    """A set as YAML has it: its name, with the options below it."""
+
+    def __init__(self) -> None:
+        super().__init__(ManifestSet)
+
+    def read(self, plain: Any) -> Any:
+        if not isinstance(plain, Mapping) or len(plain) != 1:
+            return plain
+        ((name, body),) = plain.items()
+        return super().read({**body, "name": name}) if isinstance(body, Mapping) else body
+
+    def write(self, value: Any) -> Any:
+        body = value.write()
+        limits = ("max-manifest-size", "arrays-per-manifest")
+        del body["name"], body[limits[value.arrays_per_manifest is None]]
+        return {value.name: body}
+
+
+_DEFAULT_SET: Final = ManifestSet.built({"name": DEFAULT_SET_NAME})
 
 
 @dataclass(frozen=True, slots=True)
-class _Sets(Kind[tuple[ManifestSet, ...]]):
-    """Sets as YAML has them: a list of single names, each with the options below it."""
+class Interval:
+    """A closed interval of whole numbers; None is an open end.
 
-    def read(
-        self, value: object, place: str, faults: Faults, base: tuple[ManifestSet, ...]
-    ) -> tuple[ManifestSet, ...]:
-        if isinstance(value, Mapping):
-            value = [{name: body} for name, body in value.items()]
-        if value is None:
-            value = []
-        if not isinstance(value, list | tuple):
-            faults.add(place, f"expected a list of sets, got {shown(value)}; begin each with '- '")
-            return base
-        if len(value) > _MAX_SETS:
-            faults.add(place, f"{len(value)} sets, at most {_MAX_SETS} are allowed")
-            return base
-        return tuple(self._one(entry, f"{place}[{i}]", faults) for i, entry in enumerate(value))
+    Raises
+    ------
+    ConfigError
+        Unless `0 <= low <= high`.
 
-    def _one(self, entry: object, place: str, faults: Faults) -> ManifestSet:
-        # What cannot be read leaves a set behind, so that other sets and rules find theirs.
-        unnamed = ManifestSet(f"unnamed{place.rpartition('[')[2].rstrip(']')}")
-        if isinstance(entry, str):
-            entry = {entry: None}
-        if not isinstance(entry, Mapping) or len(entry) != 1:
-            names = list(entry)[:4] if isinstance(entry, Mapping) else entry
-            faults.add(
-                place,
-                f"expected one name and, further to the right, its options; got {shown(names)}",
-            )
-            return unnamed
-        ((name, body),) = entry.items()
-        before = len(faults.problems)
-        SET_NAME.check(name, place, faults)
-        if len(faults.problems) > before:
-            name = unnamed.name
-        else:
-            place = within(place, name)
-        return self._body(name, body, place, faults)
+    Examples
+    --------
+    >>> 500 in Interval(0, 500), 501 in Interval(0, 500), 10**9 in Interval(501)
+    (True, False, True)
+    """
 
-    def _body(self, name: str, body: object, place: str, faults: Faults) -> ManifestSet:
-        last = name == DEFAULT_SET_NAME
-        base = _DEFAULT_SET if last else ManifestSet(name)
-        if isinstance(body, Mapping) and "name" in body:
-            faults.add(within(place, "name"), "unknown option; the name stands before the colon")
-            body = {key: value for key, value in body.items() if key != "name"}
-        values = ManifestSet.read_options(body, place, faults, base)
-        if last and values["arrays_per_manifest"] and not _gives_size(body):
-            values["max_manifest_size"] = None
+    low: int | None = None
+    high: int | None = None
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"expected a number from 0 to {MAX_REFS} or null, got {shown(end)}"
+            for end in (self.low, self.high)
+            if end is not None and (type(end) is not int or not 0 <= end <= MAX_REFS)
+        ]
+        if not problems and self.low is not None and self.high is not None and self.low > self.high:
+            problems = [f"[{self.low}, {self.high}] is empty; give the smaller number first"]
+        if problems:
+            raise ConfigError(problems)
+
+    def __contains__(self, number: int) -> bool:
+        return (self.low is None or self.low <= number) and (
+            self.high is None or number <= self.high
+        )
+
+
+class _IntervalKind(Kind):
+    """An interval; a list of two in YAML."""
+
+    schema: Mapping[str, Any] = {
+        "type": "array",
+        "items": {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_REFS},
+        "minItems": 2,
+        "maxItems": 2,
+    }
+
+    def faults(self, value: object) -> Iterator[str]:
+        if not isinstance(value, Interval):
+            yield f": expected [lowest, highest], got {shown(value)}; in Python, an Interval"
+
+    def read(self, plain: Any) -> Any:
+        if not isinstance(plain, list | tuple) or len(plain) != 2:
+            return plain
         try:
-            return ManifestSet(**values)
+            return Interval(*plain)
         except ConfigError as error:
-            faults.add_within(place, error.problems)
-            return replace(base, overflow_to=base.overflow_to and values["overflow_to"])
+            raise ConfigError([f": {problem}" for problem in error.problems]) from None
 
-    def check(self, value: object, place: str, faults: Faults) -> None:
-        if not isinstance(value, tuple):
-            faults.add(place, f"expected a tuple, got {shown(value)}")
-            return
-        if len(value) > _MAX_SETS:
-            faults.add(place, f"{len(value)} sets, at most {_MAX_SETS} are allowed")
-            return
-        for i, entry in enumerate(value):
-            Nested(ManifestSet).check(entry, f"{place}[{i}]", faults)
-
-    def write(self, value: tuple[ManifestSet, ...]) -> Any:
-        written = []
-        for one in value:
-            body = one.write()
-            limits = ("max-manifest-size", "arrays-per-manifest")
-            del body["name"], body[limits[one.arrays_per_manifest is None]]
-            written.append({one.name: body})
-        return written
-
-    def schema(self) -> dict[str, Any]:
-        body = ManifestSet.schema()
-        properties = {name: of for name, of in body["properties"].items() if name != "name"}
-        body = {
-            "type": ["object", "null"],
-            "additionalProperties": False,
-            "properties": properties,
-        }
-        name = SET_NAME.schema()
-        by_name = {
-            "type": "object",
-            "propertyNames": name,
-            "additionalProperties": body,
-        }
-        one = {"anyOf": [name, by_name | {"minProperties": 1, "maxProperties": 1}]}
-        listed = {"type": ["array", "null"], "items": one, "maxItems": _MAX_SETS}
-        return {"anyOf": [listed, by_name | {"maxProperties": _MAX_SETS}]}
+    def write(self, value: Any) -> Any:
+        return [value.low, value.high]
 
 
-def _gives_size(body: object) -> bool:
-    names = ("max-manifest-size", *options_of(ManifestSet)["max-manifest-size"].also)
-    return isinstance(body, Mapping) and any(
-        spelled(key).replace("_", "-") in names for key in body
-    )
-
-
-_DEFAULT_SET: Final = ManifestSet(DEFAULT_SET_NAME, _DEFAULT_SET_REFS, None, None, None)
 _CHUNKS_RANGE: Final = "[lowest, highest], both included; null for an open end"
 
 
@@ -263,19 +233,17 @@ class Rule(Section):
     (True, False)
     """
 
-    target: str = field(metadata=described(SET_NAME, "the set that matching arrays go to"))
-    path: str | None = field(
-        default=None,
-        metadata=described(Regex(), "matches the whole absolute path (RE2 syntax)"),
-    )
-    metadata_chunks: Interval | None = field(
-        default=None,
-        metadata=described(IntervalKind(), f"chunks the array has by its shape: {_CHUNKS_RANGE}"),
-    )
-    initialized_chunks: Interval | None = field(
-        default=None,
-        metadata=described(IntervalKind(), f"chunks that have been written: {_CHUNKS_RANGE}"),
-    )
+    target: Annotated[str, SET_NAME, "the set that matching arrays go to"]
+    path: Annotated[str | None, Regex(), "matches the whole absolute path (RE2 syntax)"] = None
+    metadata_chunks: Annotated[
+        Interval | None, _IntervalKind(), f"chunks the array has by its shape: {_CHUNKS_RANGE}"
+    ] = None
+    initialized_chunks: Annotated[
+        Interval | None, _IntervalKind(), f"chunks that have been written: {_CHUNKS_RANGE}"
+    ] = None
+
+    def write(self) -> dict[str, Any]:
+        return {name: value for name, value in Section.write(self).items() if value is not None}
 
     def matches(self, path: str, metadata_chunks: int, initialized_chunks: int) -> bool:
         """Whether an array with that absolute path and those numbers of chunks meets it."""
@@ -302,48 +270,17 @@ class Split(Section):
         Dimension name or axis, and the chunks of a leaf along it.
     """
 
-    path: str = field(metadata=described(Regex(), "matches the whole absolute path (RE2 syntax)"))
-    along: Along = field(
-        metadata=described(AlongKind(), "chunks of a leaf by dimension name or axis")
-    )
+    path: Annotated[str, Regex(), "matches the whole absolute path (RE2 syntax)"]
+    along: Annotated[Along, AlongKind(), "chunks of a leaf by dimension name or axis"]
 
-    def _check_together(self, faults: Faults) -> None:
+    def _faults_between(self) -> Iterator[str]:
         names = [axis for axis, _ in self.along]
         if len(set(names)) < len(names):
-            faults.add("along", f"a dimension is named twice in {shown(names)}")
+            yield f"along: a dimension is named twice in {shown(names)}"
 
     def matches(self, path: str) -> bool:
         """Whether it is about the array with that absolute path."""
         return matches_path(self.path, path)
-
-
-@dataclass(frozen=True, slots=True)
-class _SplittingKind(Kind[tuple[Split, ...] | None]):
-    """`none`, or a list of splits."""
-
-    splits: ClassVar[ListOf[Split]] = ListOf(
-        Nested(Split, fresh=True), Split(".*", ((0, 1),)), _MAX_RULES
-    )
-
-    def read(
-        self, value: object, place: str, faults: Faults, base: tuple[Split, ...] | None
-    ) -> tuple[Split, ...] | None:
-        if value == "none":
-            return None
-        if isinstance(value, list | tuple):
-            return self.splits.read(value, place, faults, base or ())
-        faults.add(place, f"expected none, or a list of paths to split, got {shown(value)}")
-        return base
-
-    def check(self, value: object, place: str, faults: Faults) -> None:
-        if value is not None:
-            self.splits.check(value, place, faults)
-
-    def write(self, value: tuple[Split, ...] | None) -> Any:
-        return "none" if value is None else self.splits.write(value)
-
-    def schema(self) -> dict[str, Any]:
-        return {"anyOf": [{"const": "none"}, self.splits.schema() | {"type": "array"}]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,36 +300,28 @@ class Preload(Section):
         Refs whose manifests are preloaded when the repository is opened.
     """
 
-    max_manifest_size: int = field(
-        default=50_000,
-        metadata=described(Whole(0, MAX_REFS), "refs beyond which a manifest is not preloaded"),
-    )
-    max_manifests: int = field(
-        default=64,
-        metadata=described(Whole(0, 10_000), "how many manifests are preloaded at most; 0: none"),
-    )
-    arrays: tuple[str, ...] | None = field(
-        default=None,
-        metadata=described(
-            PathsKind(),
-            "the arrays whose manifests are preloaded, by path; null: every coordinate "
-            "(a one-dimensional array named as its own dimension)",
-        ),
-    )
-    branches: tuple[str, ...] = field(
-        default=(),
-        metadata=described(
-            ListOf(REF_NAME, "main", _MAX_REFS_TO_LOAD),
-            "branches preloaded when the repository is opened",
-        ),
-    )
-    tags: tuple[str, ...] = field(
-        default=(),
-        metadata=described(
-            ListOf(REF_NAME, "main", _MAX_REFS_TO_LOAD),
-            "tags preloaded when the repository is opened",
-        ),
-    )
+    max_manifest_size: Annotated[
+        int, Whole(0, MAX_REFS), "refs beyond which a manifest is not preloaded"
+    ] = 50_000
+    max_manifests: Annotated[
+        int, Whole(0, 10_000), "how many manifests are preloaded at most; 0: none"
+    ] = 64
+    arrays: Annotated[
+        tuple[str, ...] | None,
+        ListOf(Entry("path", Regex()), _MAX_PATHS),
+        "the arrays whose manifests are preloaded, by path; null: every coordinate "
+        "(a one-dimensional array named as its own dimension)",
+    ] = None
+    branches: Annotated[
+        tuple[str, ...],
+        ListOf(REF_NAME, _MAX_REFS_TO_LOAD),
+        "branches preloaded when the repository is opened",
+    ] = ()
+    tags: Annotated[
+        tuple[str, ...],
+        ListOf(REF_NAME, _MAX_REFS_TO_LOAD),
+        "tags preloaded when the repository is opened",
+    ] = ()
 
     def matches(self, path: str) -> bool:
         """Whether `arrays` names the array with that absolute path; none if `arrays` is None."""
@@ -475,29 +404,23 @@ class ChunkManifests(Section, _Remembering):
     ('coordinates', (ManifestSet(name='default', ...), None))
     """
 
-    sets: tuple[ManifestSet, ...] = field(
-        default=_DEFAULT_SETS,
-        metadata=described(_Sets(), "groups of manifests and their limits; order breaks ties"),
-    )
-    rules: tuple[Rule, ...] = field(
-        default=_DEFAULT_RULES,
-        metadata=described(
-            ListOf(Nested(Rule, fresh=True), Rule(DEFAULT_SET_NAME), _MAX_RULES),
-            "which arrays go to which set; the first that matches wins",
-        ),
-    )
-    splitting: tuple[Split, ...] | None = field(
-        default=(),
-        metadata=described(
-            _SplittingKind(),
-            "arrays that are split into leaves; none keeps all whole; without it, those are "
-            "split that do not fit into the set default",
-        ),
-    )
-    preload: Preload = field(
-        default=Preload(),
-        metadata=described(Nested(Preload), "what is fetched when a session opens"),
-    )
+    sets: Annotated[
+        tuple[ManifestSet, ...],
+        ListOf(NamedSet(), _MAX_SETS),
+        "groups of manifests and their limits; order breaks ties",
+    ] = _DEFAULT_SETS
+    rules: Annotated[
+        tuple[Rule, ...],
+        ListOf(Nested(Rule), _MAX_RULES),
+        "which arrays go to which set; the first that matches wins",
+    ] = _DEFAULT_RULES
+    splitting: Annotated[
+        tuple[Split, ...] | None,
+        ListOf(Nested(Split), _MAX_RULES, none="none"),
+        "arrays that are split into leaves; none keeps all whole; without it, those are "
+        "split that do not fit into the set default",
+    ] = ()
+    preload: Annotated[Preload, "what is fetched when a session opens"] = field(default=Preload())
 
     def __post_init__(self) -> None:
         sets: Any = self.sets
@@ -509,34 +432,27 @@ class ChunkManifests(Section, _Remembering):
             object.__setattr__(self, "rules", ())
         Section.__post_init__(self)
 
-    @classmethod
-    def _completed(cls, values: dict[str, Any], given: object) -> dict[str, Any]:
-        if isinstance(given, Mapping) and "sets" in given and "rules" not in given:
-            return values | {"rules": _DEFAULT_RULES}  # others are about sets that were there
-        return values
-
-    def _check_together(self, faults: Faults) -> None:
+    def _faults_between(self) -> Iterator[str]:
         by_name: dict[str, ManifestSet] = {}
         for i, one in enumerate(self.sets):
             if one.name in by_name:
-                faults.add(f"sets[{i}].{one.name}", "another set has this name; choose a new one")
+                yield f"sets[{i}].{one.name}: another set has this name; choose a new one"
             by_name.setdefault(one.name, one)
         for i, one in enumerate(self.sets):
             place = f"sets[{i}].{one.name}.overflow-to"
             if one.overflow_to is not None and one.overflow_to not in by_name:
                 known = known_as(one.overflow_to, by_name)
-                faults.add(place, f"there is no set {one.overflow_to!r}; {known}")
+                yield f"{place}: there is no set {one.overflow_to!r}; {known}"
             way = _circle(one, by_name)
             if way and one.name == min(way, key=list(by_name).index):  # each circle once
-                faults.add(
-                    place,
-                    f"the sets overflow in a circle ({' -> '.join([*way, one.name])}); let one "
-                    "overflow to default",
+                yield (
+                    f"{place}: the sets overflow in a circle ({' -> '.join([*way, one.name])}); "
+                    "let one overflow to default"
                 )
         for i, rule in enumerate(self.rules):
             if rule.target not in by_name:
                 known = known_as(rule.target, by_name)
-                faults.add(f"rules[{i}].target", f"there is no set {rule.target!r}; {known}")
+                yield f"rules[{i}].target: there is no set {rule.target!r}; {known}"
 
     @property
     def default_set(self) -> ManifestSet:

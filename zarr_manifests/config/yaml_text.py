@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 
 import yaml
 
-from zarr_manifests.config.options import shown
+from zarr_manifests.config.kinds import shown
 from zarr_manifests.errors import ConfigError
 from zarr_manifests.plain import plain_text
 

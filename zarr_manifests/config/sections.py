@@ -1,0 +1,146 @@
+"""Sections of the configuration: frozen dataclasses whose fields say what they are.
+
+The fields of a `Section` are annotated with the kind of value and a sentence that says what it is
+for: `Annotated[int, Whole(1, 64), "threads that compact"]`. From these follow the checks when a
+section is built (so none is ever invalid), reading a saved configuration (`of_saved`), writing
+(`write`), and, in `parsing`, the pydantic models that read YAML and the JSON Schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, fields
+from typing import Any, ClassVar, Final, NamedTuple, Self, get_type_hints
+
+from zarr_manifests.config.kinds import Kind, Word, shown, spelled, under
+from zarr_manifests.errors import ConfigError
+
+__all__ = ["Nested", "Option", "Section", "options_of"]
+
+_OPTIONS: Final[dict[type, dict[str, Option]]] = {}
+"""The options of each section that was asked for them."""
+
+
+class Option(NamedTuple):
+    """What a field of a section is.
+
+    Parameters
+    ----------
+    kind : Kind
+        The kind of value.
+    about : str
+        What it is for, in a sentence.
+    also : tuple of str
+        Other names under which it is read.
+    field : str
+        The name of its field.
+    default : object
+        Its default; `dataclasses.MISSING` if the option must be given.
+    """
+
+    kind: Kind
+    about: str
+    also: tuple[str, ...] = ()
+    field: str = ""
+    default: Any = MISSING
+
+    @property
+    def nullable(self) -> bool:
+        """Whether the value may be None."""
+        return self.default is None or bool(self.kind.null)
+
+
+def options_of(section: type[Section]) -> dict[str, Option]:
+    """The options of a section by name, such as `max-manifest-size`."""
+    if section not in _OPTIONS:
+        hints = get_type_hints(section, include_extras=True)
+        _OPTIONS[section] = {
+            f.name.replace("_", "-"): _option(f, hints[f.name]) for f in fields(section)
+        }
+    return _OPTIONS[section]
+
+
+def _option(field: Field[Any], hint: Any) -> Option:
+    kind, *said = hint.__metadata__
+    if isinstance(kind, str):  # nothing but what it is for: a section
+        kind, said = Nested(hint.__origin__), [kind]
+    return Option(kind, *said)._replace(field=field.name, default=field.default)
+
+
+class Section:
+    """What sections of the configuration have in common; each is a frozen dataclass."""
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    misplaced: ClassVar[Mapping[str, str]] = {}
+    """What to say of names that are no options here, but might be taken for some."""
+    elsewhere: ClassVar[Mapping[str, Option]] = {}
+    """Options of inner sections that are read here, too."""
+
+    def __post_init__(self) -> None:
+        problems = []
+        for name, option in options_of(type(self)).items():
+            value = getattr(self, option.field)
+            if isinstance(option.kind, Word):
+                value = option.kind.read(value)
+                object.__setattr__(self, option.field, value)
+            if value is not None or not option.nullable:
+                problems += [under(name, fault) for fault in option.kind.faults(value)]
+        problems = problems or list(self._faults_between())
+        if problems:
+            raise ConfigError(problems)
+
+    def _faults_between(self) -> Iterator[str]:
+        """What is wrong between options, each of which is sound."""
+        yield from ()
+
+    @classmethod
+    def built(cls, values: Mapping[str, Any]) -> Self:
+        """The section with these values by field; the others have their defaults."""
+        return cls(**values)
+
+    @classmethod
+    def of_saved(cls, plain: Mapping[Any, Any]) -> Self:
+        """The section that `write` wrote, which may lack options.
+
+        Raises
+        ------
+        ConfigError
+            If there is anything else, or a value is not sound.
+        """
+        options = options_of(cls)
+        problems = [f"{spelled(key)}: unknown option" for key in plain if key not in options]
+        for name, option in options.items():
+            if option.default is MISSING and name not in plain:
+                problems.append(f"{name}: is missing")
+            elif plain.get(name, option) is None and not option.nullable:
+                problems.append(f"{name}: null is no value")
+        if problems:
+            raise ConfigError(problems[:10])
+        return cls.built({options[k].field: options[k].kind.read(v) for k, v in plain.items()})
+
+    def write(self) -> dict[str, Any]:
+        """The options as plain values by name."""
+        written = {}
+        for name, option in options_of(type(self)).items():
+            value = getattr(self, option.field)
+            null = value is None and option.nullable
+            written[name] = None if null else option.kind.write(value)
+        return written
+
+
+class Nested(Kind):
+    """A section in a section, or in a list."""
+
+    def __init__(self, section: type[Section]) -> None:
+        self.section = section
+
+    def faults(self, value: object) -> Iterator[str]:
+        if not isinstance(value, self.section):
+            yield f": expected a {self.section.__name__}, got {shown(value)}"
+
+    def read(self, plain: Any) -> Any:
+        return self.section.of_saved(plain) if isinstance(plain, Mapping) else plain
+
+    def write(self, value: Any) -> Any:
+        return value.write()
