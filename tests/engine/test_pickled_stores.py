@@ -3,6 +3,8 @@
 import copy
 import pickle
 import shutil
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,14 @@ from zarr_manifests import ManifestStore, Repository, Session
 from zarr_manifests.errors import MissingChunkError, PickledStoreWarning, UnmergedForksError
 
 pytestmark = pytest.mark.filterwarnings("ignore:a writable store was pickled")
+
+
+@pytest.fixture
+def strict() -> Iterator[None]:
+    """The warning is an error; the mark of the module goes before the mark of a test."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PickledStoreWarning)
+        yield
 
 
 def _copy(store: ManifestStore) -> ManifestStore:
@@ -73,7 +83,7 @@ def test_what_a_merged_copy_changed_is_committed(tmp_path: Path, change) -> None
         assert dict(group["a"].attrs) == dict(other["a"].attrs)
 
 
-@pytest.mark.filterwarnings("error:a writable store was pickled")
+@pytest.mark.usefixtures("strict")
 def test_pickling_a_writable_store_warns_once_and_says_what_to_do(tmp_path: Path) -> None:
     session = _session(tmp_path)
     array = zarr.open_array(session.store, path="a", mode="r+")
@@ -87,7 +97,7 @@ def test_pickling_a_writable_store_warns_once_and_says_what_to_do(tmp_path: Path
         pickle.dumps(session.store)
 
 
-@pytest.mark.filterwarnings("error:a writable store was pickled")
+@pytest.mark.usefixtures("strict")
 def test_what_leaves_nothing_out_does_not_warn(tmp_path: Path) -> None:
     session = _session(tmp_path)
     read = Repository.open(tmp_path).readonly_session()

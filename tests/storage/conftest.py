@@ -98,7 +98,7 @@ class SmallStore:
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
-        self.heeds = {"If-None-Match", "If-Match"}
+        self.heeds = {"If-None-Match", "If-Match", "start-after"}
         self.faults: list[Callable[[Request], Answer | None]] = []
         self.requests: list[str] = []
         self._lock = threading.Lock()
@@ -179,7 +179,8 @@ class SmallStore:
 
     def _list(self, query: dict[str, str]) -> Answer:
         prefix = query.get("prefix", "")
-        after = query.get("continuation-token") or query.get("start-after", "")
+        start = query.get("start-after", "") if "start-after" in self.heeds else ""
+        after = query.get("continuation-token") or start
         keys = sorted(name.partition("/")[2] for name in self.objects)
         keys = [key for key in keys if key.startswith(prefix) and key > after]
         found = "".join(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import xarray as xr
 import zarr
 
 import zarr_manifests as zm
-from zarr_manifests.errors import ManifestsError, StorageFullError
+from zarr_manifests.errors import InvalidArgumentError, StorageFullError
 from zarr_manifests.storage import LocalStorage
 from zarr_manifests.storage.disk import PosixDisk, Temp
 from zarr_manifests.storage.reserve import RESERVE_BYTES
@@ -133,6 +135,41 @@ def test_without_a_reserve_nothing_is_changed(full: LocalStorage, tmp_path: Path
     way_out(full, tmp_path / "repository")
 
 
+OPERATIONS: dict[str, Callable[[zm.Repository], object]] = {
+    "expire": lambda repo: repo.expire_snapshots(keep_last=1),
+    "collect": lambda repo: repo.garbage_collect(timedelta(0)),
+    "compact": lambda repo: repo.compact("main", mode="full"),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_each_operation_needs_no_room_but_the_reserve(
+    full: LocalStorage, tmp_path: Path, name: str
+) -> None:
+    """Wherever amid its writes the disk is full."""
+    disk, place = full._disk, tmp_path / "repository"
+    assert isinstance(disk, SmallDisk)
+    for blocks in range(8):
+        there = tmp_path / f"copy{blocks}"
+        shutil.copytree(place, there)
+        disk.root, disk.nbytes = there, used(there) + blocks * BLOCK
+        repo = zm.Repository.open(LocalStorage(there, disk=disk))
+        last = len(list(repo.ancestry())) - 2
+        OPERATIONS[name](repo)
+        sound(repo, last)
+
+
+def test_an_expiry_leaves_room_for_the_collection(full: LocalStorage, tmp_path: Path) -> None:
+    """Also if somebody else takes what is left."""
+    disk = full._disk
+    assert isinstance(disk, SmallDisk)
+    disk.nbytes = used(tmp_path)
+    repo = zm.Repository.open(full)
+    repo.expire_snapshots(keep_last=1)
+    disk.nbytes = used(tmp_path)
+    assert repo.garbage_collect(timedelta(0)).deleted_nbytes
+
+
 def test_the_reserve_shrinks_rather_than_to_be_none(tmp_path: Path) -> None:
     disk = SmallDisk(tmp_path, RESERVE_BYTES)
     storage = LocalStorage(tmp_path, disk=disk)
@@ -165,9 +202,9 @@ def test_every_repository_sets_room_aside(tmp_path: Path, how: str) -> None:
 
 
 def test_a_first_write_that_fails_sets_nothing_aside(tmp_path: Path) -> None:
-    refused = xr.Dataset({"t": ("x", np.arange(3))})
-    with pytest.raises(ManifestsError):
-        zm.write(refused, tmp_path / "a", message="m", encoding={"zz": {}})
+    refused = xr.Dataset({"t": ("x", [np.nan])})
+    with pytest.raises(InvalidArgumentError, match="NaN"):
+        zm.write(refused, tmp_path / "a", message="m", encoding={"t": {"dtype": "i4"}})
     assert not list(tmp_path.rglob(".reserve"))
 
 

@@ -110,6 +110,22 @@ def test_no_more_than_so_many_files_are_open(tmp_path: Path, opened: list[str]) 
     assert len(handles._open) == handles.MOST
 
 
+def test_no_more_are_open_where_threads_open_them_at_once(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    for i in range(handles.MOST + 1):
+        storage.create(f"o{i}", b"0", durable=False)
+
+    def amid() -> int:
+        """Opens a file, and before that another one."""
+        storage.get(f"o{handles.MOST}", 0, 1)
+        return os.open(tmp_path / "o0", os.O_RDONLY)
+
+    for i in range(1, handles.MOST):
+        storage.get(f"o{i}", 0, 1)
+    handles.handle_of(str(tmp_path / "o0"), amid)
+    assert len(handles._open) == handles.MOST
+
+
 def test_a_deleted_file_is_closed_when_another_is_opened_later(
     tmp_path: Path, clock: Clock
 ) -> None:

@@ -407,7 +407,13 @@ def test_an_object_is_there_once_it_is_acknowledged(site: Site) -> None:
         assert asyncio.run(storage.get_async(f"{key}/sync", 1, 2)) == b"in"
 
 
-def test_a_listing_that_breaks_off_goes_on_where_it_was(site: Site) -> None:
+@pytest.mark.parametrize("heeded", [True, False])
+def test_a_listing_that_breaks_off_goes_on_where_it_was(
+    site: Site, monkeypatch: pytest.MonkeyPatch, heeded: bool
+) -> None:
+    """Also of a store that begins anew, whatever it is asked."""
+    if not heeded:
+        monkeypatch.setattr(site.store, "heeds", site.store.heeds - {"start-after"})
     url = site.fresh()
     keys = [f"listed/{number:04d}" for number in range(2500)]
     for key in keys:
@@ -416,5 +422,8 @@ def test_a_listing_that_breaks_off_goes_on_where_it_was(site: Site) -> None:
     found = [next(listed).key]
     site.proxy.strike("listing", "end in body", 2)
     found += [info.key for info in listed]
-    assert len(site.proxy.struck) == 2
+    first, second = site.proxy.struck
+    assert "listed/0999" not in first
+    assert "start-after" in second
+    assert "listed%2F0999" in second
     assert found == keys
