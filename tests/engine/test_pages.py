@@ -319,7 +319,7 @@ def test_a_lease_given_up_is_gone_wherever_it_lies(leased: MemoryStorage) -> Non
     swap(storage, {"leases": (*roots.whole(root_of(storage)).leases, own)})
     gone = (own.name, *(lease(i).name for i in range(0, LEASES, 3)))
     at = root_of(storage)
-    assert roots.holds_lease(at, own.session)
+    assert roots.with_leases(at, own.session).holds_lease(own.session)
     kept = tuple(one for one in at.leases if one.name not in gone)
     swap(storage, fenced(at, kept, deleted_leases=gone))
     root = root_of(storage)

@@ -27,7 +27,7 @@ from zarr_manifests.engine.edit.merge_forks import Merge
 from zarr_manifests.engine.history import ancestry, leases
 from zarr_manifests.engine.history import reachability as reach
 from zarr_manifests.engine.objects.chunks import SessionKeys
-from zarr_manifests.engine.root import heartbeat
+from zarr_manifests.engine.root import epochs, heartbeat
 from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.engine.upkeep import collect, expire, recover, verify
 from zarr_manifests.errors import CommitOutcomeUnknownError, StorageError
@@ -35,6 +35,7 @@ from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.root import ROOT_KEY
 from zarr_manifests.ids import new_session_id
+from zarr_manifests.planning.conflict import admission
 from zarr_manifests.planning.conflict import decide as rules
 from zarr_manifests.planning.tables.merge import select
 from zarr_manifests.testing.simulation import Outcome, simulate
@@ -310,18 +311,23 @@ def repacked_over_newer(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("A session from before the fence can commit.")
 def no_fence_check(patch: pytest.MonkeyPatch) -> None:
-    # What is asked next is whether the session holds a lease.
-    patch.setattr(Roots, "holds_lease", lambda self, root, session: True)
+    def unfenced(root: Any, *args: Any) -> Any:
+        return admission.admission(replace(root, fence=0), *args)
+
+    patch.setattr(epochs, "admission", unfenced)
 
 
 @mutant("A writer continues although another has claimed the branch.")
 def claim_not_checked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(commit, "check_writer", lambda *args: None)
+    patch.setattr(admission, "_is_shut_out", lambda *args: False)
 
 
 @mutant("A compactor continues although another has taken over.")
 def zombie_compactor(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(compact, "check_compactor", lambda *args: None)
+    def unclaimed(root: Any, *args: Any) -> Any:
+        return admission.admission(replace(root, epochs={}), *args)
+
+    patch.setattr(compact, "admission", unclaimed)
 
 
 @mutant("A repacking from before the fence lands.")
@@ -340,11 +346,14 @@ def repacked_behind_the_fence(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("A lease counts by the reader's clock, not by its existence.")
 def lease_checked_by_clock(patch: pytest.MonkeyPatch) -> None:
-    def by_clock(self: Any, root: Any, session: str) -> bool:
-        now_ms = self._runtime.now_ms()
-        return any(x.session == session and x.expires_ms > now_ms for x in root.leases)
+    refusal = epochs._refusal
 
-    patch.setattr(Roots, "holds_lease", by_clock)
+    def by_clock(roots: Any, root: Any, *args: Any) -> Any:
+        now_ms = roots._runtime.now_ms()
+        kept = tuple(lease for lease in root.leases if lease.expires_ms > now_ms)
+        return refusal(roots, replace(root, leases=kept), *args)
+
+    patch.setattr(epochs, "_refusal", by_clock)
 
 
 @mutant("A collection deletes objects of sessions that hold a lease.")

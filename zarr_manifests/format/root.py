@@ -41,6 +41,8 @@ from zarr_manifests.format.envelope import (
 from zarr_manifests.ids import is_session_id, lineage_of, snapshot_key
 
 __all__ = [
+    "COLLECTOR",
+    "COMPACTOR",
     "LOG_TAIL",
     "ROOT_KEY",
     "Branch",
@@ -53,6 +55,8 @@ __all__ = [
     "check_ref_name",
 ]
 
+COMPACTOR: Final = "compactor"
+COLLECTOR: Final = "collector"
 ROOT_KEY: Final = "current"
 LOG_TAIL: Final = 32
 WRITE_ID_BYTES: Final = 16

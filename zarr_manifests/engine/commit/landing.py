@@ -10,8 +10,9 @@
    where that is safe (`rebasing`). Its snapshot is written anew, its delta only where nodes that
    both sides changed were merged; chunks and manifests are never uploaded twice.
 
-The fence, and that a snapshot which chunk refs were taken from is still in history, are checked
-against each root that is about to be replaced, so the swap itself guarantees that they held.
+Whether the session may still commit (`admitted`), and whether a snapshot that chunk refs were taken
+from is still in history, is checked against each root that is about to be replaced. So both held
+when the swap took effect.
 """
 
 from __future__ import annotations
@@ -31,13 +32,12 @@ from zarr_manifests.engine.history.ancestry import find_in_history, is_missing
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.objects.spill import Rows, Spilled, resident, rows_of
-from zarr_manifests.engine.root.epochs import check_fence, check_writer
-from zarr_manifests.engine.root.roots import RootAt, Roots
+from zarr_manifests.engine.root.epochs import admitted
+from zarr_manifests.engine.root.roots import RootAt
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.totals import Effect, effect_of
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
-    Conflict,
     ConflictError,
     CorruptObjectError,
     ManifestsError,
@@ -175,13 +175,11 @@ class _Landing:
         attempts = self.rebasing.attempts or context.config.commit_attempts
         for attempt in range(attempts):
             root = context.roots.with_branch(at.root, branch)
-            tip = _checked_tip(context.roots, root, branch, self.keys)
+            tip = admitted(context.roots, root, branch, self.keys, _amends(self.replaces))
             if self.source is not None:
                 find_in_history(context, root, self.source)
             try:
-                if self.replaces is not None:
-                    _check_replaced(branch, tip, self.replaces)
-                elif tip.head.key != parent.ref.key:
+                if self.replaces is None and tip.head.key != parent.ref.key:
                     parent, placed = self._moved(tip)
                 after = (self.replaces or parent).snapshot
                 head, snapshot, uploads = _place(context, placed, parent, self.keys, after)
@@ -264,7 +262,7 @@ def _upload(
         run(calls)
     except ObjectNotFoundError:
         root = context.roots.with_branch(context.roots.read().root, branch)
-        _checked_tip(context.roots, root, branch, keys)
+        admitted(context.roots, root, branch, keys)
         raise
 
 
@@ -276,18 +274,6 @@ def _due_syncs(changes: ChangeSet) -> list[list[str]]:
     used = changes.chunk_objects()
     due = [key for key in changes.unsynced if key in used]
     return [due[i::_SYNCED_ABREAST] for i in range(min(len(due), _SYNCED_ABREAST))]
-
-
-def _checked_tip(roots: Roots, root: Root, branch: str, keys: SessionKeys) -> Branch:
-    tip = root.branches.get(branch)
-    if tip is None:
-        raise ConflictError(
-            f"branch {branch!r} was deleted since the session began; nothing was committed. "
-            "Create it again at the session's snapshot, then commit"
-        )
-    check_writer(tip, branch, keys)
-    check_fence(roots, root, keys)
-    return tip
 
 
 def _prepare(
@@ -487,23 +473,12 @@ def amending(
     except CorruptObjectError as error:
         if is_missing(error):
             root = context.roots.with_branch(context.roots.read().root, branch)
-            _check_replaced(branch, _checked_tip(context.roots, root, branch, keys), head)
+            admitted(context.roots, root, branch, keys, _amends(head))
         raise
 
 
-def _check_replaced(branch: str, tip: Branch, replaces: SnapshotView) -> None:
-    if tip.head.key != replaces.ref.key:
-        raise ConflictError(
-            f"snapshot {replaces.snapshot_id} is not the head of {branch!r} any more, and only a "
-            "head can be amended; nothing was committed. Commit the changes as a new snapshot",
-            [Conflict("/", "history", "the branch has moved")],
-        )
-    if tip.floor == replaces.snapshot_id:
-        raise ConflictError(
-            f"the snapshot before {replaces.snapshot_id} has expired, so that one cannot be "
-            f"amended; nothing was committed. Commit the changes to {branch!r} as a new snapshot",
-            [Conflict("/", "history", "the snapshot before has expired")],
-        )
+def _amends(head: SnapshotView | None) -> tuple[str, str] | None:
+    return None if head is None else (head.ref.key, head.snapshot_id)
 
 
 def _rebased(

@@ -36,7 +36,7 @@ from zarr_manifests.engine.compact.runs import roll_up
 from zarr_manifests.engine.history.follow import opened
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload, tallied_reads
-from zarr_manifests.engine.root.epochs import check_compactor, claim_compaction
+from zarr_manifests.engine.root.epochs import claim_compaction, overtaken
 from zarr_manifests.engine.root.roots import RootAt
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.pending import Heap
@@ -48,8 +48,10 @@ from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
 from zarr_manifests.format.index import IndexEntry
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.nodes import Base, NodeKind
+from zarr_manifests.format.root import COMPACTOR
 from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
 from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.planning.conflict.admission import Refusal, Writer, admission
 from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts
 from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode, Size, merge_groups
 from zarr_manifests.planning.upkeep.digests import needs_digest
@@ -418,10 +420,13 @@ def _land_on(
 ) -> BlobRef | None:
     """The same, as often as others come first; with the uploads that are still to be made."""
     for attempt in range(_ATTEMPTS):
-        tip = context.roots.with_branch(at.root, branch).branches.get(branch)
-        if tip is None or keys.start < at.root.fence:
+        root = context.roots.with_branch(at.root, branch)
+        refusal = admission(root, Writer(keys.start, compacts=True), branch)
+        if refusal is Refusal.OVERTAKEN:
+            raise overtaken(root, COMPACTOR, keys.start)
+        if refusal is not None:
             return None  # behind the fence, what was uploaded may be collected
-        check_compactor(at.root, keys.start)
+        tip = root.branches[branch]
         current = view if tip.head.key == view.ref.key else context.open_branch(tip)
         known = current.snapshot.deltas[: len(done.old)]
         same_base = _key(current.snapshot.base) == _key(view.snapshot.base)

@@ -44,6 +44,7 @@ from zarr_manifests.format.index import Bitmap, Bitmaps, IndexDirectory, IndexEn
 from zarr_manifests.format.manifest import ManifestRef
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.planning.conflict.admission import Writer, admission
 from zarr_manifests.planning.tables.merge import Overlay, inside
 from zarr_manifests.planning.tables.presence import kinds_at, laid_over, rows_in, within
 from zarr_manifests.planning.tables.regions import Bounds, chunk_box
@@ -409,7 +410,7 @@ def _build_index(context: Context, branch: str) -> IndexReport:
     written = [len(upload.data) for upload in uploads]
 
     def change(root: Root) -> Root:
-        if keys.start < root.fence:
+        if admission(root, Writer(keys.start)) is not None:
             raise FencedError(
                 "the index was built from before the repository's fence, and its objects may "
                 "have been collected; build it again"

@@ -47,6 +47,7 @@ from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.ids import crc32c, snapshot_id_of
+from zarr_manifests.planning.conflict.admission import Writer, admission
 from zarr_manifests.planning.layout.packing import LEAF_ROWS, plan_embedding
 from zarr_manifests.planning.tables.merge import difference, split, without
 from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode
@@ -362,7 +363,7 @@ class _Repacking:
         tip = context.roots.with_branch(at.root, branch).branches.get(branch)
         if tip is None:
             raise ConflictError(f"branch {branch!r} was deleted meanwhile; nothing was moved")
-        if self.keys.start < at.root.fence:
+        if admission(at.root, Writer(self.keys.start)) is not None:
             raise FencedError(
                 f"the repacking of {branch!r} began at version {self.keys.start}, before the "
                 f"repository's fence {at.root.fence}: its packs may have been collected. "

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from zarr_manifests.engine.history.ancestry import find_in_history, is_missing
 from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.root.epochs import is_fenced
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
@@ -93,7 +94,7 @@ def collected(context: Context, keys: SessionKeys, error: ManifestsError) -> Fen
         return None
     try:
         root = context.roots.read().root
-        if keys.start >= root.fence or context.roots.holds_lease(root, keys.session_id):
+        if not is_fenced(context.roots, root, keys):
             return None
     except ManifestsError:
         return None  # what was found first says more

@@ -33,6 +33,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.root import Lease, Root
 from zarr_manifests.ids import new_session_id, session_start
+from zarr_manifests.planning.conflict.admission import Writer, admission
 
 __all__ = ["checked_timeout_ms", "give_up", "move", "renew_all", "take"]
 
@@ -190,7 +191,7 @@ def _beat(context: Context) -> None:
 
 
 def _check_start(root: Root, session: str) -> None:
-    if session_start(session) < root.fence:
+    if admission(root, Writer(session_start(session))) is not None:
         raise FencedError(
             f"the session began at version {session_start(session)}, before the repository's "
             f"fence {root.fence}: its objects may have been collected, and no lease can bring "

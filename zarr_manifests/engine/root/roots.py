@@ -6,7 +6,7 @@ The swap is the only linearisation point of the repository. The protocol around 
    version v+2 also finds the archive of v+1.
 2. One compare-and-swap with a fresh random write id.
 3. A root that would be too large gives refs and leases to pages (`planning.paging`), which are
-   written before the swap. `with_branch`, `with_tag`, `holds_lease` and `whole` find them there.
+   written before the swap. `with_branch`, `with_tag`, `with_leases` and `whole` find them there.
 4. A swap that failed, or whose answer was lost, is looked up: the root carries our write id, or
    its log our operation's id, or the archive of the version we tried to make our write id: it
    was a success. The root has not moved: the same bytes are sent again. Otherwise somebody else
@@ -240,13 +240,11 @@ class Roots:
         ]
         return pulled(root, self._load(root, due), name) if due else root
 
-    def holds_lease(self, root: Root, session: str) -> bool:
-        """Whether the session holds a lease, in the root or in a page."""
-        if root.holds_lease(session):
-            return True
+    def with_leases(self, root: Root, session: str) -> Root:
+        """The root with the leases of the session, should they lie in pages."""
         due = lease_pages(root, session)
         pages = self._load(root, [("leases", at) for at in range(due.start, due.stop)])
-        return pulled(root, pages).holds_lease(session)
+        return pulled(root, pages) if pages else root
 
     def leases(self, root: Root) -> tuple[Lease, ...]:
         """All leases, of the root and of pages."""

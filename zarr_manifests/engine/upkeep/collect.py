@@ -29,7 +29,7 @@ from typing import Any, Final
 from zarr_manifests.engine.history.ancestry import ancestors, snapshot_at, tag_floor
 from zarr_manifests.engine.history.reachability import Link, follow, tables
 from zarr_manifests.engine.root.disk_reserve import keep_reserve, with_reserve
-from zarr_manifests.engine.root.epochs import COLLECTOR, check_collector, claimed
+from zarr_manifests.engine.root.epochs import check_collector, claimed
 from zarr_manifests.engine.root.roots import RootAt
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.errors import (
@@ -41,7 +41,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import native_keys
 from zarr_manifests.format.index import IndexDirectory
-from zarr_manifests.format.root import Lease, Pending, Root, archive_key
+from zarr_manifests.format.root import COLLECTOR, Lease, Pending, Root, archive_key
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import session_of, session_start, snapshot_key
 from zarr_manifests.planning.upkeep.collection import (

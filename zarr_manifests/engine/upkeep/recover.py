@@ -27,7 +27,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from zarr_manifests.engine.objects.metadata import Objects
-from zarr_manifests.engine.root.epochs import COLLECTOR, COMPACTOR, restored_epoch
+from zarr_manifests.engine.root.epochs import restored_epoch
 from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.upkeep.collect import archived_versions
@@ -45,7 +45,7 @@ from zarr_manifests.errors import (
     UnsupportedStorageError,
 )
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.root import ROOT_KEY, Branch, LogEntry, Root
+from zarr_manifests.format.root import COLLECTOR, COMPACTOR, ROOT_KEY, Branch, LogEntry, Root
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.upkeep.collection import unended_since
 from zarr_manifests.runtime import Runtime

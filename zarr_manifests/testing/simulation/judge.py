@@ -26,7 +26,6 @@ from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.compact.repack_chunks import REPACKED
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Objects
-from zarr_manifests.engine.root.epochs import COMPACTOR
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import InlineRef, NativeRef, native_keys
@@ -34,7 +33,7 @@ from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.index import IndexDirectory
 from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.nodes import Base, NodeKind
-from zarr_manifests.format.root import ROOT_KEY, Branch, Lease, Root
+from zarr_manifests.format.root import COMPACTOR, ROOT_KEY, Branch, Lease, Root
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import crc32c, session_of, session_start, snapshot_id_of, snapshot_key
 from zarr_manifests.runtime import Runtime
