@@ -55,7 +55,7 @@ KINDS = {
 KIND_AT = 13
 """Where an object's kind is in its first bytes."""
 # Nothing of what has expired need be there; an object of an unknown kind of index is not opened.
-NOT_FOLLOWED = {("Pending", "newest"), ("IndexDirectory", "others")}
+NOT_FOLLOWED = {("PendingDeletion", "newest"), ("IndexDirectory", "others")}
 
 
 # --- a repository with every kind of pointer -----------------------------------------------------
@@ -210,7 +210,7 @@ class Walk:
                 continue
             self.pointers.add(where)
             if where in NOT_FOLLOWED:
-                if where != ("Pending", "newest"):
+                if where != ("PendingDeletion", "newest"):
                     self.keys.add(found.key)
             elif where not in passed:
                 self.follow(found)

@@ -42,7 +42,7 @@ from zarr_manifests.format.envelope import MAX_MS
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.format.nodes import Base, Node, NodeKind
 from zarr_manifests.format.pages import Page
-from zarr_manifests.format.root import Branch, Lease, LogEntry, PageRef, Pending, Root
+from zarr_manifests.format.root import Branch, Lease, LogEntry, PageRef, PendingDeletion, Root
 from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
 from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.grid import Box
@@ -247,7 +247,9 @@ branches = st.builds(
 )
 log_entries = st.builds(LogEntry, numbers, times, texts, texts, texts, ids16)
 leases = st.builds(Lease, ids16, sessions, sessions.map("{}-7".format), numbers, texts)
-pending = st.builds(Pending, blob_refs("snapshots").map(BlobRef.bare), st.integers(1, 2**63 - 1))
+pending = st.builds(
+    PendingDeletion, blob_refs("snapshots").map(BlobRef.bare), st.integers(1, 2**63 - 1)
+)
 page_refs = st.lists(
     st.builds(PageRef, texts, blob_refs("pages").map(BlobRef.bare), numbers),
     min_size=1,
@@ -520,7 +522,7 @@ def samples() -> dict[str, bytes]:
             {"branches": (PageRef("a", replace(ref.bare(), key=WHERE), 7),)},
             ("hidden",),
             ("given-up",),
-            (Pending(snapshot.bare(), 3),),
+            (PendingDeletion(snapshot.bare(), 3),),
             6,
             {"collections": 2},
         ),
@@ -549,7 +551,7 @@ def samples() -> dict[str, bytes]:
             {"dev": Branch(snapshot, nodes, ahead=(ref,))},
             {"v1": snapshot, "v0": None},
             {lease.name: lease},
-            (Pending(snapshot.bare(), 3),),
+            (PendingDeletion(snapshot.bare(), 3),),
         ),
         "digest": Digest(
             (node,),

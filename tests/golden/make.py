@@ -30,7 +30,7 @@ import zarr_manifests as zm
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.envelope import crc_of, pack
 from zarr_manifests.format.pages import Page
-from zarr_manifests.format.root import Lease, LogEntry, PageRef, Pending, Root
+from zarr_manifests.format.root import Lease, LogEntry, PageRef, PendingDeletion, Root
 from zarr_manifests.runtime import Runtime, one_by_one
 from zarr_manifests.storage import MemoryStorage
 
@@ -316,7 +316,7 @@ def storage_root(storage: MemoryStorage, line: Any, first: str, newest: str) -> 
     given_up = replace(in_page, lease_id=b"\2" * 16, owner="given up")
     renewed = replace(leases[0], expires_ms=1, owner="before it was renewed")
     paged = {lease.name: lease for lease in (in_page, given_up, renewed)}
-    gone = Pending(line.put("snapshots", b"what is pending is not read"), 2)
+    gone = PendingDeletion(line.put("snapshots", b"what is pending is not read"), 2)
     held = {
         "leases": (min(paged), Page(leases=paged)),
         "pending": (f"{0:020d}", Page(pending=(gone,))),
@@ -349,7 +349,7 @@ def storage_root(storage: MemoryStorage, line: Any, first: str, newest: str) -> 
         epochs={"collector": 5, "compactor": 6},
         pages=listed,
         deleted_leases=(given_up.name,),
-        pending=(Pending(line.put("snapshots", b"nor is this one"), 1),),
+        pending=(PendingDeletion(line.put("snapshots", b"nor is this one"), 1),),
         collected=2,
         counters={"collections": 1, "compactions": 2},
     ).with_log(entry)

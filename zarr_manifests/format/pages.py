@@ -14,7 +14,7 @@ from typing import Any
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.envelope import Fields, ObjectKind, decode, encode
-from zarr_manifests.format.root import Branch, Lease, Pending
+from zarr_manifests.format.root import Branch, Lease, PendingDeletion
 
 __all__ = ["Page"]
 
@@ -31,14 +31,14 @@ class Page:
         Tags by name; None for a deleted one.
     leases : mapping of str to Lease
         Leases by name.
-    pending : tuple of Pending
+    pending : tuple of PendingDeletion
         Expired snapshots whose objects are not deleted yet.
     """
 
     branches: Mapping[str, Branch] = field(default_factory=dict)
     tags: Mapping[str, BlobRef | None] = field(default_factory=dict)
     leases: Mapping[str, Lease] = field(default_factory=dict)
-    pending: tuple[Pending, ...] = ()
+    pending: tuple[PendingDeletion, ...] = ()
 
     def __post_init__(self) -> None:
         if any(lease.name != name for name, lease in self.leases.items()):
@@ -89,5 +89,5 @@ class Page:
         for name, value in fields.table("tags").items():
             tags[name] = None if value is None else BlobRef.parse(Fields(value, "page.tags"))
         leases = {name: Lease.parse(value) for name, value in fields.table("leases").items()}
-        pending = tuple(Pending.parse(value) for value in fields.items("pending"))
+        pending = tuple(PendingDeletion.parse(value) for value in fields.items("pending"))
         return cls(branches, tags, leases, pending)

@@ -49,7 +49,7 @@ __all__ = [
     "Lease",
     "LogEntry",
     "PageRef",
-    "Pending",
+    "PendingDeletion",
     "Root",
     "archive_key",
     "check_ref_name",
@@ -234,7 +234,7 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class PendingDeletion:
     """Expired snapshots whose objects are not deleted yet: `newest` and its ancestors.
 
     `count` snapshots in all: `newest`, its parent, and so on.
@@ -251,7 +251,7 @@ class Pending:
         return [self.newest.bare().pack(), self.count]
 
     @classmethod
-    def parse(cls, value: Any) -> Pending:
+    def parse(cls, value: Any) -> PendingDeletion:
         """From a list that `pack` made."""
         match value:
             case [dict(newest), int(count)]:
@@ -364,7 +364,7 @@ class Root:
         in the order of names.
     deleted_branches, deleted_leases : tuple of str
         Names that a page still lists and that are deleted.
-    pending : tuple of Pending
+    pending : tuple of PendingDeletion
         Expired snapshots whose objects are not deleted yet.
     collected : int
         The version at which the last collection began; refs of older versions cannot be restored.
@@ -388,7 +388,7 @@ class Root:
     pages: Mapping[str, tuple[PageRef, ...]] = field(default_factory=dict)
     deleted_branches: tuple[str, ...] = ()
     deleted_leases: tuple[str, ...] = ()
-    pending: tuple[Pending, ...] = ()
+    pending: tuple[PendingDeletion, ...] = ()
     collected: int = 0
     counters: Mapping[str, int] = field(default_factory=dict)
 
@@ -527,7 +527,7 @@ class Root:
             pages,
             tuple(hidden),
             tuple(ended),
-            tuple(Pending.parse(value) for value in fields.items("pending")),
+            tuple(PendingDeletion.parse(value) for value in fields.items("pending")),
             fields.number("collected"),
             fields.counters("counters"),
         )

@@ -41,7 +41,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import native_keys
 from zarr_manifests.format.index import IndexDirectory
-from zarr_manifests.format.root import COLLECTOR, Lease, Pending, Root, archive_key
+from zarr_manifests.format.root import COLLECTOR, Lease, PendingDeletion, Root, archive_key
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import session_of, session_start, snapshot_key
 from zarr_manifests.planning.upkeep.collection import (
@@ -374,7 +374,9 @@ def _sized(context: Context, key: str) -> ObjectInfo:
         return ObjectInfo(key, -1, 0)  # an earlier collection was killed after it had deleted it
 
 
-def _pending_keys(context: Context, pending: Iterable[Pending], marked: set[str]) -> set[str]:
+def _pending_keys(
+    context: Context, pending: Iterable[PendingDeletion], marked: set[str]
+) -> set[str]:
     """Keys of what the pending snapshots reach and the root does not."""
     found: set[str] = set()
     seen = set(marked)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.root import Pending
+from zarr_manifests.format.root import PendingDeletion
 
 __all__ = ["Aged", "Retention", "kept_count", "with_pending"]
 
@@ -76,8 +76,10 @@ def kept_count(line: Sequence[Aged], retention: Retention, needed: Container[str
 
 
 def with_pending(
-    pending: Sequence[Pending], lines: Sequence[Sequence[Aged]], parents: Sequence[BlobRef | None]
-) -> tuple[Pending, ...] | None:
+    pending: Sequence[PendingDeletion],
+    lines: Sequence[Sequence[Aged]],
+    parents: Sequence[BlobRef | None],
+) -> tuple[PendingDeletion, ...] | None:
     """What is pending with these pieces of history, newest first, and the parent of each's last.
 
     None if it is too much to be listed.
@@ -94,5 +96,5 @@ def with_pending(
                 found.remove(older)  # the new piece goes on where the old one begins
                 count += older.count
                 break
-        found.append(Pending(line[0].ref.bare(), count))
+        found.append(PendingDeletion(line[0].ref.bare(), count))
     return tuple(found) if len(found) <= _PENDING_MOST else None
