@@ -180,8 +180,8 @@ class Repository(Imports):
         )
         repository = cls(context, at)
         preload = RefsPreload(context, at.root)
-        weakref.finalize(repository, preload.cancel).atexit = False
-        preload.start()
+        if preload.start():
+            weakref.finalize(repository, preload.cancel).atexit = False
         return repository
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -9,7 +10,9 @@ from collections import Counter
 
 import pytest
 
+from zarr_manifests.engine.edit import forks
 from zarr_manifests.testing.simulation import CALLS, simulate
+from zarr_manifests.testing.simulation.process import Process
 
 BATCH = 20
 
@@ -57,6 +60,16 @@ def test_the_trace_is_the_same_in_another_process_whatever_strings_hash_to() -> 
     outcome = simulate(3)
     assert f"seed 3: {outcome.calls} calls, trace {outcome.digest}" in shown[0]
     assert outcome.trace[-1] in shown[0]
+
+
+def test_a_run_leaves_nothing_in_memory() -> None:
+    for seed in range(5):
+        simulate(seed)
+    forks._VIEWS.clear()  # a few that the whole process keeps
+    while gc.collect():  # what a finalizer held goes in the next round
+        pass
+    # Whatever the package keeps of a run leads to a process of it, whose runtime it has.
+    assert [one.name for one in gc.get_objects() if isinstance(one, Process)] == []
 
 
 def test_all_that_can_happen_does_happen() -> None:

@@ -317,14 +317,16 @@ class RefsPreload:
         self._pid = os.getpid()
         self._cancelled = False
 
-    def start(self) -> None:
-        """Begin, if there are any."""
+    def start(self) -> bool:
+        """Begin; whether there is anything to cancel."""
         if not self._due or self._cancelled or self._pid != os.getpid():
-            return
+            return False
         try:
             self._context.runtime.background(self._run)
         except RuntimeError:  # the interpreter exits
             self.cancel()
+            return False
+        return True
 
     def cancel(self) -> None:
         """Fetch nothing more. Takes no lock."""
