@@ -320,7 +320,7 @@ class ManifestStore(Store):
     def delete_sync(self, key: str) -> None:
         """Remove the value at the key, if there is one."""
         self._check_writable()
-        self.workspace.delete(key)
+        self.workspace.guarded(lambda: self.workspace.delete(key))
 
     async def delete(self, key: str) -> None:
         """Remove the value at the key, if there is one."""

@@ -617,6 +617,20 @@ def test_a_reader_of_an_expired_snapshot_is_told_so_and_a_leased_one_reads_on() 
     assert read(reader) == [11] * 8
 
 
+@pytest.mark.parametrize("key", ["a/c/0", "a/zarr.json"])
+def test_a_deletion_in_an_expired_snapshot_is_told_so(key: str) -> None:
+    storage = MemoryStorage()
+    repository = make(storage)
+    repository.compact("main", "full")
+    session = Repository.open(storage, runtime=world()).writable_session()
+    fill(repository, 2)
+    repository.compact("main", "full")
+    repository.expire_snapshots(keep_last=1)
+    repository.garbage_collect(NOW)
+    with pytest.raises(SnapshotExpiredError, match="has expired"):
+        session.store.delete_sync(key)
+
+
 def test_what_is_damaged_is_not_told_as_expired() -> None:
     storage = MemoryStorage()
     repository = make(storage)
