@@ -114,7 +114,7 @@ def check_session(session: Session, state: State) -> None:
     store = session.store
     due = {f"{path}/zarr.json" if path else "zarr.json" for path in state.nodes}
     due |= {f"{path}/c/{i}" for path, i in state.chunks}
-    keys = set(store.workspace.keys_below(""))
+    keys = store.workspace.guarded(lambda: set(store.workspace.keys_below("")))
     if keys != due:
         raise BrokenPromiseError(f"{session.snapshot_id}: keys differ by {sorted(keys ^ due)}")
     for path, i in sorted(state.chunks):
@@ -180,10 +180,13 @@ class Transferrer:
         dawdle(process)
         for _ in range(rng.randrange(1, 4)):
             # A session that met a conflict keeps its changes, and may be tried again.
+            before = process.wire.disturbed
             if process.commit(session, branch, changes, allowed=(ConflictError,)):
                 if rng.random() < 0.6:
                     return
-                disturbed = process.wire.disturbed
+                # What went wrong after the swap has closed the session.
+                closed = session.store.workspace.closed is not None
+                disturbed = before if closed else process.wire.disturbed
                 try:
                     state = process.judge.state(session.snapshot_id)
                     changes = self._move(process, session, state)

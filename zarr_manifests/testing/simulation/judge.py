@@ -86,6 +86,8 @@ class Judge:
         For each swap so far, the head of each branch.
     versions : dict of int to dict
         The same by version.
+    claims : dict of str to int
+        The version of each branch's newest claim, even if the branch is gone since.
     """
 
     world: World
@@ -99,6 +101,7 @@ class Judge:
     counts: dict[str, int] = field(default_factory=dict)
     heads: list[dict[str, str]] = field(default_factory=list)
     versions: dict[int, dict[str, str]] = field(default_factory=dict)
+    claims: dict[str, int] = field(default_factory=dict)
     recoveries: int = 0
     objects: Objects = field(init=False)
 
@@ -215,7 +218,8 @@ class Judge:
         tip = self._root().branches.get(session.branch or "")
         if tip is not None and _is_shut_out(tip, keys.start, keys.epoch):
             return True
-        return self.is_behind(keys)
+        claim = self.claims.get(session.branch or "", 0)
+        return (claim not in (0, keys.epoch) and keys.start < claim) or self.is_behind(keys)
 
     def is_behind(self, keys: SessionKeys) -> bool:
         """Whether the fence has passed a session, so that its objects may go."""
@@ -243,6 +247,7 @@ class Judge:
         self._demand(key == ROOT_KEY, f"{key} was overwritten")
         old, new = self.root, Root.from_object(data)
         self.heads.append({name: snapshot_id_of(b.head.key) for name, b in new.branches.items()})
+        self.claims |= {name: b.epoch for name, b in new.branches.items() if b.epoch}
         if old is not None and old_data is None:
             self._recovered(old, new)
             return

@@ -201,9 +201,11 @@ class LeaseReader:
         state = judge.state(snapshot_id)
         disturbed = process.wire.disturbed
         names: set[str] = set()
+        taken = False
         recoveries = judge.recoveries
         try:
             with process.repository().lease(snapshot_id, rng.choice((0.3, 2.0, 600.0))) as lease:
+                taken = True  # though a collection may have removed it by now
                 names = {one.name for one in judge.leases() if one.snapshot == snapshot_id}
                 lease_id = lease._held.lease_id
                 session = process.repository().readonly_session(snapshot_id=snapshot_id)
@@ -225,7 +227,7 @@ class LeaseReader:
                 raise BrokenPromiseError(f"{snapshot_id} is leased and expired") from error
         except LeaseError as error:
             # Not renewed in time; or there was no thread, which is a disturbance.
-            process.expect(error, disturbed, (LeaseError,) if names else ())
+            process.expect(error, disturbed, (LeaseError,) if taken else ())
         except ManifestsError as error:
             process.expect(error, disturbed, (ConflictError,))
 
