@@ -104,6 +104,9 @@ def test_what_leaves_nothing_out_does_not_warn(tmp_path: Path) -> None:
     for store in (read.store, session.store.with_read_only(True), session.fork().store):
         assert _copy(store) == store
     _copy(_copy(session.fork().store))
+    for copied in (session.fork().store, _copy(session.fork().store)):
+        assert zarr.open_array(copied, path="a")[:].tolist() == [7] * 4  # which opens it
+        _copy(copied)
     pickle.loads(pickle.dumps(session.fork()))
     tokenize(session.store, zarr.open_array(session.store, path="a"))
     for of in (copy.copy, copy.deepcopy):

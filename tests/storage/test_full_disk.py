@@ -17,6 +17,7 @@ import xarray as xr
 import zarr
 
 import zarr_manifests as zm
+from zarr_manifests.engine.root.roots import RootAt, Roots
 from zarr_manifests.errors import InvalidArgumentError, StorageFullError
 from zarr_manifests.storage import LocalStorage
 from zarr_manifests.storage.disk import PosixDisk, Temp
@@ -168,6 +169,27 @@ def test_an_expiry_leaves_room_for_the_collection(full: LocalStorage, tmp_path: 
     repo.expire_snapshots(keep_last=1)
     disk.nbytes = used(tmp_path)
     assert repo.garbage_collect(timedelta(0)).deleted_nbytes
+
+
+def test_somebody_else_takes_the_room_amid_a_collection(
+    full: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After it has swapped the root, and before it archives it."""
+    disk, true = full._disk, Roots.archive
+    assert isinstance(disk, SmallDisk)
+
+    def archived(roots: Roots, at: RootAt) -> None:
+        monkeypatch.setattr(Roots, "archive", true)
+        disk.nbytes = used(tmp_path)
+        return true(roots, at)
+
+    disk.nbytes = used(tmp_path) + RESERVE_BYTES
+    monkeypatch.setattr(Roots, "archive", archived)
+    repo = zm.Repository.open(full)
+    last = len(list(repo.ancestry())) - 2
+    repo.garbage_collect(timedelta(0))
+    assert Roots.archive is true
+    sound(repo, last)
 
 
 def test_the_reserve_shrinks_rather_than_to_be_none(tmp_path: Path) -> None:

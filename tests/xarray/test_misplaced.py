@@ -6,14 +6,17 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 import xarray as xr
 import zarr
+from typer.testing import CliRunner
 
 import zarr_manifests as zm
+from zarr_manifests.cli.app import app
 from zarr_manifests.errors import AlreadyExistsError, NotARepositoryError
 from zarr_manifests.storage import LocalStorage, MemoryStorage
 
@@ -109,3 +112,33 @@ def test_a_tree_that_others_can_only_read_is_safe_from_them(place: Path) -> None
             zm.write(DS * 2, place, message="not mine", mode="w")
         xr.testing.assert_identical(opened(place), before)
     xr.testing.assert_identical(opened(place), before)
+
+
+def test_what_zarr_leaves_in_a_repository_does_no_harm(place: Path) -> None:
+    """The command `verify` names it, and nothing deletes it."""
+    assert "zarr.json" not in _verified(place)
+    zarr.open(place)
+    left = {path for path in place.iterdir() if not path.name.startswith(".")}
+    assert place / "zarr.json" in left
+    repo = zm.Repository.open_or_create(place)
+    repo.create_branch("dev")
+    zm.write(DS + 1, place, message="second", mode="a")
+    zm.write(DS, repo, message="third", group="g", mode="w")
+    repo.compact()
+    repo.expire_snapshots(keep_last=1)
+    repo.garbage_collect(timedelta(0))
+    assert repo.verify().ok
+    assert left <= set(place.iterdir())
+    xr.testing.assert_identical(opened(place), DS + 1)
+    assert "zarr.json is not part of the repository" in _verified(place)
+    with pytest.raises(AlreadyExistsError):
+        zm.Repository.create(place)
+    (place / "current").unlink()
+    zm.Repository.recover(place)
+    xr.testing.assert_identical(opened(place), DS + 1)
+
+
+def _verified(place: Path) -> str:
+    ended = CliRunner().invoke(app, ["verify", str(place)])
+    assert ended.exit_code == 0
+    return ended.stdout

@@ -20,10 +20,12 @@ from zarr_manifests.cli.console import (
     time_text,
 )
 from zarr_manifests.config.snapshots import duration_of
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.errors import InvalidArgumentError, ManifestsError
+from zarr_manifests.keys import V3_DOCUMENT
 from zarr_manifests.plain import plain_text
 from zarr_manifests.reports import CollectionReport, RepackReport
 from zarr_manifests.repository import Repository
+from zarr_manifests.storage import Storage
 
 __all__ = [
     "run_expire",
@@ -105,10 +107,20 @@ def run_verify(url: Url) -> None:
         f"{count_text(report.chunks, 'chunk')} in {count_text(report.chunk_objects, 'object')}",
         bytes_text(report.nbytes),
     ]
+    if _is_there(repo.storage, V3_DOCUMENT):
+        out.print(f"{V3_DOCUMENT} is not part of the repository: zarr.open leaves one; delete it")
     found = "sound" if report.ok else count_text(len(report.problems), "problem")
     out.print(f"{found}: {', '.join(parts)}")
     if not report.ok:
         raise typer.Exit(1)
+
+
+def _is_there(storage: Storage, key: str) -> bool:
+    try:
+        storage.head(key)
+    except ManifestsError:
+        return False
+    return True
 
 
 def run_ops(url: Url, limit: _Limit = _SHOWN) -> None:
