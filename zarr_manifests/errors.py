@@ -90,7 +90,7 @@ class InvalidArgumentError(ManifestsError, ValueError):
 
 
 class ReadOnlyError(ManifestsError, PermissionError, ValueError):
-    """A write to a read-only session or store (Zarr expects a `ValueError`)."""
+    """The session or store is read-only; also a `ValueError`, as in Zarr."""
 
 
 class VirtualContainerError(ManifestsError, PermissionError):

@@ -64,7 +64,7 @@ def crc32c(data: bytes | memoryview) -> int:
         array = np.frombuffer(data, np.uint8)  # also keeps the buffer alive
         return _crc32c_at(array.ctypes.data, array.nbytes)
     plain = type(data) is bytes or not len(data)
-    # The library takes a view without a copy only as an array, and NumPy no empty buffer.
+    # An array avoids copying a view; NumPy cannot make one of an empty view.
     value: int = google_crc32c.value(bytes(data) if plain else np.frombuffer(data, np.uint8))
     return value
 

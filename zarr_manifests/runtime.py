@@ -84,8 +84,8 @@ os.register_at_fork(after_in_child=_renew_locks)
 def fork_awaited_lock() -> AbstractContextManager[bool]:
     """A reentrant lock that `os.fork` waits for, so children never see guarded state half changed.
 
-    For libraries with internal locks that are not renewed after a fork, as some in C++. The lock is
-    never released from memory, so make one for each module, not for each object.
+    For libraries with internal locks that a fork does not renew, as some in C++. The lock is never
+    freed, so create one for each module, not for each object, and do not hold it for long.
 
     Examples
     --------
@@ -171,7 +171,7 @@ def asked_at() -> tuple[int, ...]:
 
 
 def handed_over[R](call: Callable[[], R]) -> Callable[[], R]:
-    """The call, to run on another thread in a copy of this context; its step is the current one."""
+    """The call, to run on another thread in a copy of this context; submitted now."""
     context: Context = copy_context()
     context.run(_ASKED.set, asked_at())
     return partial(context.run, call)

@@ -234,7 +234,7 @@ class Manifest:
 
     @classmethod
     def from_object(cls, data: bytes, ref: BlobRef) -> Manifest:
-        """The manifest that the object's bytes hold."""
+        """Decode a manifest; its tables stay encoded."""
         return decode(
             data,
             ObjectKind.MANIFEST,
