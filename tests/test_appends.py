@@ -19,6 +19,7 @@ from zarr_manifests import Repository, Session
 from zarr_manifests.errors import ConflictError, InvalidArgumentError
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import MemoryStorage, Storage
+from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import CountingStorage, Fault, FaultKind, FaultyStorage
 
 CHUNK = 2  # hours in a chunk of data
@@ -91,7 +92,7 @@ def test_two_appends_at_once_both_land(at: str, time_chunk: int) -> None:
     now = [steps[0]] if at == "before the commit" else []
     later = {"before the swap": steps[:1], "before each swap": steps}.get(at, [])
     session = Repository.open(storage, runtime=overtaking(*later)).writable_session()
-    session.append_mode(dim="time", relocate=True)
+    session.relocate_appends(dim="time", relocate=True)
     to_store(session, hours(20, 23))
     for other in now:
         other()
@@ -128,7 +129,7 @@ def test_texts_of_any_length() -> None:
         names[:] = ["a", "bb"]
     sessions = [Repository.open(storage).writable_session() for _ in "12"]
     for text, session in zip(("one", "other"), sessions, strict=True):
-        session.append_mode("time")
+        session.relocate_appends("time")
         zarr.open_array(session.store, path="names").append(np.array([text, text * 2], dtype="T"))
         session.commit(text)
     found = zarr.open_array(Repository.open(storage).readonly_session().store, path="names")
@@ -189,9 +190,9 @@ def test_whole_chunks_are_not_touched() -> None:
     other = lambda: zm.write(theirs, storage, message="theirs", append_dim="time")  # noqa: E731
     repository = Repository.open(counting, runtime=overtaking(other))
     session = repository.writable_session()
-    session.append_mode("time")
+    session.relocate_appends("time")
     to_store(session, data.assign_coords(time=[4, 5]))
-    session.store.workspace.flush()
+    workspace_of(session.store).flush()
     uploaded = {r.key for r in counting.log if r.op == "create" and r.key.startswith("chunks/")}
     assert uploaded
     counting.reset()
@@ -230,7 +231,7 @@ def test_appends_of_any_lengths(
     sessions = [Repository.open(storage).writable_session() for _ in lengths]
     expected = list(range(start))
     for number, (session, length) in enumerate(zip(sessions, lengths, strict=True)):
-        session.append_mode("time")
+        session.relocate_appends("time")
         values = np.arange(length) + 100 * (number + 1)
         zarr.open_array(session.store, path="time").append(values)
         zarr.open_array(session.store, path="air").append(np.stack([values, values], axis=1))
@@ -280,7 +281,7 @@ def test_what_was_written_anew_is_durable_before_the_swap() -> None:
 
     runtime = overtaking(lambda: append(storage, hours(4, 6)), note)
     session = Repository.open(storage, runtime=runtime).writable_session()
-    session.append_mode("time")
+    session.relocate_appends("time")
     to_store(session, hours(20, 22))
     dropped = set(storage.in_doubt)  # some of it is of no use any more once it has moved
     assert dropped
@@ -293,7 +294,7 @@ def test_what_was_written_anew_is_durable_before_the_swap() -> None:
 def test_rebasing_a_session_shifts_what_it_appends() -> None:
     storage = seeded(100)
     session = Repository.open(storage).writable_session()
-    session.append_mode("time")
+    session.relocate_appends("time")
     to_store(session, hours(20, 22))
     append(storage, hours(4, 6))
     session.rebase()
@@ -310,7 +311,7 @@ def test_rebasing_a_session_shifts_what_it_appends() -> None:
 def test_what_else_was_changed_is_rebased_as_ever() -> None:
     storage = seeded(100)
     session = Repository.open(storage).writable_session()
-    session.append_mode("time")
+    session.relocate_appends("time")
     to_store(session, hours(20, 22))
     zarr.open_array(session.store, path="air").attrs["mine"] = 1
     zarr.open_array(session.store, path="air")[0, 0] = -1
@@ -335,7 +336,7 @@ def test_zarr_v2() -> None:
         )
     sessions = [Repository.open(storage).writable_session() for _ in "12"]
     for number, session in enumerate(sessions):
-        session.append_mode("time")
+        session.relocate_appends("time")
         to_store(session, hours(10 * number + 10, 10 * number + 12).drop_vars("note"))
     for session in sessions:
         session.commit("append")
@@ -361,7 +362,7 @@ def test_an_append_whose_answer_is_lost_has_landed_once(kind: FaultKind) -> None
 def refused(storage: MemoryStorage, mine: Callable[[Session], None], match: str) -> None:
     """A commit of `mine`, overtaken by an append, is a conflict, and the append stays alone."""
     session = Repository.open(storage).writable_session()
-    session.append_mode("time")
+    session.relocate_appends("time")
     mine(session)
     append(storage, hours(4, 6))
     before = opened(storage)
@@ -369,7 +370,7 @@ def refused(storage: MemoryStorage, mine: Callable[[Session], None], match: str)
         with pytest.raises(ConflictError, match=match):
             go_on()
     xr.testing.assert_identical(opened(storage), before)
-    assert session.has_changes
+    assert session.has_uncommitted_changes
 
 
 def test_data_that_would_begin_within_a_chunk_is_a_conflict() -> None:
@@ -378,7 +379,7 @@ def test_data_that_would_begin_within_a_chunk_is_a_conflict() -> None:
 
     storage = seeded(100, stop=5)
     session = Repository.open(storage).writable_session()
-    session.append_mode("time")
+    session.relocate_appends("time")
     mine(session)
     append(storage, hours(5, 7))
     with pytest.raises(ConflictError, match=r"/air: growth.*within a chunk of 2"):
@@ -425,19 +426,19 @@ def test_an_array_that_was_made_longer_otherwise_is_a_conflict() -> None:
     refused(seeded(100), uneven, "different lengths")
 
 
-def test_append_mode_is_asked_for_and_can_be_taken_back() -> None:
+def test_relocate_appends_is_asked_for_and_can_be_taken_back() -> None:
     storage = seeded(100)
     session = Repository.open(storage).writable_session()
-    session.append_mode("time")
-    session.append_mode("time", relocate=False)
+    session.relocate_appends("time")
+    session.relocate_appends("time", relocate=False)
     to_store(session, hours(20, 22))
     append(storage, hours(4, 6))
     with pytest.raises(ConflictError, match="both commits append along 'time'"):
         session.commit("mine")
-    session.append_mode("time")
+    session.relocate_appends("time")
     with pytest.raises(ConflictError, match="told not to"):
         session.commit("mine", rebase=False)
     session.commit("mine")
     assert opened(storage).sizes["time"] == 8
     with pytest.raises(InvalidArgumentError, match="dimension"):
-        session.append_mode("")
+        session.relocate_appends("")

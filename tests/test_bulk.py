@@ -30,6 +30,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.chunk_table import ChunkTable, InlineRef, NativeRef, VirtualRef
 from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import CountingStorage, Fault, FaultyStorage, LatencyStorage
 
 RAW = "memory://raw-of-bulk"
@@ -82,7 +83,7 @@ def rows(found: ResolvedChunks) -> dict[tuple[int, ...], object]:
 
 def one_by_one(session: Session, path: str, box: list[slice]) -> dict[tuple[int, ...], object]:
     """The same, each chunk looked up by itself."""
-    workspace = session.store.workspace
+    workspace = workspace_of(session.store)
     node = workspace.array_at(path)
     assert node.array is not None
     said: dict[tuple[int, ...], object] = {}
@@ -119,7 +120,7 @@ class Model:
         put(self.session, f"a/c/{at}/1", value)
 
     def bulk(self, first: int, count: int, step: int) -> None:
-        node = self.session.store.workspace.array_at("a")
+        node = workspace_of(self.session.store).array_at("a")
         assert node.array is not None
         at = np.arange(first, node.array.shape[0], step)[:count]
         if not len(at):
@@ -141,15 +142,15 @@ class Model:
         put(self.session, "a/zarr.json", document(length))
 
     def recreate(self) -> None:
-        self.session.store.workspace.delete_below("a/")
+        workspace_of(self.session.store).delete_below("a/")
         put(self.session, "a/zarr.json", document(LENGTH))
 
     def commit(self) -> None:
-        if self.session.has_changes:
+        if self.session.has_uncommitted_changes:
             self.session.commit("changes")
 
     def discard(self) -> None:
-        if "a" in self.session.store.workspace.view.nodes:
+        if "a" in workspace_of(self.session.store).view.nodes:
             self.session.discard_changes()
 
     def compact(self, mode: Any) -> None:
@@ -159,11 +160,11 @@ class Model:
 
     def check(self, box: list[slice]) -> None:
         sessions = [self.session]
-        if "a" in (reader := self.repository.readonly_session()).store.workspace.view.nodes:
+        if "a" in workspace_of((reader := self.repository.readonly_session()).store).view.nodes:
             sessions.append(reader)
         for session in sessions:
             expected = one_by_one(session, "a", box)
-            found = session.resolve("a", box)
+            found = session.chunk_refs("a", box)
             assert rows(found) == expected
             assert list(map(tuple, found.coords.tolist())) == sorted(expected)
             there = session.initialized_chunks("a", box)
@@ -217,7 +218,7 @@ def repository() -> Repository:
 
 
 def test_columns_of_each_kind(repository: Repository) -> None:
-    found = repository.readonly_session().resolve("/a")
+    found = repository.readonly_session().chunk_refs("/a")
     assert (found.path, len(found), found.nbytes) == ("/a", 3, 2 + 14 + 20)
     assert [ChunkKind(kind) for kind in found.kind] == list(ChunkKind)
     assert found.coords.dtype == found.offset.dtype == np.int64
@@ -236,7 +237,7 @@ def test_columns_of_each_kind(repository: Repository) -> None:
 
 
 def test_a_table_of_pyarrow(repository: Repository) -> None:
-    found = repository.readonly_session().resolve("a")
+    found = repository.readonly_session().chunk_refs("a")
     inline, native, virtual = found.to_arrow().to_pylist()
     assert inline == {
         "coords": [0, 1],
@@ -252,7 +253,7 @@ def test_a_table_of_pyarrow(repository: Repository) -> None:
     assert (native["kind"], native["data"], native["offset"]) == ("native", None, 0)
     assert (virtual["kind"], virtual["location"]) == ("virtual", "virtual://raw/x")
     assert (virtual["offset"], virtual["length"], virtual["checksum"]) == (10, 20, None)
-    empty = repository.readonly_session().resolve("a", [(4, 5), (0, 2)])
+    empty = repository.readonly_session().chunk_refs("a", [(4, 5), (0, 2)])
     assert len(empty) == 0
     assert empty.coords.shape == (0, 2)
     assert empty.to_arrow().schema == found.to_arrow().schema
@@ -262,9 +263,9 @@ def test_cells_are_those_chunks_that_hold_any() -> None:
     session = make(MemoryStorage()).writable_session()
     array = zarr.create_array(session.store, name="a", shape=(20, 7), chunks=(6, 3), dtype="u1")
     array[:] = 1
-    found = session.resolve("a", cells=[(5, 7), slice(-1, None)])
+    found = session.chunk_refs("a", cells=[(5, 7), slice(-1, None)])
     assert found.coords.tolist() == [[0, 2], [1, 2]]
-    assert len(session.resolve("a", cells=[(3, 3), (0, 7)])) == 0
+    assert len(session.chunk_refs("a", cells=[(3, 3), (0, 7)])) == 0
     assert [at for at, _ in session.read_chunks("a", cells=[(19, 20), (0, 1)])] == [(3, 0)]
 
 
@@ -276,11 +277,11 @@ def test_a_scalar_array_is_one_chunk() -> None:
     for at in (session, None):
         if at is None:
             session.commit("scalars")
-        found = (at or repository.readonly_session()).resolve("s", [])
+        found = (at or repository.readonly_session()).chunk_refs("s", [])
         assert found.coords.shape == (1, 0)
         assert found.to_arrow()["coords"].to_pylist() == [[]]
         assert list(session.read_chunks("s")) == [((), b"\x07" + bytes(7))]
-        assert len(session.resolve("none")) == 0
+        assert len(session.chunk_refs("none")) == 0
         assert not list(session.read_chunks("none"))
 
 
@@ -290,7 +291,7 @@ def test_of_a_sharded_array_these_are_the_shards() -> None:
         session.store, name="a", shape=(16,), chunks=(2,), shards=(8,), dtype="u1"
     )
     array[8:] = 1
-    assert session.resolve("a").coords.tolist() == [[1]]
+    assert session.chunk_refs("a").coords.tolist() == [[1]]
     stored = session.store.get_sync("a/c/1")
     assert stored is not None
     assert list(session.read_chunks("a")) == [((1,), stored.to_bytes())]
@@ -311,7 +312,7 @@ def test_wrong_input_is_refused_at_once(
 ) -> None:
     session = repository.readonly_session()
     with pytest.raises(error, match=match):
-        session.resolve(**arguments)
+        session.chunk_refs(**arguments)
     with pytest.raises(error, match=match):
         session.read_chunks(**arguments)
 
@@ -338,7 +339,7 @@ def test_objects_out_of_order_are_told_once_each() -> None:
     for at in np.random.default_rng(2).permutation(40).tolist():
         put(session, f"a/c/{at}/0", b"0123456789")
     session.commit("in no order")
-    found = repository.readonly_session().resolve("a")
+    found = repository.readonly_session().chunk_refs("a")
     assert (np.diff(found.source) < 0).any()
     assert len(set(found.locations)) == len(found.locations) == len(set(found.source.tolist())) > 5
     everything = [slice(None), slice(None)]
@@ -367,7 +368,7 @@ def chunk_reads(storage: CountingStorage) -> list[int]:
 def test_a_thousand_chunks_of_a_pack_are_one_request() -> None:
     storage = CountingStorage(MemoryStorage())
     session = packed(storage).readonly_session()
-    session.resolve("a")
+    session.chunk_refs("a")
     storage.reset()
     found = list(session.read_chunks("a"))
     assert chunk_reads(storage) == [100_000]
@@ -410,7 +411,7 @@ def test_a_chunk_larger_than_a_window_comes_by_itself() -> None:
 def test_requests_of_a_window_are_made_side_by_side() -> None:
     storage = CountingStorage(LatencyStorage(MemoryStorage(), latency_s=0))
     session = packed(storage, **{"pack-bytes": 10_000}).readonly_session()
-    session.resolve("a")
+    session.chunk_refs("a")
     storage.reset()
     assert len(list(session.read_chunks("a"))) == 1000
     assert len(chunk_reads(storage)) == 10
@@ -440,7 +441,7 @@ def test_manifests_that_have_nothing_of_the_box_are_not_read() -> None:
     boxes = ((120, 130, both), (105, 199, []), (520, 530, both), (480, 530, ["manifests"]))
     for start, stop, fetched in boxes:
         storage.reset()
-        assert len(session.resolve("a", [(start, stop), (0, 1)])) == stop - start
+        assert len(session.chunk_refs("a", [(start, stop), (0, 1)])) == stop - start
         assert sorted(record.key.split("/")[0] for record in storage.log) == fetched
 
 
@@ -450,7 +451,7 @@ def test_what_a_box_needs_is_fetched_in_one_round() -> None:
     session = Repository.open(storage).readonly_session()
     session.preload_report(wait_s=5)
     storage.reset()
-    assert len(session.resolve("a", [(450, 650), (0, 1)])) == 200
+    assert len(session.chunk_refs("a", [(450, 650), (0, 1)])) == 200
     assert storage.rounds() == 1
 
 
@@ -568,7 +569,7 @@ def test_a_known_checksum_of_a_virtual_chunk_is_compared() -> None:
         [10, 10],
         checksums=[1, -1],
     )
-    assert session.resolve("a").checksum.tolist() == [1, -1]
+    assert session.chunk_refs("a").checksum.tolist() == [1, -1]
     with pytest.raises(CorruptObjectError, match="does not match its checksum"):
         drained(session.read_chunks("a"))
     assert drained(session.read_chunks("a", [(1, 2), (0, 1)])) == [(1, 0)]
@@ -626,7 +627,7 @@ def test_what_a_serializable_session_resolves_its_commit_depends_on(
     put(session, "b/zarr.json", document(1, 1))
     session.commit("empty")
     mine = repository.writable_session(isolation="serializable")
-    assert len(mine.resolve("a", [(10, None), (0, 1)])) == 0
+    assert len(mine.chunk_refs("a", [(10, None), (0, 1)])) == 0
     put(mine, "b/c/0/0", b"none")
     theirs = repository.writable_session()
     put(theirs, f"a/c/{20 if clash else 5}/0", b"one")
@@ -644,6 +645,6 @@ def test_a_follower_resolves_what_is_newest() -> None:
     session = repository.writable_session()
     session.store.delete_sync("a/c/1/0")
     session.commit("one less")
-    assert len(follower.resolve("a")) == 3
-    follower.store.workspace.follow()
-    assert follower.resolve("a").coords.tolist() == [[0, 0], [2, 0]]
+    assert len(follower.chunk_refs("a")) == 3
+    workspace_of(follower.store).follow()
+    assert follower.chunk_refs("a").coords.tolist() == [[0, 0], [2, 0]]

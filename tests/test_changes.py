@@ -24,6 +24,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.root import Root
 from zarr_manifests.planning.upkeep.change_records import node_path
 from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import CountingStorage
 
 type State = dict[str, set[tuple[int, ...]]]
@@ -48,7 +49,7 @@ def make(session: Session, path: str, shape: tuple[int, ...] = (8,)) -> None:
 
 def state_of(repository: Repository, snapshot_id: str) -> State:
     """Coordinates of all chunks of every node, by path."""
-    view = repository.readonly_session(snapshot_id=snapshot_id).store.workspace.view
+    view = workspace_of(repository.readonly_session(snapshot_id=snapshot_id).store).view
     found: State = {}
     for node in view.nodes.values():
         table = view.chunks(node.node_id)
@@ -113,14 +114,14 @@ def test_every_operation_is_told_as_what_it_is(repository: Repository) -> None:
     put(session, "a/c/0/0")
     grown = session.commit("grow")
     put(session, "notes.txt")
-    session.store.workspace.delete_below("a/c/0/1")
+    workspace_of(session.store).delete_below("a/c/0/1")
     unset = session.commit("unset")
     zarr.open_array(session.store, path="a").resize((1, 2))
     cut = session.commit("cut")
     session.move("a", "b")
     moved = session.commit("move")
-    session.store.workspace.delete_below("b/")
-    session.store.workspace.delete_below("notes.txt")
+    workspace_of(session.store).delete_below("b/")
+    workspace_of(session.store).delete_below("notes.txt")
     gone = session.commit("delete")
     found = {
         key: list(group) for key, group in groupby(repository.changes(), lambda c: c.snapshot_id)
@@ -157,9 +158,9 @@ def test_the_net_change_has_nothing_that_came_and_went(repository: Repository) -
     put(session, "a/c/5")
     put(session, "a/c/2")
     session.commit("make")
-    session.store.workspace.delete_below("doomed/")
-    session.store.workspace.delete_below("a/c/5")
-    session.store.workspace.delete_below("a/c/0")
+    workspace_of(session.store).delete_below("doomed/")
+    workspace_of(session.store).delete_below("a/c/5")
+    workspace_of(session.store).delete_below("a/c/0")
     session.commit("delete")
     put(session, "a/c/2", b"\x02")
     session.commit("overwrite")
@@ -208,7 +209,7 @@ def test_of_a_range_with_swapped_and_reborn_nodes(repository: Repository) -> Non
     session.move("a", "t")
     session.move("b", "a")
     session.move("t", "b")
-    session.store.workspace.delete_below("c/")
+    workspace_of(session.store).delete_below("c/")
     make(session, "c")
     put(session, "c/c/7")
     end = session.commit("swap, and make anew")
@@ -243,21 +244,21 @@ _STEPS = st.one_of(
 
 def do(session: Session, step: tuple[str, str, int, int]) -> None:
     what, name, i, j = step
-    node = session.store.workspace.node(name)
+    node = workspace_of(session.store).node(name)
     if what == "key":
         if i:
             put(session, f"{name}.txt")
         else:
-            session.store.workspace.delete_below(f"{name}.txt")
+            workspace_of(session.store).delete_below(f"{name}.txt")
     elif node is None:
         make(session, name, (6, 2))
     elif what == "remake":
-        session.store.workspace.delete_below(f"{name}/")
+        workspace_of(session.store).delete_below(f"{name}/")
         if j:
             make(session, name, (6, 2))
     elif what == "move":
         to = "abc"[i]
-        if session.store.workspace.node(to) is None:
+        if workspace_of(session.store).node(to) is None:
             session.move(name, to)
     elif what == "shift":
         session.shift_array(name, (i, -j))
@@ -266,7 +267,7 @@ def do(session: Session, step: tuple[str, str, int, int]) -> None:
     elif what == "set":
         put(session, f"{name}/c/{i}/{j}", bytes([i]))
     elif what == "unset":
-        session.store.workspace.delete_below(f"{name}/c/{i}/{j}")
+        workspace_of(session.store).delete_below(f"{name}/c/{i}/{j}")
 
 
 @settings(max_examples=120)
@@ -288,7 +289,7 @@ def test_records_replayed_over_the_start_give_the_end(
         for step in steps:
             if step[0] not in ("fold", "revert"):
                 do(session, step)
-        if session.has_changes:
+        if session.has_uncommitted_changes:
             history.append(session.commit("some"))
         if any(step[0] == "fold" for step in steps):
             repository.compact("main", data.draw(st.sampled_from(["minor", "major", "full"])))
@@ -381,7 +382,7 @@ def test_a_lookup_of_what_was_unset_reads_only_the_leaf_that_may_have_it() -> No
     session.commit("base")
     repository.compact("main", "full")
     start = repository.list_branches()["main"]
-    view = repository.readonly_session().store.workspace.view
+    view = workspace_of(repository.readonly_session().store).view
     assert len(view.manifests) == 2
     session = repository.writable_session("main")
     session.store.delete_sync("a/c/7")
@@ -480,7 +481,7 @@ def test_an_expired_range_is_an_error_before_the_first_record(
     storage, ids = long
     repository = Repository.open(storage)
     assert told(repository, ids[0]) == ids[1:]
-    third = repository.readonly_session(snapshot_id=ids[2]).store.workspace.view
+    third = workspace_of(repository.readonly_session(snapshot_id=ids[2]).store).view
     key = {
         "snapshots": third.ref.key,
         "deltas": third.snapshot.log.key,
@@ -499,7 +500,7 @@ def test_an_expired_range_is_an_error_before_the_first_record(
 def test_an_expired_start_or_end_is_an_error(long: tuple[MemoryStorage, list[str]]) -> None:
     storage, ids = long
     repository = Repository.open(storage)
-    views = [repository.readonly_session(snapshot_id=i).store.workspace.view for i in ids]
+    views = [workspace_of(repository.readonly_session(snapshot_id=i).store).view for i in ids]
     storage.delete_many([views[1].ref.key])
     assert ids[1] in expired(storage, ids[1], None)
     assert ids[1] in expired(storage, None, ids[1])
@@ -524,7 +525,7 @@ def test_what_is_beyond_a_branch_s_floor_has_expired(
 def test_what_is_damaged_is_no_expiry(long: tuple[MemoryStorage, list[str]]) -> None:
     storage, ids = long
     repository = Repository.open(storage)
-    log = repository.readonly_session(snapshot_id=ids[2]).store.workspace.view.snapshot.log
+    log = workspace_of(repository.readonly_session(snapshot_id=ids[2]).store).view.snapshot.log
     storage.put(log.key, storage.get(log.key)[:-1] + b"!")
     with pytest.raises(CorruptObjectError, match="checksum"):
         Repository.open(storage).changes(ids[0])

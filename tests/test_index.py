@@ -26,6 +26,7 @@ from zarr_manifests.format.index import Bitmap, Bitmaps, IndexDirectory
 from zarr_manifests.format.root import Root
 from zarr_manifests.grid import Box
 from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import CountingStorage
 
 SOURCE = "000000000001-" + "0" * 24
@@ -45,7 +46,7 @@ def make(session: Session, path: str, shape: tuple[int, ...]) -> None:
 
 def counts(repository: Repository) -> dict[str, int]:
     session = repository.readonly_session()
-    return initialized_counts(repository._context, session.store.workspace.view)
+    return initialized_counts(repository._context, workspace_of(session.store).view)
 
 
 @pytest.fixture
@@ -276,7 +277,7 @@ def test_counts_of_arrays_that_no_delta_touches_are_free(
 ) -> None:
     counting = CountingStorage(storage)
     reader = Repository.open(counting)
-    view = reader.readonly_session().store.workspace.view
+    view = workspace_of(reader.readonly_session().store).view
     counting.reset()
     assert initialized_counts(reader._context, view) == {"big": 12_000, "small": 5}
     assert counting.requests == 0
@@ -475,9 +476,9 @@ def test_a_session_knows_what_is_there(
     make(session, "a", (12, 4))
     session.commit("array")
     for what, i, j in steps:
-        if what == "commit" and session.has_changes:
+        if what == "commit" and session.has_uncommitted_changes:
             session.commit("some")
-        elif what in ("fold", "index") and not session.has_changes:
+        elif what in ("fold", "index") and not session.has_uncommitted_changes:
             if what == "fold":
                 repository.compact("main", "major")
             else:
@@ -489,7 +490,7 @@ def test_a_session_knows_what_is_there(
             session.store.delete_sync(f"a/c/{i}/{j}")
         elif what == "resize":
             zarr.open_array(session.store, path="a").resize((i, j))
-    workspace = session.store.workspace
+    workspace = workspace_of(session.store)
     node = workspace.nodes()["a"]
     assert node.array is not None
     table = workspace.chunks(node)

@@ -19,6 +19,7 @@ import xarray as xr
 import zarr_manifests as zm
 from zarr_manifests.errors import SessionClosedError
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
+from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import Call, InterruptingStorage, LatencyStorage, WrappedStorage
 
 CHUNKS = {"t": {"chunks": (1, 40)}, "big": {"chunks": (100_000,)}}
@@ -98,7 +99,7 @@ def check(storage: Storage, through: Storage) -> bool:
         xr.testing.assert_identical(read.load(), dataset(0, 3))
     else:
         assert [
-            *zm.Repository.open(storage).readonly_session().store.workspace.keys_below("")
+            *workspace_of(zm.Repository.open(storage).readonly_session().store).keys_below("")
         ] == []
         zm.write(dataset(0, 3), through, message="again", encoding=CHUNKS)
     zm.write(dataset(3, 4), through, message="more", append_dim="time")
@@ -169,7 +170,7 @@ def test_a_session_goes_on_after_an_interrupt_or_says_that_it_does_not(
         def go_on(session: zm.Session = session) -> bool:
             try:
                 dataset(0, 3).to_zarr(session.store, mode="w", consolidated=False, encoding=CHUNKS)
-                if session.has_changes:
+                if session.has_uncommitted_changes:
                     session.commit("again")
             except SessionClosedError:
                 return False

@@ -27,6 +27,7 @@ from zarr_manifests.metrics import Meter, Metrics, process_totals
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage, Storage
 from zarr_manifests.storage.metered import MeteredStorage, meter_of, metered, unmetered
+from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import CountingStorage, Fault, FaultyStorage
 
 
@@ -48,7 +49,9 @@ def test_the_counts_are_those_of_the_calls() -> None:
             put(store, f"a/c/{i}", bytes(5000))
     assert repository.readonly_session().store.get_sync("a/c/3") is not None
     repository.create_branch("side")
-    assert not Repository.open(counting.storage).readonly_session().has_changes  # another object's
+    assert (
+        not Repository.open(counting.storage).readonly_session().has_uncommitted_changes
+    )  # another object's
     metrics = repository.metrics()
     assert metrics.requests == counting.requests
     assert metrics.bytes_read == counting.bytes_read
@@ -128,7 +131,7 @@ def test_what_is_counted_stays_here(tmp_path: Path) -> None:
     fork = pickle.loads(pickle.dumps(repository.writable_session().fork()))
     put(fork.store, "a/c/0", bytes(5000))
     pickle.dumps(fork)  # which writes what is in memory
-    counted = fork.store.workspace.context.meter.read()
+    counted = workspace_of(fork.store).context.meter.read()
     assert (counted.commits, counted.write_requests) == (0, 1)
 
 

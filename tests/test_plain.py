@@ -122,7 +122,7 @@ def test_names_are_shown_harmless_by_all_that_shows_them(hostile: zm.Repository)
         repr(shown)
         for shown in (hostile, session, session.store, fork, pickle.loads(pickle.dumps(fork)))
     ]
-    texts += [repr(hostile.storage), repr(session.resolve(NAME)), str(session.status())]
+    texts += [repr(hostile.storage), repr(session.chunk_refs(NAME)), str(session.status())]
     texts += [repr(session.status()), repr(next(hostile.ancestry())), repr(hostile.totals())]
     texts += [shown._repr_html_() for shown in (hostile, session, session.store)]
     texts.append(repr(ResolvedChunks.of(HOSTILE, 1, None)))
@@ -144,7 +144,7 @@ def test_errors_with_names_are_shown_harmless(hostile: zm.Repository, tmp_path: 
         lambda: hostile.readonly_session(tag=NAME),
         lambda: hostile.changes(NAME),
         lambda: hostile.writable_session().move(f"{NAME}3", "x"),
-        lambda: hostile.writable_session().resolve(f"{NAME}3"),
+        lambda: hostile.writable_session().chunk_refs(f"{NAME}3"),
         lambda: hostile.import_zarr(tmp_path / f"{NAME}3"),
         lambda: zm.Repository.open(tmp_path / f"{NAME}3"),
         lambda: zm.Repository.open(f"memory://{NAME}"),

@@ -27,6 +27,7 @@ from zarr_manifests.planning.conflict import decide as rules
 from zarr_manifests.planning.conflict.components import Component
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import CountingStorage
 
 GROUP = b'{"zarr_format": 3, "node_type": "group", "attributes": {"made": true}}'
@@ -43,7 +44,7 @@ def get(session: Session, key: str) -> bytes | None:
 
 def contents(repository: Repository) -> dict[str, bytes | None]:
     session = repository.readonly_session()
-    return {key: get(session, key) for key in session.store.workspace.keys_below("")}
+    return {key: get(session, key) for key in workspace_of(session.store).keys_below("")}
 
 
 # --- what can be done ------------------------------------------------------------------------
@@ -60,14 +61,14 @@ def removes(key: str) -> Action:
 
 
 def clears(path: str) -> Action:
-    return lambda session: session.store.workspace.delete_below(path + "/")
+    return lambda session: workspace_of(session.store).delete_below(path + "/")
 
 
 def edits(path: str, attributes: dict[str, Any] | None = None, **fields: Any) -> Action:
     """Have other fields in a document, if it is there; it is not read through the store."""
 
     def edit(session: Session) -> None:
-        node = session.store.workspace.node(path)
+        node = workspace_of(session.store).node(path)
         if node is not None:
             document = json.loads(node.documents["zarr.json"])
             changed = {**document["attributes"], **(attributes or {})}
@@ -86,7 +87,7 @@ def remakes(path: str) -> Action:
     """Delete a node with all below it, and make it again with the documents that it had."""
 
     def remake(session: Session) -> None:
-        node = session.store.workspace.node(path)
+        node = workspace_of(session.store).node(path)
         if node is not None:
             clears(path)(session)
             put(session, f"{path}/zarr.json", node.documents["zarr.json"])
@@ -269,7 +270,7 @@ def both(
     first.commit("theirs")
     second.commit("mine", **options)
     found = contents(Repository.open(repository.storage))
-    session = second.store.workspace
+    session = workspace_of(second.store)
     assert {key: get(second, key) for key in session.keys_below("")} == found
     return found
 
@@ -607,9 +608,9 @@ def test_a_rebased_session_reads_and_commits_as_a_rebased_commit(row: tuple[Any,
     theirs(other)
     other.commit("theirs")
     assert session.rebase() == other.snapshot_id == session.snapshot_id
-    keys = session.store.workspace.keys_below("")
+    keys = workspace_of(session.store).keys_below("")
     assert {key: get(session, key) for key in keys} == expected
-    if session.has_changes:
+    if session.has_uncommitted_changes:
         session.commit("mine", rebase=False)
     assert contents(repository) == expected
 
@@ -973,7 +974,7 @@ def test_a_missing_log_fails_closed(kind: str) -> None:
 
 def v2_attributes(**changed: Any) -> Action:
     def change(session: Session) -> None:
-        node = session.store.workspace.node("v")
+        node = workspace_of(session.store).node("v")
         assert node is not None
         held = json.loads(node.documents.get(".zattrs", b"{}"))
         put(session, "v/.zattrs", json.dumps({**held, **changed}).encode())
@@ -983,7 +984,7 @@ def v2_attributes(**changed: Any) -> Action:
 
 def v2_shape(*shape: int) -> Action:
     def change(session: Session) -> None:
-        node = session.store.workspace.node("v")
+        node = workspace_of(session.store).node("v")
         assert node is not None
         document = {**json.loads(node.documents[".zarray"]), "shape": shape}
         put(session, "v/.zarray", json.dumps(document).encode())

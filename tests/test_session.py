@@ -29,6 +29,7 @@ from zarr_manifests.format.root import Lease, Root
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import LocalStorage, MemoryStorage
+from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import Fault, FaultyStorage
 
 BIG = b"x" * 1000  # more than is kept inline
@@ -46,7 +47,7 @@ def get(target: Session | Fork | ManifestStore, key: str) -> bytes | None:
 
 
 def contents(session: Session) -> dict[str, bytes]:
-    keys = session.store.workspace.keys_below("")
+    keys = workspace_of(session.store).keys_below("")
     return {key: get(session, key) or b"" for key in keys}
 
 
@@ -88,7 +89,7 @@ def test_session_goes_on_after_a_commit(repository: Repository) -> None:
     for i in range(5):
         put(session, f"a/c/{i}", bytes([i]))
         ids.append(session.commit(f"{i}"))
-        assert not session.has_changes
+        assert not session.has_uncommitted_changes
     assert [info.snapshot_id for info in repository.ancestry()][:5] == ids[::-1]
 
 
@@ -164,7 +165,7 @@ def test_what_is_cut_off_is_told(repository: Repository) -> None:
     array = zarr.open_array(session.store, path="long")
     array.resize((3,))
     array.resize((8,))
-    assert session.has_changes
+    assert session.has_uncommitted_changes
     status = session.status()
     assert status
     assert status.truncated == {"/long": (2,)}
@@ -201,7 +202,7 @@ def test_status_and_discard(repository: Repository) -> None:
     assert "- /a" in str(session.status())
     session.discard_changes()
     assert not session.status()
-    assert not session.has_changes
+    assert not session.has_uncommitted_changes
     assert get(session, "a/zarr.json") is not None
 
 
@@ -418,7 +419,7 @@ def test_a_session_at_the_fence_commits(repository: Repository) -> None:
 def test_a_lease_lets_a_session_through_the_fence(repository: Repository) -> None:
     session = repository.writable_session("main")
     put(session, "a/c/0", b"1")
-    keys = session.store.workspace.keys
+    keys = workspace_of(session.store).keys
     assert keys is not None
     lease = Lease(b"l" * 16, keys.session_id, session.snapshot_id, 2**40, "test")
     begun = repository._context.roots.latest.root.version
@@ -469,7 +470,7 @@ def test_fold_is_a_rewrite_in_history_and_the_commit_is_its_parent() -> None:
     assert infos[1].snapshot_id == committed
     assert infos[0].message == "compact 3 deltas"
     assert session.snapshot_id == infos[0].snapshot_id
-    view = session.store.workspace.view
+    view = workspace_of(session.store).view
     assert view.snapshot.deltas == ()
     assert view.snapshot.base is not None
 
@@ -486,10 +487,10 @@ def test_untouched_manifests_keep_their_keys() -> None:
     session.commit("both")
 
     def fold_with(key: str) -> dict[str, set[str]]:
-        while session.store.workspace.view.snapshot.deltas:
+        while workspace_of(session.store).view.snapshot.deltas:
             put(session, key, np.random.default_rng(0).bytes(3))
             session.commit("more")
-        view = session.store.workspace.view
+        view = workspace_of(session.store).view
         paths = {node.node_id: path for path, node in view.nodes.items()}
         found: dict[str, set[str]] = {}
         for manifest in view.manifests:
@@ -529,7 +530,7 @@ def test_a_large_array_is_split_into_leaves(monkeypatch: pytest.MonkeyPatch) -> 
         zarr.open_array(session.store, path="a").resize((max(n, 10 + step), 5))
         read = contents(session)
         assert {k: v for k, v in read.items() if "/c/" in k} == expected
-    view = session.store.workspace.view
+    view = workspace_of(session.store).view
     leaves = [part for ref in view.manifests for part in ref.parts]
     assert len(leaves) > 5
     assert max(part.count for part in leaves) <= 7
@@ -546,7 +547,7 @@ def test_commits_of_others_during_a_fold_stay_on_top() -> None:
     def race(name: str) -> None:
         # Just before the fold's own swap, after it has read what it folds.
         session = repository.readonly_session()
-        if name == "root.swap" and len(session.store.workspace.view.snapshot.deltas) >= 3:
+        if name == "root.swap" and len(workspace_of(session.store).view.snapshot.deltas) >= 3:
             if raced:
                 return
             raced.append(True)
@@ -565,7 +566,7 @@ def test_commits_of_others_during_a_fold_stay_on_top() -> None:
     assert infos[1].message == "intruder"
     read = repository.readonly_session()
     assert [get(read, f"a/c/{i}") for i in (0, 1, 50)] == [b"1", b"1", b"intruder"]
-    (delta,) = read.store.workspace.view.snapshot.deltas
+    (delta,) = workspace_of(read.store).view.snapshot.deltas
     intruder = other._context.objects.load(head_ref(other, 1), Snapshot)
     assert delta.log.bare() == intruder.log
     assert get(writer, "a/c/50") == b"intruder"
@@ -635,7 +636,7 @@ def test_an_array_made_again_does_not_see_old_chunks() -> None:
         for n in range(commits):
             put(session, "a/c/9", bytes([n]))
             session.commit("between")
-        if session.has_changes:
+        if session.has_uncommitted_changes:
             session.commit("made again")
         read = Repository.open(repository.storage).readonly_session()
         assert [i for i in range(100) if get(read, f"a/c/{i}") is not None] == (
@@ -700,7 +701,7 @@ def test_an_interrupted_fold_leaves_the_session_at_its_commit() -> None:
     with pytest.raises(KeyboardInterrupt):
         session.commit("lands")
     assert next(Repository.open(storage).ancestry()).message == "lands"
-    assert not session.has_changes
+    assert not session.has_uncommitted_changes
     put(session, "a/c/1", b"1")
     session.commit("goes on")
     messages = [info.message for info in Repository.open(storage).ancestry()]
@@ -795,7 +796,7 @@ def test_merge_is_all_or_nothing(local: Repository) -> None:
     put(two, "a/c/3", b"two")
     with pytest.raises(ConflictError):
         session.merge(one, two)
-    assert not session.has_changes
+    assert not session.has_uncommitted_changes
 
 
 def test_overlapping_chunks_with_the_same_bytes_agree(local: Repository) -> None:

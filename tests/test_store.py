@@ -24,6 +24,7 @@ from zarr.testing.strategies import arrays
 from zarr_manifests import ManifestStore, Repository
 from zarr_manifests.errors import InvalidArgumentError, ReadOnlyError
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
+from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import LatencyStorage
 
 _MACHINES = settings(
@@ -56,12 +57,12 @@ class _ZarrStoreTests(StoreTests[ManifestStore, Buffer]):
     buffer_cls = cpu.Buffer
 
     async def set(self, store: ManifestStore, key: str, value: Buffer) -> None:
-        store.workspace.set(key, value.to_bytes())
+        workspace_of(store).set(key, value.to_bytes())
 
     async def get(self, store: ManifestStore, key: str) -> Buffer:
-        entry = store.workspace.find(key)
+        entry = workspace_of(store).find(key)
         assert entry is not None
-        data = store.workspace.reader.read(entry, 0, entry.length)
+        data = workspace_of(store).reader.read(entry, 0, entry.length)
         return cpu.Buffer.from_bytes(data)
 
     @pytest.fixture
@@ -71,10 +72,10 @@ class _ZarrStoreTests(StoreTests[ManifestStore, Buffer]):
     @pytest.fixture
     def store_kwargs(self, storage: Storage) -> dict[str, Any]:
         session = Repository.create(storage).writable_session("main")
-        return {"contents": session.store.workspace, "read_only": False}
+        return {"contents": workspace_of(session.store), "read_only": False}
 
     def test_store_repr(self, store: ManifestStore) -> None:
-        assert repr(store).startswith(f"<ManifestStore {store.workspace.storage.url} at ")
+        assert repr(store).startswith(f"<ManifestStore {workspace_of(store).storage.url} at ")
         assert repr(store).endswith("writable>")
 
     def test_store_supports_writes(self, store: ManifestStore) -> None:
@@ -158,12 +159,12 @@ def test_zarr_hierarchy_machine_with_commits_between() -> None:
         @invariant()
         def commit_now_and_then(self) -> None:
             self.steps += 1
-            if self.steps % 3 == 0 and self.session.has_changes:
-                keys = sorted(self.session.store.workspace.keys_below(""))
+            if self.steps % 3 == 0 and self.session.has_uncommitted_changes:
+                keys = sorted(workspace_of(self.session.store).keys_below(""))
                 self.session.commit("so far")
-                assert sorted(self.session.store.workspace.keys_below("")) == keys
+                assert sorted(workspace_of(self.session.store).keys_below("")) == keys
                 committed = self.repository.readonly_session("main").store
-                assert sorted(committed.workspace.keys_below("")) == keys
+                assert sorted(workspace_of(committed).keys_below("")) == keys
 
     run_state_machine_as_test(Committing, settings=_MACHINES)
 
@@ -190,8 +191,8 @@ def test_arrays_of_format_2_that_zarr_draws(data: st.DataObject) -> None:
         session.store.set_sync(key, _buffer(due[key]))
     session.commit("in any order")
     store = repository.readonly_session("main").store
-    assert {key: _bytes(store.get_sync(key)) for key in store.workspace.keys_below("")} == due
-    assert not any(path.startswith("/") for path in store.workspace.nodes())
+    assert {key: _bytes(store.get_sync(key)) for key in workspace_of(store).keys_below("")} == due
+    assert not any(path.startswith("/") for path in workspace_of(store).nodes())
     found = zarr.open_array(store, path="g/a", mode="r", zarr_format=2)
     assert found.metadata == array.metadata
     np.testing.assert_array_equal(found[...], array[...])
@@ -255,11 +256,11 @@ def test_threads_write_while_the_session_commits() -> None:
     with ThreadPoolExecutor(4) as pool:
         writing = [pool.submit(write, worker) for worker in range(4)]
         while not all(future.done() for future in writing):
-            if session.has_changes:
+            if session.has_uncommitted_changes:
                 session.commit("so far")
         for future in writing:
             future.result()
-    if session.has_changes:
+    if session.has_uncommitted_changes:
         session.commit("the rest")
     read = repository.readonly_session("main").store
     for worker in range(4):
@@ -357,7 +358,7 @@ def test_identical_documents_and_unset_of_absent_chunks_are_no_changes() -> None
     session.store.set_sync("a/zarr.json", document)
     session.store.delete_sync("a/c/1")
     session.store.delete_sync("no/such/key")
-    assert not session.has_changes
+    assert not session.has_uncommitted_changes
     with pytest.raises(InvalidArgumentError, match="nothing to commit"):
         session.commit("nothing")
 
@@ -366,7 +367,7 @@ def test_a_change_that_is_undone_is_no_change() -> None:
     session = Repository.create(MemoryStorage()).writable_session("main")
     session.store.set_sync("a", _buffer(b"1"))
     session.store.delete_sync("a")
-    assert not session.has_changes
+    assert not session.has_uncommitted_changes
 
 
 @pytest.mark.parametrize("key", ["../outside", "a/../../b", "..", "a/./b"])
@@ -384,7 +385,7 @@ def test_odd_keys_are_kept(key: str) -> None:
     session.store.set_sync(key, _buffer(b"x"))
     session.commit("odd")
     store = repository.readonly_session("main").store
-    assert [*store.workspace.keys_below("")] == [key]
+    assert [*workspace_of(store).keys_below("")] == [key]
     assert _bytes(store.get_sync(key)) == b"x"
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
-from zarr_manifests import Repository, Session
+from zarr_manifests import Repository, Session, commits
 from zarr_manifests.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -27,6 +27,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.root import Root
 from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import CountingStorage, Fault, FaultKind, FaultyStorage
 
 
@@ -36,7 +37,7 @@ def put(session: Session, key: str, value: bytes) -> None:
 
 def contents(session: Session) -> dict[str, bytes]:
     store = session.store
-    return {key: store.get_sync(key).to_bytes() for key in store.workspace.keys_below("")}
+    return {key: store.get_sync(key).to_bytes() for key in workspace_of(store).keys_below("")}
 
 
 def at(repository: Repository, branch: str = "main") -> dict[str, bytes]:
@@ -99,13 +100,13 @@ def test_a_move_keeps_every_byte_and_id(repository: Repository, folded: bool) ->
         repository.compact("main", "full")
     before = at(repository)
     session = repository.writable_session()
-    ids = {path: node.node_id for path, node in session.store.workspace.nodes().items()}
+    ids = {path: node.node_id for path, node in workspace_of(session.store).nodes().items()}
     session.move("/g", "moved")
     assert contents(session) == renamed(before, "g", "moved")
     session.commit("move")
     read = repository.readonly_session()
     assert contents(read) == renamed(before, "g", "moved")
-    now = {path: node.node_id for path, node in read.store.workspace.nodes().items()}
+    now = {path: node.node_id for path, node in workspace_of(read.store).nodes().items()}
     assert now["moved/inner/big"] == ids["g/inner/big"]
     assert set(now.values()) == set(ids.values())
     repository.compact("main", "full")
@@ -165,9 +166,9 @@ def test_there_and_back_is_no_change(repository: Repository) -> None:
     session = repository.writable_session()
     session.move("g", "h")
     session.move("h", "g")
-    assert not session.has_changes
+    assert not session.has_uncommitted_changes
     session.move("g", "h")
-    zarr.open_group(session.store, mode="a").store.workspace.delete_below("h/")
+    workspace_of(zarr.open_group(session.store, mode="a").store).delete_below("h/")
     assert session.status().deleted == ("/g", "/g/inner", "/g/inner/big", "/g/notes.txt", "/g/x")
 
 
@@ -211,7 +212,7 @@ def test_moves_that_are_refused(
     session = repository.writable_session()
     with pytest.raises(error):
         session.move(old, new)
-    assert not session.has_changes
+    assert not session.has_uncommitted_changes
 
 
 def test_a_readonly_session_moves_nothing(repository: Repository) -> None:
@@ -280,14 +281,14 @@ def test_a_shift_is_slicing_by_whole_chunks(data: st.DataObject) -> None:
     session = repository.writable_session()
     array(session, "a", expected[inside], chunks)
     for _ in range(data.draw(st.integers(1, 3))):
-        if data.draw(st.booleans()) and session.has_changes:
+        if data.draw(st.booleans()) and session.has_uncommitted_changes:
             session.commit("in between")
         offset = data.draw(st.tuples(*[st.integers(-4, 4)] * ndim))
         session.shift_array("a", offset)
         elements = tuple(o * c for o, c in zip(offset, chunks, strict=True))
         expected = shifted(expected, elements)
         np.testing.assert_array_equal(zarr.open_array(session.store, path="a"), expected[inside])
-    if session.has_changes:
+    if session.has_uncommitted_changes:
         session.commit("shifted")
     repository.compact("main", "full")
     read = zarr.open_array(repository.readonly_session().store, path="a", mode="r")
@@ -328,7 +329,7 @@ def test_reindexing_is_a_permutation(order: list[int], dropped: set[int], how: s
             expected[to] = [2 * i, 2 * i + 1]
     read = zarr.open_array(session.store, path="a")
     assert read[:].tolist() == expected.ravel().tolist()
-    if session.has_changes:
+    if session.has_uncommitted_changes:
         session.commit("reindex")
     read = zarr.open_array(repository.readonly_session().store, path="a", mode="r")
     assert read[:].tolist() == expected.ravel().tolist()
@@ -370,7 +371,7 @@ def test_wrong_shifts_are_refused_and_change_nothing(repository: Repository) -> 
     session.reindex_array("g/x", {})
     session.reindex_array("g/x", {(9,): (0,)})  # there is no such chunk
     session.reindex_array("g/x", np.zeros((0, 2), "i8"))
-    assert not session.has_changes
+    assert not session.has_uncommitted_changes
 
 
 def test_what_cannot_be_meant_is_refused_in_words(repository: Repository) -> None:
@@ -397,7 +398,7 @@ def test_what_cannot_be_meant_is_refused_in_words(repository: Repository) -> Non
             call()
     with pytest.raises(InvalidArgumentError, match="list_branches"):
         repository.reset_branch("main", "main")
-    assert not session.has_changes
+    assert not session.has_uncommitted_changes
     session.shift_array("g/x", (9,))
     with pytest.raises(InvalidArgumentError):  # no chunk is left, and it cannot be meant
         session.reindex_array("g/x", anything)
@@ -468,7 +469,7 @@ def change_attributes(session: Session, path: str, seed: int) -> None:
 
 
 def delete(session: Session, path: str, seed: int) -> None:
-    session.store.workspace.delete_below(
+    workspace_of(session.store).delete_below(
         (path if seed % 2 else path.rpartition("/")[0] or path) + "/"
     )
 
@@ -525,7 +526,7 @@ def test_revert_is_the_state_before(first: list[Any], second: list[Any], folds: 
     for number, steps in enumerate((first, second)):
         session = repository.writable_session()
         do(session, steps)
-        if session.has_changes:
+        if session.has_uncommitted_changes:
             session.commit("steps")
             states.append(at(repository))
         if number in folds:
@@ -564,7 +565,7 @@ def test_a_group_that_is_picked_beside_one_like_it_is_not_that_one(
     picked = session.commit("change one, move the other and make a new one")
     repository.cherry_pick(picked)
     assert at(repository) == at(repository, "side")
-    nodes = repository.readonly_session().store.workspace.nodes()
+    nodes = workspace_of(repository.readonly_session().store).nodes()
     assert len({node.node_id for node in nodes.values()}) == len(nodes)
 
 
@@ -578,7 +579,7 @@ def test_cherry_picking_is_doing_the_same(first: list[Any], second: list[Any], f
         session = repository.writable_session("side")
         do(session, steps)
         before = at(repository, "side")
-        if session.has_changes:
+        if session.has_uncommitted_changes:
             snapshot_id = session.commit("steps", {"by": "test"})
             if at(repository, "side") != before:
                 picked.append(snapshot_id)
@@ -603,7 +604,7 @@ def test_amending_is_one_commit_of_both(first: list[Any], second: list[Any], fol
     parent = repository.list_branches()["main"]
     session = repository.writable_session()
     do(session, first)
-    if not session.has_changes:
+    if not session.has_uncommitted_changes:
         return
     session.commit("first", {"n": 1})
     do(session, second)
@@ -644,7 +645,7 @@ def test_a_node_that_comes_back_has_no_chunks_of_later_commits(folded: bool) -> 
     state = at(repository)
     written = commit(repository, write_both, "write")
     whole = at(repository)
-    commit(repository, lambda s: s.store.workspace.delete_below(""), "delete")
+    commit(repository, lambda s: workspace_of(s.store).delete_below(""), "delete")
     if folded:
         repository.compact("main", "full")
     back = repository.cherry_pick(made)
@@ -814,7 +815,7 @@ def test_amends_that_are_refused(repository: Repository) -> None:
     with pytest.raises(ConflictError, match="not the head"):
         session.amend("late")
     assert repository.list_branches()["main"] == head
-    assert session.has_changes
+    assert session.has_uncommitted_changes
     session.commit("as a commit of its own")
     repository.compact("main", "full")
     with pytest.raises(InvalidArgumentError, match="a rewrite"):
@@ -992,14 +993,14 @@ def test_amend_and_revert_land_when_only_other_refs_have_moved() -> None:
 
 def first(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
     """Have something happen between the decision what to patch and the commit of that."""
-    land = Session._land
+    land = commits.commit
 
-    def late(session: Session, message: str, metadata: Any, **how: Any) -> str:
-        monkeypatch.setattr(Session, "_land", land)
+    def late(*args: Any) -> Any:
+        monkeypatch.setattr(commits, "commit", land)
         happens()
-        return land(session, message, metadata, **how)
+        return land(*args)
 
-    monkeypatch.setattr(Session, "_land", late)
+    monkeypatch.setattr(commits, "commit", late)
 
 
 def test_a_revert_is_put_on_top_of_what_lands_meanwhile(
@@ -1112,6 +1113,6 @@ def test_the_kind_of_a_commit_says_what_was_done(repository: Repository) -> None
     for kind, change in kinds.items():
         commit(repository, change, kind)
         assert next(repository.ancestry()).kind == kind
-    commit(repository, lambda s: s.store.workspace.delete_below("other/"), "delete other")
+    commit(repository, lambda s: workspace_of(s.store).delete_below("other/"), "delete other")
     repository.revert(next(repository.ancestry()).snapshot_id)
     assert [info.kind for info in repository.ancestry()][:2] == ["append", "delete"]

@@ -1,64 +1,50 @@
-"""Appends that land behind those of others, where the boundary runs through a chunk, too.
+"""Writes appended values anew where others have appended within the same chunk.
 
-The chunks of such an array have values of both sides. The values that this side has appended are
-decoded, and written to the array as it is at the tip, at their new place. Invariant: nothing but
-what was appended is written anew; where values before it were changed as well, it is a conflict.
+The chunks at such a boundary hold values of both sides. The values that this session appended are
+decoded, and written at their new place to the array as it is at the tip. Invariant: only what was
+appended is written anew; if values before it were changed as well, that is a conflict.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import zarr
 
-from zarr_manifests.engine.commit.rebase import Rebasing
-from zarr_manifests.engine.commit.relocate import relocate_changes
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import Conflict, ConflictError
-from zarr_manifests.format.root import Branch
 from zarr_manifests.planning.conflict.relocation import Relocation
 from zarr_manifests.store import ManifestStore
 
-__all__ = ["put_behind"]
+__all__ = ["rewrite_appends"]
 
 
-def put_behind(
-    context: Context,
-    workspace: Workspace,
-    changes: ChangeSet,
-    dim: str,
-    rebasing: Rebasing,
-    tip: Branch,
-) -> tuple[SnapshotView, ChangeSet] | None:
-    """The tip, opened, and a session's changes as they are behind what others have appended.
+def rewrite_appends(
+    workspace: Workspace, tip: SnapshotView, changes: ChangeSet, moves: Sequence[Relocation]
+) -> ChangeSet:
+    """The changes on the tip, with the values that the workspace has appended.
 
-    `changes` are the workspace's, without staged chunks. None if others have not appended along
-    the dimension what this session has.
+    `changes` are what is to be done on the tip, without these values.
 
     Raises
     ------
     ConflictError
-        If the append cannot be put there, or the rest of the changes not on the tip.
+        If values before an append were changed as well.
     """
-    found = relocate_changes(context, workspace.view, tip, changes, dim, rebasing)
-    if found is None:
-        return None
-    on, result, uneven = found
-    if uneven:
-        there = Workspace(context, on, workspace.keys)
-        there.changes = result
-        store = ManifestStore(there, read_only=False)
-        for move in uneven:
-            values = _appended(context, workspace, move)
-            array = zarr.open_array(store, path=move.path, mode="r+")
-            array[move.to : move.length] = values
-        there.flush()
-        result = there.changes
-    return on, result
+    there = Workspace(workspace.context, tip, workspace.keys)
+    there.changes = changes
+    store = ManifestStore(there, read_only=False)
+    for move in moves:
+        values = _appended(workspace.context, workspace, move)
+        array = zarr.open_array(store, path=move.path, mode="r+")
+        array[move.to : move.length] = values
+    there.flush()
+    return there.changes
 
 
 def _appended(context: Context, workspace: Workspace, move: Relocation) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 from zarr_manifests.engine.edit.import_references import import_references
 from zarr_manifests.layouts import Layouts
+from zarr_manifests.store import workspace_of
 from zarr_manifests.versions import DEFAULT_BRANCH
 from zarr_manifests.virtual.budget import MAX_BYTES, MAX_REFERENCES
 from zarr_manifests.virtual.containers import Containers
@@ -167,7 +168,7 @@ class Imports(Layouts):
     ) -> str:
         session = self.writable_session(branch)
         import_references(
-            session.store.workspace,
+            workspace_of(session.store),
             path,
             references,
             trusted,

@@ -38,6 +38,7 @@ __all__ = [
     "ArrayMeta",
     "ChunkKeys",
     "GroupMeta",
+    "absolute",
     "document_path",
     "join",
     "node_documents",
@@ -57,6 +58,18 @@ _INTEGER: Final = frozenset({int})
 _PLAIN_DIGITS: Final = 18
 """Any number of so many digits is below 2**63."""
 _NUMBER: Final = r"(0|[1-9][0-9]{0,18})"
+
+
+def absolute(path: str) -> str:
+    """The path of a node as callers see it, with a leading slash.
+
+    Examples
+    --------
+    >>> from zarr_manifests.keys import absolute
+    >>> absolute("air"), absolute("/opaque")
+    ('/air', '/opaque')
+    """
+    return path if path.startswith("/") else f"/{path}"
 
 
 def join(path: str, name: str) -> str:

@@ -31,6 +31,7 @@ from zarr_manifests.runtime import Runtime
 from zarr_manifests.sessions import Sessions
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import metered, unmetered
+from zarr_manifests.store import workspace_of
 from zarr_manifests.versions import DEFAULT_BRANCH, REF_ATTEMPTS
 from zarr_manifests.virtual.containers import Containers
 
@@ -70,7 +71,7 @@ class Layouts(Sessions):
         ('/a', 0, (0,))
         """
         session = self.readonly_session(branch, tag=tag, snapshot_id=snapshot_id)
-        return layout_now(self._context, session.store.workspace.view)
+        return layout_now(self._context, workspace_of(session.store).view)
 
     def read_costs(
         self,
@@ -164,7 +165,7 @@ def _costs(
     storage: Storage, config: RepositoryConfig, runtime: Runtime, at: Mapping[str, str | None]
 ) -> ReadCosts:
     fresh = _opened(storage, config, runtime)
-    view = fresh.readonly_session(**at).store.workspace.view  # type: ignore[arg-type]
+    view = workspace_of(fresh.readonly_session(**at).store).view  # type: ignore[arg-type]
     arrays = [node for node in view.nodes.values() if node.array is not None]
     coordinates = [node for node in arrays if node.array and node.array.is_coordinate(node.path)]
     opened = fresh._context.meter.read()

@@ -49,6 +49,7 @@ from zarr_manifests.reports import Diff, SnapshotInfo, Usage
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.storage.metered import MeteredStorage, metered, unmetered
+from zarr_manifests.store import workspace_of
 from zarr_manifests.versions import DEFAULT_BRANCH, REF_ATTEMPTS
 from zarr_manifests.virtual.containers import Containers
 
@@ -275,7 +276,7 @@ class Repository(Imports):
         try:
             refs = [(f"branch {name}", head) for name, head in self.list_branches().items()]
             refs += [(f"tag {name}", head) for name, head in self.list_tags().items()]
-            nodes = self.readonly_session().store.workspace.nodes()
+            nodes = workspace_of(self.readonly_session().store).nodes()
         except ManifestsError as error:  # what is shown to look around must not fail
             return html_page("Repository", [*facts, ("error", str(error))])
         facts += refs[:_SHOWN_REFS]
@@ -490,7 +491,7 @@ class Repository(Imports):
         """
         session, context = self.writable_session(branch), self._context
         ref = snapshot_ref(context, snapshot_id)
-        head = session.store.workspace.view.ref
+        head = workspace_of(session.store).view.ref
         floor = floor_below(context, context.roots.latest.root, head)
         history = ancestors(context, head, floor)
         if not any(known.key == ref.key for known, _ in history):

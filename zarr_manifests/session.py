@@ -8,47 +8,38 @@ their changes back.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import partial
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from zarr_manifests.appends import put_behind
-from zarr_manifests.arranging import Arranging
-from zarr_manifests.config import Compaction
-from zarr_manifests.engine.commit.describe import checked_message, checked_metadata
-from zarr_manifests.engine.commit.landing import Committed, amending, commit
-from zarr_manifests.engine.commit.rebase import Rebasing, rebase_changes
-from zarr_manifests.engine.commit.replay import combined, patch
-from zarr_manifests.engine.compact.background import compact_soon
-from zarr_manifests.engine.compact.outcomes import observed, observed_compaction
-from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState
-from zarr_manifests.engine.edit.forks import freeze, merge_forks
-from zarr_manifests.engine.history.commit_logs import delta_of, deltas_between
+from zarr_manifests.commits import Commits
+from zarr_manifests.contents import status_of, usage_of
+from zarr_manifests.display import html_page
+from zarr_manifests.engine.commit.request import TipCheck
+from zarr_manifests.engine.compact.presence_index import initialized_coords
+from zarr_manifests.engine.edit.bulk_chunks import find_chunks, stream_chunks
+from zarr_manifests.engine.edit.change_set import ForkState
+from zarr_manifests.engine.edit.forks import freeze
+from zarr_manifests.engine.edit.move_nodes import (
+    move_node,
+    reindex_chunks,
+    rename_node,
+    shift_chunks,
+)
+from zarr_manifests.engine.edit.pin import Pin
+from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.preload import PreloadReport
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.errors import (
-    CommitOutcomeUnknownError,
-    ConflictError,
-    InvalidArgumentError,
-    ManifestsError,
-)
-from zarr_manifests.format.delta import CommitKind
-from zarr_manifests.format.root import Branch
-from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.ids import snapshot_id_of
-from zarr_manifests.planning.conflict.decide import Policy, check_policy
-from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode, is_due
-from zarr_manifests.reports import Status
+from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.plain import plain_text
+from zarr_manifests.planning.conflict.decide import Policy
+from zarr_manifests.planning.tables.moves import Places
+from zarr_manifests.planning.tables.regions import Bounds
+from zarr_manifests.planning.tables.resolved_chunks import ResolvedChunks
+from zarr_manifests.reports import ArrayUsage, Status, Totals
 from zarr_manifests.runtime import SYSTEM, Runtime
-from zarr_manifests.store import ManifestStore
+from zarr_manifests.store import ManifestStore, freeze_store
 
-__all__ = ["Fork", "PreloadReport", "Session", "Status"]
-
-_LOG = logging.getLogger(__name__)
-_OVERDUE: Final = 4
-"""So many times what makes a compaction due, and nobody counts on another's any more."""
+__all__ = ["Fork", "PreloadReport", "Session", "Status", "commit_checked"]
 
 
 class Fork:
@@ -69,10 +60,10 @@ class Fork:
         return self._store
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Fork, (self._store.freeze(explicit=True),)
+        return Fork, (freeze_store(self._store),)
 
 
-class Session(Arranging):
+class Session:
     """A view of one snapshot, and of the changes made on top of it.
 
     Made by `Repository.readonly_session`, `Repository.writable_session` or
@@ -92,9 +83,33 @@ class Session(Arranging):
     Status(created=(), updated=(), deleted=(), chunks={}, moved={}, truncated={})
     """
 
-    _append_dim: str | None = None
-    _check_tip: Callable[[SnapshotView], None] | None = None
-    """Raises `ConflictError` if the changes must not be put on top of this tip."""
+    def __init__(
+        self,
+        context: Context,
+        view: SnapshotView,
+        branch: str | None = None,
+        start: int | None = None,
+        *,
+        read_from: str | None = None,
+        follow_s: float | None = None,
+        lease_ms: int | None = None,
+        epoch: int | None = None,
+        serializable: bool = False,
+        reporting: bool = False,
+    ) -> None:
+        self._pin = Pin(
+            context,
+            view,
+            branch,
+            start,
+            read_from=read_from,
+            follow_s=follow_s,
+            lease_ms=lease_ms,
+            epoch=epoch,
+            reporting=reporting,
+        )
+        self._workspace = self._pin.workspace
+        self._commits = Commits(self._pin, serializable=serializable)
 
     def __enter__(self) -> Session:
         return self
@@ -102,35 +117,68 @@ class Session(Arranging):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def fork(self) -> Fork:
-        """A copy of the session for another process.
+    def __repr__(self) -> str:
+        mode = "read-only" if self.read_only else f"writable on {self.branch!r}"
+        url = plain_text(self._workspace.storage.url)
+        return f"<Session {url} at {self.snapshot_id}, {mode}>"
 
-        Raises
-        ------
-        ReadOnlyError
-            If the session is read-only: pickle its store instead.
+    def _repr_html_(self) -> str:
+        view = self._workspace.view
+        facts = [
+            ("at", self._workspace.storage.url),
+            ("snapshot", view.snapshot_id),
+            ("message", view.snapshot.message),
+            ("mode", "read-only" if self.read_only else f"writable on branch {self.branch!r}"),
+        ]
+        if not self.read_only:
+            facts.append(("changes", str(self.status())))
+        return html_page("Session", facts, self._workspace.nodes())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError(
+            "a session cannot be pickled: pickle session.fork(), or session.store for reading"
+        )
+
+    # --- what it is --------------------------------------------------------------------------
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the session can only read."""
+        return self._pin.read_only
+
+    @property
+    def branch(self) -> str | None:
+        """The branch a writable session commits to."""
+        return self._pin.branch
+
+    @property
+    def snapshot_id(self) -> str:
+        """Id of the snapshot the session reads, or that its changes are made on."""
+        return self._pin.snapshot_id
+
+    @property
+    def store(self) -> ManifestStore:
+        """The session's contents as a Zarr store.
+
+        A writable one is for this process and its threads. Pickled, as dask does to write from
+        other processes, it is a copy, and what that writes is in no commit unless it is merged:
+        so pickling warns (`PickledStoreWarning`), and a commit that would leave something out
+        raises `UnmergedForksError`. Write datasets with `zarr_manifests.write`; give each task
+        `Session.fork()` and merge what comes back; or open the session with `copies="report"`. The
+        store of a read-only session can be pickled.
         """
-        self._check_open()
-        return Fork(freeze(self._workspace, explicit=True), self._context.runtime)
+        return ManifestStore(self._workspace, read_only=self.read_only)
 
-    def merge(self, *forks: Fork | ManifestStore) -> None:
-        """Bring the changes of forks, or of their stores, into this session.
+    @property
+    def has_uncommitted_changes(self) -> bool:
+        """Whether the session has changes to commit."""
+        return bool(self._workspace.changes)
 
-        Merging the same copy twice counts once. Forks that wrote the same bytes to the same
-        chunk (as retried tasks do) agree.
+    def status(self) -> Status:
+        """The uncommitted changes, by path."""
+        return status_of(self._workspace)
 
-        Raises
-        ------
-        InvalidArgumentError
-            If a fork belongs to another repository, session or base.
-        ConflictError
-            If two writers changed the same chunk or document differently. Nothing was merged.
-        """
-        self._check_open()
-        stores = [fork.store if isinstance(fork, Fork) else fork for fork in forks]
-        states = [store.freeze(explicit=True) for store in stores]
-        merge_forks(self._workspace, self._owners, states)
-        self._merged = True
+    # --- committing --------------------------------------------------------------------------
 
     def commit(
         self,
@@ -141,7 +189,7 @@ class Session(Arranging):
         retries: int | None = None,
         discard_unmerged: bool = False,
     ) -> str:
-        """Make the changes a new snapshot on the branch, all or nothing.
+        """Commit the changes to the branch, all or nothing; the new snapshot's id.
 
         If other commits came first, this one is put on top of them where that is safe, as
         `rebase` does.
@@ -156,7 +204,8 @@ class Session(Arranging):
             in ISO 8601.
         rebase : bool, {"fail", "ours", "theirs"} or callable, default True
             What to do when other commits came first: with True (the same as "fail") go on top of
-            them where nothing is in the way, with False give up, else decide by this policy.
+            them where nothing is in the way, with False give up, else decide by this policy, as
+            `rebase` explains it.
         retries : int, optional
             How often to try again when others are faster; else as configured (`commit-attempts`).
         discard_unmerged : bool, default False
@@ -184,127 +233,9 @@ class Session(Arranging):
         StorageError
             If an upload failed; nothing was committed and the session keeps its changes.
         """
-        self._check_open()
-        message, metadata = checked_message(message), checked_metadata(metadata)
-        rebasing = self._rebasing(rebase, retries)
-        workspace = self._workspace
-        with workspace.lock:
-            self._check_open()  # another thread's commit may have closed it
-            self._bring_in(discard=discard_unmerged)
-            if not workspace.changes:
-                raise InvalidArgumentError("nothing to commit: the session has no changes")
-            return self._land(message, metadata, rebasing=rebasing)
-
-    def rebase(self, policy: Policy = "fail") -> str:
-        """Put the changes on top of what others have committed to the branch meanwhile.
-
-        Afterwards the session reads the others' commits too, with its own changes over them, and
-        nothing is committed. Forks made before cannot be merged any more.
-
-        Parameters
-        ----------
-        policy : {"fail", "ours", "theirs"} or callable, default "fail"
-            Who wins where both sides wrote other bytes to a chunk or another value to an
-            attribute, or where this session deleted what others wrote to. A function is given each
-            `Conflict` and answers with one of the words.
-
-        Returns
-        -------
-        str
-            Id of the snapshot that the session's changes are made on now.
-
-        Raises
-        ------
-        ConflictError
-            If the changes cannot be put on top of what came first. The session is as it was.
-        InvalidArgumentError
-            If there is no such policy.
-
-        Examples
-        --------
-        >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://rebase-example")
-        >>> with repo.transaction(message="make a") as store:
-        ...     a = zarr.create_array(store, name="a", shape=(4,), chunks=(2,), dtype="i4")
-        >>> session = repo.writable_session()
-        >>> a = zarr.open_array(session.store, path="a")
-        >>> a[:2] = 1
-        >>> with repo.transaction(message="the other chunk") as store:
-        ...     zarr.open_array(store, path="a")[2:] = 2
-        >>> snapshot_id = session.rebase()
-        >>> a[:]
-        array([1, 1, 2, 2], dtype=int32)
-        """
-        self._check_open()
-        rebasing = self._rebasing(policy, None)
-        workspace, context = self._workspace, self._context
-        with workspace.lock:
-            self._check_open()
-            if workspace.token is not None:
-                self._bring_in()
-            assert self._branch is not None
-            root = context.roots.with_branch(context.roots.read().root, self._branch)
-            tip = root.branches.get(self._branch)
-            if tip is None:
-                raise ConflictError(
-                    f"branch {self._branch!r} was deleted since the session began; create it "
-                    "again at the session's snapshot, then commit"
-                )
-            if tip.head.key != workspace.view.ref.key:
-                if self._append_dim is not None:
-                    workspace.flush()
-                moved = self._put_behind(workspace.changes, rebasing, tip)
-                if moved is None:
-                    moved = rebase_changes(
-                        context, workspace.view, tip, workspace.changes, rebasing
-                    )
-                workspace.rebase(*moved)
-        return self.snapshot_id
-
-    def append_mode(self, dim: str, *, relocate: bool = True) -> None:
-        """Have appends along a dimension land behind those that others commit meanwhile.
-
-        Appends are positional: of two that were made at the same time, the second would be in
-        conflict. With this, from now on, its positions shift at the commit, and its values do
-        not. No chunk is touched where the shift is by whole chunks. Where it is not, arrays of
-        one axis are decoded and written anew; arrays of more axes are a conflict, and so is
-        whatever else was changed of an array that shifts, and an array that has the dimension
-        and was not made longer by both.
-
-        What depends on positions elsewhere (an index, an array of offsets) is not known here and
-        does not shift.
-
-        Parameters
-        ----------
-        dim : str
-            The dimension, as arrays name it.
-        relocate : bool, default True
-            False takes it back.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If the dimension is no name.
-
-        Examples
-        --------
-        >>> import xarray as xr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://append-mode-example")
-        >>> ds = xr.Dataset({"t": ("time", [1.0, 2.0])}, {"time": [0, 1]})
-        >>> _ = zm.write(ds, repo, message="create")
-        >>> session = repo.writable_session()
-        >>> session.append_mode("time", relocate=True)
-        >>> options = dict(append_dim="time", consolidated=False)
-        >>> _ = ds.assign_coords(time=[4, 5]).to_zarr(session.store, **options)
-        >>> more = ds.assign_coords(time=[2, 3])
-        >>> _ = zm.write(more, repo, message="by somebody else", append_dim="time")
-        >>> _ = session.commit("behind it")
-        >>> xr.open_dataset(repo, engine="zarr_manifests").time.values
-        array([0, 1, 2, 3, 4, 5])
-        """
-        self._check_open()
-        name = _dimension(dim)
-        self._append_dim = name if relocate else None
+        return self._commits.commit(
+            message, metadata, rebase=rebase, retries=retries, discard_unmerged=discard_unmerged
+        )
 
     def amend(
         self,
@@ -313,10 +244,10 @@ class Session(Arranging):
         *,
         discard_unmerged: bool = False,
     ) -> str:
-        """Replace the head of the branch by one commit of what it did and the session's changes.
+        """Replace the branch's head by a commit that adds the session's changes; its id.
 
-        The new snapshot's parent is the head's parent. The old head is in the branch's history
-        no more; tags and other branches that point to it stay there.
+        The new snapshot's parent is the head's parent. The old head leaves the branch's history;
+        tags and other branches that point to it keep it.
 
         Parameters
         ----------
@@ -351,159 +282,521 @@ class Session(Arranging):
         >>> [info.message for info in repo.ancestry()]
         ['make a group', 'create repository']
         """
-        self._check_open()
-        workspace = self._workspace
-        with workspace.lock:
-            self._check_open()
-            self._bring_in(discard=discard_unmerged)
-            head, old = workspace.view, workspace.view.snapshot
-            if old.parent is None or old.kind is CommitKind.REWRITE:
-                what = "the first of the repository" if old.parent is None else "a rewrite"
-                raise InvalidArgumentError(
-                    f"snapshot {head.snapshot_id} is {what} and cannot be amended; commit instead"
-                )
-            if not workspace.changes and message is None and metadata is None:
-                raise InvalidArgumentError("nothing to amend: no changes, message or metadata")
-            message = checked_message(old.message if message is None else message)
-            metadata = checked_metadata(old.metadata if metadata is None else metadata)
-            return self._land(message, metadata, amended=head)
+        return self._commits.amend(message, metadata, discard_unmerged=discard_unmerged)
 
-    def _put_behind(
-        self, changes: ChangeSet, rebasing: Rebasing, tip: Branch
-    ) -> tuple[SnapshotView, ChangeSet] | None:
-        """The changes behind what others have appended, if that is asked for and due."""
-        if self._append_dim is None or not rebasing.allowed:
-            return None
-        return put_behind(self._context, self._workspace, changes, self._append_dim, rebasing, tip)
+    def rebase(self, policy: Policy = "fail") -> str:
+        """Put the changes on top of what others have committed; the id of that snapshot.
 
-    def _rebasing(self, rebase: bool | Policy, retries: int | None) -> Rebasing:
-        policy: Policy = "fail" if isinstance(rebase, bool) else rebase
-        check_policy(policy)
-        if retries is not None and (type(retries) is not int or retries < 0):
-            raise InvalidArgumentError(f"retries is a number of times, and not {retries!r}")
-        attempts = None if retries is None else retries + 1
-        return Rebasing(rebase is not False, policy, self._serializable, attempts, self._check_tip)
+        Nothing is committed. Afterwards the session reads the others' commits too, with its own
+        changes over them. Forks made before cannot be merged any more.
+
+        Parameters
+        ----------
+        policy : {"fail", "ours", "theirs"} or callable, default "fail"
+            Who wins where both sides wrote other bytes to a chunk or another value to an
+            attribute, or where this session deleted what others wrote to. "ours" is this session's
+            change and "theirs" what others have committed, as in a `git merge` run on one's own
+            branch; `git rebase` uses the two words the other way round. A function is given each
+            `Conflict` and answers with one of the words.
+
+        Returns
+        -------
+        str
+            Id of the snapshot that the session's changes are made on now.
+
+        Raises
+        ------
+        ConflictError
+            If the changes cannot be put on top of what came first. The session is as it was.
+        InvalidArgumentError
+            If the policy is unknown.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://rebase-example")
+        >>> with repo.transaction(message="make a") as store:
+        ...     a = zarr.create_array(store, name="a", shape=(4,), chunks=(2,), dtype="i4")
+        >>> session = repo.writable_session()
+        >>> a = zarr.open_array(session.store, path="a")
+        >>> a[:2] = 1
+        >>> with repo.transaction(message="the other chunk") as store:
+        ...     zarr.open_array(store, path="a")[2:] = 2
+        >>> snapshot_id = session.rebase()
+        >>> a[:]
+        array([1, 1, 2, 2], dtype=int32)
+        """
+        return self._commits.rebase(policy)
+
+    def relocate_appends(self, dim: str, *, relocate: bool = True) -> None:
+        """From now on, land appends along a dimension behind those that others commit first.
+
+        An append writes at fixed positions, so of two made at the same time the second conflicts.
+        With this, its positions shift when it is committed, and its values stay the same. A shift
+        by whole chunks touches no chunk. Otherwise arrays of one axis are decoded and written
+        anew, and arrays of more axes are a conflict. Two more things are a conflict: any other
+        change of an array that shifts, and an array along the dimension that only one side
+        appended to.
+
+        Data that refers to positions (an index, an array of offsets) does not shift.
+
+        Parameters
+        ----------
+        dim : str
+            The dimension, as arrays name it.
+        relocate : bool, default True
+            False turns it off again.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If `dim` is not a name.
+
+        Examples
+        --------
+        >>> import xarray as xr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://relocate-appends-example")
+        >>> ds = xr.Dataset({"t": ("time", [1.0, 2.0])}, {"time": [0, 1]})
+        >>> _ = zm.write(ds, repo, message="create")
+        >>> session = repo.writable_session()
+        >>> session.relocate_appends("time", relocate=True)
+        >>> options = dict(append_dim="time", consolidated=False)
+        >>> _ = ds.assign_coords(time=[4, 5]).to_zarr(session.store, **options)
+        >>> more = ds.assign_coords(time=[2, 3])
+        >>> _ = zm.write(more, repo, message="by somebody else", append_dim="time")
+        >>> _ = session.commit("behind it")
+        >>> xr.open_dataset(repo, engine="zarr_manifests").time.values
+        array([0, 1, 2, 3, 4, 5])
+        """
+        self._commits.relocate_appends(dim, relocate=relocate)
+
+    def discard_changes(self) -> None:
+        """Drop all uncommitted changes."""
+        self._pin.discard_changes()
+
+    def refresh(self) -> bool:
+        """Move to the newest snapshot of the branch that the session reads.
+
+        Returns
+        -------
+        bool
+            Whether there was a newer one.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the session reads a tag or a snapshot by its id, or has changes.
+        NotFoundError
+            If the branch was deleted.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://refresh-example")
+        >>> reader = repo.readonly_session("main")
+        >>> with repo.transaction(message="make air") as store:
+        ...     _ = zarr.create_group(store, path="air")
+        >>> reader.refresh(), list(zarr.open_group(reader.store, mode="r"))
+        (True, ['air'])
+        """
+        return self._pin.refresh()
+
+    def close(self) -> None:
+        """Take no more changes, stop fetching in the background, and give up the lease.
+
+        Uncommitted changes are lost. What was opened from the session's store can still be read.
+        A `with` block closes its session. A session that is garbage collected need not be closed.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://close-example")
+        >>> with repo.writable_session() as session:
+        ...     _ = zarr.create_group(session.store, path="air")
+        ...     _ = session.commit("make a group")
+        >>> with repo.readonly_session() as session:
+        ...     list(zarr.open_group(session.store, mode="r"))
+        ['air']
+        """
+        self._close("close() was called")
+
+    def release_lease(self) -> None:
+        """Give up the lease that the session was opened with, if any.
+
+        From then on, a collection may fence the session off. A child of `os.fork` only forgets the
+        lease, which stays its parent's.
+        """
+        self._pin.release_lease()
+
+    # --- copies ------------------------------------------------------------------------------
+
+    def fork(self) -> Fork:
+        """A copy of the session for another process, to be merged later.
+
+        Raises
+        ------
+        ReadOnlyError
+            If the session is read-only: pickle its store instead.
+        """
+        self._pin.check_open()
+        return Fork(freeze(self._workspace, explicit=True), self._pin.context.runtime)
+
+    def merge(self, *forks: Fork | ManifestStore) -> None:
+        """Bring the changes of forks, or of their stores, into this session.
+
+        Merging the same copy twice counts once. Forks that wrote the same bytes to the same
+        chunk (as retried tasks do) agree.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If a fork belongs to another repository, session or base.
+        ConflictError
+            If two writers changed the same chunk or document differently. Nothing was merged.
+        """
+        self._pin.check_open()
+        stores = [fork.store if isinstance(fork, Fork) else fork for fork in forks]
+        self._pin.copies.merge([freeze_store(store) for store in stores])
+
+    def check_forks(self) -> None:
+        """Raise if pickled copies of the store, or forked children, have written unmerged changes.
+
+        Raises
+        ------
+        UnmergedForksError
+            If there are copies that changed anything, and none was merged.
+        """
+        self._pin.copies.check_merged()
+
+    # --- moving what is there ----------------------------------------------------------------
+
+    def move(self, old: str, new: str) -> None:
+        """Move a group or array, with everything below it, to another path.
+
+        Only metadata changes: no chunk is read or written, and every node keeps its history.
+        What documents say (dimension names, attributes) stays as it is.
+
+        Parameters
+        ----------
+        old, new : str
+            Paths, with or without a leading slash. The group that `new` lies in must exist.
+
+        Raises
+        ------
+        NotFoundError
+            If there is nothing at `old`, or no group for `new`.
+        AlreadyExistsError
+            If there is something at or below `new`.
+        InvalidArgumentError
+            If `old` is the root, or `new` lies below `old` or below an array.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> session = zm.Repository.create("memory://move-example").writable_session()
+        >>> _ = zarr.create_group(session.store, path="air")
+        >>> session.move("air", "water")
+        >>> list(zarr.open_group(session.store, mode="r"))
+        ['water']
+        """
+        self._pin.check_open()
+        move_node(self._workspace, old, new)
+
+    def rename(self, path: str, name: str) -> None:
+        """Give a group or array another name in the same group; as `move` otherwise."""
+        self._pin.check_open()
+        rename_node(self._workspace, path, name)
+
+    def shift_array(self, path: str, offset_in_chunks: Sequence[int]) -> None:
+        """Move all chunks of an array by whole chunks; none is read or written.
+
+        What would come to lie outside the array is dropped, and what becomes vacant reads as fill
+        value. The array keeps its shape; resize it first to make room. A chunk at the array's
+        edge moves with all it holds, including what lies beyond the edge.
+
+        Parameters
+        ----------
+        path : str
+            The array.
+        offset_in_chunks : sequence of int
+            How far, one number an axis, in chunks; negative towards the beginning.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such array.
+        InvalidArgumentError
+            If there is not one whole number for each axis.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> session = zm.Repository.create("memory://shift-example").writable_session()
+        >>> a = zarr.create_array(session.store, name="a", shape=(6,), chunks=(2,), dtype="i4")
+        >>> a[:] = [1, 2, 3, 4, 5, 6]
+        >>> session.shift_array("a", (-1,))
+        >>> a[:]
+        array([3, 4, 5, 6, 0, 0], dtype=int32)
+        """
+        self._pin.check_open()
+        shift_chunks(self._workspace, path, offset_in_chunks)
+
+    def reindex_array(self, path: str, places: Places) -> None:
+        """Move the chunks of an array to other places in it; none is read or written.
+
+        Parameters
+        ----------
+        path : str
+            The array.
+        places : mapping, callable or int[n, 2 * ndim]
+            From a chunk's coordinate to its new one, or to None to drop the chunk. A callable is
+            asked once for each chunk that is there, which takes seconds for a million. An array
+            has a row a chunk, the old coordinate and then the new one, where -1 on every axis
+            drops the chunk. Chunks that are not named stay; what is named and not there does not
+            matter.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such array.
+        InvalidArgumentError
+            If a chunk would lie outside the array, or two at one place, or a coordinate has not
+            one whole number for each axis; nothing is changed.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> session = zm.Repository.create("memory://reindex-example").writable_session()
+        >>> a = zarr.create_array(session.store, name="a", shape=(6,), chunks=(2,), dtype="i4")
+        >>> a[:] = [1, 2, 3, 4, 5, 6]
+        >>> session.reindex_array("a", lambda chunk: (2 - chunk[0],))
+        >>> a[:]
+        array([5, 6, 3, 4, 1, 2], dtype=int32)
+        """
+        self._pin.check_open()
+        reindex_chunks(self._workspace, path, places)
+
+    # --- what is there -----------------------------------------------------------------------
+
+    def du(self) -> tuple[ArrayUsage, ...]:
+        """Chunks and bytes of every array, and of every key that belongs to none.
+
+        Counted from the manifests, uncommitted changes included; no chunk is read.
+        """
+        return usage_of(self._workspace)
+
+    def totals(self) -> Totals:
+        """Chunks and bytes of the session's snapshot, as the snapshot records them.
+
+        Uncommitted changes are not counted. Nothing is read for it; see `Repository.totals`.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> session = zm.Repository.create("memory://session-totals-example").writable_session()
+        >>> array = zarr.create_array(session.store, name="a", shape=(8,), chunks=(2,), dtype="i2")
+        >>> array[4:] = 7
+        >>> _ = session.commit("fill half")
+        >>> session.totals()["a"].total.refs
+        2
+        """
+        return Totals.of(self._workspace.view)
+
+    def initialized_chunks(
+        self, path: str, region: Sequence[Bounds] | Box | None = None
+    ) -> IndexArray:
+        """Coordinates (int64[n, ndim]) of an array's initialized chunks, in C order.
+
+        Uncommitted changes are included. Nothing is listed and no chunk is read. Where the index of
+        initialized chunks is up to date (`Repository.build_index`), no manifest of the base is
+        read either.
+
+        Parameters
+        ----------
+        path : str
+            The array.
+        region : sequence, optional
+            Chunk coordinates on each axis, as a slice without step or as (start, stop); all if none
+            are given.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such array.
+        InvalidArgumentError
+            If the region has other axes than the array, or a step.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> session = zm.Repository.create("memory://present-example").writable_session()
+        >>> array = zarr.create_array(session.store, name="a", shape=(8,), chunks=(2,), dtype="i2")
+        >>> array[4:] = 7
+        >>> session.initialized_chunks("a").tolist()
+        [[2], [3]]
+        >>> session.initialized_chunks("a", [slice(0, 3)]).tolist()
+        [[2]]
+        """
+        return initialized_coords(self._workspace, path, region, branch=self._pin.read_from)
+
+    def chunk_refs(
+        self,
+        path: str,
+        box: Sequence[Bounds] | Box | None = None,
+        *,
+        cells: Sequence[Bounds] | None = None,
+    ) -> ResolvedChunks:
+        """References to an array's initialized chunks, as columns.
+
+        Uncommitted changes are included; chunks that still wait in memory for their pack count as
+        inline. No chunk is read, and no manifest that has nothing of the box. Of a sharded array,
+        these are the shards.
+
+        Parameters
+        ----------
+        path : str
+            The array.
+        box : sequence, optional
+            Chunk coordinates on each axis, as a slice without step or as (start, stop); all chunks
+            if none are given.
+        cells : sequence, optional
+            Instead of a box: cells on each axis, likewise. The chunks that hold any of them.
+
+        Returns
+        -------
+        ResolvedChunks
+            A row for each initialized chunk, in C order.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such array.
+        InvalidArgumentError
+            If the box or the cells have other axes than the array, or a step, or both are given.
+
+        Examples
+        --------
+        >>> import numpy as np, zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://chunk-refs-example")
+        >>> with repo.transaction(message="fill a part") as store:
+        ...     a = zarr.create_array(store, name="a", shape=(4, 300), chunks=(2, 300), dtype="f8")
+        ...     a[:2] = np.random.default_rng(1).random((2, 300))
+        >>> found = repo.readonly_session().chunk_refs("a")
+        >>> len(found), found.coords.tolist(), [zm.ChunkKind(k).name for k in found.kind]
+        (1, [[0, 0]], ['NATIVE'])
+        >>> len(repo.readonly_session().chunk_refs("a", [slice(1, 2), slice(None)]))
+        0
+        >>> len(repo.readonly_session().chunk_refs("a", cells=[(0, 4), (10, 20)]))
+        1
+        """
+        node, table = find_chunks(self._workspace, path, box, cells)
+        assert node.array is not None
+        return ResolvedChunks.of(f"/{node.path}", len(node.array.shape), table)
+
+    def read_chunks(
+        self,
+        path: str,
+        box: Sequence[Bounds] | Box | None = None,
+        *,
+        cells: Sequence[Bounds] | None = None,
+        gap_bytes: int = 64 * 1024,
+        window_bytes: int = 64 * 1024**2,
+    ) -> Iterator[tuple[Coords, bytes]]:
+        r"""The encoded bytes of an array's initialized chunks, as they are stored.
+
+        For decoded values, use `zarr.open_array(session.store, path=path)`. Ranges of one object or
+        file that lie near each other are fetched together, and every checksum is verified. The
+        chunks are those of the session when this is called; they are fetched as they are iterated.
+
+        Parameters
+        ----------
+        path, box, cells
+            As for `chunk_refs`.
+        gap_bytes : int, default 64 KiB
+            Two chunks are fetched in one request if at most this many bytes lie between them.
+        window_bytes : int, default 64 MiB
+            Bytes of chunks that are fetched at a time and held in memory; at least one chunk. No
+            request is for more than 8 MiB, unless a single chunk is.
+
+        Yields
+        ------
+        tuple of int, bytes
+            A chunk's coordinates, and what is stored of it; in C order.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such array.
+        InvalidArgumentError
+            If the box or the cells have other axes than the array, or a step, or both are given;
+            or a number of bytes is out of range.
+        MissingChunkError
+            If an object or file that holds a chunk is not there.
+        CorruptObjectError
+            If it is too short, or a chunk does not match its checksum.
+        VirtualContainerError, VirtualSourceChangedError
+            If a file elsewhere may not be read, or is not what it was.
+        SnapshotExpiredError
+            If the snapshot has expired meanwhile, and chunks of it are gone.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://read-chunks-example")
+        >>> with repo.transaction(message="fill half") as store:
+        ...     a = zarr.create_array(
+        ...         store, name="a", shape=(8,), chunks=(2,), dtype="u1", compressors=None
+        ...     )
+        ...     a[4:] = 7
+        >>> list(repo.readonly_session().read_chunks("a"))
+        [((2,), b'\x07\x07'), ((3,), b'\x07\x07')]
+        """
+        stream = stream_chunks(
+            self._workspace, path, box, cells, gap_bytes=gap_bytes, window_bytes=window_bytes
+        )
+        return iter(stream)
+
+    def preload_report(self, wait_s: float = 0.0) -> PreloadReport:
+        """Which manifests were fetched in the background since the session opened; if not, why.
+
+        Parameters
+        ----------
+        wait_s : float, default 0
+            Wait this many seconds at most for it to end.
+
+        Examples
+        --------
+        >>> import numpy as np, xarray as xr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://preload-example")
+        >>> with repo.transaction(message="a coordinate") as store:
+        ...     _ = xr.Dataset(coords={"x": np.arange(3)}).to_zarr(store, consolidated=False)
+        >>> report = repo.readonly_session().preload_report(wait_s=1)
+        >>> [(one.state.value, one.refs, one.why) for one in report.manifests]
+        [('skipped', 1, 'it is here already')]
+        """
+        if wait_s > 0:
+            self._pin.preload.wait(wait_s)
+        return self._pin.preload.report()
+
+    # --- for the rest of the package ---------------------------------------------------------
+
+    def _close(self, why: str) -> None:
+        self._pin.close(why)
 
     def _commit_patch(
         self, done: SnapshotView, message: str, metadata: Mapping[str, Any], *, undo: bool
     ) -> str:
-        """Commit what the commit `done` did, or undo it; for `Repository.revert`, `cherry_pick`.
-
-        It takes chunk refs over from `done`, or from its parent, so that one has to be in history
-        still when this lands.
-        """
-        message, metadata = checked_message(message), checked_metadata(metadata)
-        source = done.snapshot.parent_id if undo else done.snapshot_id
-        if done.snapshot.parent is None or source is None:
-            raise InvalidArgumentError(
-                f"snapshot {done.snapshot_id} is the first of the repository; no commit made it"
-            )
-        self._workspace.changes = patch(self._context, done, self._workspace.view, undo=undo)
-        if not self.has_changes:
-            raise InvalidArgumentError(
-                f"snapshot {done.snapshot_id} has nothing to {'undo' if undo else 'do'} on branch "
-                f"{self._branch!r}: it is so already"
-            )
-        return self._land(message, metadata, source=source)
-
-    def _land(
-        self,
-        message: str,
-        metadata: Mapping[str, Any],
-        *,
-        amended: SnapshotView | None = None,
-        source: str | None = None,
-        rebasing: Rebasing | None = None,
-    ) -> str:
-        """Commit the changes, together with what the head that is amended did; the new id."""
-        workspace, context = self._workspace, self._context
-        assert workspace.keys is not None
-        assert self._branch is not None
-        view, delta = workspace.view, None
-        if amended is not None and amended.snapshot.parent is not None:
-            with amending(context, self._branch, amended, workspace.keys):
-                view = context.open_view(amended.snapshot.parent)
-                delta = delta_of(context, amended.snapshot)
-        try:
-            with workspace.packed() as (changes, packs):
-                if amended is not None and delta is not None:
-                    with amending(context, self._branch, amended, workspace.keys):
-                        changes = combined(context, view, delta, changes)
-                how = rebasing or self._rebasing(True, None)
-                how = replace(how, relocate=partial(self._put_behind, changes, how))
-                with observed(context, "commit", self._branch) as landing:
-                    done = commit(
-                        context,
-                        view,
-                        changes,
-                        workspace.keys,
-                        self._branch,
-                        message,
-                        metadata,
-                        packs,
-                        replaces=amended,
-                        source=source,
-                        rebasing=how,
-                    )
-                    landing.head = done.head
-        except BaseException as error:
-            if isinstance(error, CommitOutcomeUnknownError) or not isinstance(
-                error, ManifestsError
-            ):  # an interrupt may have come after the swap
-                workspace.closed = "whether its last commit took effect is not known"
-            raise
-        self._go_on(done)
-        return snapshot_id_of(done.head.key)
-
-    def _go_on(self, done: Committed) -> None:
-        """Continue from what was committed; the commit stands whatever becomes of this."""
-        assert self._branch is not None
-        context = self._context
-        try:
-            view = context.open_view(done.head)
-        except BaseException as error:
-            # The old snapshot with the changes on it still reads right; only that it has been
-            # committed must not be forgotten.
-            self._workspace.closed = "its last commit landed, but could not be opened again"
-            if not isinstance(error, ManifestsError):
-                raise
-            _LOG.warning("going on after a commit to %r failed", self._branch, exc_info=True)
-            return
-        keys = self._keys_from(done.at.root.version)
-        self._start_at(view, keys)
-        self._move_lease()
-        rewrite, options = context.config.commits.mode == "rewrite", context.config.compaction
-        if not rewrite and (options.mode == "manual" or not _is_due(view.snapshot, options)):
-            return
-        if not rewrite and options.mode == "async":
-            compact_soon(context, self._branch)
-            return
-        try:
-            ratio = 0.0 if rewrite else None
-            with context.roots.only_here("compaction") as alone:
-                overdue = len(view.snapshot.deltas) > _OVERDUE * options.max_delta_count
-                if not (alone or rewrite or overdue):
-                    return  # whoever does it does it for all, unless it has been stopped
-                head = observed_compaction(context, self._branch, CompactionMode.MAJOR, ratio)[1]
-            # Somebody may have reset the branch meanwhile; then it is not of this commit.
-            if head is not None and deltas_between(context, view, head) is not None:
-                self._start_at(context.open_view(head), keys)
-        except ManifestsError:
-            # The next commit makes it due again.
-            _LOG.warning("compacting %r failed", self._branch, exc_info=True)
+        return self._commits.patch(done, message, metadata, undo=undo)
 
 
-def _dimension(name: object) -> str:
-    if not isinstance(name, str) or not name:
-        raise InvalidArgumentError(f"{name!r} is no name of a dimension")
-    return name
+def commit_checked(
+    session: Session, message: str, metadata: Mapping[str, Any], check_tip: TipCheck | None
+) -> str:
+    """The id of the new snapshot; `check_tip` may refuse a tip that has moved.
 
-
-def _is_due(snapshot: Snapshot, options: Compaction) -> bool:
-    return is_due(
-        sum(entry.first == entry.last for entry in snapshot.deltas),
-        snapshot.sequence,
-        min_delta_count=options.min_delta_count,
-        max_delta_count=options.max_delta_count,
-        interval_commits=options.interval_commits,
-    )
+    Raises
+    ------
+    ConflictError
+        As `Session.commit`, and if `check_tip` does.
+    """
+    return session._commits.commit(message, metadata, check_tip=check_tip)

@@ -207,7 +207,7 @@ class Sessions(Maintenance):
         session = self.writable_session(branch)
         try:
             yield session.store
-            if session.has_changes:
+            if session.has_uncommitted_changes:
                 session.commit(message, metadata)
             else:
                 session.check_forks()

@@ -50,7 +50,7 @@ from zarr_manifests.virtual.parquet_columns import VirtualRefs, table_of
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-__all__ = ["ManifestStore"]
+__all__ = ["ManifestStore", "freeze_store", "workspace_of"]
 
 _PICKLED: Final = (
     "a writable store was pickled, as dask does to write from other processes: what such a copy "
@@ -88,7 +88,7 @@ class ManifestStore(Store):
         self._shown: tuple[BlobRef | None, str] = None, ""
 
     @property
-    def workspace(self) -> Workspace:
+    def _workspace(self) -> Workspace:
         """What it reads and writes. A pickled store opens it at first use.
 
         Not before, since a worker that cannot unpickle a task has nobody to tell.
@@ -98,11 +98,6 @@ class ManifestStore(Store):
                 if isinstance(self._contents, ForkState):
                     self._contents = revive(self._contents, self._runtime)
         return self._contents
-
-    def freeze(self, *, explicit: bool) -> ForkState:
-        """The store's contents as a value that can travel and be merged."""
-        contents = self._contents
-        return contents if isinstance(contents, ForkState) else freeze(contents, explicit=explicit)
 
     # --- what it is --------------------------------------------------------------------------
 
@@ -130,7 +125,7 @@ class ManifestStore(Store):
     @property
     def _supports_sync_io(self) -> bool:
         """Zarr asks this before it uses `get_sync`, `set_sync` and `delete_sync`."""
-        return self.workspace.inline
+        return self._workspace.inline
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ManifestStore) and self._identity() == other._identity()
@@ -177,10 +172,10 @@ class ManifestStore(Store):
         first = isinstance(contents, Workspace) and contents.origin is None and not contents.pickled
         if first and not self.read_only and contents.token is None:
             warnings.warn(_PICKLED, PickledStoreWarning, stacklevel=2)
-        return _restore, (self.freeze(explicit=False), self.read_only)
+        return _restore, (freeze_store(self, explicit=False), self.read_only)
 
     def __deepcopy__(self, memo: object) -> ManifestStore:
-        return _restore(self.freeze(explicit=False), self.read_only)
+        return _restore(freeze_store(self, explicit=False), self.read_only)
 
     def __copy__(self) -> ManifestStore:
         return self.__deepcopy__(None)
@@ -197,7 +192,7 @@ class ManifestStore(Store):
             raise ReadOnlyError(
                 "the session is read-only; open one with repo.writable_session(branch)"
             )
-        return ManifestStore(self.workspace, read_only=read_only)
+        return ManifestStore(self._workspace, read_only=read_only)
 
     def _check_writable(self) -> None:
         if self.read_only:
@@ -206,8 +201,8 @@ class ManifestStore(Store):
                 "store was opened in read-only mode and does not support writing; write through "
                 "a session of repo.writable_session(branch)"
             )
-        if self.workspace.closed is not None:
-            raise SessionClosedError(f"the session is closed: {self.workspace.closed}")
+        if self._workspace.closed is not None:
+            raise SessionClosedError(f"the session is closed: {self._workspace.closed}")
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -219,7 +214,7 @@ class ManifestStore(Store):
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
         """The value at the key, or the part of it; None if there is none."""
-        workspace = self.workspace
+        workspace = self._workspace
         workspace.look()
         view = workspace.view
         try:
@@ -244,7 +239,7 @@ class ManifestStore(Store):
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
         """The value at the key, or the part of it; None if there is none."""
-        workspace = self.workspace
+        workspace = self._workspace
         view = workspace.view
         try:
             # Here where nothing is waited for, as for documents: a thread for each of many would
@@ -266,8 +261,8 @@ class ManifestStore(Store):
         return _buffer(data, prototype)
 
     def _find(self, key: str) -> Entry | None:
-        self.workspace.look()
-        return self.workspace.find(key)
+        self._workspace.look()
+        return self._workspace.find(key)
 
     async def get_partial_values(
         self,
@@ -281,11 +276,11 @@ class ManifestStore(Store):
 
     async def exists(self, key: str) -> bool:
         """Whether there is a value at the key."""
-        return await self._run(self.workspace.find, key) is not None
+        return await self._run(self._workspace.find, key) is not None
 
     async def getsize(self, key: str) -> int:
         """Bytes of the value at the key, known without reading it."""
-        entry: Entry | None = await self._run(self.workspace.find, key)
+        entry: Entry | None = await self._run(self._workspace.find, key)
         if entry is None:
             raise FileNotFoundError(plain_text(key))
         return entry.length
@@ -295,19 +290,19 @@ class ManifestStore(Store):
     def set_sync(self, key: str, value: Buffer) -> None:
         """Write the value at the key."""
         self._check_writable()
-        self.workspace.set(key, self._value(value))
+        self._workspace.set(key, self._value(value))
 
     async def set(self, key: str, value: Buffer) -> None:
         """Write the value at the key."""
         self._check_writable()
         if self._supports_sync_io:
-            self.workspace.set(key, self._value(value), in_loop=True)
+            self._workspace.set(key, self._value(value), in_loop=True)
         else:
-            await self.workspace.set_async(key, _bytes(value))
+            await self._workspace.set_async(key, _bytes(value))
 
     def _value(self, value: Buffer) -> bytes | memoryview:
         """The bytes; not a copy, if they are written before the call returns."""
-        if type(value) is CPUBuffer and len(value) > self.workspace.most_packed:
+        if type(value) is CPUBuffer and len(value) > self._workspace.most_packed:
             return memoryview(value.as_numpy_array()).cast("B")
         return _bytes(value)
 
@@ -320,17 +315,17 @@ class ManifestStore(Store):
     def delete_sync(self, key: str) -> None:
         """Remove the value at the key, if there is one."""
         self._check_writable()
-        self.workspace.guarded(lambda: self.workspace.delete(key))
+        self._workspace.guarded(lambda: self._workspace.delete(key))
 
     async def delete(self, key: str) -> None:
         """Remove the value at the key, if there is one."""
         self._check_writable()
-        await self._run(self.workspace.delete, key)
+        await self._run(self._workspace.delete, key)
 
     async def delete_dir(self, prefix: str) -> None:
         """Remove all values below the directory."""
         self._check_writable()
-        await self._run(self.workspace.delete_below, _directory(prefix))
+        await self._run(self._workspace.delete_below, _directory(prefix))
 
     # --- references to bytes elsewhere -------------------------------------------------------
 
@@ -406,7 +401,7 @@ class ManifestStore(Store):
         array([0, 1, 2, 3, 4, 5, 6, 7], dtype=uint8)
         """
         self._check_writable()
-        workspace = self.workspace
+        workspace = self._workspace
         node = workspace.array_at(array_path)
         assert node.array is not None
         table = table_of(
@@ -433,7 +428,7 @@ class ManifestStore(Store):
         NotFoundError
             If there is no such array.
         """
-        workspace = self.workspace
+        workspace = self._workspace
         node = workspace.array_at(array_path)
         assert node.array is not None
         containers = workspace.context.containers
@@ -448,19 +443,30 @@ class ManifestStore(Store):
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
         """All keys that start with the prefix."""
-        for key in await self._run(lambda: [*self.workspace.keys_below(prefix)]):
+        for key in await self._run(lambda: [*self._workspace.keys_below(prefix)]):
             yield key
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         """The names right below the directory."""
-        for name in sorted(await self._run(self.workspace.children, _directory(prefix))):
+        for name in sorted(await self._run(self._workspace.children, _directory(prefix))):
             yield name
 
     async def _run(self, call: Any, *args: Any) -> Any:
         """Run a call that may need metadata: here if that is cheap, else off the event loop."""
         if self._supports_sync_io:
-            return self.workspace.guarded(lambda: call(*args))
-        return await asyncio.to_thread(self.workspace.guarded, lambda: call(*args))
+            return self._workspace.guarded(lambda: call(*args))
+        return await asyncio.to_thread(self._workspace.guarded, lambda: call(*args))
+
+
+def workspace_of(store: ManifestStore) -> Workspace:
+    """What the store reads and writes."""
+    return store._workspace
+
+
+def freeze_store(store: ManifestStore, *, explicit: bool = True) -> ForkState:
+    """The store's contents as a value that can travel and be merged."""
+    contents = store._contents
+    return contents if isinstance(contents, ForkState) else freeze(contents, explicit=explicit)
 
 
 def _restore(state: ForkState, read_only: bool) -> ManifestStore:

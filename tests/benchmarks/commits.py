@@ -30,6 +30,7 @@ from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import crc32c
 from zarr_manifests.storage import MemoryStorage, Storage
+from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import CountingStorage
 
 BASE_REFS = 1_000_000
@@ -66,7 +67,7 @@ def put_base(storage: Storage, refs: int = BASE_REFS, room: int = 0) -> None:
     put(session, "huge/zarr.json", document(refs + room))
     put(session, "huge/c/0", _CHUNK)  # a chunk for all others to refer to
     session.commit("array")
-    view = session.store.workspace.view
+    view = workspace_of(session.store).view
     found = view.chunks(view.nodes["huge"].node_id)
     assert found is not None
     zeros = np.zeros(refs, np.int64)
@@ -83,7 +84,7 @@ def put_base(storage: Storage, refs: int = BASE_REFS, room: int = 0) -> None:
         sources=found.sources,
         inline=b"",
     )
-    session.store.workspace.put_table("huge", Box((0,), (refs + room,)), table)
+    workspace_of(session.store).put_table("huge", Box((0,), (refs + room,)), table)
     session.commit("a million chunks")
     report = repository.compact("main", "full")
     assert report.refs_merged == refs
@@ -130,7 +131,7 @@ def commit_all(
     session = Repository.open(counting).writable_session("main")
     for number in numbers:
         change(session, number)
-        before = session.store.workspace.view.ref
+        before = workspace_of(session.store).view.ref
         counting.reset()
         start, used = time.perf_counter(), time.process_time()
         session.commit(f"{number}")
@@ -143,7 +144,7 @@ def commit_all(
 def _count(costs: Costs, counting: CountingStorage, session: Session, before: Any) -> None:
     costs.commits += 1
     costs.rounds.append(counting.rounds())
-    snapshot = session.store.workspace.view.snapshot
+    snapshot = workspace_of(session.store).view.snapshot
     costs.compacted.append(snapshot.parent is not None and snapshot.parent.key != before.key)
     for record in counting.log:
         kind = record.key.split("/")[0]
@@ -151,7 +152,7 @@ def _count(costs: Costs, counting: CountingStorage, session: Session, before: An
             costs.written[kind] += record.nbytes
         elif kind != "chunks":
             costs.largest_read = max(costs.largest_read, record.nbytes)
-    context = session._context
+    context = workspace_of(session.store).context
     own = snapshot
     if costs.compacted[-1]:
         own = context.open_view(snapshot.parent).snapshot

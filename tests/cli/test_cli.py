@@ -18,6 +18,7 @@ from zarr.core.buffer import cpu
 import zarr_manifests as zm
 from zarr_manifests.cli import app
 from zarr_manifests.cli.console import bytes_text, count_text
+from zarr_manifests.store import workspace_of
 
 
 def call(*arguments: object) -> Result:
@@ -229,7 +230,7 @@ def test_diff_lists_nodes_and_chunks(url: str) -> None:
     session = repo.writable_session("trial")
     session.move("air", "water")
     zarr.create_group(session.store, path="new")
-    session.store.workspace.delete_below("depth/")
+    workspace_of(session.store).delete_below("depth/")
     moved = session.commit("move")
     assert lines("diff", url, "main", moved) == [
         "+ /new",
@@ -255,7 +256,7 @@ def test_diff_as_json_is_what_the_library_yields(url: str) -> None:
     repo = zm.Repository.open(url)
     session = repo.writable_session("trial")
     zarr.open_array(session.store, path="air/temperature").resize((2, 9))
-    session.store.workspace.delete_below("depth/")
+    workspace_of(session.store).delete_below("depth/")
     session.move("air", "water")
     session.commit("cut off")
     for options, mode in (((), "net"), (("--log",), "log")):

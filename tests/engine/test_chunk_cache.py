@@ -23,7 +23,7 @@ from zarr_manifests.format.chunk_table import NativeRef
 from zarr_manifests.metrics import Meter
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
-from zarr_manifests.store import ManifestStore
+from zarr_manifests.store import ManifestStore, workspace_of
 from zarr_manifests.testing import CountingStorage, LatencyStorage
 
 SESSION = f"{1:012d}-{'ab' * 12}"
@@ -206,7 +206,7 @@ def test_it_does_not_travel(counting: CountingStorage, tmp_path: Path) -> None:
     assert len(pickled) == empty
     copy = pickle.loads(pickled)
     assert read(copy, 0) == values()[0].tobytes()
-    chunks = copy.workspace.context.chunks
+    chunks = workspace_of(copy).context.chunks
     assert chunks is not None, "the option travels"
     assert chunks is not repo._context.chunks
     assert chunks.nbytes < repo._context.chunks.nbytes  # type: ignore[union-attr]

@@ -16,6 +16,7 @@ from zarr_manifests.engine.edit.overlay import Overlay
 from zarr_manifests.engine.objects.decoded_cache import DecodedCache
 from zarr_manifests.engine.snapshot import view as views
 from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.store import workspace_of
 
 SIZE = 100
 """Bytes of a chunk, which are more than a manifest takes in."""
@@ -130,7 +131,7 @@ def test_an_array_that_a_session_puts_below_another_is_seen_at_once(
     document = json.loads(get(session.store, "a/zarr.json") or b"")
     document["chunk_key_encoding"] = {"name": "v2", "configuration": {"separator": "/"}}
     put(session.store, "a/c/zarr.json", json.dumps(document).encode())
-    chunk = session.store.workspace.chunk_at("a/c/7")
+    chunk = workspace_of(session.store).chunk_at("a/c/7")
     assert chunk is not None
     assert chunk[0].path == "a/c"
 
@@ -148,8 +149,8 @@ def test_chunks_of_an_array_that_the_session_has_made_are_not_searched_for_eithe
         put(session.store, f"g/a/c/{i}", b"x" * SIZE)
     assert [key for key in searched if "/c/" in key][2:] == ["g/a/c/20", "g/a/c/21"]
     array.resize((25 * SIZE,))
-    assert session.store.workspace.chunk_at("g/a/c/24") is not None
-    assert session.store.workspace.chunk_at("g/a/c/27") is None
+    assert workspace_of(session.store).chunk_at("g/a/c/24") is not None
+    assert workspace_of(session.store).chunk_at("g/a/c/27") is None
 
 
 @pytest.mark.parametrize("committed", [False, True])
@@ -161,7 +162,7 @@ def test_as_many_changed_nodes_as_before_need_not_be_the_same(
     if committed:
         session.commit("array")
     make(session, "b")
-    store, workspace = session.store, session.store.workspace
+    store, workspace = session.store, workspace_of(session.store)
     for i in range(3):  # it is known well by now
         put(store, f"a/c/{i}", b"x" * SIZE)
     document = json.loads(get(store, "a/zarr.json") or b"")
@@ -181,7 +182,7 @@ def test_an_interrupt_while_a_node_goes_leaves_nothing_behind(
 ) -> None:
     session = repository.writable_session("main")
     make(session, "a")
-    store, workspace = session.store, session.store.workspace
+    store, workspace = session.store, workspace_of(session.store)
     for i in range(3):
         put(store, f"a/c/{i}", b"x" * SIZE)
 
@@ -225,7 +226,7 @@ def test_what_is_discarded_is_not_found_any_more(repository: Repository) -> None
     for i in range(3):
         put(session.store, f"b/c/{i}", b"x" * SIZE)
     session.discard_changes()
-    assert session.store.workspace.chunk_at("b/c/2") is None
+    assert workspace_of(session.store).chunk_at("b/c/2") is None
 
 
 def test_an_array_that_was_made_anew_is_not_taken_for_the_one_before(
@@ -266,10 +267,10 @@ def test_what_the_cache_drops_is_not_kept_for_the_next_chunk(
     store = repository.readonly_session("main").store
     for i in range(3):
         get(store, f"a/c/{i}")
-    view = store.workspace.view
+    view = workspace_of(store).view
     (kept,) = view._alone.values()
     assert kept[0]() is not None
-    store.workspace.context.objects.cache.clear()
+    workspace_of(store).context.objects.cache.clear()
     assert kept[0]() is None
     asked.clear()
     assert get(store, "a/c/7") == b"\x08" * SIZE
@@ -278,7 +279,7 @@ def test_what_the_cache_drops_is_not_kept_for_the_next_chunk(
 
 def test_a_chunk_that_shares_an_object_takes_the_lock_once(repository: Repository) -> None:
     session = begin(repository, "a")
-    workspace = session.store.workspace
+    workspace = workspace_of(session.store)
     taken: list[str] = []
     true = workspace.lock
 

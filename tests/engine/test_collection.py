@@ -34,6 +34,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
+from zarr_manifests.store import freeze_store, workspace_of
 from zarr_manifests.testing import (
     Fault,
     FaultyStorage,
@@ -488,7 +489,7 @@ def test_what_copies_of_a_leased_session_write_is_kept() -> None:
     session = repository.writable_session(lease=60)
     fork = session.fork()
     zarr.open_array(fork.store, path="a")[:] = 4
-    fork.store.freeze(explicit=True)
+    freeze_store(fork.store)
     Repository.open(storage, runtime=world()).garbage_collect(NOW)
     session.merge(fork)
     session.commit("from a copy")
@@ -502,7 +503,7 @@ def test_a_lease_cannot_bring_back_a_session_behind_the_fence() -> None:
     session = repository.writable_session()
     write(session, 5)
     repository.garbage_collect(NOW)
-    own = session.store.workspace.keys.session_id
+    own = workspace_of(session.store).keys.session_id
     with pytest.raises(FencedError):
         take(repository._context, session.snapshot_id, 60_000, "", own)
 
@@ -534,7 +535,9 @@ def test_a_commit_is_not_put_on_top_of_a_history_that_begins_after_it() -> None:
     elsewhere.commit("another chunk")
     other.expire_snapshots(keep_last=1)
     report = other.garbage_collect(timedelta(hours=12))
-    assert report.fence == session.store.workspace.keys.start  # so it is not refused for its age
+    assert (
+        report.fence == workspace_of(session.store).keys.start
+    )  # so it is not refused for its age
     assert report.objects["snapshots"] == 2
     with pytest.raises(ConflictError, match="expired"):
         session.commit("on what is gone")
@@ -585,7 +588,7 @@ def test_what_is_missing_before_an_amended_head_in_history_is_damage() -> None:
     repository = make(storage)
     fill(repository, 2)
     session = Repository.open(storage, runtime=world()).writable_session()
-    parent = session.store.workspace.view.snapshot.parent
+    parent = workspace_of(session.store).view.snapshot.parent
     assert parent is not None
     storage.delete_many([parent.key])
     with pytest.raises(CorruptObjectError, match="not there"):
@@ -611,7 +614,7 @@ def test_a_reader_of_an_expired_snapshot_is_told_so_and_a_leased_one_reads_on() 
     repository.expire_snapshots(keep_last=1)
     repository.garbage_collect(NOW)
     with pytest.raises(SnapshotExpiredError, match="has expired"):
-        read(Session(reader._context, reader.store.workspace.view, None, None))
+        read(Session(reader._context, workspace_of(reader.store).view, None, None))
     assert read(follower) == [11] * 8
     assert reader.refresh()
     assert read(reader) == [11] * 8
@@ -731,7 +734,7 @@ def test_a_lease_lets_its_writer_through_the_fence_after_its_time() -> None:
     session = repository.writable_session(lease=60)
     write(session, 5)
     report = Repository.open(storage, runtime=world(clock)).garbage_collect(NOW)
-    assert session.store.workspace.keys.start < report.fence
+    assert workspace_of(session.store).keys.start < report.fence
     clock.advance(timedelta(days=3))
     session.commit("behind the fence, and leased")
     assert read(repository.readonly_session()) == [5] * 8
@@ -773,7 +776,7 @@ def test_swept_stays_behind_the_oldest_lease() -> None:
     storage = MemoryStorage()
     repository = make(storage)
     session = repository.writable_session(lease=60)
-    start = session.store.workspace.keys.start
+    start = workspace_of(session.store).keys.start
     write(session, 5)
     fill(repository, 2)
     repository.garbage_collect(NOW)
@@ -898,7 +901,7 @@ def test_a_tip_that_goes_while_a_commit_is_put_on_top_of_it_is_not_told_as_damag
             again.reset_branch("main", base, force=True)
             again.expire_snapshots(keep_last=1)
             report = again.garbage_collect(timedelta(hours=12))
-            assert report.fence == session.store.workspace.keys.start
+            assert report.fence == workspace_of(session.store).keys.start
             assert tip not in {info.snapshot_id for info in again.ancestry()}
 
         racing = InterruptingStorage(storage, reset)
@@ -973,7 +976,7 @@ def test_what_is_missing_of_a_head_in_history_is_damage() -> None:
     repository = make(storage)
     with repository.transaction(message="large") as store:
         zarr.open_group(store).attrs["large"] = np.random.default_rng(1).bytes(20_000).hex()
-    view = repository.readonly_session().store.workspace.view
+    view = workspace_of(repository.readonly_session().store).view
     storage.delete_many([view.snapshot.log.key])
     fresh = Repository.open(storage, runtime=world())
     for open_it in (fresh.readonly_session, fresh.writable_session):
@@ -990,7 +993,7 @@ def test_what_is_missing_of_a_tip_in_history_is_damage() -> None:
         with repository.transaction(message="other") as store:
             zarr.open_array(store, path="a")[6:] = value
     repository.compact("main", "full")  # the tip's list tells nothing of those commits any more
-    parent = repository.readonly_session().store.workspace.view.snapshot.parent
+    parent = workspace_of(repository.readonly_session().store).view.snapshot.parent
     assert parent is not None
     storage.delete_many([parent.key])
     with pytest.raises(CorruptObjectError, match="not there"):
@@ -1000,7 +1003,7 @@ def test_what_is_missing_of_a_tip_in_history_is_damage() -> None:
 def test_what_cannot_be_read_stops_the_deletions() -> None:
     storage = prepared()
     repository = Repository.open(storage, runtime=world())
-    ref = repository.readonly_session().store.workspace.view.manifests[0].blob
+    ref = workspace_of(repository.readonly_session().store).view.manifests[0].blob
     storage.put(ref.key, b"damaged")
     before = [key for key in keys(storage) if not key.startswith("root/")]
     with pytest.raises(CorruptObjectError):

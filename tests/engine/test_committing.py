@@ -16,13 +16,13 @@ import zarr
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
-from zarr_manifests import session as session_module
-from zarr_manifests.engine.compact.outcomes import observed_compaction
+from zarr_manifests.engine.compact import outcomes
 from zarr_manifests.errors import ConflictError, SessionClosedError, StorageError
 from zarr_manifests.ids import session_of
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import LocalStorage, MemoryStorage
 from zarr_manifests.storage.disk import PosixDisk
+from zarr_manifests.store import workspace_of
 
 BIG = b"x" * 1000  # more than is kept inline
 
@@ -143,9 +143,11 @@ def test_a_chunk_in_flight_during_a_commit_belongs_to_the_next_session() -> None
     put(session, "a/c/1", BIG)
     assert messages(storage)[0] == "in between"
     assert session.status().chunks == {"/a": 1}
-    keys = session._workspace.keys
+    keys = workspace_of(session.store).keys
     assert keys is not None
-    assert [session_of(key) for key in session._workspace.changes.unsynced] == [keys.session_id]
+    assert [session_of(key) for key in workspace_of(session.store).changes.unsynced] == [
+        keys.session_id
+    ]
     session.commit("the rest")
     assert get(Repository.open(storage).readonly_session(), "a/c/1") == BIG
 
@@ -180,7 +182,8 @@ def test_a_branch_that_is_reset_before_a_fold(monkeypatch: pytest.MonkeyPatch) -
 
     session = repository.writable_session()
     put(session, "a/c/0", b"mine")
-    monkeypatch.setattr(session_module, "observed_compaction", reset_and_compact)
+    observed_compaction = outcomes.observed_compaction
+    monkeypatch.setattr(outcomes, "observed_compaction", reset_and_compact)
     assert session.commit("mine") == session.snapshot_id
     assert (get(session, "a/c/0"), get(session, "a/c/3")) == (b"mine", None)
     put(session, "a/c/1", b"next")
@@ -241,7 +244,7 @@ def test_a_chunk_that_the_disk_dropped_must_be_written_again(tmp_path: Path) -> 
     session = seed(Repository.create(LocalStorage(tmp_path, disk=disk), config)).writable_session()
     put(session, "a/c/0", BIG)
     put(session, "a/c/1", BIG)
-    lost = session._workspace.changes.unsynced[0]
+    lost = workspace_of(session.store).changes.unsynced[0]
     disk.failing = str(tmp_path / lost)
     with pytest.raises(StorageError, match="Input/output error"):
         session.commit("fails")

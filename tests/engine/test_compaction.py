@@ -27,6 +27,7 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.planning.upkeep.compaction_triggers import MOST_RUNS, CompactionMode
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import CountingStorage
 
 SPEC = Path(__file__).parents[1] / "spec" / "reader.py"
@@ -151,7 +152,7 @@ class World:
         self.commit(repository)
         head = self.repository.readonly_session("main")
         if rewrite and head.snapshot_id != before:
-            assert head.store.workspace.view.snapshot.deltas == ()
+            assert workspace_of(head.store).view.snapshot.deltas == ()
             self.rewritten += 1
 
     def commit(self, repository: Repository | None = None, *, amend: bool = True) -> None:
@@ -159,7 +160,7 @@ class World:
         before = self.state.copy()
         for _ in range(int(self.rng.integers(1, 5))):
             self.change(session)
-        if not session.has_changes:
+        if not session.has_uncommitted_changes:
             return
         kind = next(self.repository.ancestry()).kind
         if amend and kind != "rewrite" and self.undo is not None and self.rng.random() < 0.1:
@@ -221,7 +222,7 @@ class World:
         self.describe(session, path, shape)
 
     def delete(self, session: Session, path: str) -> None:
-        session.store.workspace.delete_below(path)
+        workspace_of(session.store).delete_below(path)
         self.state.shapes.pop(path)
         for key in [key for key in self.state.keys if key.startswith(f"{path}/")]:
             del self.state.keys[key]
@@ -337,7 +338,7 @@ class World:
 
     def check_totals(self, session: Session) -> None:
         """What the snapshot says of each array, and what the specification makes of it."""
-        own, view = reader.Reader(self.storage.get), session.store.workspace.view
+        own, view = reader.Reader(self.storage.get), workspace_of(session.store).view
         snapshot = own.snapshot(session.snapshot_id)
         for path in self.state.shapes:
             chunks = self.state.chunks(path)
@@ -353,7 +354,7 @@ class World:
 
     def check_shape(self, session: Session) -> None:
         """The bounds and invariants of the read list and the base."""
-        view = session.store.workspace.view
+        view = workspace_of(session.store).view
         runs = [entry for entry in view.snapshot.deltas if entry.first < entry.last]
         assert len(runs) <= MOST_RUNS
         boxes: dict[bytes, list[Any]] = {}
@@ -387,7 +388,7 @@ def contents(session: Session) -> dict[str, bytes]:
     from zarr.core.buffer import default_buffer_prototype
 
     prototype = default_buffer_prototype()
-    keys = list(session.store.workspace.keys_below(""))
+    keys = list(workspace_of(session.store).keys_below(""))
     assert len(keys) == len(set(keys))
     found = {key: session.store.get_sync(key, prototype=prototype) for key in keys}
     return {key: value.to_bytes() for key, value in found.items()}
@@ -418,8 +419,8 @@ def test_rewriting_after_each_commit_makes_no_difference(seed: int) -> None:
         world.check_all()
     delta, rewrite = (Repository.open(w.storage).readonly_session("main") for w in worlds)
     assert contents(delta) == contents(rewrite) == worlds[0].state.keys == worlds[1].state.keys
-    assert len(delta.store.workspace.view.snapshot.deltas) == 16
-    assert rewrite.store.workspace.view.snapshot.deltas == ()
+    assert len(workspace_of(delta.store).view.snapshot.deltas) == 16
+    assert workspace_of(rewrite.store).view.snapshot.deltas == ()
     made = [(info.message, info.kind) for info in worlds[1].repository.ancestry()]
     data = [(info.message, info.kind) for info in worlds[0].repository.ancestry()]
     assert [one for one in made if one[1] != "rewrite"] == data

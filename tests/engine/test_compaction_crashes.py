@@ -23,6 +23,7 @@ from zarr_manifests import Repository, Session
 from zarr_manifests.engine.compact import merge_leaves as repack
 from zarr_manifests.errors import ManifestsError
 from zarr_manifests.storage import MemoryStorage, Storage
+from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import (
     CrashableLocalStorage,
     FaultKind,
@@ -69,7 +70,7 @@ def put(session: Session, key: str, value: bytes) -> None:
 
 def contents(session: Session) -> Contents:
     found = {}
-    for key in session.store.workspace.keys_below(""):
+    for key in workspace_of(session.store).keys_below(""):
         value = session.store.get_sync(key)
         assert value is not None
         found[key] = value.to_bytes()
@@ -108,7 +109,7 @@ def seed(storage: Storage) -> Made:
     put(session, "other", b"opaque")
     commit(session)
     session = repository.writable_session()
-    session.store.workspace.delete_below("b")
+    workspace_of(session.store).delete_below("b")
     zarr.create_array(session.store, name="b", shape=(6,), chunks=(1,), dtype="u1")
     fill(session, "b", range(1, 3), b"again")
     zarr.open_array(session.store, path="a").resize((12,))

@@ -18,6 +18,7 @@ from zarr_manifests.format.root import Root
 from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage, Storage
+from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import InterruptingStorage, in_order
 
 NOW = timedelta(0)
@@ -193,7 +194,7 @@ def test_a_compactor_that_another_has_overtaken_is_refused() -> None:
             landed = True
         except FencedError:
             landed = False
-        head = others(storage).readonly_session().store.workspace.view.snapshot
+        head = workspace_of(others(storage).readonly_session().store).view.snapshot
         assert (len(head.deltas) == 0) == landed
         assert read(others(storage)) == [3] * 8
         operations = [one.operation for one in others(storage).ops_log()]
@@ -225,7 +226,7 @@ def test_a_compaction_of_before_a_claim_does_not_land() -> None:
     claim_compaction(repository._context.roots)
     with pytest.raises(FencedError):
         compact_branch(stale._context, "main", CompactionMode.MINOR)
-    assert len(others(storage).readonly_session().store.workspace.view.snapshot.deltas) == 5
+    assert len(workspace_of(others(storage).readonly_session().store).view.snapshot.deltas) == 5
 
 
 # --- collectors ----------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from zarr.core.buffer import cpu
 from zarr_manifests import Repository, Session
 from zarr_manifests.errors import ConflictError, FencedError, SnapshotExpiredError
 from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.store import workspace_of
 
 PATHS = ("a", "g/b", "time")
 LONGEST = 9
@@ -74,7 +75,7 @@ def length_of(contents: Contents, path: str) -> int | None:
 
 
 def read(session: Session) -> Contents:
-    keys = list(session.store.workspace.keys_below(""))
+    keys = list(workspace_of(session.store).keys_below(""))
     assert len(keys) == len(set(keys))
     found = {key: session.store.get_sync(key) for key in keys}
     return {key: value.to_bytes() for key, value in found.items() if value is not None}
@@ -179,7 +180,7 @@ class World:
                 for i in range(at + 4, LONGEST + 4):
                     writer.now.pop(f"{path}/c/{i}", None)
             case "delete" | "re-create":
-                writer.session.store.workspace.delete_below(path)
+                workspace_of(writer.session.store).delete_below(path)
                 for key in [key for key in writer.now if key.startswith(f"{path}/")]:
                     del writer.now[key]
                 if what == "re-create":
@@ -204,7 +205,7 @@ class World:
 
     def commit(self, who: int) -> None:
         writer = self.writers[who]
-        if not writer.session.has_changes:
+        if not writer.session.has_uncommitted_changes:
             return
         began_at = writer.session.snapshot_id
         try:

@@ -132,7 +132,7 @@ def work(
         }
         time.sleep(rng.random() * 0.004)  # others come between
         note(record)
-        if not writing or not session.has_changes:
+        if not writing or not session.has_uncommitted_changes:
             continue
         try:
             snapshot_id = session.commit(name)

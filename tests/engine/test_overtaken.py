@@ -19,6 +19,7 @@ from zarr_manifests.errors import ConflictError
 from zarr_manifests.ids import session_of
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import CountingStorage
 
 MODES = ("minor", "major", "full")
@@ -36,7 +37,7 @@ def get(session: Session, key: str) -> bytes | None:
 
 def contents(storage: MemoryStorage) -> dict[str, bytes | None]:
     session = Repository.open(storage).readonly_session()
-    return {key: get(session, key) for key in session.store.workspace.keys_below("")}
+    return {key: get(session, key) for key in workspace_of(session.store).keys_below("")}
 
 
 def chunks(storage: MemoryStorage) -> dict[int, bytes | None]:
@@ -240,7 +241,7 @@ class World:
                         session.store.delete_sync(key)
                         pending[key] = None
                 case 2:
-                    node = session.store.workspace.node("a")
+                    node = workspace_of(session.store).node("a")
                     assert node is not None
                     fields = json.loads(node.documents["zarr.json"])
                     fields["attributes"][f"of {writer}"] = value[:3].hex()
@@ -254,7 +255,7 @@ class World:
         self.change(writer)
         self.busy.add(writer)
         session = self.sessions[writer]
-        if session.has_changes:
+        if session.has_uncommitted_changes:
             session.commit(f"of {writer}")
         self.busy.discard(writer)
         for key, value in self.pending[writer].items():

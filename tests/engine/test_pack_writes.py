@@ -25,6 +25,7 @@ from zarr_manifests.errors import StorageError
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import LocalStorage, MemoryStorage
 from zarr_manifests.storage.disk import PosixDisk, Temp
+from zarr_manifests.store import workspace_of
 
 SIZE = 1000
 PACK = 10
@@ -226,11 +227,11 @@ def test_many_threads_write_while_the_session_commits(tmp_path: Path) -> None:
 
         working = [pool.submit(work, worker) for worker in range(4)]
         while not all(future.done() for future in working):
-            if session.has_changes:
+            if session.has_uncommitted_changes:
                 session.commit("so far")
         for future in working:
             future.result()
-        if session.has_changes:
+        if session.has_uncommitted_changes:
             session.commit("the rest")
     check(tmp_path, {i: chunk(i) for i in range(1200)})
 
@@ -270,11 +271,11 @@ def test_an_interrupted_wait_forgets_no_pack(
             wait(flight)
 
         monkeypatch.setattr(Flight, "wait", interrupted)
-        writes = session.store.workspace._writes
+        writes = workspace_of(session.store)._writes
         under_way = list(writes._mine())
         assert len(under_way) == 2
         with pytest.raises(KeyboardInterrupt):
-            session.store.workspace.flush()
+            workspace_of(session.store).flush()
         assert writes._mine() == under_way
         for call in later:
             call()

@@ -22,6 +22,7 @@ from zarr_manifests.errors import ConflictError, CorruptObjectError, StorageErro
 from zarr_manifests.format.chunk_table import NativeRef
 from zarr_manifests.ids import session_of
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
+from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import CountingStorage, Fault, FaultyStorage, LatencyStorage
 
 SIZE = 1000
@@ -58,7 +59,7 @@ def objects(storage: Storage) -> dict[str, int]:
 
 
 def staged(session: Session) -> int:
-    refs = session.store.workspace.changes.refs()
+    refs = workspace_of(session.store).changes.refs()
     return sum(isinstance(ref, StagedRef) for _, _, ref in refs)
 
 
@@ -176,7 +177,7 @@ def test_what_is_overwritten_deleted_or_cut_off_before_the_pack_is_written_leave
     assert sum(objects(storage).values()) == sum(map(len, due.values())) - len(b"now inline")
     read = repository.readonly_session("main").store
     assert all(get(read, key) == value for key, value in due.items())
-    assert set(read.workspace.keys_below("a/c/")) == due.keys()
+    assert set(workspace_of(read).keys_below("a/c/")) == due.keys()
 
 
 def test_a_chunk_written_over_and_over_fills_no_pack() -> None:
@@ -184,7 +185,7 @@ def test_a_chunk_written_over_and_over_fills_no_pack() -> None:
     _, session = begin(storage, pack_bytes=10 * SIZE)
     for i in range(500):
         put(session.store, "a/c/0", chunk(i))
-        assert session.store.workspace.packs._open_bytes <= 10 * SIZE
+        assert workspace_of(session.store).packs._open_bytes <= 10 * SIZE
     assert objects(storage) == {}
     session.commit("once")
     assert list(objects(storage).values()) == [SIZE]
@@ -317,7 +318,7 @@ def test_a_lost_commit_is_found_and_its_packs_are_done_with() -> None:
     put(session.store, "a/c/0", chunk(0))
     session.commit("lost answer")
     assert staged(session) == 0
-    assert not session.has_changes
+    assert not session.has_uncommitted_changes
     put(session.store, "a/c/1", chunk(1))
     session.commit("next")
     read = repository.readonly_session("main").store
@@ -362,11 +363,11 @@ def test_eight_threads_fill_packs_while_the_session_commits(remote: bool) -> Non
         working = [pool.submit(work, worker) for worker in range(8)]
         barrier.wait()
         while not all(future.done() for future in working):
-            if session.has_changes:
+            if session.has_uncommitted_changes:
                 session.commit("so far")
         for future in working:
             future.result()
-    if session.has_changes:
+    if session.has_uncommitted_changes:
         session.commit("the rest")
     read = Repository.open(inner).readonly_session("main").store
     assert [i for i in range(1600) if get(read, f"a/c/{i}") != chunk(i)] == []
@@ -423,7 +424,7 @@ async def test_attributes_in_flight_when_their_array_comes_are_the_arrays() -> N
     await store.set("b/.zarray", buffer(document))
     slow.go_on.set()
     await setting
-    nodes = store.workspace.nodes()
+    nodes = workspace_of(store).nodes()
     assert not any(path.startswith("/") for path in nodes)
     assert nodes["b"].array is not None
     assert nodes["b"].array.dimension_names == ("b",)
@@ -488,7 +489,7 @@ def test_a_merge_that_fails_loses_no_staged_chunk(merged: bool) -> None:
     session.commit("agreed, or without the fork")
     read = repository.readonly_session("main").store
     assert (get(read, "b/c/0"), get(read, "b/c/1")) == (chunk(1 if merged else 2), chunk(3))
-    assert isinstance(read.workspace.find("b/c/1"), NativeRef)  # and not kept with the metadata
+    assert isinstance(workspace_of(read).find("b/c/1"), NativeRef)  # and not kept with the metadata
     assert (get(read, "b/zarr.json") is not None) == merged
 
 
@@ -527,5 +528,5 @@ def test_a_forked_process_writes_what_it_inherited_under_its_own_name(tmp_path: 
     session.commit("from two processes")
     read = repository.readonly_session("main").store
     assert (get(read, "a/c/0"), get(read, "a/c/1")) == (chunk(0), chunk(1))
-    refs = [read.workspace.find(f"a/c/{i}") for i in range(2)]
+    refs = [workspace_of(read).find(f"a/c/{i}") for i in range(2)]
     assert all(isinstance(ref, NativeRef) for ref in refs)

@@ -21,6 +21,7 @@ from zarr_manifests.ids import new_session_id, snapshot_id_of
 from zarr_manifests.planning.upkeep.paging import PAGES_MOST, ROOT_BYTES
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import CountingStorage, LatencyStorage, copy_of
 
 TAGS, BRANCHES = 10_000, 5_000
@@ -300,7 +301,7 @@ def test_a_lease_in_a_page_lets_its_session_commit(leased: MemoryStorage) -> Non
     for session in (mine, others):
         session.store.set_sync("note", cpu.Buffer.from_bytes(b"x"))
     at = root_of(storage)
-    own = lease(-1, mine.store.workspace.keys.session_id)
+    own = lease(-1, workspace_of(mine.store).keys.session_id)
     swap(storage, fenced(at, (*Roots(storage, SYSTEM).whole(at).leases, own)))
     assert own not in root_of(storage).leases
     with pytest.raises(FencedError):
@@ -315,7 +316,7 @@ def test_a_lease_given_up_is_gone_wherever_it_lies(leased: MemoryStorage) -> Non
     roots = Roots(storage, SYSTEM)
     session = Repository.open(storage).writable_session("main")
     session.store.set_sync("note", cpu.Buffer.from_bytes(b"x"))
-    own = lease(-1, session.store.workspace.keys.session_id)
+    own = lease(-1, workspace_of(session.store).keys.session_id)
     swap(storage, {"leases": (*roots.whole(root_of(storage)).leases, own)})
     gone = (own.name, *(lease(i).name for i in range(0, LEASES, 3)))
     at = root_of(storage)

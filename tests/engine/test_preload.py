@@ -27,6 +27,7 @@ from zarr_manifests.errors import CorruptObjectError, SessionClosedError
 from zarr_manifests.planning.layout.leaves import ArrayFacts, NodeFacts
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import CountingStorage, LatencyStorage
 from zarr_manifests.testing.wrapped import Call, WrappedStorage
 
@@ -63,7 +64,7 @@ def arrays(count: int, **options: Any) -> MemoryStorage:
             put(session, f"v{i}/c/{at}", bytes([at]))
     session.commit("write")
     repository.compact(mode="full")
-    assert len(repository.readonly_session().store.workspace.view.manifests) == count
+    assert len(workspace_of(repository.readonly_session().store).view.manifests) == count
     return storage
 
 
@@ -174,7 +175,7 @@ def test_it_ends_with_the_session(forty: MemoryStorage, how: str) -> None:
     gate = Gate(storage)
     counting = CountingStorage(gate)
     session = Repository.open(counting).writable_session()
-    preload = session._preload
+    preload = session._pin.preload
     assert gate.began.acquire(timeout=20)
     if how == "close":
         session.close()
@@ -280,7 +281,7 @@ def test_a_child_that_is_forked_while_a_fetch_ends_can_ask_for_the_report(
         session = Repository.open(sys.argv[1]).readonly_session()
         held, go_on = threading.Event(), threading.Event()
         def end():
-            with session._preload._ended._condition:  # as the thread that ends it, for a moment
+            with session._pin.preload._ended._condition:  # as the thread that ends it, for a moment
                 held.set()
                 go_on.wait()
         thread = threading.Thread(target=end)
@@ -375,7 +376,7 @@ def two_hundred() -> MemoryStorage:
 
 
 def test_opening_with_coordinates_reads_no_data_manifest(two_hundred: MemoryStorage) -> None:
-    view = Repository.open(two_hundred).readonly_session().store.workspace.view
+    view = workspace_of(Repository.open(two_hundred).readonly_session().store).view
     assert sum(part.count for ref in view.manifests for part in ref.parts) >= 1_000_000
     coordinates = {view.nodes[f"zz/{name}"].node_id for name in ("lat", "lon", "time")}
     of_data = {
@@ -424,7 +425,7 @@ def test_only_coordinates_are_looked_at_closer(monkeypatch: pytest.MonkeyPatch) 
             return found
 
     monkeypatch.setattr(preload, "NodeFacts", Noted)
-    view = Repository.open(storage).readonly_session().store.workspace.view
+    view = workspace_of(Repository.open(storage).readonly_session().store).view
     objects = repository._context.objects
     looked.clear()
     plan = preload._plan(objects, PreloadOptions(), view)

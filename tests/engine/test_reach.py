@@ -40,6 +40,7 @@ from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import CountingStorage, in_order
 
 NOW = timedelta(0)
@@ -151,7 +152,7 @@ def add_index(repository: Repository, storage: MemoryStorage) -> None:
     branch = Roots(storage, SYSTEM).read().root.branches["main"]
     assert branch.index is not None
     directory = IndexDirectory.from_object(storage.get(branch.index.key), branch.index)
-    session = repository.writable_session().store.workspace.keys
+    session = workspace_of(repository.writable_session().store).keys
     other = Bitmaps(()).encode()
     unknown = BlobRef.to(session.next("indexes"), other)
     storage.put(unknown.key, other)

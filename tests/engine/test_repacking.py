@@ -26,6 +26,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.chunk_table import NativeRef
 from zarr_manifests.storage import MemoryStorage, Storage
+from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import (
     CountingStorage,
     CrashableLocalStorage,
@@ -59,7 +60,7 @@ def put(session: Session, key: str, value: bytes) -> None:
 
 def contents(session: Session) -> Contents:
     found = {}
-    for key in session.store.workspace.keys_below(""):
+    for key in workspace_of(session.store).keys_below(""):
         value = session.store.get_sync(key)
         assert value is not None
         found[key] = value.to_bytes()
@@ -71,7 +72,7 @@ def head(storage: Storage) -> Contents:
 
 
 def ref_of(repo: Repository, key: str) -> NativeRef:
-    ref = repo.readonly_session().store.workspace.find(key)
+    ref = workspace_of(repo.readonly_session().store).find(key)
     assert isinstance(ref, NativeRef)
     return ref
 
@@ -314,7 +315,7 @@ def shrink_and_grow(repo: Repository) -> None:
 
 def remake(repo: Repository) -> None:
     session = repo.writable_session()
-    session.store.workspace.delete_below("a")
+    workspace_of(session.store).delete_below("a")
     session.commit("meanwhile")
 
 
@@ -565,7 +566,7 @@ def test_any_writes_and_repackings(seed: int) -> None:
                     else:
                         expected[key] = rng.randbytes(rng.choice([3, 50, 100, 300]))
                         put(session, key, expected[key])
-                if session.has_changes:
+                if session.has_uncommitted_changes:
                     session.commit(f"step {step}")
             case "repack":
                 repo.repack(min_live=rng.choice([0.3, 0.7, 1.0]))

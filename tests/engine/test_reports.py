@@ -29,6 +29,7 @@ from zarr_manifests.errors import (
     UnsupportedStorageError,
 )
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
+from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import CountingStorage, WrappedStorage
 from zarr_manifests.testing.wrapped import Call
 
@@ -119,7 +120,7 @@ def test_chunks_of_any_size_have_an_object_each(repo: Repository) -> None:
     for number in range(3):
         put(twin, number, number + 1)
     twin.set_sync("a/c/3", cpu.Buffer.from_bytes(b""))
-    of = {key.split("/")[1] for key in listed(repo)} - {session.store.workspace.keys.session_id}
+    of = {key.split("/")[1] for key in listed(repo)} - {workspace_of(session.store).keys.session_id}
     assert len(of) == 1
     written = [info for info in repo.storage.list("chunks/") if info.key.split("/")[1] in of]
     assert len(written) == 4
@@ -248,7 +249,7 @@ def test_the_token_is_gone_for_good_and_nothing_is_committed_unless_that_is_cert
     put(twin, 1, 2)
     session.commit("now")
     assert values(repo)[:2] == [1, 2]
-    token = session.store.workspace.token
+    token = workspace_of(session.store).token
     with pytest.raises(SessionClosedError):
         put(twin, 2, 3)
     assert token in listed(repo)
@@ -371,7 +372,7 @@ def test_what_is_written_while_another_thread_pickles_for_the_first_time_counts(
 ) -> None:
     """A write and a second pickling come whenever the first one gives the lock up."""
     session = begin(repo)
-    workspace = session.store.workspace
+    workspace = workspace_of(session.store)
     lock = workspace.lock
 
     class Yielding:
@@ -581,7 +582,7 @@ def test_a_damaged_report_is_an_error_and_nothing_is_committed(
     session = begin(repo)
     put(copy.deepcopy(session.store), 0, 1)
     put(copy.deepcopy(session.store), 1, 1)
-    own = session.store.workspace.keys.session_id
+    own = workspace_of(session.store).keys.session_id
     one, two = (key for key in listed(repo) if own not in key)
     data = repo.storage.get(one)
     if damage == "gone":

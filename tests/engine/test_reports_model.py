@@ -29,6 +29,7 @@ from zarr_manifests.errors import (
     StorageError,
 )
 from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import WrappedStorage
 from zarr_manifests.testing.wrapped import Call
 
@@ -133,7 +134,7 @@ class Model:
 
     @property
     def is_open(self) -> bool:
-        token = self.session.store.workspace.token
+        token = workspace_of(self.session.store).token
         return bool(list(self.inner.list(token or "none")))
 
     # --- what a session and its copies do ------------------------------------------------------
@@ -258,14 +259,14 @@ class Model:
         except (ConflictError, StorageError, InvalidArgumentError) as error:
             outcome = error
         except CommitOutcomeUnknownError as error:
-            assert self.session.store.workspace.closed is not None
+            assert workspace_of(self.session.store).closed is not None
             outcome = error
         self.storage.calls = None
         named = {
             c for at in getattr(outcome, "conflicts", ()) for (c,) in at.chunks if at.path == "/a"
         }
         event(f"{what}: {type(outcome).__name__}")
-        if due and (outcome is None or self.session._gathered):
+        if due and (outcome is None or self.session._pin.copies.gathered):
             assert not must
             self.bring_in(reports)
         elif due and isinstance(outcome, ConflictError):
@@ -293,7 +294,7 @@ class Model:
             self.tip.update(self.mine)
             self.go_on(self.tip)
             self.rebased()
-        workspace = self.session.store.workspace
+        workspace = workspace_of(self.session.store)
         if workspace.closed is not None or workspace.token is None:
             event("commit: begin again")
             assert landed or calls is not None

@@ -16,6 +16,7 @@ from zarr_manifests import Fork, Repository, Session
 from zarr_manifests.engine.objects.spill import Spilled
 from zarr_manifests.format.chunk_table import VirtualRef
 from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import CountingStorage, CrashableLocalStorage
 
 BUDGET = 1_000
@@ -70,13 +71,13 @@ def bulk(target: Session | Fork, first: int, stop: int, version: int = 1, name: 
 
 def version_of(session: Session | Fork, at: int, name: str = "a") -> int | None:
     """Which version of a chunk is there."""
-    ref = session.store.workspace.find(f"{name}/c/{at}")
+    ref = workspace_of(session.store).find(f"{name}/c/{at}")
     assert ref is None or isinstance(ref, VirtualRef)
     return None if ref is None else ref.offset - at * 1_000
 
 
 def spilled(session: Session | Fork, name: str = "a") -> list[Spilled]:
-    workspace = session.store.workspace
+    workspace = workspace_of(session.store)
     node = workspace.node(name)
     assert node is not None
     rows = workspace.changes.tables.get(node.node_id, ())
@@ -84,7 +85,7 @@ def spilled(session: Session | Fork, name: str = "a") -> list[Spilled]:
 
 
 def in_memory(session: Session | Fork) -> int:
-    tables = session.store.workspace.changes.tables.values()
+    tables = workspace_of(session.store).changes.tables.values()
     return sum(len(rows) for parts in tables for rows in parts if not isinstance(rows, Spilled))
 
 
@@ -94,7 +95,7 @@ def created(storage: CountingStorage, kind: str = "manifests") -> list[str]:
 
 def referred(repository: Repository) -> list[str]:
     """Keys of the manifests that the newest commit refers to."""
-    entry = repository.readonly_session().store.workspace.view.snapshot.deltas[-1]
+    entry = workspace_of(repository.readonly_session().store).view.snapshot.deltas[-1]
     return [ref.blob.key for ref in entry.manifests]
 
 
@@ -133,7 +134,7 @@ def test_refs_that_are_set_one_by_one_are_spilled_too(
     storage: CountingStorage, repository: Repository
 ) -> None:
     session = repository.writable_session()
-    workspace = session.store.workspace
+    workspace = workspace_of(session.store)
     node = workspace.node("a")
     assert node is not None
     for at in range(3_000):
@@ -180,8 +181,8 @@ def test_one_chunk_that_is_set_anew_costs_one_manifest(
     assert len(created(storage)) == len(set(created(storage)))
     reader = repository.readonly_session()
     assert [version_of(reader, at) for at in (9, 10, 11, 12)] == [1, 2, None, 1]
-    assert reader.store.workspace.view.snapshot.totals["refs-set"] == 5_999
-    assert reader.store.workspace.view.snapshot.totals["refs-unset"] == 1
+    assert workspace_of(reader.store).view.snapshot.totals["refs-set"] == 5_999
+    assert workspace_of(reader.store).view.snapshot.totals["refs-unset"] == 1
 
 
 def test_a_resize_cuts_off_what_is_spilled(repository: Repository) -> None:
@@ -266,7 +267,7 @@ def test_appends_land_behind_those_of_others(
 ) -> None:
     sessions = [repository.writable_session() for _ in "12"]
     for session, many in zip(sessions, (3, 5_000), strict=True):
-        session.append_mode("time")
+        session.relocate_appends("time")
         zarr.open_array(session.store, path="a").resize((10_000 + many,))
         bulk(session, 10_000, 10_000 + many, version=many)
     assert spilled(sessions[1])

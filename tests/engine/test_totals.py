@@ -22,6 +22,7 @@ from zarr_manifests.engine.snapshot import totals as totals_module
 from zarr_manifests.errors import ConflictError, InvalidArgumentError, NotFoundError
 from zarr_manifests.keys import ArrayMeta
 from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import CountingStorage
 
 CONFIG = {"compaction": {"mode": "MANUAL"}, "inline-chunk-bytes": 16}
@@ -77,11 +78,11 @@ def check(storage: MemoryStorage, snapshot_id: str) -> Totals:
     if older:
         before = {u.path: u for u in repository.readonly_session(snapshot_id=info.parent_id).du()}
     assert [array.path for array in totals.arrays] == sorted(now)
-    nodes = repository.readonly_session(snapshot_id=snapshot_id).store.workspace.nodes()
+    nodes = workspace_of(repository.readonly_session(snapshot_id=snapshot_id).store).nodes()
     was = repository.readonly_session(snapshot_id=info.parent_id or snapshot_id)
     ids = {f"/{n.path}".replace("//", "/"): n.node_id for n in nodes.values()}
     paths = {
-        n.node_id: f"/{n.path}".replace("//", "/") for n in was.store.workspace.nodes().values()
+        n.node_id: f"/{n.path}".replace("//", "/") for n in workspace_of(was.store).nodes().values()
     }
     for array in totals.arrays:
         usage, old = now[array.path], before.get(paths.get(ids[array.path], ""))
@@ -149,7 +150,7 @@ class World:
         elif doing == "resize" and array.shape:
             array.resize(tuple(draw(st.integers(0, n)) for n in SHAPES[path]))
         elif doing == "delete":
-            session.store.workspace.delete_below(path)
+            workspace_of(session.store).delete_below(path)
         elif doing == "make":
             make(session, path, SHAPES[path])
         elif doing == "shift" and array.shape:
@@ -174,7 +175,7 @@ class World:
             session = self.session()
             for _ in range(draw(st.integers(1, 3))):
                 self.change(session, draw)
-            if session.has_changes:
+            if session.has_uncommitted_changes:
                 try:
                     session.amend("amended") if doing == "amend" else session.commit("changes")
                 except InvalidArgumentError:
@@ -219,7 +220,7 @@ def test_what_comes_back_after_a_run_was_merged_is_counted_as_new() -> None:
     session.commit("fill")
     repository.compact(mode="full")
     session = repository.writable_session()
-    session.store.workspace.delete_below("line")
+    workspace_of(session.store).delete_below("line")
     gone = session.commit("delete")
     make(session, "plane", (2, 2))
     session.commit("another")
@@ -348,7 +349,7 @@ def test_what_is_written_where_it_was_cut_off_is_new(storage: MemoryStorage) -> 
 
 def test_what_is_deleted_and_brought_back_is_known(storage: MemoryStorage) -> None:
     session = cold(storage)
-    session.store.workspace.delete_below("line")
+    workspace_of(session.store).delete_below("line")
     snapshot_id = session.commit("delete")
     totals = check(storage, snapshot_id)
     assert [array.path for array in totals.arrays] == ["/plane"]
@@ -396,15 +397,15 @@ def test_what_is_merged_in_part_is_counted_once() -> None:
     session.commit("due for the line, not for the plane")
     assert repository.compact(mode="major").manifests_written == 1
     session = repository.writable_session()
-    (left,) = session.store.workspace.view.snapshot.deltas
-    assert left.last == session.store.workspace.view.base_sequence
+    (left,) = workspace_of(session.store).view.snapshot.deltas
+    assert left.last == workspace_of(session.store).view.base_sequence
     totals = check(storage, session.snapshot_id)
     assert (totals["line"].total, totals["plane"].total) == (exactly(12, 96), exactly(3, 24))
     make(session, "other", (5,))
     fill(session, "other", *range(5))
     session.commit("others")
     repository.compact(mode="minor")
-    view = repository.readonly_session().store.workspace.view
+    view = workspace_of(repository.readonly_session().store).view
     assert [(entry.first, entry.last) for entry in view.snapshot.deltas] == [(2, 3)]
     totals = check(storage, view.snapshot_id)
     assert (totals["line"].total, totals["plane"].total) == (exactly(12, 96), exactly(3, 24))
@@ -567,4 +568,4 @@ def test_of_many_arrays_a_commit_asks_only_those_it_touches(
         session.commit("one chunk")
     assert set(asked) <= {"array7"}
     assert len(bases) == 1
-    check_sums(session.store.workspace.view.snapshot.sums, repository.totals())
+    check_sums(workspace_of(session.store).view.snapshot.sums, repository.totals())

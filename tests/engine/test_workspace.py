@@ -26,6 +26,7 @@ from zarr_manifests.keys import (
     parse_documents,
 )
 from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.store import workspace_of
 
 
 def array_document(
@@ -167,7 +168,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from(_V3_KEYS), data=_v3_documents)
     def set_document(self, key: str, data: bytes) -> None:
-        self.store.workspace.set(key, data)
+        workspace_of(self.store).set(key, data)
         model_set(self.model, key, data)
 
     @rule(key=st.sampled_from(_V2_KEYS), data=_v2_documents)
@@ -185,12 +186,12 @@ class Machine(RuleBasedStateMachine):
     @rule(keys=st.lists(st.sampled_from(_CHUNK_KEYS), min_size=1, max_size=6), data=_values)
     def set_values(self, keys: list[str], data: bytes) -> None:
         for i, key in enumerate(keys):
-            self.store.workspace.set(key, data + bytes([i]))
+            workspace_of(self.store).set(key, data + bytes([i]))
             model_set(self.model, key, data + bytes([i]))
 
     @rule(key=st.sampled_from(_CHUNK_KEYS + _DOCUMENT_KEYS))
     def delete(self, key: str) -> None:
-        self.store.workspace.delete(key)
+        workspace_of(self.store).delete(key)
         self.model.pop(key, None)
 
     @precondition(lambda self: self.model)
@@ -201,11 +202,11 @@ class Machine(RuleBasedStateMachine):
     @rule(prefix=st.sampled_from(_PREFIXES))
     def delete_directory(self, prefix: str) -> None:
         directory = prefix.strip("/") + "/" if prefix else ""
-        self.store.workspace.delete_below(directory)
+        workspace_of(self.store).delete_below(directory)
         for key in [key for key in self.model if key.startswith(directory)]:
             del self.model[key]
 
-    @precondition(lambda self: self.session.has_changes)
+    @precondition(lambda self: self.session.has_uncommitted_changes)
     @rule()
     def commit(self) -> None:
         snapshot_id = self.session.commit("so far")
@@ -217,7 +218,7 @@ class Machine(RuleBasedStateMachine):
     def fork_and_merge(self, keys: list[str], data: bytes) -> None:
         fork = self.session.fork()
         for key in keys:
-            fork.store.workspace.set(key, data + b"fork")
+            workspace_of(fork.store).set(key, data + b"fork")
             model_set(self.model, key, data + b"fork")
         self.session.merge(fork)
 
@@ -248,12 +249,12 @@ class Machine(RuleBasedStateMachine):
             fresh = Repository.open(self.storage)
             for snapshot_id, model in self.history:
                 _check(fresh.readonly_session(snapshot_id=snapshot_id).store, model)
-            if not self.session.has_changes:
+            if not self.session.has_uncommitted_changes:
                 assert self.model == self.committed
 
 
 def _check(store: ManifestStore, model: dict[str, bytes]) -> None:
-    workspace = store.workspace
+    workspace = workspace_of(store)
     assert sorted(workspace.keys_below("")) == sorted(model)
     for key in {*model, *_CHUNK_KEYS, *_DOCUMENT_KEYS}:
         found = store.get_sync(key)

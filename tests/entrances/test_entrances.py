@@ -71,7 +71,7 @@ NOT_CALLED = {
     **dict.fromkeys(
         (
             *("Amount.of", "ArrayUsage.of", "LoggedOperation.of", "ResolvedChunks.of"),
-            *("SnapshotInfo.of", "Totals.of", "ManifestStore.freeze"),
+            *("SnapshotInfo.of", "Totals.of"),
         ),
         "takes what is not public",
     ),
@@ -182,7 +182,7 @@ OWNERS: dict[str, tuple[Any, ...]] = {
     "PreloadReport": (
         Made("a report", lambda w: w.repository.readonly_session().preload_report()),
     ),
-    "ResolvedChunks": (Made("chunks", lambda w: w.repository.readonly_session().resolve("v")),),
+    "ResolvedChunks": (Made("chunks", lambda w: w.repository.readonly_session().chunk_refs("v")),),
     "ManifestsBackendEntrypoint": (ManifestsBackendEntrypoint(),),
     "Meter": (Made("a meter", lambda _: Meter()),),
     "Metrics": (Metrics(),),

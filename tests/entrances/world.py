@@ -20,6 +20,7 @@ from zarr.core.buffer import cpu
 import zarr_manifests as zm
 from zarr_manifests.errors import ManifestsError, SnapshotExpiredError
 from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import copy_of
 
 FILES = "entrance-files"
@@ -52,7 +53,7 @@ def buffer(data: bytes) -> cpu.Buffer:
 def contents(session: zm.Session) -> dict[str, bytes]:
     """All keys and values of a session."""
     found = {}
-    for key in session.store.workspace.keys_below(""):
+    for key in workspace_of(session.store).keys_below(""):
         value = session.store.get_sync(key)
         assert value is not None, f"{key!r} is listed, and reads as absent"
         found[key] = value.to_bytes()
@@ -159,7 +160,7 @@ class World:
     def check(self, sessions: list[zm.Session], *, may_expire: bool) -> None:
         """Commit what is left, and look at all there is by every reader."""
         for session in sessions:
-            if not session.read_only and session.has_changes:
+            if not session.read_only and session.has_uncommitted_changes:
                 with only_clear_errors():
                     session.commit("what was left", discard_unmerged=True)
         self.close()

@@ -33,6 +33,7 @@ from zarr_manifests.format.pages import Page
 from zarr_manifests.format.root import Lease, LogEntry, PageRef, PendingDeletion, Root
 from zarr_manifests.runtime import Runtime, one_by_one
 from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.store import workspace_of
 
 HERE = Path(__file__).parent
 V1 = HERE / "v1"
@@ -230,7 +231,7 @@ def history(folder: Path) -> MemoryStorage:
     change("move", lambda session: session.move("air", "moved"))
     repo.create_tag("unfolded")
     change("shift", lambda session: session.shift_array("moved/t", (1, 0)))
-    removed = change("delete", lambda s: s.store.workspace.delete_below("moved"))
+    removed = change("delete", lambda s: workspace_of(s.store).delete_below("moved"))
     repo.revert(removed)
     with repo.transaction("side", message="on the side") as store:
         put(store, "side.txt", b"side")

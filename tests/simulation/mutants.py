@@ -207,7 +207,7 @@ def strangers_merged(patch: pytest.MonkeyPatch) -> None:
         states = [replace(state, head=here[0], lineage=here[1]) for state in states]
         merge(workspace, owners, states)
 
-    patch.setattr("zarr_manifests.session.merge_forks", anyone)
+    patch.setattr("zarr_manifests.engine.edit.copies.merge_forks", anyone)
 
 
 @mutant("A copy writes objects under the names of its original session.")

@@ -29,6 +29,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.ids import crc32c
 from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.store import workspace_of
 from zarr_manifests.virtual import virtual_files as files
 from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.virtual_files import file_version
@@ -169,7 +170,7 @@ def test_deleted_arrays_leave_no_refs(repo: zm.Repository, folder: Path) -> None
     make(session.store)
     refer(session.store, folder)
     del zarr.open_group(session.store)["a"]
-    assert not session.has_changes or "/a" not in session.status().chunks
+    assert not session.has_uncommitted_changes or "/a" not in session.status().chunks
     make(session.store)
     assert len(session.store.get_virtual_refs("a")) == 0
 
@@ -193,7 +194,7 @@ def test_many_small_calls_stay_few_tables(repo: zm.Repository, folder: Path) -> 
     url = [(folder / "a.bin").as_uri()]
     for i in range(32):
         session.store.set_virtual_refs("a", [[i]], url, [0], [i], [1])
-    ((tables),) = session.store.workspace.changes.tables.values()
+    ((tables),) = workspace_of(session.store).changes.tables.values()
     assert len(tables) <= 5
     np.testing.assert_array_equal(a[:32], DATA[:32])
 
@@ -343,7 +344,7 @@ def test_no_refs_change_nothing(repo: zm.Repository) -> None:
     session = repo.writable_session()
     none = np.zeros(0, int)
     session.store.set_virtual_refs("a", none.reshape(0, 1), [], none, none, none)
-    assert not session.has_changes
+    assert not session.has_uncommitted_changes
 
 
 # --- reading ---------------------------------------------------------------------------------
@@ -537,8 +538,8 @@ async def test_files_in_memory(tmp_path: Path) -> None:
     )  # fmt: skip
     assert session.store.get_virtual_refs("a").modified.tolist() == [info.modified_ms]
     np.testing.assert_array_equal(a[:], DATA)
-    reader = session.store.workspace.reader
-    ref = session.store.workspace.find("a/c/1")
+    reader = workspace_of(session.store).reader
+    ref = workspace_of(session.store).find("a/c/1")
     assert ref is not None
     assert await reader.read_async(ref, 3, 2) == DATA[35:37].tobytes()
     files.put("in/a.bin", DATA.tobytes())
@@ -626,6 +627,6 @@ def test_refs_live_through_a_fold(folder: Path, tmp_path: Path) -> None:
     for value in (100, 101, 102):
         zarr.open_array(session.store, path="a")[value - 100] = value
         session.commit("over")
-    assert session.store.workspace.view.snapshot.base is not None
+    assert workspace_of(session.store).view.snapshot.base is not None
     a = zarr.open_array(repo.readonly_session().store, path="a")
     np.testing.assert_array_equal(a[:], np.r_[100, 101, 102, DATA[3:]])

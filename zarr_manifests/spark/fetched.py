@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from zarr.core.buffer import default_buffer_prototype
+from zarr.storage import WrapperStore
 
 from zarr_manifests.session import Session
 from zarr_manifests.store import ManifestStore
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["FetchedStore"]
 
 
-class FetchedStore(ManifestStore):
-    """The store of a session, to read.
+class FetchedStore(WrapperStore[ManifestStore]):
+    """The store of a session, to read, with the chunks of one region at hand.
 
     Parameters
     ----------
@@ -35,7 +36,7 @@ class FetchedStore(ManifestStore):
     """
 
     def __init__(self, session: Session) -> None:
-        super().__init__(session.store.workspace, read_only=True)
+        super().__init__(session.store.with_read_only(True))
         self._session = session
         self._at_hand: dict[str, bytes] = {}
 
@@ -81,7 +82,7 @@ class FetchedStore(ManifestStore):
     async def get(
         self,
         key: str,
-        prototype: BufferPrototype | None = None,
+        prototype: BufferPrototype,
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
         """The value at the key, or the part of it; None if there is none."""

@@ -21,7 +21,6 @@ import zarr
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.session import Session
 from zarr_manifests.spark.fetched import FetchedStore
-from zarr_manifests.store import ManifestStore
 
 __all__ = ["Source"]
 
@@ -194,7 +193,7 @@ class Source:
         return inherited
 
 
-def _arrays(store: ManifestStore, path: str) -> tuple[dict[str, zarr.Array[Any]], dict[str, str]]:
+def _arrays(store: FetchedStore, path: str) -> tuple[dict[str, zarr.Array[Any]], dict[str, str]]:
     """A group's arrays by name, and those that cannot be used, with what is wrong."""
     try:
         group = zarr.open_group(store, path=path, mode="r")
@@ -219,7 +218,7 @@ def _arrays(store: ManifestStore, path: str) -> tuple[dict[str, zarr.Array[Any]]
     return usable, refused
 
 
-def _groups(store: ManifestStore) -> list[str]:
+def _groups(store: FetchedStore) -> list[str]:
     try:
         root = zarr.open_group(store, mode="r")
     except (FileNotFoundError, ValueError):

@@ -29,7 +29,7 @@ from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.keys import split
-from zarr_manifests.store import ManifestStore
+from zarr_manifests.store import ManifestStore, workspace_of
 
 __all__ = ["check_agreement", "meaning_of_bounds"]
 
@@ -67,7 +67,7 @@ def check_agreement(
         the append arrays would not be of one length, or an index coordinate would not be that of
         what is there.
     """
-    workspace = store.workspace
+    workspace = workspace_of(store)
     # What is looked at here is no read that the commit depends on.
     reader = ManifestStore(Workspace(workspace.context, workspace.view), read_only=True)
     arrays = {

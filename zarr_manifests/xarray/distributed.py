@@ -28,7 +28,7 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.ids import object_key
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.storage import Storage
-from zarr_manifests.store import ManifestStore
+from zarr_manifests.store import ManifestStore, freeze_store, workspace_of
 
 __all__ = ["computed_elsewhere", "write_elsewhere"]
 
@@ -57,14 +57,14 @@ def write_elsewhere(
 
     Takes what `Dataset.to_zarr` takes.
     """
-    storage, keys = session.store.workspace.storage, session.store.workspace.keys
+    storage, keys = workspace_of(session.store).storage, workspace_of(session.store).keys
     _check_reachable(storage)
     if isinstance(storage, Unmade):  # others are going to look for what it holds back
         assert keys is not None
         storage.begin(object_key("chunks", keys.session_id, 0))
     writer = _write_in_memory(ds, session.store, options, region, encoding)
     # What a fork is made of, and not a fork: unpickling one opens the snapshot, which may fail.
-    origin = session.fork().store.freeze(explicit=True)
+    origin = freeze_store(session.fork().store)
     written = _write_blocks(origin, writer)
     session.merge(*(_fork_with(origin, copy_id, own) for copy_id, own in written))
 

@@ -31,7 +31,7 @@ from xarray.conventions import decode_cf_variable, encode_cf_variable
 
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.store import ManifestStore
+from zarr_manifests.store import ManifestStore, workspace_of
 from zarr_manifests.xarray.agreement import meaning_of_bounds
 
 __all__ = ["Fit", "Misfit", "MisfitError", "looked_at"]
@@ -185,7 +185,7 @@ def _encodings_there(
     """How xarray would encode what goes to arrays that are there; it reads no chunks for it."""
     from xarray.backends import ZarrStore
 
-    workspace, group = store.workspace, options["group"]
+    workspace, group = workspace_of(store), options["group"]
     if options["mode"] == "w" or (group or "") not in workspace.view.nodes:
         return {}
     # What is looked at here is no read that the commit depends on.

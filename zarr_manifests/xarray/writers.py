@@ -16,6 +16,7 @@ import xarray as xr
 
 from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.engine.commit.describe import checked_message, checked_metadata
+from zarr_manifests.engine.commit.request import TipCheck
 from zarr_manifests.engine.root.deferred_create import Unmade
 from zarr_manifests.errors import (
     AlreadyExistsError,
@@ -28,9 +29,9 @@ from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.keys import V3_DOCUMENT, join, split
 from zarr_manifests.planning.conflict.append_labels import AppendPlan, OnExisting
 from zarr_manifests.repository import Repository
-from zarr_manifests.session import Session
+from zarr_manifests.session import Session, commit_checked
 from zarr_manifests.storage import Storage, from_url
-from zarr_manifests.store import ManifestStore
+from zarr_manifests.store import ManifestStore, workspace_of
 from zarr_manifests.xarray.agreement import check_agreement
 from zarr_manifests.xarray.appending import Append
 from zarr_manifests.xarray.backend import Location
@@ -100,7 +101,7 @@ def write(
         For the repository if it is made; if it is there, used instead of its own for this write.
     relocate : bool, default False
         Goes with `append_dim`: if others append meanwhile, land behind them, as in
-        `Session.append_mode`, or by writing again.
+        `Session.relocate_appends`, or by writing again.
     on_existing : {"error", "skip", "replace"}, default "error"
         Goes with `append_dim`: what to do with labels of that dimension's index coordinate that
         are there already. `skip` leaves these rows out, `replace` writes them over what is there;
@@ -175,7 +176,7 @@ def write(
             """The dataset as it is to be written, a session to write it to, and how."""
             session = repository.writable_session(branch)
             if relocate:
-                session.append_mode(append_dim)  # type: ignore[arg-type]  # checked there
+                session.relocate_appends(append_dim)  # type: ignore[arg-type]  # checked there
             options = _zarr_options(session.store, path, mode, append_dim, region)
             if check is not None and options["mode"] != "w":
                 check_agreement(ds, session.store, path, options["append_dim"])
@@ -233,7 +234,7 @@ def _append(
     append: Append,
     begun: Callable[[], AbstractContextManager[tuple[xr.Dataset, Session, dict[str, Any]]]],
     encoding: Mapping[Hashable, Mapping[str, Any]],
-    commit: Callable[[Session], str],
+    commit: Callable[..., str],
 ) -> str:
     """Plan an append, write and commit it; and again if others have changed what it rests on."""
     planned: AppendPlan | None = None
@@ -242,7 +243,7 @@ def _append(
     while True:
         attempts += 1
         with begun() as (ds, session, options):
-            workspace = session.store.workspace
+            workspace = workspace_of(session.store)
             context, nodes = workspace.context, workspace.view.nodes
             before, planned = planned, append.plan(context, workspace.view)
             if conflict is not None and before is not None:
@@ -256,18 +257,22 @@ def _append(
                 _write(part, session, {**options, **over}, place, new)
         if planned.replaced:
             drop_unchanged(workspace)
-        session._check_tip = partial(append.check, context, planned)
         try:
-            return commit(session)
+            return commit(session, check_tip=partial(append.check, context, planned))
         except ConflictError as error:
             conflict = error
 
 
-def _commit(session: Session, message: str, metadata: Mapping[str, Any]) -> str:
+def _commit(
+    session: Session,
+    message: str,
+    metadata: Mapping[str, Any],
+    check_tip: TipCheck | None = None,
+) -> str:
     """Id of the new snapshot, or of the session's if nothing is to be committed."""
-    if changes_nothing(session.store.workspace):
+    if changes_nothing(workspace_of(session.store)):
         return session.snapshot_id
-    return session.commit(message, metadata)
+    return commit_checked(session, message, metadata, check_tip)
 
 
 def _check_arguments(
@@ -339,10 +344,10 @@ def _zarr_options(
     region: _Region | None,
 ) -> dict[str, Any]:
     """Arguments for xarray's Zarr backend, by what is there already."""
-    url = store.workspace.storage.url
+    url = workspace_of(store).storage.url
     arrays = sorted(
         node_path.rpartition("/")[2]
-        for node_path, node in store.workspace.nodes().items()
+        for node_path, node in workspace_of(store).nodes().items()
         if node.kind is NodeKind.ARRAY and node_path and node_path.rpartition("/")[0] == path
     )
     if region is not None and not arrays:
@@ -369,7 +374,7 @@ def _zarr_options(
 
 def _zarr_format(store: ManifestStore, path: str, *, replaced: bool) -> int:
     """That of the group, or of the nearest above it; no node is seen from one of another format."""
-    nodes = store.workspace.nodes()
+    nodes = workspace_of(store).nodes()
     if replaced and not path:
         return 3
     path = split(path)[0] if replaced else path

@@ -25,10 +25,16 @@ from typing import Any, Final
 
 from zarr_manifests.engine.commit.add_digest import with_digest
 from zarr_manifests.engine.commit.describe import kind_of, totals_of
+from zarr_manifests.engine.commit.observe import observed
 from zarr_manifests.engine.commit.rebase import Mine, Rebasing, rebase_delta
+from zarr_manifests.engine.commit.relocate import relocate_changes
+from zarr_manifests.engine.commit.replay import combined
+from zarr_manifests.engine.commit.request import CommitRequest
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.edit.packs import Pack
+from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.history.ancestry import find_in_history, is_missing
+from zarr_manifests.engine.history.commit_logs import delta_of
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.objects.spill import Rows, Spilled, resident, rows_of
@@ -38,6 +44,7 @@ from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.totals import Effect, effect_of
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
+    CommitOutcomeUnknownError,
     ConflictError,
     CorruptObjectError,
     ManifestsError,
@@ -59,15 +66,8 @@ from zarr_manifests.planning.upkeep.digests import (
 )
 from zarr_manifests.runtime import one_by_one
 
-__all__ = [
-    "Committed",
-    "amending",
-    "commit",
-    "root_with",
-]
+__all__ = ["Committed", "commit", "root_with"]
 
-
-_DEFAULT: Final = Rebasing()
 _QUICK_BYTES: Final = 1 << 20
 """Up to here chunks are written while others wait for their turn."""
 _SYNCED_ABREAST: Final = 8
@@ -101,44 +101,69 @@ class _Prepared:
     effect: Effect | None = None
 
 
-def commit(
-    context: Context,
-    view: SnapshotView,
-    changes: ChangeSet,
-    keys: SessionKeys,
-    branch: str,
-    message: str,
-    metadata: Mapping[str, Any],
-    packs: Sequence[Pack] = (),
-    *,
-    replaces: SnapshotView | None = None,
-    source: str | None = None,
-    rebasing: Rebasing = _DEFAULT,
-) -> Committed:
-    """Commit `changes`, made on top of `view`, to the branch, and write the packs they refer to.
+def commit(workspace: Workspace, branch: str, request: CommitRequest) -> Committed:
+    """The commit of the workspace's changes, on the branch; the packs they refer to are written.
 
-    With `replaces`, a child of `view`, the commit takes the place of that head or conflicts. With
-    `source`, the id of a snapshot that chunk refs were taken from, that has to be in history.
+    The workspace is closed if it cannot be told whether the commit took effect.
 
     Raises
     ------
     SnapshotExpiredError
-        If `source` is in history no more; nothing was committed.
+        If `request.source` is in history no more; nothing was committed.
     ConflictError
-        If the branch has moved and the changes cannot be rebased; nothing was committed.
+        If the branch has moved and the changes cannot be rebased, or the head that is amended is
+        the head no more; nothing was committed.
     FencedError
         If the session began before the repository's fence and holds no lease, or another writer
         has claimed the branch since.
     CommitOutcomeUnknownError
         If it cannot be found out whether the swap took effect.
     """
-    prepared = _prepare(context, view, changes, keys, message, metadata, len(packs))
+    context, amends = workspace.context, request.amends
+    view, amended = workspace.view, None
+    if amends is not None and amends.snapshot.parent is not None:
+        with _amending(workspace, branch, amends):
+            view = context.open_view(amends.snapshot.parent)
+            amended = delta_of(context, amends.snapshot)
+    with _closed_if_unknown(workspace), workspace.packed() as (changes, packs):
+        if amends is not None and amended is not None:
+            with _amending(workspace, branch, amends):
+                changes = combined(context, view, amended, changes)
+        with observed(context, "commit", branch) as outcome:
+            done = _landed(workspace, branch, request, view, changes, packs)
+            outcome.head = done.head
+    return done
+
+
+@contextmanager
+def _closed_if_unknown(workspace: Workspace) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        # An interrupt may have come after the swap.
+        if isinstance(error, CommitOutcomeUnknownError) or not isinstance(error, ManifestsError):
+            workspace.closed = "whether its last commit took effect is not known"
+        raise
+
+
+def _landed(
+    workspace: Workspace,
+    branch: str,
+    request: CommitRequest,
+    view: SnapshotView,
+    changes: ChangeSet,
+    packs: Sequence[Pack],
+) -> Committed:
+    """Commit the changes, made on top of `view`, which hold no staged chunks."""
+    context, keys = workspace.context, workspace.keys
+    assert keys is not None
+    prepared = _prepare(context, view, changes, keys, request.message, request.metadata, len(packs))
     prepared = _counted(context, view, prepared)
     pending: list[Callable[[], object]] = [
         partial(pack.write, context.storage, durable=True) for pack in packs
     ]
     pending += [partial(context.storage.sync, due) for due in _due_syncs(changes)]
-    landing = _Landing(context, view, keys, branch, prepared, pending, replaces, source, rebasing)
+    landing = _Landing(workspace, keys, branch, request, view, changes, prepared, pending)
     if changes.unsynced or sum(pack.nbytes for pack in packs) > _QUICK_BYTES:
         landing.upload_ahead()  # nobody is to wait for much
     ahead = partial(landing.upload_ahead, abreast=False)
@@ -152,36 +177,40 @@ def commit(
 class _Landing:
     """A commit that is encoded, on its way to its branch."""
 
-    context: Context
-    view: SnapshotView
+    workspace: Workspace
     keys: SessionKeys
     branch: str
+    request: CommitRequest
+    view: SnapshotView
+    changes: ChangeSet
     prepared: _Prepared
     pending: list[Callable[[], object]]
     """What is still to be uploaded or synced, whatever the commit lands on."""
-    replaces: SnapshotView | None
-    source: str | None
-    rebasing: Rebasing
+
+    @property
+    def context(self) -> Context:
+        """The repository."""
+        return self.workspace.context
 
     def land(self, *, in_turn: bool) -> Committed:
         """Place it on the tip and swap the root, as often as others come first."""
-        context, branch = self.context, self.branch
+        context, branch, request = self.context, self.branch, self.request
         at, parent, placed = context.roots.latest, self.view, self.prepared
-        due = self.replaces or self.view
+        due = request.amends or self.view
         seen = context.roots.with_branch(at.root, branch).branches.get(branch)
         if in_turn or seen is None or seen.head.key != due.ref.key:
             # A branch that has moved may have moved again; and in one's turn it stays as it is.
             at = context.roots.read()
-        attempts = self.rebasing.attempts or context.config.commit_attempts
+        attempts = request.attempts or context.config.commit_attempts
         for attempt in range(attempts):
             root = context.roots.with_branch(at.root, branch)
-            tip = admitted(context.roots, root, branch, self.keys, _amends(self.replaces))
-            if self.source is not None:
-                find_in_history(context, root, self.source)
+            tip = admitted(context.roots, root, branch, self.keys, _amends(request.amends))
+            if request.source is not None:
+                find_in_history(context, root, request.source)
             try:
-                if self.replaces is None and tip.head.key != parent.ref.key:
+                if request.amends is None and tip.head.key != parent.ref.key:
                     parent, placed = self._moved(tip)
-                after = (self.replaces or parent).snapshot
+                after = (request.amends or parent).snapshot
                 head, snapshot, uploads = _place(context, placed, parent, self.keys, after)
             except (CorruptObjectError, MissingChunkError) as error:
                 at = _moved_since(context, tip, branch, error)
@@ -189,7 +218,7 @@ class _Landing:
             archive = context.roots.archiving(at)  # what is to be replaced
             self._upload([*placed.uploads, *uploads], *archive)
             new = root_with(context, root, branch, snapshot, uploads[-1])
-            if self.replaces is not None:  # what it leaves is older than where a search may begin
+            if request.amends is not None:  # what it leaves is older than where a search may begin
                 new = replace(new, swept=0)
             landed = context.roots.swap(at, new, snapshot.commit_id)
             if landed is not None:
@@ -203,12 +232,14 @@ class _Landing:
 
     def _moved(self, tip: Branch) -> tuple[SnapshotView, _Prepared]:
         """The tip, opened, and the commit as it is on top of it."""
-        context, keys, relocate = self.context, self.keys, self.rebasing.relocate
-        if self.rebasing.check is not None:
-            self.rebasing.check(context.open_branch(tip))
-        moved = relocate(tip) if relocate is not None else None
+        context, keys, request = self.context, self.keys, self.request
+        if request.check_tip is not None:
+            request.check_tip(context.open_branch(tip))
+        moved = relocate_changes(
+            self.workspace, self.changes, tip, request.relocating, request.rebasing
+        )
         if moved is None:
-            return _rebased(context, self.view, tip, self.prepared, self.rebasing, keys)
+            return _rebased(context, self.view, tip, self.prepared, request.rebasing, keys)
         parent, changes = moved
         self.pending += [partial(context.storage.sync, k) for k in _due_syncs(changes)]
         return parent, _relocated(context, parent, changes, self.prepared, keys)
@@ -457,9 +488,7 @@ def _moved_since(context: Context, tip: Branch, branch: str, error: ManifestsErr
 
 
 @contextmanager
-def amending(
-    context: Context, branch: str, head: SnapshotView, keys: SessionKeys
-) -> Iterator[None]:
+def _amending(workspace: Workspace, branch: str, head: SnapshotView) -> Iterator[None]:
     """Read what is needed to amend a head; what others have done to it is told as that.
 
     Raises
@@ -471,9 +500,11 @@ def amending(
     try:
         yield
     except CorruptObjectError as error:
+        roots, keys = workspace.context.roots, workspace.keys
+        assert keys is not None
         if is_missing(error):
-            root = context.roots.with_branch(context.roots.read().root, branch)
-            admitted(context.roots, root, branch, keys, _amends(head))
+            root = roots.with_branch(roots.read().root, branch)
+            admitted(roots, root, branch, keys, _amends(head))
         raise
 
 

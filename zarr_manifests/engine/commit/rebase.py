@@ -8,7 +8,7 @@ they are, a manifest is written anew only if rows of it were left to the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from zarr_manifests.engine.edit.change_set import ChangeSet
@@ -36,32 +36,22 @@ __all__ = ["Mine", "Moved", "Rebasing", "changes_between", "rebase_changes", "re
 
 @dataclass(frozen=True, slots=True)
 class Rebasing:
-    """What a commit may do when others came first.
+    """What may become of changes when other commits came first.
 
     Parameters
     ----------
     allowed : bool
-        Whether it may be put on top of theirs at all.
+        Whether they may be put on top of the others' at all.
     policy : {"fail", "ours", "theirs"} or callable
-        Who wins where both sides may.
+        Who wins where both sides may: "ours" is the session's change, "theirs" what others have
+        committed.
     serializable : bool
         Whether nothing that was read may have been changed by others.
-    attempts : int or None
-        How often it is tried; as configured if not given.
-    check : callable or None
-        Is given the tip, opened, before anything is put on top of it; raises `ConflictError` if
-        that must not be.
-    relocate : callable or None
-        Puts appends behind those of others: it is given the tip, and gives back the tip, opened,
-        and all changes as they are there; None if there is nothing of the kind to do.
     """
 
     allowed: bool = True
     policy: Policy = "fail"
     serializable: bool = False
-    attempts: int | None = None
-    check: Callable[[SnapshotView], None] | None = None
-    relocate: Callable[[Branch], tuple[SnapshotView, ChangeSet] | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,21 @@
-"""Appends that are put behind those of others, chunk by chunk.
+"""Puts appends behind those of others.
 
-What a session has changed is taken apart: all but the appends is rebased as ever, and the appends
-are laid on top at their new places. Chunks that begin at a boundary of the others' append are given
-other coordinates and never touched. Invariant: what is returned says of every other chunk and
-document what a rebase would say.
+All changes but the appends are rebased as ever, and the appends are laid on top at their new
+places. Chunks that begin where the others' append ends only get new coordinates. Where the boundary
+lies within a chunk, values of both sides share it, and a `Rewrite` writes the session's anew.
+Invariant: every other chunk and document becomes what a rebase makes of it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from zarr_manifests.engine.commit.rebase import Rebasing, changes_between, rebase_changes
 from zarr_manifests.engine.edit.change_set import ChangeSet
+from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.objects.spill import Rows, Spilled
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView
@@ -24,10 +28,56 @@ from zarr_manifests.planning.conflict.documents import DocumentChange, compare_d
 from zarr_manifests.planning.conflict.relocation import Relocation, plan_relocation
 from zarr_manifests.planning.tables.merge import rearranged, select
 
-__all__ = ["relocate_changes"]
+__all__ = ["Relocating", "Rewrite", "relocate_changes"]
+
+type Rewrite = Callable[[Workspace, SnapshotView, ChangeSet, Sequence[Relocation]], ChangeSet]
+"""Writes a session's appended values anew: given its workspace, the tip, the changes on the tip
+without these values, and where they go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relocating:
+    """That appends along a dimension land behind those of others.
+
+    Parameters
+    ----------
+    dim : str
+        The dimension, as arrays name it.
+    rewrite : Rewrite
+        Writes values anew where the boundary of the others' append lies within a chunk.
+    """
+
+    dim: str
+    rewrite: Rewrite
 
 
 def relocate_changes(
+    workspace: Workspace,
+    changes: ChangeSet,
+    tip: Branch,
+    relocating: Relocating | None,
+    rebasing: Rebasing,
+) -> tuple[SnapshotView, ChangeSet] | None:
+    """The tip, opened, and the workspace's changes as they are there, with its appends moved.
+
+    `changes` are the workspace's, without staged chunks. None if that is not asked for, or if no
+    array was made longer along the dimension by both sides.
+
+    Raises
+    ------
+    ConflictError
+        If the appends cannot be relocated, or the rest cannot be rebased.
+    """
+    if relocating is None or not rebasing.allowed:
+        return None
+    found = _moved_whole(workspace.context, workspace.view, tip, changes, relocating.dim, rebasing)
+    if found is None:
+        return None
+    on, result, uneven = found
+    return on, relocating.rewrite(workspace, on, result, uneven) if uneven else result
+
+
+def _moved_whole(
     context: Context,
     view: SnapshotView,
     tip: Branch,
@@ -35,15 +85,9 @@ def relocate_changes(
     dim: str,
     rebasing: Rebasing,
 ) -> tuple[SnapshotView, ChangeSet, list[Relocation]] | None:
-    """The tip, opened; the changes as they are there; and whose values must be written anew.
+    """The tip, the changes there with whole chunks moved, and what must be written anew.
 
-    None if no array was made longer along the dimension by both sides. The changes hold no staged
-    chunks.
-
-    Raises
-    ------
-    ConflictError
-        If the appends cannot be relocated, or the rest cannot be rebased.
+    None if no array was made longer along the dimension by both sides.
     """
     mine = Changes.of(view.nodes, changes.nodes, changes.truncated, _tables(changes))
     theirs = changes_between(context, view, tip)

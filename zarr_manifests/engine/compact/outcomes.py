@@ -1,56 +1,27 @@
-"""Commits and compactions, counted and told to the log.
-
-The logger `zarr_manifests.operations` gets one line at INFO for each, with what it says as
-attributes of the record too. Nothing here can make an operation fail that has landed.
-"""
+"""Compactions, counted and told to the log; and the one that a commit makes due."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from typing import Final
 
+from zarr_manifests.config import Compaction
+from zarr_manifests.engine.commit.observe import observed
+from zarr_manifests.engine.compact.background import compact_soon
 from zarr_manifests.engine.compact.compaction import CompactionReport, compact_branch
+from zarr_manifests.engine.history.commit_logs import deltas_between
 from zarr_manifests.engine.snapshot.context import Context
-from zarr_manifests.errors import ConflictError
+from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.errors import ManifestsError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.ids import snapshot_id_of
-from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode
+from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode, is_due
 
-__all__ = ["Landing", "observed", "observed_compaction"]
+__all__ = ["compact_if_due", "observed_compaction"]
 
-_LOG = logging.getLogger("zarr_manifests.operations")
-
-
-@dataclass(slots=True)
-class Landing:
-    """What an operation made: `head` is the new snapshot, None as long as there is none.
-
-    `facts` are further attributes of the log's record; units in their names.
-    """
-
-    head: BlobRef | None = None
-    facts: dict[str, object] = field(default_factory=dict)
-
-
-@contextmanager
-def observed(context: Context, operation: str, branch: str) -> Iterator[Landing]:
-    """Count the operation of the block and tell the log of it, if it says that it has landed.
-
-    A commit that is in conflict is counted, too.
-    """
-    landing, start_s = Landing(), context.runtime.monotonic_s()
-    try:
-        yield landing
-    except ConflictError:
-        if operation == "commit":
-            context.meter.add("conflicts")
-        raise
-    if landing.head is not None:
-        context.meter.add(f"{operation}s")
-        _report(context, operation, branch, landing.head, start_s, landing.facts)
+_LOG = logging.getLogger(__name__)
+_OVERDUE: Final = 4
+"""So many times what makes a compaction due, and a writer no longer leaves it to another one."""
 
 
 def observed_compaction(
@@ -76,35 +47,38 @@ def observed_compaction(
     return found, landing.head
 
 
-def _report(
-    context: Context,
-    operation: str,
-    branch: str,
-    head: BlobRef,
-    start_s: float,
-    more: Mapping[str, object],
-) -> None:
-    """Log an operation that began at `start_s` of the runtime and made the snapshot `head`."""
-    if not _LOG.isEnabledFor(logging.INFO):
-        return
-    duration_ms = round((context.runtime.monotonic_s() - start_s) * 1000, 3)
-    facts: dict[str, object] = {
-        "operation": operation,
-        "repository_id": context.repository_id,
-        "repository_url": context.storage.url,
-        "branch": branch,
-        "snapshot_id": snapshot_id_of(head.key),
-        "duration_ms": duration_ms,
-    }
-    snapshot = context.objects.recall(head, Snapshot)
-    if snapshot is not None:
-        facts["kind"] = str(snapshot.kind)
-        facts |= {name.replace("-", "_"): n for name, n in snapshot.totals.items()}
-    _LOG.info(
-        "%s %s on %s in %.1f ms",
-        operation,
-        facts["snapshot_id"],
-        branch,
-        duration_ms,
-        extra={**facts, **more},
+def compact_if_due(context: Context, branch: str, view: SnapshotView) -> SnapshotView | None:
+    """The compacted head to go on from, if the commit that made `view` had to compact its branch.
+
+    None if no compaction is due, if the background does it, or if it failed: then the next commit
+    makes it due again.
+    """
+    rewrite, options = context.config.commits.mode == "rewrite", context.config.compaction
+    if not rewrite and (options.mode == "manual" or not _is_due(view.snapshot, options)):
+        return None
+    if not rewrite and options.mode == "async":
+        compact_soon(context, branch)
+        return None
+    try:
+        with context.roots.only_here("compaction") as alone:
+            overdue = len(view.snapshot.deltas) > _OVERDUE * options.max_delta_count
+            if not (alone or rewrite or overdue):
+                return None  # whoever does it does it for all, unless it has been stopped
+            ratio = 0.0 if rewrite else None
+            head = observed_compaction(context, branch, CompactionMode.MAJOR, ratio)[1]
+        # Somebody may have reset the branch meanwhile; then it is not of this commit.
+        if head is not None and deltas_between(context, view, head) is not None:
+            return context.open_view(head)
+    except ManifestsError:
+        _LOG.warning("compacting %r failed", branch, exc_info=True)
+    return None
+
+
+def _is_due(snapshot: Snapshot, options: Compaction) -> bool:
+    return is_due(
+        sum(entry.first == entry.last for entry in snapshot.deltas),
+        snapshot.sequence,
+        min_delta_count=options.min_delta_count,
+        max_delta_count=options.max_delta_count,
+        interval_commits=options.interval_commits,
     )

@@ -294,7 +294,6 @@ def _directory(context: Context, pointer: BlobRef | None) -> IndexDirectory:
 
 
 def initialized_coords(
-    context: Context,
     workspace: Workspace,
     path: str,
     region: Sequence[Bounds] | Box | None,
@@ -312,7 +311,8 @@ def initialized_coords(
     with workspace.lock:
         cut = workspace.changes.truncated.get(node.node_id)
         changed = workspace.changes.table(node.node_id)
-    coords = Presence(context, workspace.view, branch).coords(node.node_id, box)
+    presence = Presence(workspace.context, workspace.view, branch)
+    coords = presence.coords(node.node_id, box)
     if cut is not None:
         coords = coords[inside(coords, cut)]
     return laid_over(coords, changed, box)

@@ -25,10 +25,10 @@ import numpy as np
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.history.follow import collected, expired
 from zarr_manifests.engine.objects.chunks import ChunkReader
-from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import check_axes
 from zarr_manifests.errors import (
     CorruptObjectError,
+    InvalidArgumentError,
     ManifestsError,
     MissingChunkError,
     ObjectNotFoundError,
@@ -48,10 +48,11 @@ from zarr_manifests.ids import crc32c
 from zarr_manifests.planning.conflict.reads import Reads
 from zarr_manifests.planning.tables.byte_ranges import RangeRequest, coalesce
 from zarr_manifests.planning.tables.merge import Layer, fold, merge_layers, within
+from zarr_manifests.planning.tables.regions import Bounds, cells_box, chunk_box
 from zarr_manifests.planning.tables.resolved_chunks import locate
 from zarr_manifests.storage import Storage
 
-__all__ = ["ChunkStream", "chunks_in"]
+__all__ = ["ChunkStream", "find_chunks", "stream_chunks"]
 
 _SPAN_BYTES: Final = 8 * 1024**2
 _WINDOW_CHUNKS: Final = 16 * 1024
@@ -59,7 +60,61 @@ _MOST_NOTED: Final = 4096
 """Chunks of a box that are noted one by one as read."""
 
 
-def chunks_in(workspace: Workspace, node: Node, box: Box) -> ChunkTable | None:
+def find_chunks(
+    workspace: Workspace,
+    path: str,
+    box: Sequence[Bounds] | Box | None,
+    cells: Sequence[Bounds] | None,
+) -> tuple[Node, ChunkTable | None]:
+    """The array, and its chunks that are in the box or hold any of the cells.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such array.
+    InvalidArgumentError
+        If box or cells do not fit it, or both are given.
+    """
+    if box is not None and cells is not None:
+        raise InvalidArgumentError("either a box of chunks or cells are given, not both")
+
+    def find() -> tuple[Node, ChunkTable | None]:
+        node = workspace.array_at(path)
+        assert node.array is not None
+        meta = node.array
+        if cells is None:
+            due = chunk_box(meta.grid, box)
+        else:
+            due = cells_box(meta.shape, meta.chunk_shape, cells)
+        return node, _chunks_in(workspace, node, due) if due.size else None
+
+    return workspace.guarded(find)
+
+
+def stream_chunks(
+    workspace: Workspace,
+    path: str,
+    box: Sequence[Bounds] | Box | None,
+    cells: Sequence[Bounds] | None,
+    *,
+    gap_bytes: int,
+    window_bytes: int,
+) -> ChunkStream:
+    """The bytes of the chunks that `find_chunks` finds.
+
+    Raises
+    ------
+    NotFoundError, InvalidArgumentError
+        As `find_chunks`; the latter also if a number of bytes is out of range.
+    """
+    for name, value, least in (("gap_bytes", gap_bytes, 0), ("window_bytes", window_bytes, 1)):
+        if type(value) is not int or value < least:
+            raise InvalidArgumentError(f"{name} is a number from {least} on, not {value!r}")
+    _, table = find_chunks(workspace, path, box, cells)
+    return ChunkStream(workspace, table, gap_bytes=gap_bytes, window_bytes=window_bytes)
+
+
+def _chunks_in(workspace: Workspace, node: Node, box: Box) -> ChunkTable | None:
     """The chunks of an array in the box that are there; None if there is none."""
     with workspace.lock:
         view, changes = workspace.view, workspace.changes
@@ -102,8 +157,6 @@ class ChunkStream:
 
     Parameters
     ----------
-    context : Context
-        The repository.
     workspace : Workspace
         Whose chunks they are.
     table : ChunkTable or None
@@ -116,14 +169,13 @@ class ChunkStream:
 
     def __init__(
         self,
-        context: Context,
         workspace: Workspace,
         table: ChunkTable | None,
         *,
         gap_bytes: int,
         window_bytes: int,
     ) -> None:
-        self._context = context
+        self._context = workspace.context
         self._keys = workspace.keys
         self._snapshot_id = workspace.view.snapshot_id
         self._reader: ChunkReader = workspace.reader

@@ -104,7 +104,7 @@ def locate(table: ChunkTable) -> tuple[IndexArray, Locations]:
 class ResolvedChunks:
     """Where chunks of an array are: a row for each that is there, in C order.
 
-    Made by `Session.resolve`.
+    Made by `Session.chunk_refs`.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ class ResolvedChunks:
     >>> with repo.transaction(message="fill half") as store:
     ...     a = zarr.create_array(store, name="a", shape=(8,), chunks=(2,), dtype="i2")
     ...     a[4:] = 7
-    >>> found = repo.readonly_session().resolve("a")
+    >>> found = repo.readonly_session().chunk_refs("a")
     >>> found.coords.tolist(), [zm.ChunkKind(kind).name for kind in found.kind]
     ([[2], [3]], ['INLINE', 'INLINE'])
     """
@@ -219,7 +219,7 @@ class ResolvedChunks:
         >>> session = zm.Repository.create("memory://arrow-example").writable_session()
         >>> a = zarr.create_array(session.store, name="a", shape=(8,), chunks=(2,), dtype="i2")
         >>> a[4:] = 7
-        >>> session.resolve("a").to_arrow().select(["coords", "kind"]).to_pylist()
+        >>> session.chunk_refs("a").to_arrow().select(["coords", "kind"]).to_pylist()
         [{'coords': [2], 'kind': 'inline'}, {'coords': [3], 'kind': 'inline'}]
         """
         try:

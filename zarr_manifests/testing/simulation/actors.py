@@ -20,7 +20,7 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
 )
 from zarr_manifests.session import Session
-from zarr_manifests.store import ManifestStore
+from zarr_manifests.store import ManifestStore, workspace_of
 from zarr_manifests.testing.simulation.attempts import LOG, STEP, RefChange
 from zarr_manifests.testing.simulation.judge import ACCOUNTS
 from zarr_manifests.testing.simulation.model import (
@@ -86,7 +86,7 @@ def put(process: Process, store: ManifestStore, state: State, change: Change) ->
         case SetChunk(path, number, bytes() as data):
             store.set_sync(f"{path}/c/{number}", cpu.Buffer.from_bytes(data))
         case DeleteNode(path):
-            store.workspace.delete_below(f"{path}/")
+            workspace_of(store).delete_below(f"{path}/")
         case _:
             _put_document(process, store, change.path, after.nodes[change.path])
     return after
@@ -114,7 +114,8 @@ def check_session(session: Session, state: State) -> None:
     store = session.store
     due = {f"{path}/zarr.json" if path else "zarr.json" for path in state.nodes}
     due |= {f"{path}/c/{i}" for path, i in state.chunks}
-    keys = store.workspace.guarded(lambda: set(store.workspace.keys_below("")))
+    workspace = workspace_of(store)
+    keys = workspace.guarded(lambda: set(workspace.keys_below("")))
     if keys != due:
         raise BrokenPromiseError(f"{session.snapshot_id}: keys differ by {sorted(keys ^ due)}")
     for path, i in sorted(state.chunks):
@@ -185,7 +186,7 @@ class Transferrer:
                 if rng.random() < 0.6:
                     return
                 # What went wrong after the swap has closed the session.
-                closed = session.store.workspace.closed is not None
+                closed = workspace_of(session.store).closed is not None
                 disturbed = before if closed else process.wire.disturbed
                 try:
                     state = process.judge.state(session.snapshot_id)
@@ -193,7 +194,7 @@ class Transferrer:
                 except ManifestsError as error:
                     process.expect(error, disturbed, (), session)
                     return
-            elif session.store.workspace.closed is not None:
+            elif workspace_of(session.store).closed is not None:
                 return
 
     def _move(self, process: Process, session: Session, state: State) -> list[Change]:
@@ -229,14 +230,14 @@ class Scribbler:
             process.expect(error, disturbed, gone(branch), session)
             return
         dawdle(process)
-        if not session.has_changes:
+        if not session.has_uncommitted_changes:
             return
         base = process.judge.known[session.snapshot_id]
         amend = rng.random() < 0.1 and not base.rewrite and base.parent is not None
         amend = amend and base.message in process.judge.attempts
         for _ in range(rng.randrange(1, 3)):
             done = process.commit(session, branch, changes, amend=amend, allowed=(ConflictError,))
-            if done or session.store.workspace.closed is not None:
+            if done or workspace_of(session.store).closed is not None:
                 return
 
 

@@ -23,7 +23,7 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
 )
 from zarr_manifests.session import Fork, Session
-from zarr_manifests.store import ManifestStore
+from zarr_manifests.store import ManifestStore, freeze_store
 from zarr_manifests.testing.simulation.actors import (
     CELLS,
     branch_for,
@@ -77,7 +77,7 @@ def _received(process: Process, copy: bytes) -> ForkState:
 
 
 def _sent(store: ManifestStore) -> bytes:
-    return pickle.dumps(store.freeze(explicit=True))
+    return pickle.dumps(freeze_store(store))
 
 
 def _fork(process: Process, result: Result) -> Fork:
@@ -141,7 +141,7 @@ class Foreman:
         except ManifestsError as error:
             process.expect(error, disturbed, gone(branch), session)
             return
-        if session.has_changes:
+        if session.has_uncommitted_changes:
             process.commit(session, branch, changes, allowed=(ConflictError,))
 
     def _share_out(self, process: Process, session: Session, state: State) -> list[Task]:

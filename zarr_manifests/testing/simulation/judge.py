@@ -38,6 +38,7 @@ from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import crc32c, session_of, session_start, snapshot_id_of, snapshot_key
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.session import Session
+from zarr_manifests.store import workspace_of
 from zarr_manifests.testing.simulation.attempts import Attempt, RefChange
 from zarr_manifests.testing.simulation.model import (
     Change,
@@ -212,7 +213,7 @@ class Judge:
 
     def is_fenced(self, session: Session) -> bool:
         """Whether the session must not commit any more."""
-        keys = session.store.workspace.keys
+        keys = workspace_of(session.store).keys
         if keys is None:
             return False
         tip = self._root().branches.get(session.branch or "")

@@ -16,6 +16,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.session import Session
+from zarr_manifests.store import workspace_of
 from zarr_manifests.testing.faulty import SimulatedCrash
 from zarr_manifests.testing.simulation.attempts import Attempt, RefChange, Terms
 from zarr_manifests.testing.simulation.judge import Judge
@@ -182,7 +183,7 @@ class Process:
         """Commit, and tell the judge before and after; whether it has landed."""
         message = f"{self.name}.{next(self._messages)}"
         attempt = Attempt(message, branch, session.snapshot_id, tuple(changes), amend, terms)
-        keys = session.store.workspace.keys
+        keys = workspace_of(session.store).keys
         if keys is not None:
             attempt.start, attempt.epoch = keys.start, keys.epoch
         self.judge.begin(attempt)

@@ -1,0 +1,191 @@
+"""How the changes of a session reach its branch.
+
+Invariants: the changes of a session are committed whole or not at all; a session whose commit has
+landed never commits the same changes again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from zarr_manifests.appends import rewrite_appends
+from zarr_manifests.engine.commit.describe import checked_message, checked_metadata
+from zarr_manifests.engine.commit.landing import Committed, commit
+from zarr_manifests.engine.commit.rebase import Rebasing, rebase_changes
+from zarr_manifests.engine.commit.relocate import Relocating, relocate_changes
+from zarr_manifests.engine.commit.replay import patch
+from zarr_manifests.engine.commit.request import CommitRequest, TipCheck
+from zarr_manifests.engine.compact.outcomes import compact_if_due
+from zarr_manifests.engine.edit.pin import Pin
+from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.errors import ConflictError, InvalidArgumentError, ManifestsError
+from zarr_manifests.format.delta import CommitKind
+from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.planning.conflict.decide import Policy, check_policy
+
+__all__ = ["Commits"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class Commits:
+    """Commits, amends, rebases and patches for one session.
+
+    Parameters
+    ----------
+    pin : Pin
+        The session's snapshot and changes.
+    serializable : bool
+        Whether a commit conflicts with any change of what the session has read.
+    """
+
+    def __init__(self, pin: Pin, *, serializable: bool) -> None:
+        self._pin, self._serializable = pin, serializable
+        self._relocating: Relocating | None = None
+
+    def relocate_appends(self, dim: object, *, relocate: bool) -> None:
+        """From now on, land appends along the dimension behind those of others, or no longer."""
+        self._pin.check_open()
+        if not isinstance(dim, str) or not dim:
+            raise InvalidArgumentError(f"{dim!r} is no name of a dimension")
+        self._relocating = Relocating(dim, rewrite_appends) if relocate else None
+
+    def commit(
+        self,
+        message: str,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        rebase: bool | Policy = True,
+        retries: int | None = None,
+        discard_unmerged: bool = False,
+        check_tip: TipCheck | None = None,
+    ) -> str:
+        """The id of the new snapshot; see `Session.commit`."""
+        self._pin.check_open()
+        request = CommitRequest(
+            checked_message(message),
+            checked_metadata(metadata),
+            self._rebasing(rebase),
+            _attempts(retries),
+            self._relocating,
+            check_tip,
+        )
+        workspace = self._pin.workspace
+        with workspace.lock:
+            self._pin.check_open()  # another thread's commit may have closed it
+            self._pin.copies.bring_in(discard=discard_unmerged)
+            if not workspace.changes:
+                raise InvalidArgumentError("nothing to commit: the session has no changes")
+            return self._land(request)
+
+    def amend(
+        self,
+        message: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        discard_unmerged: bool = False,
+    ) -> str:
+        """The id of the snapshot that replaces the branch's head; see `Session.amend`."""
+        self._pin.check_open()
+        workspace = self._pin.workspace
+        with workspace.lock:
+            self._pin.check_open()
+            self._pin.copies.bring_in(discard=discard_unmerged)
+            head, old = workspace.view, workspace.view.snapshot
+            if old.parent is None or old.kind is CommitKind.REWRITE:
+                what = "the first of the repository" if old.parent is None else "a rewrite"
+                raise InvalidArgumentError(
+                    f"snapshot {head.snapshot_id} is {what} and cannot be amended; commit instead"
+                )
+            if not workspace.changes and message is None and metadata is None:
+                raise InvalidArgumentError("nothing to amend: no changes, message or metadata")
+            message = checked_message(old.message if message is None else message)
+            metadata = checked_metadata(old.metadata if metadata is None else metadata)
+            return self._land(CommitRequest(message, metadata, amends=head))
+
+    def patch(
+        self, done: SnapshotView, message: str, metadata: Mapping[str, Any], *, undo: bool
+    ) -> str:
+        """The id of a new snapshot that does again, or undoes, what the commit `done` did.
+
+        It takes chunk refs over from `done`, or from its parent, so that one has to be in history
+        still when this lands.
+        """
+        message, metadata = checked_message(message), checked_metadata(metadata)
+        source = done.snapshot.parent_id if undo else done.snapshot_id
+        if done.snapshot.parent is None or source is None:
+            raise InvalidArgumentError(
+                f"snapshot {done.snapshot_id} is the first of the repository; no commit made it"
+            )
+        workspace = self._pin.workspace
+        workspace.changes = patch(self._pin.context, done, workspace.view, undo=undo)
+        if not workspace.changes:
+            raise InvalidArgumentError(
+                f"snapshot {done.snapshot_id} has nothing to {'undo' if undo else 'do'} on branch "
+                f"{self._pin.branch!r}: it is so already"
+            )
+        return self._land(CommitRequest(message, metadata, self._rebasing(True), source=source))
+
+    def rebase(self, policy: Policy) -> str:
+        """The id of the branch's head, which the changes are made on now; see `Session.rebase`."""
+        self._pin.check_open()
+        rebasing, pin = self._rebasing(policy), self._pin
+        workspace, context = pin.workspace, pin.context
+        with workspace.lock:
+            pin.check_open()
+            if workspace.token is not None:
+                pin.copies.bring_in()
+            assert pin.branch is not None
+            root = context.roots.with_branch(context.roots.read().root, pin.branch)
+            tip = root.branches.get(pin.branch)
+            if tip is None:
+                raise ConflictError(
+                    f"branch {pin.branch!r} was deleted since the session began; create it "
+                    "again at the session's snapshot, then commit"
+                )
+            if tip.head.key != workspace.view.ref.key:
+                if self._relocating is not None:
+                    workspace.flush()
+                changes = workspace.changes
+                moved = relocate_changes(workspace, changes, tip, self._relocating, rebasing)
+                if moved is None:
+                    moved = rebase_changes(context, workspace.view, tip, changes, rebasing)
+                workspace.rebase(*moved)
+        return pin.snapshot_id
+
+    def _rebasing(self, rebase: bool | Policy) -> Rebasing:
+        policy: Policy = "fail" if isinstance(rebase, bool) else rebase
+        check_policy(policy)
+        return Rebasing(rebase is not False, policy, self._serializable)
+
+    def _land(self, request: CommitRequest) -> str:
+        assert self._pin.branch is not None
+        done = commit(self._pin.workspace, self._pin.branch, request)
+        self._go_on(done, self._pin.branch)
+        return snapshot_id_of(done.head.key)
+
+    def _go_on(self, done: Committed, branch: str) -> None:
+        """Continue from what was committed; the commit stands whatever becomes of this."""
+        pin = self._pin
+        try:
+            view = pin.context.open_view(done.head)
+        except BaseException as error:
+            # The old snapshot with the changes on it still reads right; only that it has been
+            # committed must not be forgotten.
+            pin.workspace.closed = "its last commit landed, but could not be opened again"
+            if not isinstance(error, ManifestsError):
+                raise
+            _LOG.warning("going on after a commit to %r failed", branch, exc_info=True)
+            return
+        pin.move_to(view, done.at.root.version)
+        compacted = compact_if_due(pin.context, branch, view)
+        if compacted is not None:
+            pin.move_to(compacted)
+
+
+def _attempts(retries: int | None) -> int | None:
+    if retries is not None and (type(retries) is not int or retries < 0):
+        raise InvalidArgumentError(f"retries is a number of times, and not {retries!r}")
+    return None if retries is None else retries + 1

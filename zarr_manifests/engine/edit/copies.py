@@ -1,0 +1,102 @@
+"""The copies of a session's store: which were merged, and what those that report have changed.
+
+Invariants: a commit leaves out no copy's change unless its caller says so; reports are brought in
+once, after the session's token is gone, so that a commit that is retried has them; a session under
+new names has no copies.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from zarr_manifests.engine.edit.change_set import ForkState
+from zarr_manifests.engine.edit.forks import merge_forks, merge_reports, refuse_unmerged
+from zarr_manifests.engine.edit.merge_forks import Owners
+from zarr_manifests.engine.edit.reporting_copies import check_reporting, close_token, open_token
+from zarr_manifests.engine.edit.workspace import Workspace
+from zarr_manifests.engine.root.epochs import check_fence
+from zarr_manifests.errors import ManifestsError
+
+__all__ = ["Copies"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class Copies:
+    """The copies of one session, and their way back into its workspace.
+
+    Parameters
+    ----------
+    workspace : Workspace
+        The session's.
+    reporting : bool
+        Whether copies report through the storage what they change.
+
+    Attributes
+    ----------
+    gathered : bool
+        Whether what copies reported is in the workspace.
+    """
+
+    def __init__(self, workspace: Workspace, *, reporting: bool) -> None:
+        self._workspace, self._reporting = workspace, reporting
+        self._owners = Owners()
+        self._merged = self._shut = self.gathered = False
+        keys = workspace.keys
+        if reporting and keys is not None:
+            check_reporting(workspace.storage, keys)
+            workspace.token = open_token(workspace.storage, keys)
+
+    def merge(self, states: Sequence[ForkState]) -> None:
+        """Bring the changes of these copies into the workspace, all or none."""
+        merge_forks(self._workspace, self._owners, states)
+        self._merged = True
+
+    def check_merged(self) -> None:
+        """Refuse to leave out what copies that do not report have changed.
+
+        Raises
+        ------
+        UnmergedForksError
+            If there are copies that changed anything, and none was merged.
+        """
+        workspace = self._workspace
+        if workspace.token is None and workspace.copied and not self._merged:
+            refuse_unmerged(workspace)
+
+    def bring_in(self, *, discard: bool = False) -> None:
+        """Stop all copies that report, and bring in what they reported; or refuse other copies.
+
+        With `discard`, nothing is brought in and nothing is refused.
+        """
+        workspace = self._workspace
+        if workspace.token is None:
+            if not discard:
+                self.check_merged()
+        elif not self.gathered:
+            roots = workspace.context.roots
+            if not discard and workspace.keys is not None:  # else they may have been collected
+                check_fence(roots, roots.read().root, workspace.keys)
+            if not self._shut:
+                close_token(workspace.storage, workspace.token)
+                self._shut = True
+            if not discard:
+                merge_reports(workspace, self._owners)
+                self.gathered = True
+
+    def begin_anew(self, *, renamed: bool) -> None:
+        """Forget what was merged; a session under new names opens a token of its own."""
+        self._owners, self._merged = Owners(), False
+        if self._reporting and renamed:
+            self._workspace.token = self._new_token()
+            self._shut = self.gathered = False
+
+    def _new_token(self) -> str | None:
+        """The key of a new token; without one, copies do not report."""
+        assert self._workspace.keys is not None
+        try:
+            return open_token(self._workspace.storage, self._workspace.keys)
+        except ManifestsError:
+            _LOG.warning("copies of the session cannot report until its commit", exc_info=True)
+            return None
