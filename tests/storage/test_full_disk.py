@@ -224,6 +224,7 @@ def test_every_repository_sets_room_aside(tmp_path: Path, how: str) -> None:
 
 
 def test_a_first_write_that_fails_sets_nothing_aside(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
     refused = xr.Dataset({"t": ("x", [np.nan])})
     with pytest.raises(InvalidArgumentError, match="NaN"):
         zm.write(refused, tmp_path / "a", message="m", encoding={"t": {"dtype": "i4"}})

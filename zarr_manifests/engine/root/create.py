@@ -11,6 +11,7 @@ from functools import partial
 
 from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.engine.objects.metadata import Objects, Upload
+from zarr_manifests.engine.root.deferred_create import Unmade
 from zarr_manifests.engine.root.disk_reserve import keep_reserve
 from zarr_manifests.engine.root.hints import around, instead
 from zarr_manifests.engine.root.roots import RootAt, Roots
@@ -68,7 +69,8 @@ def create_repository(
         raise AlreadyExistsError(
             f"a repository was made at {storage.url} at the same moment; open it instead"
         )
-    keep_reserve(storage)
+    if not isinstance(storage, Unmade):  # which does so once the repository is made
+        keep_reserve(storage)
     return at
 
 
