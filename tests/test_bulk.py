@@ -57,7 +57,7 @@ def put(session: Session, key: str, value: bytes) -> None:
 
 
 def make(storage: Any, **config: Any) -> Repository:
-    common = {"inline-chunk-bytes": 4, "compaction": {"mode": "MANUAL"}}
+    common = {"inline-chunk-bytes": 4, "compaction": {"mode": "manual"}}
     return Repository.create(storage, {**common, **config}, virtual_containers={"raw": RAW})
 
 

@@ -36,7 +36,7 @@ from zarr_manifests import Repository
 
 REFS, STEPS, TILES, IN_FILE, AT_ONCE = 10_000_000, 10, 100, 1_000, 1_000_000
 CASES = ("new", "many", "random", "update", "session")
-_MODE = {"compaction": {"mode": "MANUAL"}}
+_MODE = {"compaction": {"mode": "manual"}}
 
 
 def document(steps: int) -> bytes:

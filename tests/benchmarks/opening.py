@@ -37,7 +37,7 @@ from zarr_manifests.store import workspace_of
 
 REFS, TIMES = 1_000_000, 7
 KINDS = ("packed", "virtual", "sparse")
-_CONFIG = {"compaction": {"mode": "MANUAL"}, "inline-chunk-bytes": 0}
+_CONFIG = {"compaction": {"mode": "manual"}, "inline-chunk-bytes": 0}
 
 
 def make(url: str, refs: int, kind: str) -> dict[str, Any]:

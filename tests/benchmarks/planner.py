@@ -170,7 +170,7 @@ def repository_of(leaves: int) -> Callable[[], None]:
     """Commits that each change one chunk of an array in so many leaves, each in a manifest."""
     default = ManifestSet("default", 10, None, None, None)
     planned = ChunkManifests(sets=(default,), rules=(), splitting=(Split("/air", ((0, 10),)),))
-    config = RepositoryConfig(chunk_manifests=planned, compaction=Compaction(mode="MANUAL"))
+    config = RepositoryConfig(chunk_manifests=planned, compaction=Compaction(mode="manual"))
     repository = Repository.create(MemoryStorage(), config)
     session = repository.writable_session()
     count = leaves * 10

@@ -67,7 +67,7 @@ def overwrite(storage: MemoryStorage, ratio: float, commits: int, each: int) -> 
     rng = np.random.default_rng(2)
     counting = CountingStorage(storage)
     # What is due is compacted by hand, so that both can be counted apart.
-    config = {"compaction": {"mode": "MANUAL", "size-ratio": ratio}}
+    config = {"compaction": {"mode": "manual", "size-ratio": ratio}}
     writer = Repository.open(storage, config).writable_session()
     compactor = Repository.open(counting, config)
     written: Counter[str] = Counter()

@@ -17,7 +17,7 @@ from zarr_manifests.cli import app
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     """Four deltas on no base."""
-    repo = zm.Repository.create(tmp_path / "repository", {"compaction": {"mode": "MANUAL"}})
+    repo = zm.Repository.create(tmp_path / "repository", {"compaction": {"mode": "manual"}})
     with repo.transaction("main", message="array") as store:
         zarr.create_array(store, name="a", shape=(30,), chunks=(10,), dtype="f8")
     for i in range(3):

@@ -101,7 +101,7 @@ def repository_configs() -> st.SearchStrategy[RepositoryConfig]:
         commits=st.builds(Commits, st.sampled_from(["delta", "rewrite"]), st.integers(1, 10_000)),
         compaction=st.builds(
             Compaction,
-            st.sampled_from(["AUTO", "ASYNC", "MANUAL"]),
+            st.sampled_from(["auto", "async", "manual"]),
             st.integers(1, 1_000),
             st.integers(1, 1_000),
             st.integers(1, 1_000_000),
@@ -201,7 +201,7 @@ def test_everything_at_once() -> None:
         pack-bytes: 2
         commits: {mode: rewrite, attempts: 3}
         compaction:
-          mode: MANUAL
+          mode: manual
           min-delta-count: 3
           max-delta-count: 4
           interval-commits: 5
@@ -226,7 +226,7 @@ def test_everything_at_once() -> None:
         pack_chunk_bytes=1,
         pack_bytes=2,
         commits=Commits("rewrite", 3),
-        compaction=Compaction("MANUAL", 3, 4, 5, 6, 0.5, 7),
+        compaction=Compaction("manual", 3, 4, 5, 6, 0.5, 7),
         cache=Cache(8, 9),
         chunk_manifests=ChunkManifests(
             (

@@ -18,7 +18,7 @@ from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import Fault, FaultyStorage
 
-CONFIG = {"compaction": {"mode": "ASYNC", "max-delta-count": 3, "async-threads": 1}}
+CONFIG = {"compaction": {"mode": "async", "max-delta-count": 3, "async-threads": 1}}
 
 
 def commits(repository: Repository, count: int, first: int = 0) -> None:
@@ -74,7 +74,7 @@ def slow(name):
 
 repository = Repository.create(
     sys.argv[1],
-    {"compaction": {"mode": "ASYNC", "max-delta-count": 3}},
+    {"compaction": {"mode": "async", "max-delta-count": 3}},
     runtime=replace(SYSTEM, checkpoint=slow),
 )
 for i in range(3):

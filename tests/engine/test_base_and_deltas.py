@@ -129,7 +129,7 @@ def test_the_changes_from_the_third_commit_to_the_fifth(compacted: bool, mode: s
 
 def test_base_and_delta_are_apart() -> None:
     """The first snapshots have no base; what comes after one links it, and adds its own delta."""
-    repository = Repository.create(MemoryStorage(), {"compaction": {"mode": "MANUAL"}})
+    repository = Repository.create(MemoryStorage(), {"compaction": {"mode": "manual"}})
     session = repository.writable_session()
     zarr.create_array(session.store, name="a", shape=(GRID,), chunks=(1,), dtype="i1")
     point(session, np.arange(10), 0)

@@ -22,7 +22,7 @@ from zarr_manifests.testing import InterruptingStorage, copy_of, in_order
 from zarr_manifests.testing.wrapped import Call, WrappedStorage
 
 NOW = timedelta(0)
-CONFIG = {"inline-chunk-bytes": 0, "compaction": {"mode": "MANUAL"}}
+CONFIG = {"inline-chunk-bytes": 0, "compaction": {"mode": "manual"}}
 CELLS = 4
 type Work = Callable[[Repository], object]
 

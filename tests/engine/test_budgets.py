@@ -74,7 +74,7 @@ def test_small_repository_opens_with_its_coordinates_in_one_request(commits: int
 def many_arrays(arrays: int, *, coordinates: bool = True, commits: int = 1) -> MemoryStorage:
     """Arrays with attributes and chunks in packs, over coordinates that are small."""
     storage = MemoryStorage()
-    repository = Repository.create(storage, {"compaction": {"mode": "MANUAL"}})
+    repository = Repository.create(storage, {"compaction": {"mode": "manual"}})
     for turn in range(commits):
         session = repository.writable_session("main")
         group = zarr.open_group(session.store, mode="a", use_consolidated=False)

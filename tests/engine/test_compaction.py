@@ -131,7 +131,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
-        config = {"compaction": {"mode": "MANUAL"}, "inline-chunk-bytes": 16}
+        config = {"compaction": {"mode": "manual"}, "inline-chunk-bytes": 16}
         self.repository = Repository.create(self.storage, config)
         session = self.repository.writable_session("main")
         for path in ("", "g"):
@@ -146,7 +146,7 @@ class World:
         """A commit that is followed by the compaction that it makes due."""
         rewrite = bool(self.rng.random() < 0.5)
         config: dict[str, Any] = {"commits": {"mode": "rewrite" if rewrite else "delta"}}
-        config["compaction"] = {"mode": "AUTO", "max-delta-count": 3, "size-ratio": 0.3}
+        config["compaction"] = {"mode": "auto", "max-delta-count": 3, "size-ratio": 0.3}
         repository = Repository.open(self.storage, config)
         before = self.repository.list_branches()["main"]
         self.commit(repository)
@@ -413,7 +413,7 @@ def test_rewriting_after_each_commit_makes_no_difference(seed: int) -> None:
     """But that readers find no deltas."""
     worlds = World(seed), World(seed)
     for world, mode in zip(worlds, ("delta", "rewrite"), strict=True):
-        options = {"commits": {"mode": mode}, "compaction": {"mode": "AUTO"}}
+        options = {"commits": {"mode": mode}, "compaction": {"mode": "auto"}}
         for _ in range(15):
             world.commit(Repository.open(world.storage, options), amend=False)
         world.check_all()
@@ -433,7 +433,7 @@ def pending_refs(refs: int, commits: int) -> MemoryStorage:
     """A repository whose array has so many virtual chunks, pending in so many commits."""
     storage = MemoryStorage()
     sets = {"default": {"max-manifest-size": 10_000}}
-    config = {"chunk-manifests": {"sets": [sets]}, "compaction": {"mode": "MANUAL"}}
+    config = {"chunk-manifests": {"sets": [sets]}, "compaction": {"mode": "manual"}}
     session = Repository.create(storage, config).writable_session()
     key, data = document("b", (refs // 100, 100), 0)
     session.store.set_sync(key, buffer(data))

@@ -36,7 +36,7 @@ from zarr_manifests.testing import (
 RUNTIME = in_order()
 KINDS: tuple[FaultKind, ...] = ("crash_before", "crash_after", "lose_answer")
 MANUAL = {
-    "compaction": {"mode": "MANUAL", "fan-in": 2, "size-ratio": 0.1},
+    "compaction": {"mode": "manual", "fan-in": 2, "size-ratio": 0.1},
     "inline-chunk-bytes": 4,
     "chunk-manifests": {
         "sets": [
@@ -47,8 +47,8 @@ MANUAL = {
         "splitting": [{"path": ".*", "along": {0: 4}}],
     },
 }
-AUTO = {"compaction": {"mode": "AUTO", "min-delta-count": 1, "max-delta-count": 1}}
-REWRITE = {"compaction": {"mode": "MANUAL"}, "commits": {"mode": "rewrite"}}
+AUTO = {"compaction": {"mode": "auto", "min-delta-count": 1, "max-delta-count": 1}}
+REWRITE = {"compaction": {"mode": "manual"}, "commits": {"mode": "rewrite"}}
 
 type Contents = dict[str, bytes]
 

@@ -20,7 +20,7 @@ from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.storage import MemoryStorage
 
-CONFIG = {"compaction": {"mode": "MANUAL"}, "inline-chunk-bytes": 16}
+CONFIG = {"compaction": {"mode": "manual"}, "inline-chunk-bytes": 16}
 type Wrong = Callable[[Count], Count]
 
 

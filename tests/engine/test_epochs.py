@@ -25,7 +25,7 @@ NOW = timedelta(0)
 CONFIG = {
     "inline-chunk-bytes": 0,
     "pack-chunk-bytes": 0,
-    "compaction": {"mode": "MANUAL", "fan-in": 2},
+    "compaction": {"mode": "manual", "fan-in": 2},
 }
 
 

@@ -24,7 +24,7 @@ from zarr_manifests.storage import MemoryStorage, Storage
 from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import InterruptingStorage, copy_of, in_order
 
-CONFIG = {"inline-chunk-bytes": 0, "compaction": {"mode": "MANUAL"}}
+CONFIG = {"inline-chunk-bytes": 0, "compaction": {"mode": "manual"}}
 CELLS = 8
 
 

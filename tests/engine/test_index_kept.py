@@ -50,7 +50,7 @@ def indexed(storage: Any) -> tuple[int, int]:
 @pytest.mark.parametrize("mode", ["major", "full"])
 def test_a_compaction_keeps_the_index(mode: Any) -> None:
     storage = MemoryStorage()
-    config = {"compaction": {"mode": "MANUAL", "size-ratio": 0.2}, **SMALL_LEAVES}
+    config = {"compaction": {"mode": "manual", "size-ratio": 0.2}, **SMALL_LEAVES}
     repository = Repository.create(storage, config)
     session = repository.writable_session()
     make(session, (300,))
@@ -126,7 +126,7 @@ def test_after_a_hundred_commits_an_answer_costs_few_requests(hundred: MemorySto
 
 def test_a_compaction_that_loses_its_race_leaves_the_index_as_it_was() -> None:
     storage = MemoryStorage()
-    repository = Repository.create(storage, {"compaction": {"mode": "MANUAL"}})
+    repository = Repository.create(storage, {"compaction": {"mode": "manual"}})
     session = repository.writable_session()
     make(session, (50,))
     fill(session, [(at,) for at in range(20)])
@@ -153,7 +153,7 @@ def test_a_compaction_that_loses_its_race_leaves_the_index_as_it_was() -> None:
 
 def test_what_was_committed_meanwhile_lies_over_the_index() -> None:
     storage = MemoryStorage()
-    repository = Repository.create(storage, {"compaction": {"mode": "MANUAL"}})
+    repository = Repository.create(storage, {"compaction": {"mode": "manual"}})
     session = repository.writable_session()
     make(session, (50,))
     fill(session, [(at,) for at in range(20)])
@@ -181,7 +181,7 @@ def test_rules_go_by_the_chunks_that_there_are() -> None:
     rules = [{"target": "small", "initialized-chunks": [0, 25]}]
     sets = [{"small": {"max-manifest-size": 1_000}}, {"default": {"max-manifest-size": 1_000}}]
     config = {
-        "compaction": {"mode": "MANUAL", "size-ratio": 0},
+        "compaction": {"mode": "manual", "size-ratio": 0},
         "chunk-manifests": {"sets": sets, "rules": rules},
     }
     repository = Repository.create(storage, config)
@@ -205,7 +205,7 @@ def test_rules_go_by_the_chunks_that_there_are() -> None:
 @given(st.data())
 def test_the_index_says_what_manifests_say(data: st.DataObject) -> None:
     storage = MemoryStorage()
-    config = {"compaction": {"mode": "MANUAL", "fan-in": 2}, **SMALL_LEAVES}
+    config = {"compaction": {"mode": "manual", "fan-in": 2}, **SMALL_LEAVES}
     repository = Repository.create(storage, config)
     session = repository.writable_session()
     make(session, (30, 4))

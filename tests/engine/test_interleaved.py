@@ -31,9 +31,9 @@ from zarr_manifests.store import workspace_of
 PATHS = ("a", "g/b", "time")
 LONGEST = 9
 CONFIGS: dict[str, dict[str, Any]] = {
-    "delta": {"compaction": {"mode": "MANUAL"}},
-    "auto": {"compaction": {"mode": "AUTO", "max-delta-count": 2, "size-ratio": 0.3}},
-    "rewrite": {"compaction": {"mode": "MANUAL"}, "commits": {"mode": "rewrite"}},
+    "delta": {"compaction": {"mode": "manual"}},
+    "auto": {"compaction": {"mode": "auto", "max-delta-count": 2, "size-ratio": 0.3}},
+    "rewrite": {"compaction": {"mode": "manual"}, "commits": {"mode": "rewrite"}},
 }
 SMALL: dict[str, Any] = {
     "inline-chunk-bytes": 4,

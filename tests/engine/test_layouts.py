@@ -291,7 +291,7 @@ def test_a_set_of_limited_number_is_packed_in_steps(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After none of them it has more manifests than it may have; and all reads as before."""
-    config = {"chunk-manifests": FEW, "compaction": {"mode": "MANUAL"}}
+    config = {"chunk-manifests": FEW, "compaction": {"mode": "manual"}}
     sizes = {f"few/a{i}": (40, 10 + i) for i in range(9)} | {"b": 150}
     repository = written(config, sizes)
     repository.compact(mode="full")

@@ -72,7 +72,7 @@ def test_a_hundred_lease_holders_do_not_starve_a_writer(processes: int) -> None:
             world.advance(SWAP_MS)
 
     mine, theirs = CountingStorage(storage), CountingStorage(storage)
-    config = {"compaction": {"mode": "MANUAL"}}
+    config = {"compaction": {"mode": "manual"}}
     writer = Repository.open(mine, config, runtime=world.runtime(checkpoint=before_swap))
     holders = [Repository.open(theirs, runtime=world.runtime()) for _ in range(processes)]
     head = writer.list_branches()["main"]

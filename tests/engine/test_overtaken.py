@@ -23,7 +23,7 @@ from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import CountingStorage
 
 MODES = ("minor", "major", "full")
-MANUAL = {"compaction": {"mode": "MANUAL", "fan-in": 2}}
+MANUAL = {"compaction": {"mode": "manual", "fan-in": 2}}
 
 
 def put(session: Session, key: str, value: bytes) -> None:
@@ -81,7 +81,7 @@ def messages(storage: MemoryStorage) -> Counter[str]:
 
 # --- by commits that are compacted -----------------------------------------------------------
 
-AUTO = {"compaction": {"mode": "AUTO", "min-delta-count": 1, "max-delta-count": 1, "fan-in": 2}}
+AUTO = {"compaction": {"mode": "auto", "min-delta-count": 1, "max-delta-count": 1, "fan-in": 2}}
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -208,7 +208,7 @@ class World:
     def compact(self) -> None:
         mode = MODES[self.rng.integers(3)]
         runtime = overtaking(lambda _: self.meanwhile(), 1)
-        config = {"compaction": {"mode": "MANUAL", "fan-in": 2, "size-ratio": 0.01}}
+        config = {"compaction": {"mode": "manual", "fan-in": 2, "size-ratio": 0.01}}
         Repository.open(self.storage, config, runtime=runtime).compact(mode=mode)
 
     def meanwhile(self) -> None:
@@ -350,7 +350,7 @@ def test_rows_are_left_to_others_once() -> None:
 SOON: dict[str, Any] = {"min-delta-count": 2, "max-delta-count": 8, "fan-in": 4}
 
 
-@pytest.mark.parametrize("mode", ["MANUAL", "AUTO"])
+@pytest.mark.parametrize("mode", ["manual", "auto"])
 def test_eight_writers_of_disjoint_chunks_finish_forty_commits(mode: str) -> None:
     """Each commit has one manifest, which is uploaded once however often it is overtaken.
 
@@ -382,7 +382,7 @@ def test_eight_writers_of_disjoint_chunks_finish_forty_commits(mode: str) -> Non
     assert failed == []
     history = [*Repository.open(storage).ancestry()]
     commits = [info for info in history if info.kind != "rewrite"]
-    assert (len(history) > len(commits)) == (mode == "AUTO")
+    assert (len(history) > len(commits)) == (mode == "auto")
     # A compaction that was overtaken is dropped, with what it has uploaded.
     uploads = manifests_of(counting, {info.snapshot_id.rpartition("-")[0] for info in commits})
     assert len(uploads) == 40

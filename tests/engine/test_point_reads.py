@@ -36,7 +36,7 @@ _DOCUMENT = (
     b'"chunk_grid":{"name":"regular","configuration":{"chunk_shape":[1,1]}},'
     b'"chunk_key_encoding":{"name":"default"},"fill_value":0,"codecs":[{"name":"bytes"}]}'
 )
-_CONFIG = {"compaction": {"mode": "MANUAL", "max-delta-count": 1_000}}
+_CONFIG = {"compaction": {"mode": "manual", "max-delta-count": 1_000}}
 
 
 def stopped_clock() -> Runtime:

@@ -85,7 +85,7 @@ def everything() -> MemoryStorage:
     config = {
         "inline-chunk-bytes": 0,
         "pack-chunk-bytes": 16,
-        "compaction": {"mode": "MANUAL", "fan-in": 2},
+        "compaction": {"mode": "manual", "fan-in": 2},
     }
     repository = Repository.create(storage, config, runtime=in_order())
     with repository.transaction(message="make") as store:

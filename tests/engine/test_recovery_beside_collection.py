@@ -20,7 +20,7 @@ from zarr_manifests.testing import SimulatedCrash, copy_of, in_order
 from zarr_manifests.testing.wrapped import Call, WrappedStorage
 
 NOW = timedelta(0)
-CONFIG = {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0, "compaction": {"mode": "MANUAL"}}
+CONFIG = {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0, "compaction": {"mode": "manual"}}
 
 
 class Before(WrappedStorage):

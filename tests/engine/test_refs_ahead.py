@@ -27,7 +27,7 @@ from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import CountingStorage
 
-CONFIG = {"inline-chunk-bytes": 0, "compaction": {"mode": "MANUAL"}}
+CONFIG = {"inline-chunk-bytes": 0, "compaction": {"mode": "manual"}}
 SIDE = 40
 
 

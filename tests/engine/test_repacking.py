@@ -43,7 +43,7 @@ CONFIG = {
     "inline-chunk-bytes": 8,
     "pack-bytes": 8 * CHUNK,
     "pack-chunk-bytes": 2 * CHUNK,
-    "compaction": {"mode": "MANUAL"},
+    "compaction": {"mode": "manual"},
 }
 ANY_AGE = timedelta(0)
 

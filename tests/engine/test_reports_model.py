@@ -34,7 +34,7 @@ from zarr_manifests.testing import WrappedStorage
 from zarr_manifests.testing.wrapped import Call
 
 CHUNKS = 2
-CONFIG: dict[str, Any] = {"inline-chunk-bytes": 4, "compaction": {"mode": "MANUAL"}}
+CONFIG: dict[str, Any] = {"inline-chunk-bytes": 4, "compaction": {"mode": "manual"}}
 
 type Values = dict[int, bytes | None]
 """By chunk; None where it is absent, or was unset."""

@@ -25,7 +25,7 @@ CONFIG: dict[str, Any] = {
     "spill-refs": BUDGET,
     "inline-chunk-bytes": 0,
     "pack-chunk-bytes": 0,
-    "compaction": {"mode": "MANUAL"},
+    "compaction": {"mode": "manual"},
 }
 CONTAINERS: dict[str, Any] = {"raw": "memory://raw-of-spilled"}
 

@@ -31,7 +31,7 @@ from zarr_manifests.testing import CountingStorage
 BUDGET = 8
 PATHS = ("a", "g/b")
 LONGEST = 40
-COMMON: dict[str, Any] = {"inline-chunk-bytes": 4, "compaction": {"mode": "MANUAL"}}
+COMMON: dict[str, Any] = {"inline-chunk-bytes": 4, "compaction": {"mode": "manual"}}
 
 
 def document(length: int) -> bytes:

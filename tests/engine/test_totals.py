@@ -25,7 +25,7 @@ from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import CountingStorage
 
-CONFIG = {"compaction": {"mode": "MANUAL"}, "inline-chunk-bytes": 16}
+CONFIG = {"compaction": {"mode": "manual"}, "inline-chunk-bytes": 16}
 SHAPES = {"line": (12,), "plane": (4, 5), "group/line": (9,), "x": (6,), "point": ()}
 
 
@@ -379,7 +379,7 @@ def test_a_commit_on_top_of_another_counts_on_from_there(storage: MemoryStorage)
 def test_what_is_merged_in_part_is_counted_once() -> None:
     storage = MemoryStorage()
     config = {
-        "compaction": {"mode": "MANUAL", "size-ratio": 0.3, "fan-in": 2},
+        "compaction": {"mode": "manual", "size-ratio": 0.3, "fan-in": 2},
         "chunk-manifests": {"sets": [{"default": {"arrays-per-manifest": 1}}]},
     }
     repository = Repository.create(storage, config)

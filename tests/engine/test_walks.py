@@ -22,7 +22,7 @@ from zarr_manifests.storage import MemoryStorage, ObjectInfo
 from zarr_manifests.testing import CountingStorage, LatencyStorage, WrappedStorage, copy_of
 
 COMMITS = 300
-QUIET = {"compaction": {"mode": "MANUAL"}}
+QUIET = {"compaction": {"mode": "manual"}}
 
 
 class Seeded(NamedTuple):

@@ -288,6 +288,8 @@ XARRAYS = (
 def choices(entrance: Entrance, parameter: inspect.Parameter) -> Any:
     """The values for a parameter."""
     annotation = str(parameter.annotation)
+    if annotation.startswith("Annotated["):  # an option: the type, and what is said of it
+        annotation = ast.unparse(ast.parse(annotation, mode="eval").body.slice.elts[0])
     module = (entrance.owner or entrance.call).__module__
     if parameter.name in XARRAYS and entrance.owner is ManifestsBackendEntrypoint:
         return Values((True, False, None))

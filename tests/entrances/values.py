@@ -215,7 +215,7 @@ OPTIONS = (
     {"pack-bytes": 1},
     {"spill-refs": 1},
     {"spill-refs": 0},
-    {"compaction": {"mode": "MANUAL", "size-ratio": math.nan}},
+    {"compaction": {"mode": "manual", "size-ratio": math.nan}},
     {"compaction": {"size-ratio": 0.0, "fan-in": 2, "min-delta-count": 1}},
     {"snapshots": {"keep-last": 0}},
     {"snapshots": {"keep-last": 1, "max-age": "0s"}},

@@ -286,7 +286,7 @@ def _make_template(store: Any) -> tuple[dict[str, bytes], tuple[str, ...]]:
     """A repository, and tags for which its root has no room any more."""
     repo = zm.Repository.create(
         from_url("s3://bucket/template"),
-        {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0, "compaction": {"mode": "MANUAL"}},
+        {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0, "compaction": {"mode": "manual"}},
     )
     session = repo.writable_session()
     zarr.create_array(session.store, name="a", shape=12, chunks=4, dtype="i4")

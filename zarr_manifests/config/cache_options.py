@@ -45,9 +45,13 @@ class Cache(Section):
     1000000
     """
 
-    max_size: Annotated[int, Whole(0, _MAX), "bytes of memory for decoded metadata"] = _MAX_SIZE
+    max_size: Annotated[
+        int,
+        Whole(0, _MAX),
+        "bytes of memory for decoded metadata, unless `cache=` says otherwise on opening",
+    ] = _MAX_SIZE
     expire_ms: Annotated[
-        int, Whole(0, _MAX), "milliseconds after which what was not used is dropped; 0 for never"
+        int, Whole(0, _MAX), "milliseconds after which unused entries are dropped; 0 for never"
     ] = _EXPIRE_MS
 
     misplaced: ClassVar = dict.fromkeys(
@@ -103,7 +107,7 @@ class CacheOptions(Section):
 
     max_size: Annotated[int, Whole(0, _MAX), "bytes of memory for decoded metadata"] = _MAX_SIZE
     expire_ms: Annotated[
-        int, Whole(0, _MAX), "milliseconds after which what was not used is dropped; 0 for never"
+        int, Whole(0, _MAX), "milliseconds after which unused entries are dropped; 0 for never"
     ] = _EXPIRE_MS
     directory: Annotated[
         str | None, _Folder(), "a folder of a local disk in which to keep metadata objects"

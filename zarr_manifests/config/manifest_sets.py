@@ -31,7 +31,7 @@ from zarr_manifests.config.kinds import (
     shown,
 )
 from zarr_manifests.config.path_regex import PathSet, Regex, matches_path
-from zarr_manifests.config.sections import Nested, Section
+from zarr_manifests.config.sections import Nested, Section, saved_values
 from zarr_manifests.errors import ConfigError
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "Preload",
     "Rule",
     "Split",
+    "manifest_set",
 ]
 
 DEFAULT_SET_NAME: Final = "default"
@@ -81,20 +82,20 @@ class ManifestSet(Section):
     max_manifest_size: Annotated[
         int | None,
         Whole(1, MAX_REFS, "unlimited"),
-        "chunk refs in a manifest; null for no limit",
+        "chunk refs per manifest; `null` without `arrays-per-manifest` means no limit",
         ("max-size",),
     ] = None
     arrays_per_manifest: Annotated[
         int | None,
         Whole(1, 1_000_000, "not packed by number"),
-        "arrays in a manifest, instead of max-manifest-size",
+        "arrays per manifest, the biggest with the smallest; instead of `max-manifest-size`",
         ("max-arrays-per-manifest",),
     ] = None
     overflow_to: Annotated[
-        str | None, OVERFLOW, "the set that takes arrays for which there is no room"
+        str | None, OVERFLOW, "the set that gets an array for which there is no room"
     ] = DEFAULT_SET_NAME
     cardinality: Annotated[
-        int | None, Whole(1, 1_000_000, "unlimited"), "manifests in the set; null for any number"
+        int | None, Whole(1, 1_000_000, "unlimited"), "manifests in the set; `null` for any number"
     ] = 1
 
     misplaced: ClassVar = {"name": "unknown option; the name stands before the colon"}
@@ -116,13 +117,14 @@ class ManifestSet(Section):
         if self.cardinality is not None:
             yield "cardinality: the set default has any number of manifests; remove it, or use null"
 
-    @classmethod
-    def built(cls, values: Mapping[str, Any]) -> ManifestSet:
-        if values.get("name") == DEFAULT_SET_NAME:
-            values = {"overflow_to": None, "cardinality": None, **values}
-            if values.get("arrays_per_manifest") is None:
-                values = {"max_manifest_size": _DEFAULT_SET_REFS, **values}
-        return cls(**values)
+
+def manifest_set(values: Mapping[str, Any]) -> ManifestSet:
+    """The set with these values by field; `default` has other defaults than the others."""
+    if values["name"] == DEFAULT_SET_NAME:
+        values = {"overflow_to": None, "cardinality": None, **values}
+        if values.get("arrays_per_manifest") is None:
+            values = {"max_manifest_size": _DEFAULT_SET_REFS, **values}
+    return ManifestSet(**values)
 
 
 class NamedSet(Nested):
@@ -135,7 +137,9 @@ class NamedSet(Nested):
         if not isinstance(plain, Mapping) or len(plain) != 1:
             return plain
         ((name, body),) = plain.items()
-        return super().read({**body, "name": name}) if isinstance(body, Mapping) else body
+        if not isinstance(body, Mapping):
+            return plain
+        return manifest_set(saved_values(ManifestSet, {**body, "name": name}))
 
     def write(self, value: Any) -> Any:
         body = value.write()
@@ -144,7 +148,7 @@ class NamedSet(Nested):
         return {value.name: body}
 
 
-_DEFAULT_SET: Final = ManifestSet.built({"name": DEFAULT_SET_NAME})
+_DEFAULT_SET: Final = manifest_set({"name": DEFAULT_SET_NAME})
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +212,6 @@ class _IntervalKind(Kind):
         return [value.low, value.high]
 
 
-_CHUNKS_RANGE: Final = "[lowest, highest], both included; null for an open end"
-
-
 @dataclass(frozen=True, slots=True)
 class Rule(Section):
     """Sends the arrays that meet all its conditions to a manifest set.
@@ -233,17 +234,23 @@ class Rule(Section):
     (True, False)
     """
 
-    target: Annotated[str, SET_NAME, "the set that matching arrays go to"]
-    path: Annotated[str | None, Regex(), "matches the whole absolute path (RE2 syntax)"] = None
+    target: Annotated[str, SET_NAME, "the name of a set"]
+    path: Annotated[
+        str | None,
+        Regex(),
+        "a regular expression that matches the whole absolute path, such as `/winds/u`",
+    ] = None
     metadata_chunks: Annotated[
-        Interval | None, _IntervalKind(), f"chunks the array has by its shape: {_CHUNKS_RANGE}"
+        Interval | None,
+        _IntervalKind(),
+        "`[lowest, highest]`: how many chunks the array has by its shape. Both ends are "
+        "included, `null` is an open end",
     ] = None
     initialized_chunks: Annotated[
-        Interval | None, _IntervalKind(), f"chunks that have been written: {_CHUNKS_RANGE}"
+        Interval | None,
+        _IntervalKind(),
+        "the same for how many chunks have been written, which is fewer for sparse arrays",
     ] = None
-
-    def write(self) -> dict[str, Any]:
-        return {name: value for name, value in Section.write(self).items() if value is not None}
 
     def matches(self, path: str, metadata_chunks: int, initialized_chunks: int) -> bool:
         """Whether an array with that absolute path and those numbers of chunks meets it."""
@@ -256,6 +263,13 @@ class Rule(Section):
         return (self.metadata_chunks is None or metadata_chunks in self.metadata_chunks) and (
             self.initialized_chunks is None or initialized_chunks in self.initialized_chunks
         )
+
+
+class _RuleKind(Nested):
+    """A rule; conditions that it does not have are not written."""
+
+    def write(self, value: Any) -> Any:
+        return {name: one for name, one in value.write().items() if one is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,26 +315,26 @@ class Preload(Section):
     """
 
     max_manifest_size: Annotated[
-        int, Whole(0, MAX_REFS), "refs beyond which a manifest is not preloaded"
+        int, Whole(0, MAX_REFS), "manifests with more chunk refs are not preloaded"
     ] = 50_000
     max_manifests: Annotated[
-        int, Whole(0, 10_000), "how many manifests are preloaded at most; 0: none"
+        int, Whole(0, 10_000), "how many are preloaded at most; 0 turns preloading off"
     ] = 64
     arrays: Annotated[
         tuple[str, ...] | None,
         ListOf(Entry("path", Regex()), _MAX_PATHS),
-        "the arrays whose manifests are preloaded, by path; null: every coordinate "
-        "(a one-dimensional array named as its own dimension)",
+        "a list of `path: regular expression`. `null`: every coordinate, that is, a "
+        "one-dimensional array named as its own dimension",
     ] = None
     branches: Annotated[
         tuple[str, ...],
         ListOf(REF_NAME, _MAX_REFS_TO_LOAD),
-        "branches preloaded when the repository is opened",
+        "branches that are preloaded when the repository is opened, before there is a session",
     ] = ()
     tags: Annotated[
         tuple[str, ...],
         ListOf(REF_NAME, _MAX_REFS_TO_LOAD),
-        "tags preloaded when the repository is opened",
+        "tags that are preloaded then, too",
     ] = ()
 
     def matches(self, path: str) -> bool:
@@ -411,7 +425,7 @@ class ChunkManifests(Section, _Remembering):
     ] = _DEFAULT_SETS
     rules: Annotated[
         tuple[Rule, ...],
-        ListOf(Nested(Rule), _MAX_RULES),
+        ListOf(_RuleKind(Rule), _MAX_RULES),
         "which arrays go to which set; the first that matches wins",
     ] = _DEFAULT_RULES
     splitting: Annotated[

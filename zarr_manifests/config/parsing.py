@@ -46,6 +46,7 @@ from zarr_manifests.config.manifest_sets import (
     ManifestSet,
     NamedSet,
     Rule,
+    manifest_set,
 )
 from zarr_manifests.config.sections import Nested, Option, Section, options_of
 from zarr_manifests.errors import ConfigError
@@ -132,7 +133,9 @@ def _type_of(kind: Kind) -> Any:
         case Nested():
             of = kind.section
             options = {**options_of(of), **of.elsewhere}
-            return _Map(of.__name__, options, of.built, of.misplaced, of.elsewhere).type()
+            return _Map(
+                of.__name__, options, partial(_built, of), of.misplaced, of.elsewhere
+            ).type()
         case Entry():
             option = Option(kind.kind, "a regular expression", field=kind.name)
             return _Map("Entry", {kind.name: option}, kind.read).type()
@@ -143,6 +146,10 @@ def _type_of(kind: Kind) -> Any:
             return Annotated[items, read, _Json(partial(_list_schema, kind))]
     checked = PlainValidator(partial(_checked, kind))
     return Annotated[Any, checked, WithJsonSchema(dict(kind.schema))]
+
+
+def _built(section: type[Section], values: dict[str, Any]) -> Section:
+    return section(**values)
 
 
 class _Map(NamedTuple):
@@ -185,7 +192,7 @@ class _Map(NamedTuple):
         given = {} if value is None else value
         if not isinstance(given, Mapping):
             raise ConfigError([_not_options(value)])
-        given = {k if isinstance(k, str) else spelled(k): entry for k, entry in given.items()}
+        given = {_key(key): entry for key, entry in given.items()}
         try:
             model = handler(given)
             return self.build({name: getattr(model, name) for name in model.model_fields_set})
@@ -218,6 +225,12 @@ class _Map(NamedTuple):
             return f"{name} is given twice, once in another spelling; keep one"
         said = self.misplaced.get(hyphened(key))
         return said or f"unknown option; {known_as(key, self.options.keys() - self.elsewhere)}"
+
+
+def _key(key: object) -> str:
+    """A key as pydantic can take it: text without halves of surrogate pairs."""
+    text = key if isinstance(key, str) else spelled(key)
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _not_options(value: object) -> str:
@@ -272,7 +285,7 @@ def _read_named_set(value: object, handler: Callable[[Any], Any]) -> ManifestSet
     try:
         values = handler(body)
         if not faults:
-            return ManifestSet.built(values | {"name": name})
+            return manifest_set(values | {"name": name})
     except ValidationError as error:
         faults += [under(place, fault) for fault in _faults_of(error)]
     except ConfigError as error:
@@ -323,11 +336,11 @@ def _stand_in(i: int, entry: Any, faults: list[str]) -> ManifestSet:
             with contextlib.suppress(ConfigError):
                 values[options[known].field] = _checked(options[known].kind, plain)
     try:
-        return ManifestSet.built(values)
+        return manifest_set(values)
     except ConfigError as error:
         faults += [under(f"sets[{i}].{name}", fault) for fault in error.problems]
     target = values.get("overflow_to") if name != DEFAULT_SET_NAME else None
-    return ManifestSet.built({"name": name} | ({"overflow_to": target} if target else {}))
+    return manifest_set({"name": name} | ({"overflow_to": target} if target else {}))
 
 
 # --- the JSON Schema ------------------------------------------------------------------------------

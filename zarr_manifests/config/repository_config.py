@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Final
 from zarr_manifests.config.cache_options import Cache
 from zarr_manifests.config.kinds import Number, Whole, Word, hyphened, spelled, under
 from zarr_manifests.config.manifest_sets import ChunkManifests
-from zarr_manifests.config.sections import Option, Section, options_of
+from zarr_manifests.config.sections import Option, Section, options_of, saved_values
 from zarr_manifests.config.snapshots import Snapshots
 from zarr_manifests.config.yaml_text import dump_yaml, load_yaml
 from zarr_manifests.errors import ConfigError
@@ -50,10 +50,11 @@ class Commits(Section):
     mode: Annotated[
         str,
         Word("delta", "rewrite"),
-        "delta: write what changes; rewrite: pack touched manifests anew after each commit",
+        "`delta`: a commit writes what it changes. `rewrite`: after each commit the manifests it "
+        "touches are packed anew",
     ] = "delta"
     attempts: Annotated[
-        int, Whole(1, 10_000), "how often a commit that others overtake is tried again"
+        int, Whole(1, 10_000), "how often a commit that others overtake is tried"
     ] = 100
 
 
@@ -86,23 +87,25 @@ class Compaction(Section):
     mode: Annotated[
         str,
         Word("auto", "async", "manual"),
-        "auto: after the commit that makes it due; async: then, in the background; manual: "
-        "only when asked for",
+        "`auto`: the commit that makes a compaction due merges the deltas. `async`: the same, on "
+        "background threads. `manual`: only `compact` does",
     ] = "auto"
     min_delta_count: Annotated[
-        int, Whole(1, 1_000), "with fewer deltas than this no compaction is due"
+        int, Whole(1, 1_000), "with fewer deltas than this outside of runs, no compaction is due"
     ] = 10
     max_delta_count: Annotated[
-        int, Whole(1, 1_000), "from this number of deltas on a compaction is due"
+        int, Whole(1, 1_000), "from this number of deltas on, a compaction is due"
     ] = 50
     interval_commits: Annotated[
-        int, Whole(1, 1_000_000), "between these two it is due at every so many commits"
+        int, Whole(1, 1_000_000), "between the two, one is due every so many commits"
     ] = 100
     fan_in: Annotated[int, Whole(2, 100), "how many runs of similar size become one"] = 4
     size_ratio: Annotated[
-        float, Number(0, 100), "share of a leaf's refs that is pending when it is written again"
+        float,
+        Number(0, 100),
+        "a manifest is rewritten when the changes pending for it reach this share of its content",
     ] = 0.25
-    async_threads: Annotated[int, Whole(1, 64), "threads that compact in the background"] = 2
+    async_threads: Annotated[int, Whole(1, 64), "threads of `async`"] = 2
 
 
 _FLAT: Final = {
@@ -112,7 +115,7 @@ _FLAT: Final = {
 """Options that are also read, and in Python given, outside of their section."""
 _FLAT_OPTIONS: Final = {
     name: options_of(section)[option]._replace(
-        about=f"the same as {option} in {place}, where it is better written",
+        about=f"the same as {option} in {place}; prefer that",
         field=name.replace("-", "_"),
     )
     for section, (name, (place, option)) in zip((Compaction, Commits), _FLAT.items(), strict=True)
@@ -164,27 +167,30 @@ class RepositoryConfig(Section):
     """
 
     inline_chunk_bytes: Annotated[
-        int, Whole(0, 65_536), "chunks of at most this many bytes are kept in the manifest itself"
+        int,
+        Whole(0, 65_536),
+        "chunks of at most this size are stored inline with the metadata, not in objects",
     ] = 512
     pack_chunk_bytes: Annotated[
         int,
         Whole(0, 67_108_864),
-        "chunks of at most this many bytes that are not inline share objects with others",
+        "other chunks of at most this size share objects (packs)",
     ] = 262_144
     pack_bytes: Annotated[
-        int, Whole(1, 1_073_741_824), "bytes of shared chunks that are written as one object"
+        int, Whole(1, 1_073_741_824), "size at which a pack is written; the commit writes the rest"
     ] = 8_388_608
     spill_refs: Annotated[
         int,
         Whole(1, 1_000_000_000),
-        "chunk refs that a session keeps in memory, about; more are written to manifests",
+        "how many chunk refs a session keeps in memory, about; it writes more of them to "
+        "manifests before the commit",
     ] = 4_000_000
     commits: Annotated[Commits, "how commits are made"] = field(default=Commits())
     compaction: Annotated[Compaction, "when deltas are brought together"] = field(
         default=Compaction()
     )
     cache: Annotated[
-        Cache, "how much metadata is kept in memory by whoever does not say at opening"
+        Cache, "how much metadata is kept in memory, unless `cache=` says otherwise on opening"
     ] = field(default=Cache())
     chunk_manifests: Annotated[
         ChunkManifests, "which chunk refs are packed together, split and preloaded"
@@ -364,7 +370,7 @@ def config_of_root(options: Mapping[str, Any]) -> RepositoryConfig:
         if not isinstance(inside, Mapping) or option in inside:
             raise ConfigError(_given_twice(options) or [f"{place}: expected options"])
         sections[place] = {**inside, option: options[name]}
-    return RepositoryConfig.of_saved(sections)
+    return RepositoryConfig(**saved_values(RepositoryConfig, sections))
 
 
 def _given_twice(options: object) -> list[str]:

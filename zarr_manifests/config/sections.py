@@ -2,7 +2,7 @@
 
 The fields of a `Section` are annotated with the kind of value and a sentence that says what it is
 for: `Annotated[int, Whole(1, 64), "threads that compact"]`. From these follow the checks when a
-section is built (so none is ever invalid), reading a saved configuration (`of_saved`), writing
+section is built (so none is ever invalid), reading a saved configuration (`saved_values`), writing
 (`write`), and, in `parsing`, the pydantic models that read YAML and the JSON Schema.
 """
 
@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields
-from typing import Any, ClassVar, Final, NamedTuple, Self, get_type_hints
+from typing import Any, ClassVar, Final, NamedTuple, get_type_hints
 
 from zarr_manifests.config.kinds import Kind, Word, shown, spelled, under
 from zarr_manifests.errors import ConfigError
 
-__all__ = ["Nested", "Option", "Section", "options_of"]
+__all__ = ["Nested", "Option", "Section", "options_of", "saved_values"]
 
 _OPTIONS: Final[dict[type, dict[str, Option]]] = {}
 """The options of each section that was asked for them."""
@@ -94,31 +94,6 @@ class Section:
         """What is wrong between options, each of which is sound."""
         yield from ()
 
-    @classmethod
-    def built(cls, values: Mapping[str, Any]) -> Self:
-        """The section with these values by field; the others have their defaults."""
-        return cls(**values)
-
-    @classmethod
-    def of_saved(cls, plain: Mapping[Any, Any]) -> Self:
-        """The section that `write` wrote, which may lack options.
-
-        Raises
-        ------
-        ConfigError
-            If there is anything else, or a value is not sound.
-        """
-        options = options_of(cls)
-        problems = [f"{spelled(key)}: unknown option" for key in plain if key not in options]
-        for name, option in options.items():
-            if option.default is MISSING and name not in plain:
-                problems.append(f"{name}: is missing")
-            elif plain.get(name, option) is None and not option.nullable:
-                problems.append(f"{name}: null is no value")
-        if problems:
-            raise ConfigError(problems[:10])
-        return cls.built({options[k].field: options[k].kind.read(v) for k, v in plain.items()})
-
     def write(self) -> dict[str, Any]:
         """The options as plain values by name."""
         written = {}
@@ -127,6 +102,26 @@ class Section:
             null = value is None and option.nullable
             written[name] = None if null else option.kind.write(value)
         return written
+
+
+def saved_values(section: type[Section], plain: Mapping[Any, Any]) -> dict[str, Any]:
+    """The values by field of a section that `Section.write` wrote, which may lack options.
+
+    Raises
+    ------
+    ConfigError
+        If there is anything else.
+    """
+    options = options_of(section)
+    problems = [f"{spelled(key)}: unknown option" for key in plain if key not in options]
+    for name, option in options.items():
+        if option.default is MISSING and name not in plain:
+            problems.append(f"{name}: is missing")
+        elif plain.get(name, option) is None and not option.nullable:
+            problems.append(f"{name}: null is no value")
+    if problems:
+        raise ConfigError(problems[:10])
+    return {options[name].field: options[name].kind.read(value) for name, value in plain.items()}
 
 
 class Nested(Kind):
@@ -140,7 +135,9 @@ class Nested(Kind):
             yield f": expected a {self.section.__name__}, got {shown(value)}"
 
     def read(self, plain: Any) -> Any:
-        return self.section.of_saved(plain) if isinstance(plain, Mapping) else plain
+        if not isinstance(plain, Mapping):
+            return plain
+        return self.section(**saved_values(self.section, plain))
 
     def write(self, value: Any) -> Any:
         return value.write()

@@ -79,8 +79,6 @@ class Snapshots(Section):
     keep_last: Annotated[
         int | None,
         Whole(1, 1_000_000_000, null="the number says nothing"),
-        "how many of the newest snapshots of each branch an expiry keeps",
+        "how many of the newest snapshots of each branch an expiry without arguments keeps",
     ] = None
-    max_age: Annotated[
-        timedelta | None, _Duration(), "up to which age an expiry keeps snapshots, as 30d"
-    ] = None
+    max_age: Annotated[timedelta | None, _Duration(), "up to which age it keeps snapshots"] = None

@@ -286,7 +286,7 @@ def _life(world: World, judge: Judge, actor: Actor, weather: Weather) -> Callabl
 
 
 def _config(rng: random.Random) -> dict[str, Any]:
-    mode = rng.choice(("AUTO", "MANUAL", "MANUAL"))
+    mode = rng.choice(("auto", "manual", "manual"))
     return {
         "inline-chunk-bytes": rng.choice((0, 16, 512)),
         "pack-chunk-bytes": rng.choice((0, 30, 1000)),
