@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
-from zarr_manifests.engine.compact.presence_index import Presence, index_pointer, initialized_counts
+from zarr_manifests.engine.compact.presence_index import Presence, index_pointer
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
     CorruptObjectError,
     InvalidArgumentError,
@@ -42,6 +44,13 @@ def make(session: Session, path: str, shape: tuple[int, ...]) -> None:
     zarr.create_array(
         session.store, name=path, shape=shape, chunks=chunks, dtype="u1", compressors=None
     )
+
+
+def initialized_counts(context: Context, view: SnapshotView) -> dict[str, int]:
+    """Number of chunks that are there, by path of the array."""
+    presence = Presence(context, view)
+    arrays = {path: node.node_id for path, node in view.nodes.items() if node.array is not None}
+    return {path: presence.count(node_id) for path, node_id in arrays.items()}
 
 
 def counts(repository: Repository) -> dict[str, int]:

@@ -15,7 +15,6 @@ import zarr_manifests as zm
 from zarr_manifests import errors
 from zarr_manifests.cli import app
 from zarr_manifests.config.yaml_text import dump_yaml, load_yaml
-from zarr_manifests.engine.upkeep.verify import Problem
 from zarr_manifests.errors import (
     AlreadyExistsError,
     ConfigError,
@@ -29,7 +28,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.plain import plain_text
 from zarr_manifests.planning.tables.resolved_chunks import ResolvedChunks
-from zarr_manifests.reports import Status
+from zarr_manifests.reports import Problem, Status
 from zarr_manifests.virtual.containers import Containers
 
 HOSTILE = "a\x1b[2J\x9b31m\x07\u202eb\u2066c\u200bd\re\nerror: f\udc9bg"

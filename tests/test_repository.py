@@ -508,8 +508,8 @@ def test_ancestry_tells_who_did_what(repository: Repository) -> None:
     ]
     assert infos[4].snapshot_id == first
     assert infos[4].metadata == {"author": "x", "n": [1, {"y": 2.5}]}
-    assert infos[4].totals["refs-set"] == 2
-    assert infos[0].totals["refs-unset"] == 1
+    assert infos[4].written["refs-set"] == 2
+    assert infos[0].written["refs-unset"] == 1
     assert [i.parent_id for i in infos[:-1]] == [i.snapshot_id for i in infos[1:]]
 
 
@@ -539,6 +539,11 @@ def test_diff(repository: Repository) -> None:
     assert repository.diff(end, end).chunks == {}
     with pytest.raises(InvalidArgumentError, match="not an ancestor"):
         repository.diff(end, start)
+    repository.create_tag("four", start)
+    assert repository.diff("four", "main").deleted == diff.deleted
+    assert repository.diff("four", "main").created == diff.created
+    with pytest.raises(NotFoundError, match="neither a branch nor a tag"):
+        repository.diff("four", "five")
 
 
 def test_diff_across_a_fold() -> None:

@@ -826,7 +826,7 @@ def test_merging_the_same_copy_twice_counts_once(local: Repository) -> None:
     read = local.readonly_session()
     assert (get(read, "a/c/3"), get(read, "a/c/4")) == (BIG + b"more", b"more")
     objects = [*local.storage.list("chunks/")]
-    assert next(local.ancestry()).totals["chunk-objects"] == len(objects) == 2
+    assert next(local.ancestry()).written["chunk-objects"] == len(objects) == 2
 
 
 def test_forks_make_arrays_and_attributes(local: Repository) -> None:

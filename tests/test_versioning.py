@@ -387,7 +387,9 @@ def test_what_cannot_be_meant_is_refused_in_words(repository: Repository) -> Non
         lambda: session.reindex_array("g/x", anything),
         lambda: repository.revert(anything),
         lambda: repository.cherry_pick("main"),
-        lambda: repository.diff("v1", "main"),
+        lambda: repository.diff(anything, "main"),
+        lambda: repository.diff("main", 5),
+        lambda: repository.changes(5),
         lambda: repository.create_branch(anything),
         lambda: repository.create_tag(5),
         lambda: repository.readonly_session(as_of="2020-01-01"),
@@ -882,7 +884,7 @@ def test_du_adds_up_by_array_and_by_kind(repository: Repository) -> None:
         "create repository",
     ]
     filled = whole.snapshots[1]
-    assert (filled.totals["refs-set"], filled.totals["chunk-bytes"]) == (11, 32 + 512 + 13 + 16)
+    assert (filled.written["refs-set"], filled.written["chunk-bytes"]) == (11, 32 + 512 + 13 + 16)
     assert repository.du(snapshot_id=filled.snapshot_id).nbytes == 32 + 512 + 13 + 16
     repository.create_tag("filled", filled.snapshot_id)
     assert repository.du(tag="filled").chunks == 11

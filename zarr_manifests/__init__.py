@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from zarr_manifests import errors
 from zarr_manifests.config import RepositoryConfig
-from zarr_manifests.engine.compact.compaction import CompactionReport
-from zarr_manifests.engine.compact.manifest_layout import ManifestLayout, ReadCosts
-from zarr_manifests.engine.snapshot.preload import PreloadReport
-from zarr_manifests.maintenance import HeldLease
+from zarr_manifests.engine.history.leases import HeldLease
 from zarr_manifests.planning.tables.resolved_chunks import ChunkKind, ResolvedChunks
 from zarr_manifests.reports import (
     Amount,
@@ -21,22 +18,27 @@ from zarr_manifests.reports import (
     ArrayUsage,
     Change,
     CollectionReport,
+    CompactionReport,
     Diff,
     ExpiryReport,
     IndexReport,
     LoggedOperation,
+    ManifestLayout,
     Operation,
+    PreloadReport,
     Problem,
+    ReadCosts,
     RecoveryReport,
     RepackReport,
     RestoreReport,
     SnapshotInfo,
+    Status,
     Totals,
     Usage,
     VerifyReport,
 )
 from zarr_manifests.repository import Repository
-from zarr_manifests.session import Fork, Session, Status
+from zarr_manifests.session import Fork, Session
 from zarr_manifests.store import ManifestStore
 from zarr_manifests.tuning import tune_zarr
 

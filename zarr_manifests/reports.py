@@ -1,4 +1,8 @@
-"""What repositories and sessions tell of themselves: history, differences, changes, room taken."""
+"""Every value that a repository or a session returns: history, differences, sizes and reports.
+
+All are immutable and hold no connection to the repository. The module is long because it is a
+flat list of them.
+"""
 
 from __future__ import annotations
 
@@ -6,39 +10,44 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Any
 
-from zarr_manifests.engine.compact.presence_index import IndexReport
-from zarr_manifests.engine.compact.repack_chunks import RepackReport
-from zarr_manifests.engine.snapshot.totals import changes_of, tallies_of
-from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.engine.upkeep.collect import CollectionReport
-from zarr_manifests.engine.upkeep.expire import ExpiryReport
-from zarr_manifests.engine.upkeep.recover import LoggedOperation, RecoveryReport, RestoreReport
-from zarr_manifests.engine.upkeep.verify import Problem, VerifyReport
 from zarr_manifests.errors import NotFoundError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.root import LogEntry
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.plain import plain_text
-from zarr_manifests.planning.tables.sums import NOTHING, Tally, alive_tallies, sum_of
+from zarr_manifests.planning.layout.sets import Overflow
+from zarr_manifests.planning.tables.sums import Tally
 from zarr_manifests.planning.upkeep.change_records import Change, Operation
 
 __all__ = [
     "Amount",
+    "ArrayPlace",
     "ArrayStats",
     "ArrayTotals",
     "ArrayUsage",
     "Change",
     "CollectionReport",
+    "CompactionReport",
     "Diff",
     "ExpiryReport",
     "IndexReport",
+    "LeafPlace",
     "LoggedOperation",
+    "ManifestLayout",
+    "ManifestPlace",
     "Operation",
+    "PreloadReport",
+    "PreloadState",
+    "PreloadedManifest",
     "Problem",
+    "ReadCost",
+    "ReadCosts",
     "RecoveryReport",
     "RepackReport",
     "RestoreReport",
@@ -86,14 +95,14 @@ class SnapshotInfo:
         Why.
     metadata : mapping
         What the committer wanted kept.
-    totals : mapping of str to int
+    written : mapping of str to int
         What the commit did: `refs-set`, `refs-unset`, `chunk-bytes`, `chunk-objects`.
     commit_id : str
         32 hexadecimal digits, as in `CommitOutcomeUnknownError.commit_id`.
-    sums : mapping of str to int
-        What there is in the snapshot: `arrays`, `groups`, `chunks`, `chunk-bytes`. Where there are
-        at most so many, the last two are `chunks-at-most` and `chunk-bytes-at-most`; what is not
-        known is not there.
+    totals : mapping of str to int
+        What the snapshot holds: `arrays`, `groups`, `chunks`, `chunk-bytes`. Where the last two
+        are upper bounds, they are `chunks-at-most` and `chunk-bytes-at-most`. What is not known
+        is left out. `Repository.totals` gives the same per array.
     """
 
     snapshot_id: str
@@ -102,9 +111,14 @@ class SnapshotInfo:
     kind: str
     message: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    totals: Mapping[str, int] = field(default_factory=dict)
+    written: Mapping[str, int] = field(default_factory=dict)
     commit_id: str = ""
-    sums: Mapping[str, int] = field(default_factory=dict)
+    totals: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        """The snapshot's id; the same as `snapshot_id`."""
+        return self.snapshot_id
 
     @classmethod
     def of(cls, ref: BlobRef, snapshot: Snapshot) -> SnapshotInfo:
@@ -319,25 +333,6 @@ class Totals:
         """Whether all numbers are."""
         return self.total.exact and self.delta.exact
 
-    @classmethod
-    def of(cls, view: SnapshotView) -> Totals:
-        """What the snapshot says; nothing is fetched."""
-        totals, changes = tallies_of(view), changes_of(view)
-        ids = {path: node.node_id for path, node in view.nodes.items()}
-        alive = alive_tallies(totals, view.nodes.values())
-        arrays = []
-        for path, total in sorted(alive.items()):
-            # It cannot be more by more than there is.
-            delta = changes.get(ids[path], NOTHING).within(total.chunks)
-            absolute = path if path.startswith("/") else f"/{path}"
-            arrays.append(ArrayTotals(absolute, Amount.of(total), Amount.of(delta)))
-        return cls(
-            view.snapshot_id,
-            tuple(sorted(arrays, key=lambda array: array.path)),
-            Amount.of(sum_of(alive.values())),
-            Amount.of(sum_of(changes.values())),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Usage:
@@ -348,8 +343,8 @@ class Usage:
     arrays : tuple of ArrayUsage
         By path, of every array and of every key that is no part of one.
     snapshots : tuple of SnapshotInfo
-        The history, newest first; `totals` says how many chunks each commit set and removed
-        (`refs-set`, `refs-unset`), and the bytes of those it set (`chunk-bytes`).
+        The history, newest first. `written` of each says how many chunks its commit set and
+        removed (`refs-set`, `refs-unset`), and the bytes of those it set (`chunk-bytes`).
     """
 
     arrays: tuple[ArrayUsage, ...]
@@ -406,3 +401,494 @@ class Status:
     def _signed(self) -> list[tuple[str, str]]:
         groups = (("+", self.created), ("~", self.updated), ("-", self.deleted))
         return [(sign, path) for sign, paths in groups for path in paths]
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionReport:
+    """What a compaction did, or would do.
+
+    Attributes
+    ----------
+    snapshot_id : str or None
+        The snapshot that it made; None if there was nothing to do, for a dry run, and if somebody
+        else was faster.
+    deltas_before, deltas_after : int
+        Deltas and runs that readers merge.
+    manifests_before, manifests_after : int
+        Manifests of the base.
+    manifests_written : int
+        Those of the base that are new.
+    refs_merged : int
+        Chunk refs in manifests that were written.
+    bytes_written : int
+        Bytes of all objects that were written.
+    bytes_read : int
+        Bytes of all objects that were fetched; what is in the cache is not fetched.
+    """
+
+    snapshot_id: str | None = None
+    deltas_before: int = 0
+    deltas_after: int = 0
+    manifests_before: int = 0
+    manifests_after: int = 0
+    manifests_written: int = 0
+    refs_merged: int = 0
+    bytes_written: int = 0
+    bytes_read: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RepackReport:
+    """What a repacking did, or would do.
+
+    Attributes
+    ----------
+    snapshot_id : str or None
+        The branch's head that it made; None if there was nothing to do, and for a dry run.
+    objects : int
+        Chunk objects that the head refers to.
+    nbytes : int
+        Bytes of these, as far as they are there.
+    packs : int
+        Those of them whose live part is below `min_live`.
+    packs_nbytes : int
+        Bytes of these packs.
+    chunks : int
+        Live chunks in these packs: those that were moved, or would be.
+    chunks_nbytes : int
+        Bytes of these chunks.
+    chunks_overtaken : int
+        Chunks that somebody else has changed meanwhile, which were therefore not moved.
+    packs_written : int
+        New packs.
+    dry_run : bool
+        Whether nothing was written.
+    """
+
+    snapshot_id: str | None = None
+    objects: int = 0
+    nbytes: int = 0
+    packs: int = 0
+    packs_nbytes: int = 0
+    chunks: int = 0
+    chunks_nbytes: int = 0
+    chunks_overtaken: int = 0
+    packs_written: int = 0
+    dry_run: bool = False
+
+    @property
+    def dead_nbytes(self) -> int:
+        """Bytes of the packs that nothing of the head refers to, and that become garbage."""
+        return self.packs_nbytes - self.chunks_nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class IndexReport:
+    """What building the index has done.
+
+    Parameters
+    ----------
+    leaves : int
+        Leaves of the branch's base.
+    indexed : int
+        Those of them that were new to the index.
+    read_bytes, written_bytes : int
+        Of the manifests that were read, and of the objects that were written.
+    """
+
+    leaves: int
+    indexed: int
+    read_bytes: int
+    written_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestPlace:
+    """A manifest of the base.
+
+    Parameters
+    ----------
+    key : str or None
+        Its key in the storage; None if it is only planned.
+    set_name : str
+        The manifest set it was packed for.
+    refs : int
+        Chunk refs in it.
+    nbytes : int
+        Its bytes.
+    arrays : int
+        How many arrays have refs in it.
+    """
+
+    key: str | None
+    set_name: str
+    refs: int
+    nbytes: int
+    arrays: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeafPlace:
+    """A leaf: the box [lo, hi) of an array's chunks, its refs, and its manifest's position."""
+
+    lo: Coords
+    hi: Coords
+    refs: int
+    manifest: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayPlace:
+    """Where the refs of an array are, and why there.
+
+    Parameters
+    ----------
+    path : str
+        Its absolute path.
+    rule : int or None
+        Position of the rule that matched; None if none did.
+    wanted : str
+        The manifest set that says.
+    overflows : tuple of Overflow
+        The sets that did not take it, each with `set_name` and `why`.
+    leaves : tuple of LeafPlace
+        Where its refs are.
+    pending_refs : int
+        Refs that commits since have set or unset, and that are in no leaf yet.
+    is_coordinate : bool
+        Whether it is a 1-d array named as its own dimension.
+    """
+
+    path: str
+    rule: int | None
+    wanted: str
+    overflows: tuple[Overflow, ...]
+    leaves: tuple[LeafPlace, ...]
+    pending_refs: int
+    is_coordinate: bool
+
+    @property
+    def refs(self) -> int:
+        """Refs in all its leaves."""
+        return sum(leaf.refs for leaf in self.leaves)
+
+    @property
+    def manifests(self) -> tuple[int, ...]:
+        """Positions of the manifests with leaves of it, each once."""
+        return tuple(sorted({leaf.manifest for leaf in self.leaves}))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCost:
+    """Requests to the storage, and the bytes they bring."""
+
+    requests: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCosts:
+    """What a process that has read nothing yet fetches of the metadata; chunks are not counted.
+
+    Parameters
+    ----------
+    opening : ReadCost
+        To open the repository and the snapshot: its groups, arrays and attributes are there then.
+    coordinates : ReadCost
+        What is fetched after that to find all chunks of all coordinates.
+    last_step : ReadCost
+        What is fetched after that to find the last chunks along the first axis of all other
+        arrays, which is where one more step is appended.
+    """
+
+    opening: ReadCost
+    coordinates: ReadCost
+    last_step: ReadCost
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestLayout:
+    """Which manifests there are, and in which of them the refs of each array are.
+
+    Parameters
+    ----------
+    snapshot_id : str
+        The snapshot.
+    manifests : tuple of ManifestPlace
+        The base's.
+    arrays : tuple of ArrayPlace
+        By path; opaque keys that are stored as chunks are among them.
+    costs : ReadCosts or None
+        What is fetched to read it; of what is planned only, see `Repository.read_costs`.
+    """
+
+    snapshot_id: str
+    manifests: tuple[ManifestPlace, ...]
+    arrays: tuple[ArrayPlace, ...]
+    costs: ReadCosts | None = None
+
+
+class PreloadState(StrEnum):
+    """What became of a manifest that a session might need."""
+
+    FETCHED = "fetched"
+    SKIPPED = "skipped"
+    FAILED = "failed"
+    WAITING = "waiting"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class PreloadedManifest:
+    """A manifest, or delta, with chunk refs of an array that is to be preloaded.
+
+    Parameters
+    ----------
+    key : str
+        Its key in the storage.
+    refs : int
+        Chunk refs in it.
+    nbytes : int
+        Its bytes.
+    state : PreloadState
+        What became of it.
+    why : str
+        Why it was skipped, or could not be fetched; else empty.
+    """
+
+    key: str
+    refs: int
+    nbytes: int
+    state: PreloadState
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PreloadReport:
+    """What a session has fetched ahead, and what not.
+
+    Parameters
+    ----------
+    snapshot_id : str
+        The snapshot that the session opened with.
+    manifests : tuple of PreloadedManifest
+        The smallest first.
+    done : bool
+        Whether nothing more will be fetched.
+    """
+
+    snapshot_id: str
+    manifests: tuple[PreloadedManifest, ...]
+    done: bool
+
+    def of(self, state: PreloadState | str) -> tuple[PreloadedManifest, ...]:
+        """Those in that state, such as `"fetched"`."""
+        return tuple(one for one in self.manifests if one.state == state)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what was fetched."""
+        return sum(one.nbytes for one in self.of(PreloadState.FETCHED))
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiryReport:
+    """What an expiry has done, or would do.
+
+    Parameters
+    ----------
+    expired : mapping of str to tuple of str
+        Ids of the snapshots that have left each branch's history, newest first; branches that
+        keep all they have are not named.
+    kept : mapping of str to int
+        How many snapshots the history of each branch has now.
+    dry_run : bool
+        Whether nothing was changed.
+    """
+
+    expired: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    kept: Mapping[str, int] = field(default_factory=dict)
+    dry_run: bool = False
+
+    @property
+    def snapshots(self) -> tuple[str, ...]:
+        """Ids of all snapshots that have left the history of some branch, each once."""
+        return tuple(dict.fromkeys(name for names in self.expired.values() for name in names))
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionReport:
+    """What a collection has deleted, or would delete.
+
+    Parameters
+    ----------
+    fence : int
+        Sessions that began before this version of the root and hold no lease cannot commit.
+    kept : int
+        Objects that can be reached.
+    objects, nbytes : mapping of str to int
+        Objects deleted, and their bytes, by kind: `chunks`, `manifests`, `snapshots`, `root`, ...
+    leases_removed : int
+        Leases whose time was up.
+    temporary_files : int
+        Files removed that killed writers have left on a local disk.
+    complete : bool
+        Whether it was looked at all objects there are.
+    dry_run : bool
+        Whether nothing was changed or deleted.
+    """
+
+    fence: int
+    kept: int
+    objects: Mapping[str, int] = field(default_factory=dict)
+    nbytes: Mapping[str, int] = field(default_factory=dict)
+    leases_removed: int = 0
+    temporary_files: int = 0
+    complete: bool = False
+    dry_run: bool = False
+
+    @property
+    def deleted(self) -> int:
+        """Objects of all kinds that were deleted."""
+        return sum(self.objects.values())
+
+    @property
+    def deleted_nbytes(self) -> int:
+        """Bytes of all of them."""
+        return sum(self.nbytes.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong: the key of an object, and what is wrong with it."""
+
+    key: str
+    what: str
+
+    def __str__(self) -> str:
+        return plain_text(self.what if self.key in self.what else f"{self.key}: {self.what}")
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What a verification has found.
+
+    Parameters
+    ----------
+    problems : tuple of Problem
+        What is wrong; none if all is well.
+    objects : int
+        Metadata objects read, roots and archives included.
+    chunk_objects, chunks : int
+        Chunk objects read, and the different ranges of them that chunks refer to.
+    nbytes : int
+        Bytes of these chunks.
+    """
+
+    problems: tuple[Problem, ...] = ()
+    objects: int = 0
+    chunk_objects: int = 0
+    chunks: int = 0
+    nbytes: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedOperation:
+    """One operation on the root.
+
+    Parameters
+    ----------
+    version : int
+        The version of the root that it made; `Repository.restore_refs` takes one.
+    at : datetime
+        When, in UTC, by the clock of who did it.
+    operation : str
+        What: `commit append`, `create branch`, `expire snapshots`, ...
+    ref : str
+        The branch or tag it was about; empty if about none.
+    snapshot_id : str
+        The snapshot concerned; may be empty.
+    operation_id : str
+        Its random id in hexadecimal; of a commit that is `SnapshotInfo.commit_id`.
+    by : str
+        Who, as they said: the user and the host, or what the environment variable
+        `ZARR_MANIFESTS_WHO` was set to; may be empty.
+    """
+
+    version: int
+    at: datetime
+    operation: str
+    ref: str
+    snapshot_id: str
+    operation_id: str
+    by: str = ""
+
+    @classmethod
+    def of(cls, entry: LogEntry) -> LoggedOperation:
+        """What an entry of the log says."""
+        at = datetime.fromtimestamp(entry.at_ms / 1000, UTC)
+        return cls(
+            entry.version,
+            at,
+            entry.operation,
+            entry.ref,
+            entry.snapshot,
+            entry.commit_id.hex(),
+            entry.by,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """What going back to an older version has moved, or would.
+
+    Parameters
+    ----------
+    version : int
+        The version whose branches and tags these are.
+    branches, tags : mapping of str to (str or None, str or None)
+        Those that are not what they were before: the ids of their snapshots before and after,
+        None where there was none, or is none any more.
+    dry_run : bool
+        Whether nothing was changed.
+    """
+
+    version: int
+    branches: dict[str, tuple[str | None, str | None]]
+    tags: dict[str, tuple[str | None, str | None]]
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryReport:
+    """What a recovery has done, or would do.
+
+    Parameters
+    ----------
+    recovered : int
+        The version of the root whose archive was taken.
+    version : int
+        The version of the root now.
+    branches : mapping of str to str
+        The id of each branch's head.
+    perhaps_lost : range
+        Versions after it that there were, or may have been, and that are not in the root now. If
+        the root could not be read, how many there were is not known: then these are all from the
+        first one on up to the root's version now. Empty if the newest version was taken.
+    skipped : mapping of int to str
+        Newer archives that were not taken, and what was wrong with each.
+    dry_run : bool
+        Whether nothing was changed.
+    """
+
+    recovered: int
+    version: int
+    branches: dict[str, str]
+    perhaps_lost: range
+    skipped: dict[int, str]
+    dry_run: bool = False

@@ -1,64 +1,90 @@
-"""`Repository`: a versioned store of Zarr hierarchies, its branches, tags and history.
+"""`Repository`: a versioned store of Zarr hierarchies, with its branches, tags and history.
 
-Invariants: of all that make a repository at one place at once, one does; the saved configuration
-is changed by `save_config` alone; what virtual containers and caches an object was opened with
-goes with its pickles and is never saved.
+Each method checks nothing and does nothing itself: it hands over to the part of the engine that
+does. Invariants: of all processes that create a repository at one place at once, one succeeds;
+only `save_config` changes the saved configuration; the virtual containers and caches a repository
+was opened with go with its pickles and are never saved.
 """
 
 from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal
 
 from zarr_manifests.config import CacheOptions, RepositoryConfig
 from zarr_manifests.display import html_page
-from zarr_manifests.engine.compact.compaction import CompactionReport
-from zarr_manifests.engine.compact.outcomes import observed_compaction
-from zarr_manifests.engine.history.ancestry import (
-    ancestors,
-    find_in_history,
-    floor_below,
-    snapshot_ref,
-)
-from zarr_manifests.engine.objects.disk_cache import DiskCache
-from zarr_manifests.engine.objects.metadata import Objects
-from zarr_manifests.engine.root.create import create_repository
-from zarr_manifests.engine.root.disk_reserve import with_reserve
-from zarr_manifests.engine.root.roots import Roots
+from zarr_manifests.engine.commit.replay import to_pick, to_revert
+from zarr_manifests.engine.compact.manifest_layout import layout_now, plan_layout, read_costs
+from zarr_manifests.engine.compact.outcomes import compact
+from zarr_manifests.engine.compact.presence_index import array_stats, build_index
+from zarr_manifests.engine.compact.repack_chunks import repack_chunks
+from zarr_manifests.engine.edit.import_references import import_references
+from zarr_manifests.engine.history.changes_between import changes_between
+from zarr_manifests.engine.history.compare import compare
+from zarr_manifests.engine.history.follow import opened
+from zarr_manifests.engine.history.leases import HeldLease, checked_timeout_ms, hold
+from zarr_manifests.engine.history.refs import DEFAULT_BRANCH, Point, Refs
+from zarr_manifests.engine.root.roots import RootAt
 from zarr_manifests.engine.snapshot.context import Context
-from zarr_manifests.engine.snapshot.preload import RefsPreload
-from zarr_manifests.engine.upkeep.recover import RecoveryReport, recover
-from zarr_manifests.errors import (
-    AlreadyExistsError,
-    InvalidArgumentError,
-    ManifestsError,
-    NotFoundError,
-    ObjectNotFoundError,
-    SnapshotExpiredError,
+from zarr_manifests.engine.snapshot.opening import (
+    create_at,
+    exists_at,
+    open_at,
+    save_config,
+    storage_at,
 )
-from zarr_manifests.format.root import Root
-from zarr_manifests.imports import Imports
-from zarr_manifests.metrics import Meter, Metrics
+from zarr_manifests.engine.snapshot.preload import RefsPreload
+from zarr_manifests.engine.snapshot.totals import totals_of
+from zarr_manifests.engine.upkeep.collect import collect
+from zarr_manifests.engine.upkeep.expire import expire
+from zarr_manifests.engine.upkeep.recover import operations, recover, restore_refs
+from zarr_manifests.engine.upkeep.verify import verify
+from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, ManifestsError
+from zarr_manifests.metrics import Metrics
 from zarr_manifests.plain import plain_text
-from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode
-from zarr_manifests.reports import Diff, SnapshotInfo, Usage
+from zarr_manifests.planning.upkeep.expiry import retention
+from zarr_manifests.reports import (
+    ArrayStats,
+    Change,
+    CollectionReport,
+    CompactionReport,
+    Diff,
+    ExpiryReport,
+    IndexReport,
+    LoggedOperation,
+    ManifestLayout,
+    ReadCosts,
+    RecoveryReport,
+    RepackReport,
+    RestoreReport,
+    SnapshotInfo,
+    Totals,
+    Usage,
+    VerifyReport,
+)
 from zarr_manifests.runtime import SYSTEM, Runtime
-from zarr_manifests.storage import Storage, from_url
-from zarr_manifests.storage.metered import MeteredStorage, metered, unmetered
-from zarr_manifests.store import workspace_of
-from zarr_manifests.versions import DEFAULT_BRANCH, REF_ATTEMPTS
+from zarr_manifests.session import Session
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.metered import unmetered
+from zarr_manifests.store import ManifestStore, workspace_of
+from zarr_manifests.times import milliseconds
+from zarr_manifests.virtual.budget import MAX_BYTES, MAX_REFERENCES
 from zarr_manifests.virtual.containers import Containers
+from zarr_manifests.virtual.kerchunk import read_kerchunk
+from zarr_manifests.virtual.references import list_zarr, location_of
 
-__all__ = ["Diff", "Repository", "SnapshotInfo", "Usage"]
+__all__ = ["Repository"]
+
+type Progress = Callable[[str, int], None]
 
 _SHOWN_REFS: Final = 20
 
 
-class Repository(Imports):
+class Repository:
     """A transactional, versioned store of Zarr hierarchies.
 
     Made by `create`, `open` or `open_or_create`. Thread-safe.
@@ -75,6 +101,10 @@ class Repository(Imports):
     >>> [info.message for info in repo.ancestry(branch="main")]
     ['first values', 'create repository']
     """
+
+    def __init__(self, context: Context, opened_at: RootAt) -> None:
+        self._context = context
+        self._refs = Refs(context, opened_at)
 
     # --- create and open ---------------------------------------------------------------------
 
@@ -110,14 +140,8 @@ class Repository(Imports):
         UnsupportedStorageError
             If the storage cannot put-if-absent and compare-and-swap.
         """
-        storage, containers = _counted(location), Containers.of(virtual_containers)
-        saved = _config(config)
-        options = CacheOptions.of(cache, saved.cache)
-        DiskCache.check(options)
-        objects = Objects(storage, runtime)
-        at = create_repository(storage, runtime, objects, saved, DEFAULT_BRANCH)
-        roots = Roots(storage, runtime)
-        return cls(_context(storage, runtime, roots, at.root, None, containers, options), at)
+        containers = Containers.of(virtual_containers)
+        return cls(*create_at(location, config, containers, cache, runtime, DEFAULT_BRANCH))
 
     @classmethod
     def open(
@@ -159,31 +183,8 @@ class Repository(Imports):
         CorruptObjectError
             If its root is damaged.
         """
-        return cls._open(location, config, Containers.of(virtual_containers), cache, runtime)
-
-    @classmethod
-    def _open(
-        cls,
-        location: str | os.PathLike[str] | Storage,
-        config: RepositoryConfig | Mapping[str, Any] | None,
-        containers: Containers,
-        cache: CacheOptions | Mapping[str, Any] | None,
-        runtime: Runtime = SYSTEM,
-        *,
-        elsewhere: bool = False,
-    ) -> Repository:
-        CacheOptions.of(cache)  # faults of an argument are said before anything is read
-        storage = _counted(location)
-        roots = Roots(storage, runtime)
-        at = roots.read()
-        context = _context(
-            storage, runtime, roots, at.root, config, containers, cache, elsewhere=elsewhere
-        )
-        repository = cls(context, at)
-        preload = RefsPreload(context, at.root)
-        if preload.start():
-            weakref.finalize(repository, preload.cancel).atexit = False
-        return repository
+        containers = Containers.of(virtual_containers)
+        return _opened(cls, location, config, containers, cache, runtime)
 
     @classmethod
     def open_or_create(
@@ -199,22 +200,19 @@ class Repository(Imports):
 
         Of any number of processes that do this at once, one makes it and all open it.
         """
-        storage = _storage(location)
+        storage = storage_at(location)
+        options: dict[str, Any] = {
+            "virtual_containers": virtual_containers,
+            "cache": cache,
+            "runtime": runtime,
+        }
         if not cls.exists(storage):
             try:
-                return cls.create(
-                    storage,
-                    config,
-                    virtual_containers=virtual_containers,
-                    cache=cache,
-                    runtime=runtime,
-                )
+                return cls.create(storage, config, **options)
             except AlreadyExistsError:
                 if not cls.exists(storage):
                     raise
-        return cls.open(
-            storage, config, virtual_containers=virtual_containers, cache=cache, runtime=runtime
-        )
+        return cls.open(storage, config, **options)
 
     @staticmethod
     def recover(
@@ -256,17 +254,13 @@ class Repository(Imports):
             If others change the root meanwhile, or a collection may be running that deletes what
             the archive leads to.
         """
-        storage = _storage(location)
+        storage = storage_at(location)
         return recover(storage, runtime, dry_run=dry_run, collections_ended=collections_ended)
 
     @staticmethod
     def exists(location: str | os.PathLike[str] | Storage) -> bool:
         """Whether there is a repository at that place."""
-        try:
-            _storage(location).head("current")
-        except ObjectNotFoundError:
-            return False
-        return True
+        return exists_at(location)
 
     def __repr__(self) -> str:
         return f"<Repository {plain_text(self.url)}>"
@@ -276,7 +270,7 @@ class Repository(Imports):
         try:
             refs = [(f"branch {name}", head) for name, head in self.list_branches().items()]
             refs += [(f"tag {name}", head) for name, head in self.list_tags().items()]
-            nodes = workspace_of(self.readonly_session().store).nodes()
+            nodes = self._refs.view(Point()).nodes
         except ManifestsError as error:  # what is shown to look around must not fail
             return html_page("Repository", [*facts, ("error", str(error))])
         facts += refs[:_SHOWN_REFS]
@@ -308,6 +302,11 @@ class Repository(Imports):
         """The configuration in use."""
         return self._context.config
 
+    @property
+    def virtual_containers(self) -> dict[str, str]:
+        """URL prefix of each container that this repository was opened with, by name."""
+        return dict(self._context.containers.prefixes)
+
     def metrics(self) -> Metrics:
         """What this object, its sessions and stores have done so far in this process.
 
@@ -325,11 +324,6 @@ class Repository(Imports):
         1
         """
         return self._context.meter.read()
-
-    @property
-    def virtual_containers(self) -> dict[str, str]:
-        """URL prefix of each container that this repository was opened with, by name."""
-        return dict(self._context.containers.prefixes)
 
     def save_config(
         self, config: RepositoryConfig | Mapping[str, Any] | None = None
@@ -365,18 +359,347 @@ class Repository(Imports):
         >>> zm.Repository.open("memory://save-config-example").config.commits.mode
         'rewrite'
         """
-        given = self.config if config is None else config
-        # What is in use may differ from what is saved: both get the change, or none.
-        used = _overlaid(self.config, given)
+        self._context, saved = save_config(self._context, config)
+        return saved
 
-        def change(root: Root) -> Root:
-            return replace(root, config=_overlaid(root.config, given))
+    # --- sessions ----------------------------------------------------------------------------
 
-        at = self._context.roots.update(change, "save config", "", "", REF_ATTEMPTS)
-        self._context = replace(self._context, config=used)
-        return at.root.config
+    def readonly_session(
+        self,
+        branch: str | None = None,
+        *,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+        as_of: datetime | None = None,
+        follow: bool = False,
+        follow_interval: timedelta = timedelta(seconds=60),
+    ) -> Session:
+        """A session that reads one snapshot.
+
+        Parameters
+        ----------
+        branch : str, optional
+            Read its head; `main` if nothing else is given.
+        tag : str, optional
+            Read what it points to.
+        snapshot_id : str, optional
+            Read that snapshot.
+        as_of : datetime, optional
+            Read the newest snapshot of the branch written at or before that time. Without a time
+            zone it is taken as UTC.
+        follow : bool, default False
+            Go on to the branch's newest snapshot by itself: at that interval, or when the one that
+            is read has expired. What is read one after the other may then be of two snapshots.
+        follow_interval : timedelta
+            How often to look.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such branch or tag, or nothing as old as `as_of`.
+        SnapshotExpiredError
+            If the snapshot is not, or no longer, there.
+        InvalidArgumentError
+            If more than one of branch, tag and snapshot is given, or `as_of` with one of the
+            latter two; or one of them cannot be meant.
+        """
+        point = Point(branch, tag, snapshot_id, as_of)
+        if follow and (point.on_branch is None or as_of is not None):
+            raise InvalidArgumentError("follow goes with a branch only; nothing else moves")
+        view = self._refs.view(point, first=True)
+        follow_s = follow_interval.total_seconds() if follow else None
+        return Session(
+            self._context, view, None, None, read_from=point.on_branch, follow_s=follow_s
+        )
+
+    def writable_session(
+        self,
+        branch: str = DEFAULT_BRANCH,
+        *,
+        isolation: Literal["snapshot", "serializable"] = "snapshot",
+        lease: timedelta | float | None = None,
+        exclusive: bool = False,
+        copies: Literal["merge", "report"] = "merge",
+    ) -> Session:
+        """A session whose changes can be committed to the branch.
+
+        Parameters
+        ----------
+        branch : str
+            The branch.
+        isolation : {"snapshot", "serializable"}
+            Whether a commit conflicts only with what others wrote to the same places, or also with
+            what they changed of anything that was read.
+        lease : timedelta or seconds, optional
+            Take a lease of that timeout, renewed by itself, so that the session can commit
+            however long it takes, collections of garbage notwithstanding. Given up when the
+            session is closed, by `Session.release_lease`, or some time after the session is
+            forgotten.
+        exclusive : bool, default False
+            Claim the branch: sessions that were opened before cannot commit to it any more
+            (`FencedError`), as if their process had been stopped. Sessions that are opened later
+            can, by the usual rules, until one of them claims the branch in turn.
+        copies : {"merge", "report"}
+            What becomes of what pickled copies of the session's store write, and children of
+            `os.fork`. With `"merge"` it is in no commit unless they are merged. With `"report"`
+            they report each chunk through the storage, and the commit brings all in: xarray's and
+            dask's own writers just work on a cluster. Every call that returned before `commit`
+            began is in it, and one that comes later raises. Copies write and unset chunks only.
+            That takes two requests more a chunk, one more in the commit, and an object for each.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If there is no such isolation, or no such way with copies; or for copies that report
+            with `"serializable"`, as what they read is not known.
+        NotFoundError
+            If there is no such branch.
+        UnsupportedStorageError
+            If the storage cannot compare-and-swap; or cannot list and delete, which copies that
+            report need.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://exclusive-example")
+        >>> before = repo.writable_session()
+        >>> _ = zarr.create_group(before.store, path="air")
+        >>> session = repo.writable_session(exclusive=True)
+        >>> before.commit("make a group")
+        Traceback (most recent call last):
+        zarr_manifests.errors.FencedError: ... another writer has claimed branch 'main' ...
+        """
+        _check_writer(isolation, copies)
+        lease_ms = None if lease is None else checked_timeout_ms(lease)
+        start, view = self._refs.begin(branch, claim=exclusive)
+        return Session(
+            self._context,
+            view,
+            branch,
+            start,
+            lease_ms=lease_ms,
+            epoch=start if exclusive else None,
+            serializable=isolation == "serializable",
+            reporting=copies == "report",
+        )
+
+    @contextmanager
+    def transaction(
+        self,
+        branch: str = DEFAULT_BRANCH,
+        *,
+        message: str,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Iterator[ManifestStore]:
+        """A store whose changes are committed at the end of the block, or not at all.
+
+        If the block raises, nothing is committed; if it changes nothing, no commit is made. After
+        the block what was opened from the store can be read, and refuses to be changed.
+        """
+        session = self.writable_session(branch)
+        try:
+            yield session.store
+            if session.has_uncommitted_changes:
+                session.commit(message, metadata)
+            else:
+                session.check_forks()
+        finally:
+            session._close("its transaction has ended")
 
     # --- history -----------------------------------------------------------------------------
+
+    def ancestry(
+        self,
+        branch: str | None = None,
+        *,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+    ) -> Iterator[SnapshotInfo]:
+        """The history of a branch, tag or snapshot, newest first; of `main` if none is given."""
+        walk = self._refs.history(Point(branch, tag, snapshot_id))
+        return (SnapshotInfo.of(ref, snapshot) for ref, snapshot in walk)
+
+    def diff(self, start: str, end: str) -> Diff:
+        """What changed after the snapshot `start` up to the snapshot `end`.
+
+        Parameters
+        ----------
+        start, end : str
+            The id of a snapshot, a branch or a tag.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If `start` is not an ancestor of `end`.
+        SnapshotExpiredError
+            If one of them is not there, or snapshots between them have expired.
+        NotFoundError
+            If there is no such branch or tag.
+        """
+        return compare(self._context, *self._refs.named(start, end))
+
+    def changes(
+        self,
+        start: str | None = None,
+        end: str | None = None,
+        mode: Literal["log", "net"] = "log",
+        *,
+        progress: Callable[[int], None] | None = None,
+    ) -> Iterator[Change]:
+        """What the commits after `start` up to `end` have changed, oldest first.
+
+        It costs what the commits have changed, whatever the size of what is there: each commit's
+        own record is read, and no manifest of what was there before. Compactions are not seen.
+
+        Parameters
+        ----------
+        start, end : str, optional
+            The id of a snapshot, a branch or a tag. Without `start`, all since the repository was
+            made; without `end`, up to the head of `main`.
+        mode : {"log", "net"}
+            `log` tells what each commit did. `net` tells what all of them did together, each chunk
+            once: what was made and removed in between does not occur. It holds the coordinates of
+            all that has changed in memory, and looks chunks that were removed up at `start`.
+        progress : callable, optional
+            Called with the number of commits found so far, while the history is followed.
+
+        Yields
+        ------
+        Change
+            Records in an order in which they can be replayed. What they say is in `Operation`.
+
+        Raises
+        ------
+        HistoryExpiredError
+            If some of the range has expired; nothing was yielded then.
+        InvalidArgumentError
+            If `start` is not an ancestor of `end`, or there is no such mode.
+        NotFoundError
+            If there is no such branch or tag.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://changes-example")
+        >>> with repo.transaction(message="make air") as store:
+        ...     array = zarr.create_array(store, name="air", shape=(4,), chunks=(1,), dtype="i2")
+        >>> made = repo.list_branches()["main"]
+        >>> with repo.transaction(message="fill the middle") as store:
+        ...     zarr.open_array(store, path="air")[1:3] = 7
+        >>> for change in repo.changes(made):
+        ...     print(change.path, change.operation, change.coordinates.tolist())
+        /air overwrite [[1], [2]]
+        """
+        first, last = self._refs.range(start, end)
+        return changes_between(
+            self._context, first, last.head, mode, floor=last.floor, progress=progress
+        )
+
+    def revert(
+        self, snapshot_id: str, branch: str = DEFAULT_BRANCH, message: str | None = None
+    ) -> str:
+        """Undo what one commit of the branch did, in a new commit; no chunk is read or written.
+
+        Parameters
+        ----------
+        snapshot_id : str
+            The snapshot whose commit is undone.
+        branch : str, default "main"
+            It must be in the history of this branch, which gets the new commit.
+        message : str, optional
+            The new commit's.
+
+        Returns
+        -------
+        str
+            The new snapshot's id.
+
+        Raises
+        ------
+        ConflictError
+            If the branch is not any more as that commit left it, where it changed something.
+        InvalidArgumentError
+            If the snapshot is not in the branch's history, is the first, or has nothing to undo.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://revert-example")
+        >>> with repo.transaction(message="make air") as store:
+        ...     _ = zarr.create_group(store, path="air")
+        >>> _ = repo.revert(repo.list_branches()["main"])
+        >>> [info.message for info in repo.ancestry()]
+        ["revert 'make air'", 'make air', 'create repository']
+        """
+        session = self.writable_session(branch)
+        done = to_revert(self._context, workspace_of(session.store).view, branch, snapshot_id)
+        message = f"revert {done.snapshot.message!r}" if message is None else message
+        return session._commit_patch(done, message, {"reverts": snapshot_id}, undo=True)
+
+    def cherry_pick(
+        self, snapshot_id: str, branch: str = DEFAULT_BRANCH, message: str | None = None
+    ) -> str:
+        """Do what a commit of another branch did on this one; no chunk is read or written.
+
+        Parameters
+        ----------
+        snapshot_id : str
+            The snapshot whose commit is done again.
+        branch : str, default "main"
+            The branch that gets the new commit.
+        message : str, optional
+            The new commit's; that of the picked one if none is given.
+
+        Returns
+        -------
+        str
+            The new snapshot's id.
+
+        Raises
+        ------
+        ConflictError
+            If the branch is not as that commit found it, where it changed something.
+        InvalidArgumentError
+            If the snapshot is the first of the repository, or all it did is here already.
+        SnapshotExpiredError
+            If the snapshot is not in the history of any branch or tag.
+        """
+        session = self.writable_session(branch)
+        done = to_pick(self._context, snapshot_id)
+        metadata = {**done.snapshot.metadata, "cherry-picked-from": snapshot_id}
+        message = done.snapshot.message if message is None else message
+        return session._commit_patch(done, message, metadata, undo=False)
+
+    # --- sizes -------------------------------------------------------------------------------
+
+    def totals(
+        self,
+        branch: str | None = None,
+        *,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+    ) -> Totals:
+        """How many chunks and bytes there are, and how many more than before; of `main` by default.
+
+        The snapshot says it: it is opened, and no manifest is read. A commit looks nothing up to
+        count, so where it may have overwritten or removed something, what it says is a bound and
+        marked so; a compaction that merges all there is of an array makes it exact.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://totals-example")
+        >>> with repo.transaction(message="fill a quarter") as store:
+        ...     array = zarr.create_array(
+        ...         store, name="air", shape=(8,), chunks=(2,), dtype="i2", compressors=None)
+        ...     array[:2] = 7
+        >>> totals = repo.totals()
+        >>> totals["air"].total
+        Amount(refs=1, nbytes=4, refs_exact=True, nbytes_exact=True)
+        >>> totals.delta.refs
+        1
+        """
+        return totals_of(self._refs.view(Point(branch, tag, snapshot_id)))
 
     def du(
         self,
@@ -393,7 +716,320 @@ class Repository(Imports):
         history = self.ancestry(snapshot_id=session.snapshot_id)
         return Usage(session.du(), tuple(history))
 
-    # --- doing and undoing what a commit did -------------------------------------------------
+    def array_stats(
+        self,
+        path: str,
+        branch: str | None = None,
+        *,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+    ) -> ArrayStats:
+        """How far an array is filled, without a listing; of `main` if nothing is given.
+
+        Quick where the index of initialised chunks is up to date (`build_index`); the same, more
+        slowly, where it is not, or is not there.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such array.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://stats-example")
+        >>> with repo.transaction(message="fill a quarter") as store:
+        ...     array = zarr.create_array(store, name="air", shape=(8,), chunks=(2,), dtype="i2")
+        ...     array[:2] = 7
+        >>> stats = repo.array_stats("air")
+        >>> stats.initialized_chunks, stats.total_chunks, stats.fraction
+        (1, 4, 0.25)
+        """
+
+        def count() -> ArrayStats:
+            head = self._refs.resolve(Point(branch, tag, snapshot_id))
+            return array_stats(self._context, self._context.open_branch(head), path, branch)
+
+        return opened(count)
+
+    def build_index(self, branch: str = DEFAULT_BRANCH) -> IndexReport:
+        """Bring the index of initialised chunks up to date with a branch.
+
+        It reads the manifests of the branch that the index does not know yet. The index changes no
+        data: it is in no commit's way, and without it all is the same, but slower.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such branch.
+
+        Examples
+        --------
+        >>> import zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://index-example")
+        >>> repo.build_index().indexed
+        0
+        """
+        return build_index(self._context, branch)
+
+    # --- branches and tags -------------------------------------------------------------------
+
+    def list_branches(self) -> dict[str, str]:
+        """Snapshot id of every branch's head, by name."""
+        return self._refs.branches()
+
+    def list_tags(self) -> dict[str, str]:
+        """Snapshot id of every tag, by name."""
+        return self._refs.tags()
+
+    def create_branch(self, name: str, snapshot_id: str | None = None) -> None:
+        """Make a branch at a snapshot of the history; at `main`'s head if none is given.
+
+        Raises
+        ------
+        AlreadyExistsError
+            If there is a branch of that name.
+        SnapshotExpiredError
+            If the snapshot is not in the history of any branch or tag.
+        """
+        self._refs.create_branch(name, snapshot_id)
+
+    def reset_branch(
+        self, name: str, snapshot_id: str, *, force: bool = False, expected: str | None = None
+    ) -> None:
+        """Move a branch to a snapshot of the history; what it leaves behind stays readable.
+
+        Parameters
+        ----------
+        name : str
+            The branch.
+        snapshot_id : str
+            Where it is to be.
+        force : bool
+            Drop commits of the branch: those that the snapshot does not come after.
+        expected : str, optional
+            Id of the snapshot that the branch is at now; commits of the branch up to there may be
+            dropped, and nothing happens if it is elsewhere by now.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such branch.
+        SnapshotExpiredError
+            If the snapshot is not in the history of any branch or tag.
+        InvalidArgumentError
+            If commits of the branch would be dropped, and neither `force` nor `expected` is given.
+        ConflictError
+            If the branch is not where it is expected to be.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://reset-example")
+        >>> before = repo.list_branches()["main"]
+        >>> with repo.transaction(message="a mistake") as store:
+        ...     _ = zarr.create_group(store, path="air")
+        >>> repo.reset_branch("main", before, expected=repo.list_branches()["main"])
+        """
+        self._refs.reset_branch(name, snapshot_id, force=force, expected=expected)
+
+    def delete_branch(self, name: str) -> None:
+        """Delete a branch; `main` cannot be.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such branch.
+        """
+        self._refs.delete_branch(name)
+
+    def create_tag(self, name: str, snapshot_id: str | None = None) -> None:
+        """Name a snapshot of the history for good; `main`'s head if none is given.
+
+        Raises
+        ------
+        AlreadyExistsError
+            If there is, or ever was, a tag of that name.
+        SnapshotExpiredError
+            If the snapshot is not in the history of any branch or tag.
+        """
+        self._refs.create_tag(name, snapshot_id)
+
+    def delete_tag(self, name: str) -> None:
+        """Delete a tag; its name is never used again.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such tag.
+        """
+        self._refs.delete_tag(name)
+
+    def restore_refs(self, version: int, *, dry_run: bool = False) -> RestoreReport:
+        """Let branches and tags be what they were in an older version of the root.
+
+        Only these: configuration, leases and what has been collected stay as they are, and a tag
+        that was deleted since stays so. `ops_log` lists the versions.
+
+        Parameters
+        ----------
+        version : int
+            The version.
+        dry_run : bool
+            Only say which branches and tags would move.
+
+        Raises
+        ------
+        SnapshotExpiredError
+            If the version is older than the last collection of garbage.
+        NotFoundError
+            If there is no archive of that version.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://restore-example")
+        >>> with repo.transaction(message="by mistake") as store:
+        ...     _ = zarr.create_group(store, path="gruop")
+        >>> report = repo.restore_refs(1)
+        >>> list(report.branches), [info.message for info in repo.ancestry()]
+        (['main'], ['create repository'])
+        """
+        return restore_refs(self._context, version, dry_run=dry_run)
+
+    def ops_log(self) -> Iterator[LoggedOperation]:
+        """Who did what to which branch or tag, and when; newest first.
+
+        It goes back as far as archives of the root are kept.
+
+        Examples
+        --------
+        >>> import zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://ops-example")
+        >>> repo.create_tag("empty")
+        >>> [(one.version, one.operation, one.ref) for one in repo.ops_log()]
+        [(2, 'create tag', 'empty'), (1, 'create', 'main')]
+        """
+        return operations(self._context)
+
+    # --- imports -----------------------------------------------------------------------------
+
+    def import_zarr(
+        self,
+        url: str | os.PathLike[str],
+        path: str = "/",
+        copy: bool = False,
+        *,
+        message: str | None = None,
+        branch: str = DEFAULT_BRANCH,
+        max_bytes: int = MAX_BYTES,
+    ) -> str:
+        """Take a plain Zarr store in, in one commit: its metadata, and refs to its chunks.
+
+        The store's files must stay as they are: each is noted with its size and time of
+        modification, and reading one that has changed is an error.
+
+        Parameters
+        ----------
+        url : str or path
+            Path or URL (`file://`, `memory://`) of the store.
+        path : str
+            Where to; nothing may be there. Groups above it are made.
+        copy : bool
+            Copy the chunks instead, so that the store is not needed any more.
+        message : str, optional
+            Of the commit.
+        branch : str
+            What to commit to.
+        max_bytes : int
+            Bytes that all metadata documents together, and each chunk that is copied, may have.
+
+        Returns
+        -------
+        str
+            The new snapshot's id.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no Zarr store at the URL.
+        AlreadyExistsError
+            If there is something at the path.
+        InvalidArgumentError
+            If there is more than `max_bytes`, consolidated metadata knows of documents that are
+            not there, a folder in the store
+            is a symbolic link, or a file is one that leads out of the store.
+        UnsupportedFormatError
+            If the store has metadata that is not understood, or is a file, such as a ZIP.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> from zarr_manifests.storage import MemoryStorage
+        >>> plain = MemoryStorage("plain-zarr")
+        >>> plain.put("zarr.json", b'{"zarr_format": 3, "node_type": "group"}')
+        >>> repo = zm.Repository.create("memory://import-example")
+        >>> snapshot_id = repo.import_zarr("memory://plain-zarr", message="take it in")
+        >>> list(zarr.open_group(repo.readonly_session().store, mode="r"))
+        []
+        """
+        references, location = list_zarr(url, max_bytes=max_bytes), location_of(url)
+        session, trusted = self.writable_session(branch), Containers.of({"source": location})
+        workspace = workspace_of(session.store)
+        import_references(workspace, path, references, trusted, copy=copy, max_bytes=max_bytes)
+        return session.commit(message or f"import {location}")
+
+    def import_kerchunk(
+        self,
+        references: str | os.PathLike[str] | Mapping[str, Any],
+        path: str = "/",
+        *,
+        message: str | None = None,
+        branch: str = DEFAULT_BRANCH,
+        max_bytes: int = MAX_BYTES,
+        max_references: int = MAX_REFERENCES,
+    ) -> str:
+        """Take kerchunk references in, in one commit: metadata, and refs to chunks.
+
+        Parameters
+        ----------
+        references : str, path or mapping
+            A JSON file, or what is in one, or a folder of parquet files (this needs pyarrow). Of
+            files that lie below a container, size and time of modification are noted, and reading
+            one that has changed is an error.
+        path, message, branch
+            As for `import_zarr`; so is what is returned.
+        max_bytes : int
+            Bytes that may be read and made: files, what templates become, locations, inline
+            chunks, and some 32 for each reference in parquet files.
+        max_references : int
+            References that `gen` may generate.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such file.
+        AlreadyExistsError
+            If there is something at the path.
+        InvalidArgumentError
+            If a reference is malformed, a location is a relative path or has a user or a password
+            in it, or there is more than `max_bytes` or `max_references`.
+        UnsupportedFormatError
+            If there is a template or metadata that is not understood.
+        UnsupportedStorageError
+            If the scheme of a location is not supported.
+        VirtualContainerError
+            If a chunk is a whole file that lies below no container, so that its size is not known.
+        ImportError
+            If pyarrow is due and not installed.
+        """
+        trusted, limits = self._context.containers, {"max_bytes": max_bytes}
+        found = read_kerchunk(references, trusted, max_references=max_references, **limits)
+        session = self.writable_session(branch)
+        import_references(workspace_of(session.store), path, found, trusted, copy=False, **limits)
+        return session.commit(message or "import kerchunk references")
+
+    # --- maintenance -------------------------------------------------------------------------
 
     def compact(
         self, branch: str = "main", mode: str = "major", *, dry_run: bool = False
@@ -437,157 +1073,311 @@ class Repository(Imports):
         >>> report.deltas_before, report.deltas_after
         (3, 0)
         """
-        if mode not in set(CompactionMode):
-            raise InvalidArgumentError(f"mode {mode!r} is none of minor, major, full")
-        roots = self._context.roots
-        if branch not in roots.with_branch(roots.read().root, branch).branches:
-            listed = ", ".join(self.list_branches())
-            raise NotFoundError(f"there is no branch {branch!r}; there are: {listed}")
-        compaction = partial(
-            observed_compaction,
-            self._context,
-            branch,
-            CompactionMode(mode),
-            dry_run=dry_run,
-            claim=True,
-        )
-        return with_reserve(self._context.storage, compaction)[0]
+        return compact(self._context, branch, mode, dry_run=dry_run)
 
-    def revert(
-        self, snapshot_id: str, branch: str = DEFAULT_BRANCH, message: str | None = None
-    ) -> str:
-        """Undo what one commit of the branch did, in a new commit; no chunk is read or written.
+    def repack(
+        self,
+        branch: str = DEFAULT_BRANCH,
+        min_live: float = 0.5,
+        *,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> RepackReport:
+        """Move chunks out of packs that are mostly dead, as commits that change no data.
+
+        Small chunks share objects, and one that is overwritten or deleted leaves dead bytes in
+        its pack. Packs of which less than `min_live` is referred to by the branch's head are given
+        up: what is live in them is written into new packs, and its refs are merged into the base.
+        The old packs become garbage, which goes when the snapshots that name them have expired
+        and garbage is collected. Other branches, tags and leases go on naming the old packs, and
+        keep them for as long.
+
+        Runs beside writers, and is in nobody's way: a chunk that is changed meanwhile is left
+        alone. Chunks that are inline, virtual, or objects of their own stay where they are. In
+        memory are the refs of one array, or of the 250,000 chunks that one commit moves, and the
+        chunks of eight packs.
 
         Parameters
         ----------
-        snapshot_id : str
-            The snapshot whose commit is undone.
-        branch : str, default "main"
-            It must be in the history of this branch, which gets the new commit.
-        message : str, optional
-            The new commit's.
-
-        Returns
-        -------
-        str
-            The new snapshot's id.
+        branch : str
+            The branch.
+        min_live : float
+            The part of a pack that has to be live, above 0 and at most 1. What is in a pack is
+            counted by the head's refs, its size is that of the object.
+        dry_run : bool
+            Only say what would be moved.
+        progress : callable, optional
+            Called with what is being done, and with how many objects.
 
         Raises
         ------
-        ConflictError
-            If the branch is not any more as that commit left it, where it changed something.
+        NotFoundError
+            If there is no such branch.
         InvalidArgumentError
-            If the snapshot is not in the branch's history, is the first, or has nothing to undo.
+            If `min_live` is out of its range.
+        CorruptObjectError
+            If chunks that are to be moved are damaged or missing; it names them. They stay where
+            they are, and all others have been moved.
+        FencedError
+            If a collection or another compaction has shut this one out; what it had committed by
+            then stands.
+        ConflictError
+            If the branch was deleted meanwhile, or others came first too often.
 
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://revert-example")
-        >>> with repo.transaction(message="make air") as store:
-        ...     _ = zarr.create_group(store, path="air")
-        >>> _ = repo.revert(repo.list_branches()["main"])
-        >>> [info.message for info in repo.ancestry()]
-        ["revert 'make air'", 'make air', 'create repository']
+        >>> repo = zm.Repository.create("memory://repack-example", {"inline-chunk-bytes": 0})
+        >>> with repo.transaction(message="four chunks, in one pack") as store:
+        ...     a = zarr.create_array(store, name="a", shape=(4,), chunks=(1,), dtype="i4")
+        ...     a[:] = [1, 2, 3, 4]
+        >>> with repo.transaction(message="three of them anew") as store:
+        ...     zarr.open_array(store, path="a")[:3] = [5, 6, 7]
+        >>> report = repo.repack(min_live=0.5)
+        >>> report.objects, report.packs, report.chunks
+        (2, 1, 1)
         """
-        session, context = self.writable_session(branch), self._context
-        ref = snapshot_ref(context, snapshot_id)
-        head = workspace_of(session.store).view.ref
-        floor = floor_below(context, context.roots.latest.root, head)
-        history = ancestors(context, head, floor)
-        if not any(known.key == ref.key for known, _ in history):
-            raise InvalidArgumentError(
-                f"snapshot {snapshot_id} is not in the history of branch {branch!r}; there is "
-                "nothing of it to undo there"
-            )
-        done = context.open_view(ref)
-        if floor == snapshot_id and done.snapshot.parent is not None:
-            raise SnapshotExpiredError(
-                f"the snapshot before {snapshot_id} is not in the history any more, so what was "
-                "before it is not known; make the change by hand"
-            )
-        message = f"revert {done.snapshot.message!r}" if message is None else message
-        return session._commit_patch(done, message, {"reverts": snapshot_id}, undo=True)
+        heard = progress or _ignore
+        return repack_chunks(self._context, branch, min_live, dry_run=dry_run, progress=heard)
 
-    def cherry_pick(
-        self, snapshot_id: str, branch: str = DEFAULT_BRANCH, message: str | None = None
-    ) -> str:
-        """Do what a commit of another branch did on this one; no chunk is read or written.
+    def explain_manifests(
+        self,
+        branch: str | None = None,
+        *,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+    ) -> ManifestLayout:
+        """In which manifests the chunk refs of a snapshot are, and why there.
+
+        For each array: the rule that matches it, its set, its leaves and their manifests, and the
+        sets that did not take it. Read off the snapshot; no manifest is fetched. Of `main` if
+        nothing is given.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://explain-example")
+        >>> with repo.transaction(message="three chunks") as store:
+        ...     a = zarr.create_array(store, name="a", shape=(6,), chunks=(2,), dtype="i4")
+        ...     a[:] = [1, 2, 3, 4, 5, 6]
+        >>> _ = repo.compact("main", mode="full")
+        >>> layout = repo.explain_manifests()
+        >>> [(one.set_name, one.refs) for one in layout.manifests]
+        [('coordinates', 3)]
+        >>> layout.arrays[0].path, layout.arrays[0].rule, layout.arrays[0].manifests
+        ('/a', 0, (0,))
+        """
+        view = self._refs.view(Point(branch, tag, snapshot_id), first=True)
+        return layout_now(self._context, view)
+
+    def read_costs(
+        self,
+        branch: str | None = None,
+        *,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+    ) -> ReadCosts:
+        """What a process that has read nothing yet fetches of the metadata of a snapshot.
+
+        Found by fetching it. Of `main` if nothing is given.
+
+        Examples
+        --------
+        >>> import zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://costs-example")
+        >>> repo.read_costs().opening.requests
+        1
+        """
+        return read_costs(self._context, Point(branch, tag, snapshot_id))
+
+    def plan_manifests(
+        self,
+        config: RepositoryConfig | Mapping[str, Any],
+        branch: str | None = None,
+        *,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+    ) -> ManifestLayout:
+        """What a full compaction under another configuration would make of a snapshot.
+
+        All its manifests are read, and nothing is written. Of `main` if nothing is given; what a
+        tag or an id names is planned as if it were the head of a branch.
+
+        Parameters
+        ----------
+        config : RepositoryConfig or mapping
+            The configuration; a mapping changes the options it names of the one in use.
+        branch, tag, snapshot_id : str, optional
+            As for `readonly_session`.
+
+        Raises
+        ------
+        ConfigError
+            If the configuration has faults.
+        """
+        return plan_layout(self._context, config, Point(branch, tag, snapshot_id))
+
+    def lease(
+        self,
+        snapshot_id: str,
+        timeout: timedelta | float = timedelta(seconds=120),
+        *,
+        owner: str = "",
+    ) -> AbstractContextManager[HeldLease]:
+        """Keep a snapshot readable, whatever expires or is collected meanwhile.
+
+        The lease is renewed at a third of its timeout, for all of this process at once. Take one
+        a job, not one a task.
 
         Parameters
         ----------
         snapshot_id : str
-            The snapshot whose commit is done again.
-        branch : str, default "main"
-            The branch that gets the new commit.
-        message : str, optional
-            The new commit's; that of the picked one if none is given.
-
-        Returns
-        -------
-        str
-            The new snapshot's id.
+            A snapshot of the history.
+        timeout : timedelta or seconds
+            When others may take the lease away if this process cannot renew it any more.
+        owner : str, optional
+            A text about who holds it, of which 200 characters are kept.
 
         Raises
         ------
-        ConflictError
-            If the branch is not as that commit found it, where it changed something.
-        InvalidArgumentError
-            If the snapshot is the first of the repository, or all it did is here already.
         SnapshotExpiredError
             If the snapshot is not in the history of any branch or tag.
+        LeaseError
+            If there is no thread that could renew it; it was given up again.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://lease-example")
+        >>> reader = repo.readonly_session("main")
+        >>> with repo.lease(reader.snapshot_id) as lease:
+        ...     _ = repo.garbage_collect()
+        ...     lease.check()
         """
-        session, context = self.writable_session(branch), self._context
-        ref, snapshot = find_in_history(context, context.roots.latest.root, snapshot_id)
-        message = snapshot.message if message is None else message
-        metadata = {**snapshot.metadata, "cherry-picked-from": snapshot_id}
-        return session._commit_patch(context.open_view(ref), message, metadata, undo=False)
+        return hold(self._context, snapshot_id, timeout, owner)
+
+    def expire_snapshots(
+        self,
+        keep_last: int | None = None,
+        max_age: timedelta | None = None,
+        *,
+        older_than: datetime | None = None,
+        dry_run: bool = False,
+    ) -> ExpiryReport:
+        """Let old snapshots leave the history of every branch; nothing is deleted yet.
+
+        A snapshot stays if `keep_last` keeps it, or if it is new enough. The head of a branch
+        always stays, a tag's snapshot stays readable by the tag, and a leased snapshot stays with
+        all after it. Once anything has expired, a tag alone keeps only its own snapshot.
+
+        If nothing is given, the configuration says it (`snapshots.keep-last` and
+        `snapshots.max-age`).
+
+        Parameters
+        ----------
+        keep_last : int, optional
+            Keep that many of the newest snapshots of each branch.
+        max_age : timedelta, optional
+            Keep what is not older than this.
+        older_than : datetime, optional
+            Keep what was written at this time or later, instead of `max_age`. Without a time zone
+            it is taken as UTC.
+        dry_run : bool
+            Only say what would expire.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If nothing is given, here or in the configuration, or both `max_age` and
+            `older_than`.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://expire-example")
+        >>> for name in ("air", "sea", "ice"):
+        ...     with repo.transaction(message=f"make {name}") as store:
+        ...         _ = zarr.create_group(store, path=name)
+        >>> report = repo.expire_snapshots(keep_last=2)
+        >>> len(report.expired["main"]), report.kept["main"]
+        (2, 2)
+        >>> [info.message for info in repo.ancestry()]
+        ['make ice', 'make sea']
+        """
+        now_ms, options = self._context.runtime.now_ms(), self._context.config.snapshots
+        kept = retention(options, now_ms, keep_last, max_age, older_than)
+        return expire(self._context, kept, dry_run=dry_run)
+
+    def garbage_collect(
+        self,
+        grace: timedelta = timedelta(hours=24),
+        *,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> CollectionReport:
+        """Delete the objects that nothing leads to.
+
+        Safe beside writers and readers with any grace: a writer that began longer ago cannot
+        commit afterwards (`FencedError`), unless it holds a lease.
+
+        Parameters
+        ----------
+        grace : timedelta
+            For how long a session without a lease can go on.
+        dry_run : bool
+            Only say what would be deleted.
+        progress : callable, optional
+            Called with what is being done, and with how many objects.
+
+        Raises
+        ------
+        CorruptObjectError
+            If something that is reached cannot be read; nothing was deleted.
+
+        Examples
+        --------
+        >>> import zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://collect-example")
+        >>> repo.garbage_collect(dry_run=True).deleted
+        0
+        """
+        grace_ms = milliseconds(grace, "grace")
+        return collect(self._context, grace_ms, dry_run=dry_run, progress=progress or _ignore)
+
+    def verify(self, *, progress: Progress | None = None) -> VerifyReport:
+        """Read everything that can be reached, and say what is wrong with it.
+
+        Parameters
+        ----------
+        progress : callable, optional
+            Called with what is being done, and with how many objects.
+
+        Examples
+        --------
+        >>> import zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://verify-example")
+        >>> repo.verify().ok
+        True
+        """
+        return verify(self._context, progress or _ignore)
 
 
-def _storage(location: str | os.PathLike[str] | Storage) -> Storage:
-    return location if isinstance(location, Storage) else from_url(location)
-
-
-def _config(config: RepositoryConfig | Mapping[str, Any] | None) -> RepositoryConfig:
-    if isinstance(config, RepositoryConfig):
-        return config
-    return RepositoryConfig() if config is None else RepositoryConfig.from_dict(config)
-
-
-def _overlaid(
-    saved: RepositoryConfig, overlay: RepositoryConfig | Mapping[str, Any] | None
-) -> RepositoryConfig:
-    if overlay is None:
-        return saved
-    return overlay if isinstance(overlay, RepositoryConfig) else saved.overlaid(overlay)
-
-
-def _counted(location: str | os.PathLike[str] | Storage) -> MeteredStorage:
-    storage = _storage(location)
-    return storage if isinstance(storage, MeteredStorage) else metered(storage, Meter())
-
-
-def _context(
-    storage: Storage,
-    runtime: Runtime,
-    roots: Roots,
-    root: Root,
-    overlay: RepositoryConfig | Mapping[str, Any] | None,
+def _opened(
+    cls: type[Repository],
+    location: str | os.PathLike[str] | Storage,
+    config: RepositoryConfig | Mapping[str, Any] | None,
     containers: Containers,
     cache: CacheOptions | Mapping[str, Any] | None,
+    runtime: Runtime = SYSTEM,
     *,
     elsewhere: bool = False,
-) -> Context:
-    config = _overlaid(root.config, overlay)
-    return Context.of(
-        root.repository_id,
-        storage,
-        runtime,
-        roots,
-        config,
-        containers,
-        CacheOptions.of(cache, config.cache),
-        elsewhere=elsewhere,
-    )
+) -> Repository:
+    """The repository at that place, whose branches and tags are preloaded as configured."""
+    context, at = open_at(location, config, containers, cache, runtime, elsewhere=elsewhere)
+    repository, preload = cls(context, at), RefsPreload(context, at.root)
+    if preload.start():
+        weakref.finalize(repository, preload.cancel).atexit = False
+    return repository
 
 
 def _reopen(
@@ -596,4 +1386,22 @@ def _reopen(
     containers: Containers,
     options: CacheOptions | None = None,
 ) -> Repository:
-    return Repository._open(storage, config, containers, options, elsewhere=True)
+    return _opened(Repository, storage, config, containers, options, elsewhere=True)
+
+
+def _check_writer(isolation: str, copies: str) -> None:
+    if isolation not in ("snapshot", "serializable"):
+        raise InvalidArgumentError(
+            f"{isolation!r} is no isolation; give 'snapshot' or 'serializable'"
+        )
+    if copies not in ("merge", "report"):
+        raise InvalidArgumentError(f"copies={copies!r}: give 'merge' or 'report'")
+    if copies == "report" and isolation == "serializable":
+        raise InvalidArgumentError(
+            "a serializable session must know what was read, which copies do not report; use "
+            "copies='merge' with session.fork()"
+        )
+
+
+def _ignore(stage: str, done: int) -> None:
+    return None

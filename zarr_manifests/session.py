@@ -27,7 +27,7 @@ from zarr_manifests.engine.edit.move_nodes import (
 )
 from zarr_manifests.engine.edit.pin import Pin
 from zarr_manifests.engine.snapshot.context import Context
-from zarr_manifests.engine.snapshot.preload import PreloadReport
+from zarr_manifests.engine.snapshot.totals import totals_of
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.plain import plain_text
@@ -35,7 +35,7 @@ from zarr_manifests.planning.conflict.decide import Policy
 from zarr_manifests.planning.tables.moves import Places
 from zarr_manifests.planning.tables.regions import Bounds
 from zarr_manifests.planning.tables.resolved_chunks import ResolvedChunks
-from zarr_manifests.reports import ArrayUsage, Status, Totals
+from zarr_manifests.reports import ArrayUsage, PreloadReport, Status, Totals
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.store import ManifestStore, freeze_store
 
@@ -600,7 +600,7 @@ class Session:
         >>> session.totals()["a"].total.refs
         2
         """
-        return Totals.of(self._workspace.view)
+        return totals_of(self._workspace.view)
 
     def initialized_chunks(
         self, path: str, region: Sequence[Bounds] | Box | None = None

@@ -13,7 +13,6 @@ import pytest
 import zarr
 
 from zarr_manifests import Repository
-from zarr_manifests.engine.compact.background import wait_for_compactions
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import Fault, FaultyStorage
@@ -25,6 +24,14 @@ def commits(repository: Repository, count: int, first: int = 0) -> None:
     for i in range(first, first + count):
         with repository.transaction("main", message=f"group {i}") as store:
             zarr.create_group(store, path=f"g{i}")
+
+
+def wait_for_compactions(timeout_s: float) -> bool:
+    """Wait until none is under way; False if that takes longer."""
+    due = [one for one in threading.enumerate() if one.name == "zarr-manifests-background"]
+    for thread in due:
+        thread.join(timeout_s)
+    return not any(thread.is_alive() for thread in due)
 
 
 def kinds(repository: Repository) -> list[str]:

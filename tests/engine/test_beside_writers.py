@@ -46,7 +46,7 @@ def collect(repository: Repository) -> None:
 def go_back(repository: Repository) -> None:
     version = next(repository.ops_log()).version
     commit(repository)
-    repository.restore(version)
+    repository.restore_refs(version)
 
 
 def unmake(repository: Repository) -> None:

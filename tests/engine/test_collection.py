@@ -200,6 +200,24 @@ def test_a_long_history_expires_without_decoding_what_its_snapshots_list(
     assert parsed == 0
 
 
+def test_expiry_goes_by_a_point_in_time() -> None:
+    clock, storage = Clock(), MemoryStorage()
+    repository = make(storage, world(clock))
+    for value in range(4):
+        clock.advance(timedelta(days=1, milliseconds=1))
+        fill(repository, value)
+    third = list(repository.ancestry())[1].written_at
+    later = third + timedelta(milliseconds=1)
+    assert repository.expire_snapshots(older_than=later, dry_run=True).kept == {"main": 1}
+    kept = repository.expire_snapshots(keep_last=3, older_than=later, dry_run=True).kept
+    assert kept == {"main": 3}
+    assert repository.expire_snapshots(older_than=third.replace(tzinfo=None)).kept == {"main": 2}
+    with pytest.raises(InvalidArgumentError, match="not both"):
+        repository.expire_snapshots(max_age=timedelta(days=1), older_than=third)
+    with pytest.raises(InvalidArgumentError, match="older_than must be a datetime"):
+        repository.expire_snapshots(older_than=timedelta(days=1))  # type: ignore[arg-type]
+
+
 def test_expiry_keeps_what_is_new_enough_or_needed() -> None:
     clock, storage = Clock(), MemoryStorage()
     repository = make(storage, world(clock))

@@ -17,9 +17,9 @@ from zarr.core.buffer import cpu
 from zarr_manifests import Repository, RepositoryConfig, Session
 from zarr_manifests.config import ChunkManifests
 from zarr_manifests.engine.compact import merge_leaves as repack_module
-from zarr_manifests.engine.compact.manifest_layout import ReadCost, ReadCosts
 from zarr_manifests.engine.compact.scratch import ScratchStorage
 from zarr_manifests.planning.layout.leaves import BaseIndex
+from zarr_manifests.reports import ReadCost, ReadCosts
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import CountingStorage

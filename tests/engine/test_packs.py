@@ -97,7 +97,7 @@ def test_packs_are_written_when_they_are_full() -> None:
     assert sorted(objects(storage).values()) == [5 * SIZE, *[10 * SIZE] * 3]
     read = repository.readonly_session("main").store
     assert all(get(read, f"a/c/{i}") == chunk(i) for i in range(35))
-    assert next(repository.ancestry()).totals["chunk-objects"] == 4
+    assert next(repository.ancestry()).written["chunk-objects"] == 4
 
 
 def test_chunks_beyond_the_limit_are_objects_of_their_own() -> None:
@@ -150,7 +150,7 @@ def test_the_bytes_of_a_commit_are_those_of_its_chunks(tmp_path: Path, kind: str
     assert len(objects(storage)) == 1
     read = zarr.open_array(repository.readonly_session("main").store, path="b", mode="r")
     np.testing.assert_array_equal(read[:], values)
-    total = next(repository.ancestry()).totals["chunk-bytes"]
+    total = next(repository.ancestry()).written["chunk-bytes"]
     assert sum(objects(storage).values()) <= total
 
 

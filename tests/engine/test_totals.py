@@ -94,9 +94,9 @@ def check(storage: MemoryStorage, snapshot_id: str) -> Totals:
     gone = (sum(getattr(u, name) for u in before.values()) for name in ("chunks", "nbytes"))
     sure(totals.delta, *(a - b for a, b in zip((chunks, nbytes), gone, strict=True)))
     if older:
-        check_sums(info.sums, totals)
+        check_sums(info.totals, totals)
         arrays = [n for n in nodes.values() if n.array is not None]
-        assert info.sums["arrays"] == len(arrays)
+        assert info.totals["arrays"] == len(arrays)
     return totals
 
 

@@ -71,7 +71,7 @@ NOT_CALLED = {
     **dict.fromkeys(
         (
             *("Amount.of", "ArrayUsage.of", "LoggedOperation.of", "ResolvedChunks.of"),
-            *("SnapshotInfo.of", "Totals.of"),
+            "SnapshotInfo.of",
         ),
         "takes what is not public",
     ),

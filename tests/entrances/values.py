@@ -493,6 +493,7 @@ BY_NAME = {
     "as_of": BY_ANNOTATION["datetime"].plus(
         Made("now", lambda w: next(w.repository.ancestry()).written_at)
     ),
+    "older_than": BY_ANNOTATION["datetime"],
     "lease": Values((dt.timedelta(seconds=9), 9.0), (*_SPANS, *_FLOATS), _NO_SPAN[:-3]),
     "timeout": Values((dt.timedelta(seconds=9), 9.0), (*_SPANS, *_FLOATS), _NO_SPAN),
     "box": Values((None, ((0, 2),), (slice(0, 2),)), _BOXES, _NO_BOX),

@@ -131,7 +131,7 @@ def use(place: Path) -> None:
         lambda: repo.expire_snapshots(keep_last=1),
         repo.garbage_collect,
         repo.verify,
-        lambda: repo.restore(2),
+        lambda: repo.restore_refs(2),
     ):
         try:
             call()

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from zarr_manifests.cli.console import Url, bytes_text, columns, console
-from zarr_manifests.engine.compact.compaction import CompactionReport
+from zarr_manifests.reports import CompactionReport
 from zarr_manifests.repository import Repository
 
 __all__ = ["run"]

@@ -19,9 +19,9 @@ from zarr_manifests.cli.console import (
     console,
     count_text,
 )
-from zarr_manifests.engine.compact.manifest_layout import ArrayPlace, ManifestLayout, ReadCost
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.plain import plain_text
+from zarr_manifests.reports import ArrayPlace, ManifestLayout, ReadCost
 from zarr_manifests.repository import Repository
 
 __all__ = ["run_explain", "run_plan"]

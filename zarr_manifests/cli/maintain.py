@@ -134,7 +134,7 @@ def run_ops(url: Url, limit: _Limit = _SHOWN) -> None:
 
 def run_restore(url: Url, version: _Version, dry_run: _DryRun = False) -> None:
     """Let branches and tags be what they were in an older version of the root."""
-    report = Repository.open(url).restore(version, dry_run=dry_run)
+    report = Repository.open(url).restore_refs(version, dry_run=dry_run)
     table = columns("what", "name", "was", "would be" if dry_run else "is now")
     for what, moved in (("branch", report.branches), ("tag", report.tags)):
         for name, (was, now) in moved.items():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from zarr_manifests.engine.compact.manifest_layout import ArrayPlace, ManifestLayout
+from zarr_manifests.reports import ArrayPlace, ManifestLayout
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

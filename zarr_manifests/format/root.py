@@ -24,6 +24,7 @@ from zarr_manifests.errors import (
     ConfigError,
     CorruptObjectError,
     InvalidArgumentError,
+    NotFoundError,
     UnsupportedFormatError,
 )
 from zarr_manifests.format.blobs import ROOT_COPY_BYTES, BlobRef, with_copies
@@ -53,6 +54,7 @@ __all__ = [
     "Root",
     "archive_key",
     "check_ref_name",
+    "known_ref",
 ]
 
 COMPACTOR: Final = "compactor"
@@ -70,6 +72,20 @@ _REF_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,254}", re.ASCII)
 def archive_key(version: int) -> str:
     """Key of the archive of that root version."""
     return f"root/{version:020d}"
+
+
+def known_ref[T](refs: Mapping[str, T], name: str, what: str) -> T:
+    """The branch or tag of that name.
+
+    Raises
+    ------
+    NotFoundError
+        If there is none. The message lists those there are.
+    """
+    if name not in refs:
+        listed = ", ".join(sorted(refs)[:10]) or "none"
+        raise NotFoundError(f"there is no {what} {name!r}; there are: {listed}")
+    return refs[name]
 
 
 def check_ref_name(name: object) -> str:

@@ -16,22 +16,73 @@ from typing import Final
 import numpy as np
 
 from zarr_manifests.engine.edit.change_set import ChangeSet
+from zarr_manifests.engine.history.ancestry import (
+    ancestors,
+    find_in_history,
+    floor_below,
+    snapshot_ref,
+)
 from zarr_manifests.engine.history.commit_logs import delta_of, footprint_of
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.errors import Conflict, ConflictError, CorruptObjectError
+from zarr_manifests.errors import (
+    Conflict,
+    ConflictError,
+    CorruptObjectError,
+    InvalidArgumentError,
+    SnapshotExpiredError,
+)
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.ids import NODE_ID_BYTES
+from zarr_manifests.keys import absolute
 from zarr_manifests.planning.conflict.decide import Footprint
 from zarr_manifests.planning.conflict.patch import decide_nodes, same_structure
 from zarr_manifests.planning.tables.merge import agree, inside, narrower, select, unset_at
 
-__all__ = ["combined", "patch"]
+__all__ = ["combined", "patch", "to_pick", "to_revert"]
 
 _LISTED_CHUNKS: Final = 20
+
+
+def to_revert(context: Context, here: SnapshotView, branch: str, snapshot_id: str) -> SnapshotView:
+    """The commit to undo, which must be in the history of the branch whose head is `here`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is not.
+    SnapshotExpiredError
+        If the snapshot before it is not in history any more.
+    """
+    ref = snapshot_ref(context, snapshot_id)
+    floor = floor_below(context, context.roots.latest.root, here.ref)
+    if not any(known.key == ref.key for known, _ in ancestors(context, here.ref, floor)):
+        raise InvalidArgumentError(
+            f"snapshot {snapshot_id} is not in the history of branch {branch!r}; there is "
+            "nothing of it to undo there"
+        )
+    done = context.open_view(ref)
+    if floor == snapshot_id and done.snapshot.parent is not None:
+        raise SnapshotExpiredError(
+            f"the snapshot before {snapshot_id} is not in the history any more, so what was "
+            "before it is not known; make the change by hand"
+        )
+    return done
+
+
+def to_pick(context: Context, snapshot_id: str) -> SnapshotView:
+    """The commit to do again, which must be in the history of some branch or tag.
+
+    Raises
+    ------
+    SnapshotExpiredError
+        If it is not.
+    """
+    ref, _ = find_in_history(context, context.roots.latest.root, snapshot_id)
+    return context.open_view(ref)
 
 
 def patch(
@@ -169,7 +220,7 @@ def _patch_chunks(
     was, wanted = states.before.nodes.get(node_id), states.after.nodes.get(node_id)
     known = now or wanted or was
     path = known.path if known is not None else "?"
-    path = path if path.startswith("/") else f"/{path}"
+    path = absolute(path)
     if now is None and then is None:
         # What the commit deleted and what is not here are the same.
         return [Conflict(path, "chunks", "it is not here")] if wanted is not None else []

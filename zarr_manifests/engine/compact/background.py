@@ -24,7 +24,7 @@ from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode
 from zarr_manifests.runtime import start_thread
 
-__all__ = ["compact_alone", "compact_soon", "wait_for_compactions"]
+__all__ = ["compact_alone", "compact_soon"]
 
 _LOG = logging.getLogger(__name__)
 _CACHE_BYTES = 64 << 20
@@ -37,7 +37,7 @@ class _Queue:
         self.reset()
 
     def reset(self) -> None:
-        self.changed = threading.Condition()
+        self.lock = threading.Lock()
         self.due: OrderedDict[tuple[str, str], Context] = OrderedDict()
         self.threads = 0
 
@@ -48,7 +48,7 @@ os.register_at_fork(after_in_child=_QUEUE.reset)  # the parent's threads are not
 
 def compact_soon(context: Context, branch: str) -> None:
     """Compact the branch on a thread in the background; returns at once."""
-    with _QUEUE.changed:
+    with _QUEUE.lock:
         _QUEUE.due[context.repository_id, branch] = context
         if _QUEUE.threads >= context.config.compaction.async_threads:
             return
@@ -56,25 +56,17 @@ def compact_soon(context: Context, branch: str) -> None:
     try:
         start_thread(_work)
     except RuntimeError:  # no more threads, or the interpreter is about to exit
-        with _QUEUE.changed:
+        with _QUEUE.lock:
             _QUEUE.threads -= 1
-            _QUEUE.changed.notify_all()
         _LOG.warning("no thread to compact %r on", branch, exc_info=True)
-
-
-def wait_for_compactions(timeout_s: float | None = None) -> bool:
-    """Wait until none is under way; False if that takes longer."""
-    with _QUEUE.changed:
-        return _QUEUE.changed.wait_for(lambda: not _QUEUE.threads, timeout_s)
 
 
 def _work() -> None:
     """Work the queue off."""
     while True:
-        with _QUEUE.changed:
+        with _QUEUE.lock:
             if not _QUEUE.due:
                 _QUEUE.threads -= 1
-                _QUEUE.changed.notify_all()
                 return
             (_, branch), context = _QUEUE.due.popitem(last=False)
         try:

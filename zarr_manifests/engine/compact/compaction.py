@@ -55,45 +55,12 @@ from zarr_manifests.planning.conflict.admission import Refusal, Writer, admissio
 from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts
 from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode, Size, merge_groups
 from zarr_manifests.planning.upkeep.digests import needs_digest
+from zarr_manifests.reports import CompactionReport
 
-__all__ = ["CompactionReport", "compact_branch", "with_coordinate_copies"]
+__all__ = ["compact_branch", "with_coordinate_copies"]
 
 _ATTEMPTS = 10
 _BASE_COPY_BYTES = 256 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class CompactionReport:
-    """What a compaction did, or would do.
-
-    Attributes
-    ----------
-    snapshot_id : str or None
-        The snapshot that it made; None if there was nothing to do, for a dry run, and if somebody
-        else was faster.
-    deltas_before, deltas_after : int
-        Deltas and runs that readers merge.
-    manifests_before, manifests_after : int
-        Manifests of the base.
-    manifests_written : int
-        Those of the base that are new.
-    refs_merged : int
-        Chunk refs in manifests that were written.
-    bytes_written : int
-        Bytes of all objects that were written.
-    bytes_read : int
-        Bytes of all objects that were fetched; what is in the cache is not fetched.
-    """
-
-    snapshot_id: str | None = None
-    deltas_before: int = 0
-    deltas_after: int = 0
-    manifests_before: int = 0
-    manifests_after: int = 0
-    manifests_written: int = 0
-    refs_merged: int = 0
-    bytes_written: int = 0
-    bytes_read: int = 0
 
 
 @dataclass(slots=True)

@@ -1,161 +1,128 @@
-"""Where the refs of a snapshot lie and why: read off the base's directory, and nothing else."""
+"""In which manifests chunk refs are and why, what reading them costs, and what a plan would give.
+
+Where refs are is read off the base's directory, and nothing else. What would be, and what anything
+costs, is found by doing it: a full compaction runs on a scratch storage that nobody sees, and the
+repository is opened there as by a process that has read nothing yet, whose requests are counted.
+So both are exact.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
-from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.config import CacheOptions, RepositoryConfig
+from zarr_manifests.engine.compact.compaction import compact_branch
 from zarr_manifests.engine.compact.merge_leaves import set_names
+from zarr_manifests.engine.compact.scratch import ScratchStorage
+from zarr_manifests.engine.history.refs import REF_ATTEMPTS, Point, Refs
+from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.totals import ref_counts
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.format.manifest import ManifestRef
-from zarr_manifests.format.nodes import NodeKind
-from zarr_manifests.grid import Coords
+from zarr_manifests.format.nodes import Node, NodeKind
+from zarr_manifests.metrics import Meter, Metrics
 from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts
-from zarr_manifests.planning.layout.sets import Overflow, explain
+from zarr_manifests.planning.layout.sets import explain
+from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode
+from zarr_manifests.reports import (
+    ArrayPlace,
+    LeafPlace,
+    ManifestLayout,
+    ManifestPlace,
+    ReadCost,
+    ReadCosts,
+)
+from zarr_manifests.runtime import Runtime
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.metered import metered, unmetered
+from zarr_manifests.virtual.containers import Containers
 
-__all__ = [
-    "ArrayPlace",
-    "LeafPlace",
-    "ManifestLayout",
-    "ManifestPlace",
-    "ReadCost",
-    "ReadCosts",
-    "layout_now",
-]
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestPlace:
-    """A manifest of the base.
-
-    Parameters
-    ----------
-    key : str or None
-        Its key in the storage; None if it is only planned.
-    set_name : str
-        The manifest set it was packed for.
-    refs : int
-        Chunk refs in it.
-    nbytes : int
-        Its bytes.
-    arrays : int
-        How many arrays have refs in it.
-    """
-
-    key: str | None
-    set_name: str
-    refs: int
-    nbytes: int
-    arrays: int
-
-
-@dataclass(frozen=True, slots=True)
-class LeafPlace:
-    """A leaf: the box [lo, hi) of an array's chunks, its refs, and its manifest's position."""
-
-    lo: Coords
-    hi: Coords
-    refs: int
-    manifest: int
-
-
-@dataclass(frozen=True, slots=True)
-class ArrayPlace:
-    """Where the refs of an array are, and why there.
-
-    Parameters
-    ----------
-    path : str
-        Its absolute path.
-    rule : int or None
-        Position of the rule that matched; None if none did.
-    wanted : str
-        The manifest set that says.
-    overflows : tuple of Overflow
-        The sets that did not take it, each with `set_name` and `why`.
-    leaves : tuple of LeafPlace
-        Where its refs are.
-    pending_refs : int
-        Refs that commits since have set or unset, and that are in no leaf yet.
-    is_coordinate : bool
-        Whether it is a 1-d array named as its own dimension.
-    """
-
-    path: str
-    rule: int | None
-    wanted: str
-    overflows: tuple[Overflow, ...]
-    leaves: tuple[LeafPlace, ...]
-    pending_refs: int
-    is_coordinate: bool
-
-    @property
-    def refs(self) -> int:
-        """Refs in all its leaves."""
-        return sum(leaf.refs for leaf in self.leaves)
-
-    @property
-    def manifests(self) -> tuple[int, ...]:
-        """Positions of the manifests with leaves of it, each once."""
-        return tuple(sorted({leaf.manifest for leaf in self.leaves}))
-
-
-@dataclass(frozen=True, slots=True)
-class ReadCost:
-    """Requests to the storage, and the bytes they bring."""
-
-    requests: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReadCosts:
-    """What a process that has read nothing yet fetches of the metadata; chunks are not counted.
-
-    Parameters
-    ----------
-    opening : ReadCost
-        To open the repository and the snapshot: its groups, arrays and attributes are there then.
-    coordinates : ReadCost
-        What is fetched after that to find all chunks of all coordinates.
-    last_step : ReadCost
-        What is fetched after that to find the last chunks along the first axis of all other
-        arrays, which is where one more step is appended.
-    """
-
-    opening: ReadCost
-    coordinates: ReadCost
-    last_step: ReadCost
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestLayout:
-    """Which manifests there are, and in which of them the refs of each array are.
-
-    Parameters
-    ----------
-    snapshot_id : str
-        The snapshot.
-    manifests : tuple of ManifestPlace
-        The base's.
-    arrays : tuple of ArrayPlace
-        By path; opaque keys that are stored as chunks are among them.
-    costs : ReadCosts or None
-        What is fetched to read it; of what is planned only, see `Repository.read_costs`.
-    """
-
-    snapshot_id: str
-    manifests: tuple[ManifestPlace, ...]
-    arrays: tuple[ArrayPlace, ...]
-    costs: ReadCosts | None = None
+__all__ = ["layout_now", "plan_layout", "read_costs"]
 
 
 def layout_now(context: Context, view: SnapshotView) -> ManifestLayout:
-    """Where the refs of a snapshot are."""
+    """In which manifests the refs of a snapshot are."""
     return _layout(context.config, view, view.manifests, _pending_rows(view))
+
+
+def read_costs(context: Context, point: Point) -> ReadCosts:
+    """What a process that has read nothing yet fetches to open and to read that snapshot."""
+    return _costs(unmetered(context.storage), context.config, context.runtime, point)
+
+
+def plan_layout(
+    context: Context, config: RepositoryConfig | Mapping[str, Any], point: Point
+) -> ManifestLayout:
+    """What a full compaction under that configuration would make of the snapshot.
+
+    Raises
+    ------
+    ConfigError
+        If the configuration has faults.
+    """
+    if not isinstance(config, RepositoryConfig):
+        config = context.config.overlaid(config)
+    storage = ScratchStorage(unmetered(context.storage))
+    there, refs = _opened(storage, config, context.runtime)
+    wanted = refs.view(point, first=True).snapshot_id
+    branch = point.on_branch
+    if branch is None:
+        branch = f"planned-{context.runtime.random_bytes(12).hex()}"
+        refs.create_branch(branch, wanted)
+    # It is saved, too: the root is larger or smaller by that.
+    there.roots.update(
+        lambda root: replace(root, config=config), "save config", "", "", REF_ATTEMPTS
+    )
+    compact_branch(there, branch, CompactionMode.FULL)
+    planned = Point(branch)
+    layout = layout_now(there, refs.view(planned))
+    return replace(
+        layout,
+        snapshot_id=wanted,
+        manifests=tuple(replace(manifest, key=None) for manifest in layout.manifests),
+        costs=_costs(storage, config, context.runtime, planned),
+    )
+
+
+def _opened(storage: Storage, config: RepositoryConfig, runtime: Runtime) -> tuple[Context, Refs]:
+    """The repository as a process opens it that has read nothing yet."""
+    storage = metered(storage, Meter())
+    roots = Roots(storage, runtime)
+    at = roots.read()
+    repository_id = at.root.repository_id
+    where = repository_id, storage, runtime, roots, config, Containers(), CacheOptions()
+    context = Context.of(*where)
+    return context, Refs(context, at)
+
+
+def _costs(storage: Storage, config: RepositoryConfig, runtime: Runtime, point: Point) -> ReadCosts:
+    context, refs = _opened(storage, config, runtime)
+    view = refs.view(point, first=True)
+    arrays = [node for node in view.nodes.values() if node.array is not None]
+    coordinates = [node for node in arrays if node.array and node.array.is_coordinate(node.path)]
+    opened = context.meter.read()
+    runtime.parallel([partial(view.chunks, node.node_id) for node in coordinates])
+    explored = context.meter.read()
+    others = (node for node in arrays if node not in coordinates)
+    runtime.parallel([partial(_read_last_step, view, node) for node in others])
+    stepped = context.meter.read()
+    return ReadCosts(_cost(opened), _cost(explored - opened), _cost(stepped - explored))
+
+
+def _cost(counted: Metrics) -> ReadCost:
+    return ReadCost(counted.read_requests, counted.bytes_read)
+
+
+def _read_last_step(view: SnapshotView, node: Node) -> None:
+    """Fetch what says where the last chunks along the first axis are."""
+    leaves = view.index.placed(node.node_id)
+    end = max((leaf.part.box.hi[:1] for leaf in leaves), default=())
+    view.overlay(node.node_id)
+    view.leaves(node.node_id, lambda box: box.hi[:1] == end)
 
 
 def _pending_rows(view: SnapshotView) -> dict[bytes, int]:

@@ -3,25 +3,52 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Final
 
 from zarr_manifests.config import Compaction
 from zarr_manifests.engine.commit.observe import observed
 from zarr_manifests.engine.compact.background import compact_soon
-from zarr_manifests.engine.compact.compaction import CompactionReport, compact_branch
+from zarr_manifests.engine.compact.compaction import compact_branch
 from zarr_manifests.engine.history.commit_logs import deltas_between
+from zarr_manifests.engine.root.disk_reserve import with_reserve
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.errors import ManifestsError
+from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode, is_due
+from zarr_manifests.reports import CompactionReport
 
-__all__ = ["compact_if_due", "observed_compaction"]
+__all__ = ["compact", "compact_if_due", "observed_compaction"]
 
 _LOG = logging.getLogger(__name__)
 _OVERDUE: Final = 4
 """So many times what makes a compaction due, and a writer no longer leaves it to another one."""
+
+
+def compact(context: Context, branch: str, mode: str, *, dry_run: bool) -> CompactionReport:
+    """Compact a branch because somebody asked for it: compactions under way are shut out.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such branch.
+    InvalidArgumentError
+        If there is no such mode.
+    """
+    if mode not in set(CompactionMode):
+        raise InvalidArgumentError(f"mode {mode!r} is none of minor, major, full")
+    context.roots.branch(context.roots.read().root, branch)  # there is one
+    compaction = partial(
+        observed_compaction,
+        context,
+        branch,
+        CompactionMode(mode),
+        dry_run=dry_run,
+        claim=True,
+    )
+    return with_reserve(context.storage, compaction)[0]
 
 
 def observed_compaction(

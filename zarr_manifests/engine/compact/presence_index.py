@@ -30,6 +30,7 @@ from zarr_manifests.engine.history.follow import opened
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.totals import tallies_of
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -48,15 +49,16 @@ from zarr_manifests.planning.conflict.admission import Writer, admission
 from zarr_manifests.planning.tables.merge import Overlay, inside
 from zarr_manifests.planning.tables.presence import kinds_at, laid_over, rows_in, within
 from zarr_manifests.planning.tables.regions import Bounds, chunk_box
+from zarr_manifests.planning.tables.sums import NOTHING
+from zarr_manifests.reports import ArrayStats, IndexReport
 
 __all__ = [
-    "IndexReport",
     "Presence",
+    "array_stats",
     "build_index",
     "index_leaves",
     "index_pointer",
     "initialized_coords",
-    "initialized_counts",
     "leaf_names",
     "with_entries",
 ]
@@ -65,26 +67,6 @@ _BITMAPS_BYTES: Final = 1 << 20
 _SMALL_BYTES: Final = 1 << 10
 _ATTEMPTS: Final = 100
 _UNUSABLE: Final = (CorruptObjectError, UnsupportedFormatError, StorageError)
-
-
-@dataclass(frozen=True, slots=True)
-class IndexReport:
-    """What building the index has done.
-
-    Parameters
-    ----------
-    leaves : int
-        Leaves of the branch's base.
-    indexed : int
-        Those of them that were new to the index.
-    read_bytes, written_bytes : int
-        Of the manifests that were read, and of the objects that were written.
-    """
-
-    leaves: int
-    indexed: int
-    read_bytes: int
-    written_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,17 +300,31 @@ def initialized_coords(
     return laid_over(coords, changed, box)
 
 
-def initialized_counts(context: Context, view: SnapshotView) -> dict[str, int]:
-    """Number of chunks that are there, by path of the array.
+def array_stats(context: Context, view: SnapshotView, path: str, branch: str | None) -> ArrayStats:
+    """How many chunks and bytes of an array are there, from the index of the branch if it knows.
 
-    Of arrays that no live delta touches it is known without a request.
+    Raises
+    ------
+    NotFoundError
+        If there is no such array.
     """
-    presence = Presence(context, view)
-    return {
-        path: presence.count(node.node_id)
-        for path, node in view.nodes.items()
-        if node.array is not None
-    }
+    node = view.nodes.get(node_path(path))
+    if node is None or node.array is None:
+        raise NotFoundError(f"there is no array /{node_path(path)}")
+    presence = Presence(context, view, branch)
+    total = tallies_of(view).get(node.node_id, NOTHING)
+    chunks = total.chunks if total.chunks_exact else presence.count(node.node_id)
+    nbytes = total.nbytes if total.nbytes_exact else presence.stored_bytes(node.node_id)
+    meta = node.array
+    return ArrayStats(
+        f"/{node.path}",
+        meta.shape,
+        meta.chunk_shape,
+        meta.grid.shape,
+        chunks,
+        nbytes,
+        presence.counted,
+    )
 
 
 def leaf_names(ref: ManifestRef) -> list[LeafName]:
@@ -393,9 +389,7 @@ def build_index(context: Context, branch: str) -> IndexReport:
 
 def _build_index(context: Context, branch: str) -> IndexReport:
     at = context.roots.read()
-    tip = context.roots.with_branch(at.root, branch).branches.get(branch)
-    if tip is None:
-        raise NotFoundError(f"there is no branch {branch!r}")
+    tip = context.roots.branch(at.root, branch)
     keys = SessionKeys(at.root.version, context.runtime)
     view = context.open_branch(tip)
     leaves = _leaves_of(view)

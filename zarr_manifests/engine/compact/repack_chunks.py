@@ -37,7 +37,7 @@ from zarr_manifests.errors import (
     ConflictError,
     CorruptObjectError,
     FencedError,
-    NotFoundError,
+    InvalidArgumentError,
     ObjectNotFoundError,
 )
 from zarr_manifests.format.blobs import BlobRef
@@ -62,8 +62,9 @@ from zarr_manifests.planning.upkeep.dead_packs import (
     uses_of,
 )
 from zarr_manifests.planning.upkeep.digests import coordinate_ids, needs_digest
+from zarr_manifests.reports import RepackReport
 
-__all__ = ["REPACKED", "Progress", "RepackReport", "repack_chunks"]
+__all__ = ["REPACKED", "Progress", "repack_chunks"]
 
 type Progress = Callable[[str, int], None]
 """Called with what is being done and how many objects of it are done."""
@@ -80,51 +81,6 @@ _NAMED: Final = 5
 _MERGES: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class RepackReport:
-    """What a repacking did, or would do.
-
-    Attributes
-    ----------
-    snapshot_id : str or None
-        The branch's head that it made; None if there was nothing to do, and for a dry run.
-    objects : int
-        Chunk objects that the head refers to.
-    nbytes : int
-        Bytes of these, as far as they are there.
-    packs : int
-        Those of them whose live part is below `min_live`.
-    packs_nbytes : int
-        Bytes of these packs.
-    chunks : int
-        Live chunks in these packs: those that were moved, or would be.
-    chunks_nbytes : int
-        Bytes of these chunks.
-    chunks_overtaken : int
-        Chunks that somebody else has changed meanwhile, which were therefore not moved.
-    packs_written : int
-        New packs.
-    dry_run : bool
-        Whether nothing was written.
-    """
-
-    snapshot_id: str | None = None
-    objects: int = 0
-    nbytes: int = 0
-    packs: int = 0
-    packs_nbytes: int = 0
-    chunks: int = 0
-    chunks_nbytes: int = 0
-    chunks_overtaken: int = 0
-    packs_written: int = 0
-    dry_run: bool = False
-
-    @property
-    def dead_nbytes(self) -> int:
-        """Bytes of the packs that nothing of the head refers to, and that become garbage."""
-        return self.packs_nbytes - self.chunks_nbytes
-
-
 def repack_chunks(
     context: Context, branch: str, min_live: float, *, dry_run: bool, progress: Progress
 ) -> RepackReport:
@@ -132,6 +88,10 @@ def repack_chunks(
 
     Raises
     ------
+    InvalidArgumentError
+        If `min_live` is out of its range.
+    NotFoundError
+        If there is no such branch.
     CorruptObjectError
         If chunks that were to be moved are damaged or missing; all others have been moved.
     FencedError
@@ -139,6 +99,7 @@ def repack_chunks(
     ConflictError
         If the branch was deleted, or others came first too often.
     """
+    _check_part(min_live)
 
     def look() -> tuple[RootAt, dict[str, Use]]:
         at = context.roots.read()
@@ -176,11 +137,13 @@ def repack_chunks(
     )
 
 
+def _check_part(value: object) -> None:
+    if not (isinstance(value, int | float) and 0 < value <= 1):
+        raise InvalidArgumentError(f"min_live is a number above 0 and at most 1, not {value!r}")
+
+
 def _head(context: Context, at: RootAt, branch: str) -> SnapshotView:
-    tip = context.roots.with_branch(at.root, branch).branches.get(branch)
-    if tip is None:
-        raise NotFoundError(f"there is no branch {branch!r}")
-    return context.open_branch(tip)
+    return context.open_branch(context.roots.branch(at.root, branch))
 
 
 def _node_ids(view: SnapshotView) -> list[bytes]:

@@ -15,7 +15,8 @@ said, by its own clocks.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -34,12 +35,77 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.root import Lease, Root
 from zarr_manifests.ids import new_session_id, session_start
 from zarr_manifests.planning.conflict.admission import Writer, admission
+from zarr_manifests.runtime import Runtime
 
-__all__ = ["checked_timeout_ms", "give_up", "move", "renew_all", "take"]
+__all__ = ["HeldLease", "checked_timeout_ms", "give_up", "hold", "move", "renew_all", "take"]
 
 _ATTEMPTS = 100
 _OWNER_CHARS = 200
 _LOG = logging.getLogger(__name__)
+
+
+class HeldLease:
+    """A lease that is held, as `Repository.lease` gives it."""
+
+    def __init__(self, held: Held, runtime: Runtime) -> None:
+        self._held, self._runtime = held, runtime
+
+    def __repr__(self) -> str:
+        state = "lost" if self.lost else "held"
+        return f"<HeldLease on {self.snapshot_id}, {state}>"
+
+    @property
+    def snapshot_id(self) -> str:
+        """The snapshot it is on."""
+        return self._held.snapshot
+
+    @property
+    def lost(self) -> bool:
+        """Whether it is not to be relied on, so that `check` raises."""
+        try:
+            self.check()
+        except ManifestsError:
+            return True
+        return False
+
+    def check(self) -> None:
+        """Raise if the lease was lost, or was not renewed within its timeout.
+
+        It asks this process's clocks, not the storage. A lease that was not renewed in time may
+        still be there; renewing is tried again, and once it succeeds `check` raises nothing again.
+        While the clocks of this machine and of whoever collects garbage agree, nothing the snapshot
+        needs was deleted as long as `check` raises nothing.
+
+        Raises
+        ------
+        FencedError
+            If a collection took it away.
+        SnapshotExpiredError
+            If the snapshot is in history no more.
+        LeaseError
+            If it was not renewed within its timeout.
+        """
+        self._held.check(self._runtime)
+
+
+@contextmanager
+def hold(
+    context: Context, snapshot_id: str, timeout: timedelta | float, owner: str
+) -> Iterator[HeldLease]:
+    """A lease on a snapshot, given up at the end of the block.
+
+    Raises
+    ------
+    SnapshotExpiredError
+        If the snapshot is not in history.
+    LeaseError
+        If there is no thread that could renew it; it was given up again.
+    """
+    held = take(context, snapshot_id, checked_timeout_ms(timeout), owner)
+    try:
+        yield HeldLease(held, context.runtime)
+    finally:
+        give_up(context, held)
 
 
 def checked_timeout_ms(timeout: timedelta | float) -> int:

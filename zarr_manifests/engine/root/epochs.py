@@ -18,8 +18,8 @@ from typing import Final
 
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.root.roots import RootAt, Roots
-from zarr_manifests.errors import Conflict, ConflictError, FencedError, NotFoundError
-from zarr_manifests.format.root import COLLECTOR, COMPACTOR, Branch, Root
+from zarr_manifests.errors import Conflict, ConflictError, FencedError
+from zarr_manifests.format.root import COLLECTOR, COMPACTOR, Branch, Root, known_ref
 from zarr_manifests.planning.conflict.admission import Refusal, Writer, admission
 
 __all__ = [
@@ -48,9 +48,7 @@ def claim_branch(roots: Roots, branch: str) -> RootAt:
     """
 
     def change(root: Root) -> Root:
-        tip = root.branches.get(branch)
-        if tip is None:
-            raise NotFoundError(f"there is no branch {branch!r}")
+        tip = known_ref(root.branches, branch, "branch")
         moved = replace(tip, epoch=root.version + 1)
         return replace(root, branches={**root.branches, branch: moved})
 

@@ -36,16 +36,19 @@ from zarr_manifests.errors import (
     StorageFullError,
     UnsupportedStorageError,
 )
+from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.envelope import MAX_ROOT_BYTES
 from zarr_manifests.format.pages import Page
 from zarr_manifests.format.root import (
     ROOT_KEY,
     WRITE_ID_BYTES,
+    Branch,
     Lease,
     LogEntry,
     PageRef,
     Root,
     archive_key,
+    known_ref,
 )
 from zarr_manifests.planning.upkeep.paging import (
     ROOT_BYTES,
@@ -231,6 +234,14 @@ class Roots:
     def with_tag(self, root: Root, name: str) -> Root:
         """The root with the tag of that name, should it lie in a page."""
         return self._with(root, name, ["tags"])
+
+    def branch(self, root: Root, name: str) -> Branch:
+        """The branch of that name, wherever it lies; `NotFoundError` if there is none."""
+        return known_ref(self.with_branch(root, name).branches, name, "branch")
+
+    def tag(self, root: Root, name: str) -> BlobRef:
+        """The snapshot that the tag points to; `NotFoundError` if there is no such tag."""
+        return known_ref(self.with_tag(root, name).tags, name, "tag")
 
     def _with(self, root: Root, name: str, sections: Sequence[Section]) -> Root:
         due = [

@@ -18,8 +18,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from typing import Final
 
 from zarr_manifests.config.manifest_sets import Preload as PreloadOptions
@@ -35,75 +34,13 @@ from zarr_manifests.format.root import Root
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.planning.layout.leaves import NodeFacts
 from zarr_manifests.planning.layout.preload_plan import Candidate, PreloadPlan, plan_preload
+from zarr_manifests.reports import PreloadedManifest, PreloadReport, PreloadState
 from zarr_manifests.runtime import ForkSafeLock, Runtime, one_by_one
 
-__all__ = ["Preload", "PreloadReport", "PreloadState", "PreloadedManifest", "RefsPreload"]
+__all__ = ["Preload", "RefsPreload"]
 
 _LOG = logging.getLogger(__name__)
 _LANES: Final = 16  # of the threads that reads have as well
-
-
-class PreloadState(StrEnum):
-    """What became of a manifest that a session might need."""
-
-    FETCHED = "fetched"
-    SKIPPED = "skipped"
-    FAILED = "failed"
-    WAITING = "waiting"
-    CANCELLED = "cancelled"
-
-
-@dataclass(frozen=True, slots=True)
-class PreloadedManifest:
-    """A manifest, or delta, with chunk refs of an array that is to be preloaded.
-
-    Parameters
-    ----------
-    key : str
-        Its key in the storage.
-    refs : int
-        Chunk refs in it.
-    nbytes : int
-        Its bytes.
-    state : PreloadState
-        What became of it.
-    why : str
-        Why it was skipped, or could not be fetched; else empty.
-    """
-
-    key: str
-    refs: int
-    nbytes: int
-    state: PreloadState
-    why: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class PreloadReport:
-    """What a session has fetched ahead, and what not.
-
-    Parameters
-    ----------
-    snapshot_id : str
-        The snapshot that the session opened with.
-    manifests : tuple of PreloadedManifest
-        The smallest first.
-    done : bool
-        Whether nothing more will be fetched.
-    """
-
-    snapshot_id: str
-    manifests: tuple[PreloadedManifest, ...]
-    done: bool
-
-    def of(self, state: PreloadState | str) -> tuple[PreloadedManifest, ...]:
-        """Those in that state, such as `"fetched"`."""
-        return tuple(one for one in self.manifests if one.state == state)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of what was fetched."""
-        return sum(one.nbytes for one in self.of(PreloadState.FETCHED))
 
 
 class Preload:

@@ -31,17 +31,21 @@ from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.keys import absolute
 from zarr_manifests.planning.layout.leaves import BaseIndex, PlacedLeaf
 from zarr_manifests.planning.tables.merge import inside
 from zarr_manifests.planning.tables.presence import kinds_at, within
 from zarr_manifests.planning.tables.sums import (
     NOTHING,
     Tally,
+    alive_tallies,
     base_tallies,
     difference,
     lay_over,
+    sum_of,
     sums_of,
 )
+from zarr_manifests.reports import Amount, ArrayTotals, Totals
 
 __all__ = [
     "Effect",
@@ -51,6 +55,7 @@ __all__ = [
     "ref_counts",
     "sums_after",
     "tallies_of",
+    "totals_of",
 ]
 
 _LOOKED_THROUGH: Final = 16_384
@@ -422,3 +427,21 @@ def _looked_up(
     rows = linear if table.index is None else np.searchsorted(table.index, linear)
     lengths[there == 1] = table.length[rows]
     return there, lengths
+
+
+def totals_of(view: SnapshotView) -> Totals:
+    """The chunks and bytes of every array, as the snapshot counts them; nothing is fetched."""
+    totals, changes = tallies_of(view), changes_of(view)
+    ids = {path: node.node_id for path, node in view.nodes.items()}
+    alive = alive_tallies(totals, view.nodes.values())
+    arrays = []
+    for path, total in sorted(alive.items()):
+        # It cannot be more by more than there is.
+        delta = changes.get(ids[path], NOTHING).within(total.chunks)
+        arrays.append(ArrayTotals(absolute(path), Amount.of(total), Amount.of(delta)))
+    return Totals(
+        view.snapshot_id,
+        tuple(sorted(arrays, key=lambda array: array.path)),
+        Amount.of(sum_of(alive.values())),
+        Amount.of(sum_of(changes.values())),
+    )

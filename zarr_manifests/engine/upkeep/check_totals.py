@@ -14,6 +14,7 @@ from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.keys import absolute
 from zarr_manifests.planning.tables.sums import Tally, alive_tallies, sums_of
 
 __all__ = ["wrong_counters"]
@@ -46,7 +47,7 @@ def wrong_counters(view: SnapshotView, parent: Snapshot | None = None) -> list[s
         if table is not None:
             chunks = int((table.kind != RefKind.UNSET).sum())
             nbytes = int(table.length.sum())
-        path = node.path if node.path.startswith("/") else f"/{node.path}"
+        path = absolute(node.path)
         wrong += [f"{path} has {what}" for what in _against(told[node.path], chunks, nbytes)]
     return wrong + list(_wrong_sums(view.snapshot, sums_of(tallies, nodes)))
 

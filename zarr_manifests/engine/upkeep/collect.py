@@ -21,8 +21,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -53,11 +53,12 @@ from zarr_manifests.planning.upkeep.collection import (
     search_start,
     swept_after,
 )
+from zarr_manifests.reports import CollectionReport
 from zarr_manifests.storage import ObjectInfo
 from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.protocol import KeepsTemporaryFiles
 
-__all__ = ["CollectionReport", "Progress", "archived_versions", "collect", "live_snapshots"]
+__all__ = ["Progress", "archived_versions", "collect", "live_snapshots"]
 
 type Progress = Callable[[str, int], None]
 """Called with what is being done and how many objects of it are done."""
@@ -77,48 +78,6 @@ _KINDS: Final = (
     "snapshots",
 )
 _TEMP_AGE_MS: Final = 24 * 3_600_000
-
-
-@dataclass(frozen=True, slots=True)
-class CollectionReport:
-    """What a collection has deleted, or would delete.
-
-    Parameters
-    ----------
-    fence : int
-        Sessions that began before this version of the root and hold no lease cannot commit.
-    kept : int
-        Objects that can be reached.
-    objects, nbytes : mapping of str to int
-        Objects deleted, and their bytes, by kind: `chunks`, `manifests`, `snapshots`, `root`, ...
-    leases_removed : int
-        Leases whose time was up.
-    temporary_files : int
-        Files removed that killed writers have left on a local disk.
-    complete : bool
-        Whether it was looked at all objects there are.
-    dry_run : bool
-        Whether nothing was changed or deleted.
-    """
-
-    fence: int
-    kept: int
-    objects: Mapping[str, int] = field(default_factory=dict)
-    nbytes: Mapping[str, int] = field(default_factory=dict)
-    leases_removed: int = 0
-    temporary_files: int = 0
-    complete: bool = False
-    dry_run: bool = False
-
-    @property
-    def deleted(self) -> int:
-        """Objects of all kinds that were deleted."""
-        return sum(self.objects.values())
-
-    @property
-    def deleted_nbytes(self) -> int:
-        """Bytes of all of them."""
-        return sum(self.nbytes.values())
 
 
 def collect(

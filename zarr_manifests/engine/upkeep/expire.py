@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from zarr_manifests.engine.history.ancestry import ages, has_expired
@@ -23,36 +23,12 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.upkeep.expiry import Aged, Retention, kept_count, with_pending
+from zarr_manifests.reports import ExpiryReport
 
-__all__ = ["ExpiryReport", "expire"]
+__all__ = ["expire"]
 
 _ATTEMPTS = 100
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ExpiryReport:
-    """What an expiry has done, or would do.
-
-    Parameters
-    ----------
-    expired : mapping of str to tuple of str
-        Ids of the snapshots that have left each branch's history, newest first; branches that
-        keep all they have are not named.
-    kept : mapping of str to int
-        How many snapshots the history of each branch has now.
-    dry_run : bool
-        Whether nothing was changed.
-    """
-
-    expired: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    kept: Mapping[str, int] = field(default_factory=dict)
-    dry_run: bool = False
-
-    @property
-    def snapshots(self) -> tuple[str, ...]:
-        """Ids of all snapshots that have left the history of some branch, each once."""
-        return tuple(dict.fromkeys(name for names in self.expired.values() for name in names))
 
 
 @dataclass(frozen=True, slots=True)

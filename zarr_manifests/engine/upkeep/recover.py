@@ -22,8 +22,7 @@ taken, unless the caller says that it has.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from typing import Final
 
 from zarr_manifests.engine.objects.metadata import Objects
@@ -48,16 +47,14 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.root import COLLECTOR, COMPACTOR, ROOT_KEY, Branch, LogEntry, Root
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.upkeep.collection import unended_since
+from zarr_manifests.reports import LoggedOperation, RecoveryReport, RestoreReport
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage, Token
 
 __all__ = [
-    "LoggedOperation",
-    "RecoveryReport",
-    "RestoreReport",
     "operations",
     "recover",
-    "restore",
+    "restore_refs",
 ]
 
 _ATTEMPTS = 100
@@ -67,103 +64,6 @@ _LOOKS: Final = 10
 # leaves an archive: at a hundred a second, three hours of nothing else. The twelve digits of a
 # session's start still have room for a million recoveries.
 _UNSEEN_VERSIONS: Final = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class LoggedOperation:
-    """One operation on the root.
-
-    Parameters
-    ----------
-    version : int
-        The version of the root that it made; `Repository.restore` takes one.
-    at : datetime
-        When, in UTC, by the clock of who did it.
-    operation : str
-        What: `commit append`, `create branch`, `expire snapshots`, ...
-    ref : str
-        The branch or tag it was about; empty if about none.
-    snapshot_id : str
-        The snapshot concerned; may be empty.
-    operation_id : str
-        Its random id in hexadecimal; of a commit that is `SnapshotInfo.commit_id`.
-    by : str
-        Who, as they said: the user and the host, or what the environment variable
-        `ZARR_MANIFESTS_WHO` was set to; may be empty.
-    """
-
-    version: int
-    at: datetime
-    operation: str
-    ref: str
-    snapshot_id: str
-    operation_id: str
-    by: str = ""
-
-    @classmethod
-    def of(cls, entry: LogEntry) -> LoggedOperation:
-        """What an entry of the log says."""
-        at = datetime.fromtimestamp(entry.at_ms / 1000, UTC)
-        return cls(
-            entry.version,
-            at,
-            entry.operation,
-            entry.ref,
-            entry.snapshot,
-            entry.commit_id.hex(),
-            entry.by,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class RestoreReport:
-    """What going back to an older version has moved, or would.
-
-    Parameters
-    ----------
-    version : int
-        The version whose branches and tags these are.
-    branches, tags : mapping of str to (str or None, str or None)
-        Those that are not what they were before: the ids of their snapshots before and after,
-        None where there was none, or is none any more.
-    dry_run : bool
-        Whether nothing was changed.
-    """
-
-    version: int
-    branches: dict[str, tuple[str | None, str | None]]
-    tags: dict[str, tuple[str | None, str | None]]
-    dry_run: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class RecoveryReport:
-    """What a recovery has done, or would do.
-
-    Parameters
-    ----------
-    recovered : int
-        The version of the root whose archive was taken.
-    version : int
-        The version of the root now.
-    branches : mapping of str to str
-        The id of each branch's head.
-    perhaps_lost : range
-        Versions after it that there were, or may have been, and that are not in the root now. If
-        the root could not be read, how many there were is not known: then these are all from the
-        first one on up to the root's version now. Empty if the newest version was taken.
-    skipped : mapping of int to str
-        Newer archives that were not taken, and what was wrong with each.
-    dry_run : bool
-        Whether nothing was changed.
-    """
-
-    recovered: int
-    version: int
-    branches: dict[str, str]
-    perhaps_lost: range
-    skipped: dict[int, str]
-    dry_run: bool = False
 
 
 def operations(context: Context) -> Iterator[LoggedOperation]:
@@ -186,7 +86,7 @@ def operations(context: Context) -> Iterator[LoggedOperation]:
             return  # a collection is removing the oldest ones
 
 
-def restore(context: Context, version: int, *, dry_run: bool = False) -> RestoreReport:
+def restore_refs(context: Context, version: int, *, dry_run: bool = False) -> RestoreReport:
     """Let branches and tags be what they were in that version.
 
     Raises
@@ -334,7 +234,7 @@ def _damaged(storage: Storage, runtime: Runtime) -> tuple[Token | None, Root | N
         if not closure_problems(_context(storage, runtime, current), current):
             raise InvalidArgumentError(
                 f"{storage.url} has a sound root of version {current.version}: there is nothing "
-                "to recover. `repo.restore(version)` goes back to older refs"
+                "to recover. `repo.restore_refs(version)` goes back to older refs"
             )
         before = token
         token, current = _current(storage)

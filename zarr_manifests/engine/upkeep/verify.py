@@ -50,54 +50,15 @@ from zarr_manifests.format.root import ROOT_KEY, LogEntry, Root, archive_key
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import crc32c, object_key
-from zarr_manifests.plain import plain_text
 from zarr_manifests.planning.upkeep.collection import first_archive_kept
 from zarr_manifests.planning.upkeep.digests import tells_about
 from zarr_manifests.planning.upkeep.paging import checked, pulled
+from zarr_manifests.reports import Problem, VerifyReport
 
-__all__ = ["Problem", "VerifyReport", "closure_problems", "verify"]
+__all__ = ["closure_problems", "verify"]
 
 _AT_ONCE = 32
 _MOST_LOOKS = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One thing that is wrong: the key of an object, and what is wrong with it."""
-
-    key: str
-    what: str
-
-    def __str__(self) -> str:
-        return plain_text(self.what if self.key in self.what else f"{self.key}: {self.what}")
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyReport:
-    """What a verification has found.
-
-    Parameters
-    ----------
-    problems : tuple of Problem
-        What is wrong; none if all is well.
-    objects : int
-        Metadata objects read, roots and archives included.
-    chunk_objects, chunks : int
-        Chunk objects read, and the different ranges of them that chunks refer to.
-    nbytes : int
-        Bytes of these chunks.
-    """
-
-    problems: tuple[Problem, ...] = ()
-    objects: int = 0
-    chunk_objects: int = 0
-    chunks: int = 0
-    nbytes: int = 0
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.problems
 
 
 type _Range = tuple[int, int, int]

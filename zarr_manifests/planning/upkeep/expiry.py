@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
+from zarr_manifests.config import Snapshots
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.root import PendingDeletion
+from zarr_manifests.times import milliseconds, moment_ms
 
-__all__ = ["Aged", "Retention", "kept_count", "with_pending"]
+__all__ = ["Aged", "Retention", "kept_count", "retention", "with_pending"]
 
 _PENDING_MOST = 64
 
@@ -51,8 +54,8 @@ class Retention:
     def __post_init__(self) -> None:
         if self.keep_last is None and self.oldest_ms is None:
             raise InvalidArgumentError(
-                "say what is to be kept: keep_last, max_age, or both; here, or as `snapshots` in "
-                "the configuration"
+                "say what is to be kept: keep_last, max_age or older_than; here, or as `snapshots` "
+                "in the configuration"
             )
         whole = isinstance(self.keep_last, int) and not isinstance(self.keep_last, bool)
         if self.keep_last is not None and not (whole and self.keep_last >= 1):
@@ -64,6 +67,31 @@ class Retention:
         """Whether to keep a snapshot that so many of its branch come after."""
         newest = self.keep_last is not None and position < self.keep_last
         return newest or (self.oldest_ms is not None and written_ms >= self.oldest_ms)
+
+
+def retention(
+    options: Snapshots,
+    now_ms: int,
+    keep_last: int | None,
+    max_age: timedelta | None,
+    older_than: datetime | None,
+) -> Retention:
+    """What to keep as a caller says, or, if the caller says nothing, as the configuration does.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If nothing is said anywhere, or both `max_age` and `older_than` are.
+    """
+    if max_age is not None and older_than is not None:
+        raise InvalidArgumentError("give max_age or older_than, not both: each says how old")
+    if older_than is not None:
+        return Retention(keep_last, moment_ms(older_than, "older_than"))
+    if keep_last is None and max_age is None:
+        keep_last, max_age = options.keep_last, options.max_age
+    if max_age is None:
+        return Retention(keep_last, None)
+    return Retention(keep_last, now_ms - milliseconds(max_age, "max_age"))
 
 
 def kept_count(line: Sequence[Aged], retention: Retention, needed: Container[str]) -> int:

@@ -184,7 +184,7 @@ class Restorer:
             return
         process.change_ref(
             RefChange(f"restore {version}", "", None),
-            lambda: repository.restore(version),
+            lambda: repository.restore_refs(version),
             (SnapshotExpiredError, NotFoundError, InvalidArgumentError, ConflictError),
         )
 

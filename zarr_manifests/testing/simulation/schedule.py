@@ -234,7 +234,7 @@ def _ask_for_the_expired(process: Process, repository: Repository) -> None:
 
     def restore() -> None:
         repository.garbage_collect(timedelta(0))
-        repository.restore(before)
+        repository.restore_refs(before)
 
     for ask in (*refused, restore):
         try:

@@ -1,0 +1,103 @@
+"""What is different between a snapshot and a later one: nodes, chunks, moves and cuts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from zarr_manifests.engine.history.ancestry import is_missing
+from zarr_manifests.engine.history.commit_logs import deltas_between, footprint_of
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.errors import CorruptObjectError, HistoryExpiredError, InvalidArgumentError
+from zarr_manifests.format.delta import Delta
+from zarr_manifests.format.root import Branch
+from zarr_manifests.grid import Coords, IndexArray
+from zarr_manifests.keys import absolute
+from zarr_manifests.planning.tables.merge import narrower
+from zarr_manifests.planning.tables.moves import moved_paths
+from zarr_manifests.reports import Diff
+
+__all__ = ["compare"]
+
+
+def compare(context: Context, start: Branch, end: Branch) -> Diff:
+    """What changed after the snapshot `start` up to the snapshot `end`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If `start` is not an ancestor of `end`.
+    HistoryExpiredError
+        If snapshots between them have expired.
+    """
+    before, after = context.open_branch(start), context.open_branch(end)
+    try:
+        deltas = deltas_between(context, before, after.ref)
+    except CorruptObjectError as error:
+        if is_missing(error):
+            raise HistoryExpiredError(
+                f"snapshots between {before.snapshot_id} and {after.snapshot_id} have expired"
+            ) from error
+        raise
+    if deltas is None:
+        raise InvalidArgumentError(
+            f"{before.snapshot_id} is not an ancestor of {after.snapshot_id}; give the older "
+            "snapshot first"
+        )
+    return _difference(context, before, after, deltas)
+
+
+def _difference(
+    context: Context, before: SnapshotView, after: SnapshotView, deltas: Sequence[Delta]
+) -> Diff:
+    """What these deltas, all after `before` up to `after`, have changed."""
+    old, new = before.nodes, after.nodes
+    same = {p: p for p in old.keys() & new.keys() if old[p].node_id == new[p].node_id}
+    moved = moved_paths(old, new)
+    same |= moved
+    return Diff(
+        _absolute(new.keys() - set(same.values())),
+        _absolute(to for p, to in same.items() if old[p].documents != new[to].documents),
+        _absolute(old.keys() - same.keys()),
+        _changed_chunks(context, after, deltas),
+        dict(zip(map(absolute, moved), map(absolute, moved.values()), strict=True)),
+        _truncated(before, after, deltas),
+    )
+
+
+def _truncated(
+    before: SnapshotView, after: SnapshotView, deltas: Sequence[Delta]
+) -> dict[str, Coords]:
+    """By path, to what shape of its grid an array was cut that was there before."""
+    cuts: dict[bytes, Coords | None] = {}
+    for delta in deltas:
+        for node_id, shape in delta.truncated.items():
+            cuts[node_id] = narrower(cuts.get(node_id), shape)
+    there = ((before.by_id.get(i), after.by_id.get(i), shape) for i, shape in cuts.items())
+    return {
+        absolute(new.path): shape
+        for old, new, shape in there
+        if old is not None and new is not None and shape is not None
+    }
+
+
+def _changed_chunks(
+    context: Context, after: SnapshotView, deltas: Sequence[Delta]
+) -> dict[str, IndexArray]:
+    paths = {node.node_id: path for path, node in after.nodes.items()}
+    found: dict[str, list[IndexArray]] = {}
+    for delta in deltas:
+        for node_id, tables in footprint_of(context, after, delta).tables.items():
+            if node_id in paths:
+                coords = [table.coords() for table in tables]
+                found.setdefault(paths[node_id], []).extend(coords)
+    return {
+        absolute(path): np.unique(np.concatenate(coords), axis=0)
+        for path, coords in sorted(found.items())
+    }
+
+
+def _absolute(paths: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(map(absolute, paths)))

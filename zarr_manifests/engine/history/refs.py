@@ -1,0 +1,369 @@
+"""Branches and tags: listed, made, moved and deleted; and the snapshot that a caller names.
+
+Every change is one swap of the root, tried again when another writer came first. Invariants: a
+branch or tag is made or moved only to a snapshot that is in history as of the root that is
+replaced; a session begins at a root that was read after the session was asked for. The one
+exception is the first session of a repository that was just opened: it may begin at the root that
+`open` has read, if this process has seen no newer one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final
+
+from zarr_manifests.engine.history.ancestry import (
+    ages,
+    ancestors,
+    floor_below,
+    locate,
+    snapshot_ref,
+)
+from zarr_manifests.engine.history.follow import opened
+from zarr_manifests.engine.root.epochs import claim_branch
+from zarr_manifests.engine.root.roots import RootAt
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    HistoryExpiredError,
+    InvalidArgumentError,
+    NotFoundError,
+    SnapshotExpiredError,
+    UnsupportedStorageError,
+)
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.root import Branch, Root, check_ref_name, known_ref
+from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.ids import is_snapshot_id, snapshot_id_of, snapshot_key
+from zarr_manifests.times import moment_ms
+
+__all__ = ["DEFAULT_BRANCH", "REF_ATTEMPTS", "Point", "Refs"]
+
+DEFAULT_BRANCH: Final = "main"
+REF_ATTEMPTS: Final = 100
+_FRESH_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A snapshot as a caller names it: the head of `main` if nothing is given.
+
+    Parameters
+    ----------
+    branch, tag, snapshot_id : str, optional
+        At most one of them.
+    as_of : datetime, optional
+        The newest snapshot of the branch written at or before that time.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If more than one is given, or `as_of` with a tag or a snapshot, or `as_of` is no datetime.
+    """
+
+    branch: str | None = None
+    tag: str | None = None
+    snapshot_id: str | None = None
+    as_of: datetime | None = None
+
+    def __post_init__(self) -> None:
+        if self.as_of is not None:
+            moment_ms(self.as_of, "as_of")
+        fixed = self.tag is not None or self.snapshot_id is not None
+        given = sum(x is not None for x in (self.branch, self.tag, self.snapshot_id))
+        if given > 1 or (fixed and self.as_of is not None):
+            raise InvalidArgumentError(
+                "give one of branch, tag and snapshot_id; as_of goes with a branch only"
+            )
+
+    @property
+    def on_branch(self) -> str | None:
+        """The branch it is on; None for a tag or a snapshot."""
+        if self.tag is not None or self.snapshot_id is not None:
+            return None
+        return DEFAULT_BRANCH if self.branch is None else self.branch
+
+
+class Refs:
+    """The branches and tags of one repository, and the snapshots that callers name.
+
+    Parameters
+    ----------
+    context : Context
+        The repository.
+    opened_at : RootAt, optional
+        The root that the repository was opened with, just now.
+    """
+
+    def __init__(self, context: Context, opened_at: RootAt | None = None) -> None:
+        self._context = context
+        now_s = context.runtime.monotonic_s()
+        self._opened_at = None if opened_at is None else (now_s, opened_at)
+
+    # --- finding snapshots -------------------------------------------------------------------
+
+    def view(self, point: Point, *, first: bool = False) -> SnapshotView:
+        """The snapshot, opened; `first` lets it be looked up in the root that `open` has read.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such branch or tag, or no snapshot as old as `as_of`.
+        SnapshotExpiredError
+            If there is no snapshot of that id.
+        """
+        return opened(lambda: self._context.open_branch(self.resolve(point, first=first)))
+
+    def resolve(self, point: Point, *, first: bool = False) -> Branch:
+        """The snapshot as the head of a branch: of its own branch, or of one without a name."""
+        if point.snapshot_id is not None:
+            return Branch(snapshot_ref(self._context, point.snapshot_id), None)
+        return self._in(self._first_root() if first else self._root(), point)
+
+    def begin(self, branch: str, *, claim: bool) -> tuple[int, SnapshotView]:
+        """The head of a branch to write on, and the version of the root that says so.
+
+        With `claim` the branch is claimed for this writer.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such branch.
+        UnsupportedStorageError
+            If the storage cannot compare-and-swap.
+        """
+        roots, storage = self._context.roots, self._context.storage
+        if not storage.capabilities.cas:
+            raise UnsupportedStorageError(
+                f"{storage.url} cannot compare-and-swap; the repository is read-only there"
+            )
+
+        def at_head() -> tuple[int, SnapshotView]:
+            at = claim_branch(roots, branch) if claim else roots.read()
+            return at.root.version, self._context.open_branch(roots.branch(at.root, branch))
+
+        return opened(at_head)
+
+    def named(self, *names: str) -> list[Branch]:
+        """For each name the snapshot of that id, else the branch, else the tag, as a branch.
+
+        Raises
+        ------
+        NotFoundError
+            If a name is none of them.
+        SnapshotExpiredError
+            If there is no snapshot of that id.
+        """
+        for name in names:
+            _check_name(name)
+        root = None if all(map(is_snapshot_id, names)) else self._root()
+        return [self._named(root, name) for name in names]
+
+    def range(self, start: str | None, end: str | None) -> tuple[str | None, Branch]:
+        """The id of the snapshot named `start`, and the one named `end`, or else `main`'s head.
+
+        Raises
+        ------
+        HistoryExpiredError
+            If there is no snapshot of the id `end`.
+        NotFoundError
+            If a name is no snapshot, branch or tag.
+        """
+        if start is not None:
+            _check_name(start)
+        names = [] if start is None or is_snapshot_id(start) else [start]
+        try:
+            last, *found = self.named(DEFAULT_BRANCH if end is None else end, *names)
+        except SnapshotExpiredError as error:
+            raise HistoryExpiredError(str(error)) from error
+        return (snapshot_id_of(found[0].head.key) if found else start), last
+
+    def _named(self, root: Root | None, name: str) -> Branch:
+        if root is None or is_snapshot_id(name):
+            return self.resolve(Point(snapshot_id=name))
+        roots = self._context.roots
+        branch = roots.with_branch(root, name).branches.get(name)
+        if branch is not None:
+            return branch
+        tag = roots.with_tag(root, name).tags.get(name)
+        if tag is None:
+            raise NotFoundError(
+                f"{name[:80]!r} is neither a branch nor a tag nor the id of a snapshot; "
+                "`repo.list_branches()`, `repo.list_tags()` and `repo.ancestry()` list them"
+            )
+        return Branch(tag, None)
+
+    def history(self, point: Point) -> Iterator[tuple[BlobRef, Snapshot]]:
+        """The snapshot and those before it that are still in history, newest first."""
+        root = self._root()
+        start = self._in(root, point)
+        floor = start.floor
+        if point.on_branch is None:
+            floor = floor_below(self._context, root, start.head)
+        return ancestors(self._context, start.head, floor)
+
+    def _in(self, root: Root, point: Point) -> Branch:
+        roots = self._context.roots
+        if point.snapshot_id is not None:
+            return Branch(snapshot_ref(self._context, point.snapshot_id), None)
+        if point.tag is not None:
+            return Branch(roots.tag(root, point.tag), None)
+        head = roots.branch(root, point.on_branch or "")
+        return head if point.as_of is None else self._as_of(head, point.as_of)
+
+    def _as_of(self, head: Branch, as_of: datetime) -> Branch:
+        until_ms = moment_ms(as_of, "as_of")
+        for ref, snapshot in ages(self._context, head.head, head.floor):
+            if snapshot.written_ms <= until_ms:
+                return Branch(ref, None)
+        raise NotFoundError(f"the branch has no snapshot as old as {as_of.isoformat()}")
+
+    def _root(self) -> Root:
+        return self._context.roots.read().root
+
+    def _first_root(self) -> Root:
+        """The root as it is now; right after `open` the one that `open` has read."""
+        opened_at, self._opened_at = self._opened_at, None
+        if opened_at is not None:
+            read_s, at = opened_at
+            recent = 0 <= self._context.runtime.monotonic_s() - read_s <= _FRESH_S
+            if recent and self._context.roots.undisturbed(at):
+                return at.root
+        return self._root()
+
+    # --- branches ----------------------------------------------------------------------------
+
+    def branches(self) -> dict[str, str]:
+        """Snapshot id of every branch's head, by name."""
+        branches = self._context.roots.whole(self._root()).branches
+        return {name: snapshot_id_of(b.head.key) for name, b in sorted(branches.items())}
+
+    def create_branch(self, name: str, snapshot_id: str | None) -> None:
+        """Make a branch at a snapshot of the history; at `main`'s head if none is given."""
+        check_ref_name(name)
+
+        def change(root: Root) -> Root:
+            if name in root.branches:
+                raise AlreadyExistsError(
+                    f"branch {name!r} exists; reset_branch moves it, or choose another name"
+                )
+            return replace(root, branches={**root.branches, name: self._at(root, snapshot_id)})
+
+        self._update(change, "create branch", name, snapshot_id)
+
+    def reset_branch(
+        self, name: str, snapshot_id: str, *, force: bool, expected: str | None
+    ) -> None:
+        """Move a branch to a snapshot of the history, if it drops no commit it should not."""
+        if expected is not None:
+            snapshot_key(expected)  # an id at all
+
+        def change(root: Root) -> Root:
+            old = known_ref(root.branches, name, "branch")
+            moved = replace(self._at(root, snapshot_id), epoch=old.epoch, index=old.index)
+            at = snapshot_id_of(old.head.key)
+            if expected is not None and at != expected:
+                raise ConflictError(
+                    f"branch {name!r} is at {at} and no more at {expected}; look at what came "
+                    "meanwhile, then reset it from there"
+                )
+            if not force and expected is None and not self._comes_after(moved, old):
+                raise InvalidArgumentError(
+                    f"branch {name!r} is at {at}, which {snapshot_id} does not come after: its "
+                    f"commits since would be dropped. If so it shall be, say expected={at!r}, or "
+                    "force=True whatever else has been committed meanwhile"
+                )
+            # What is left behind can be of any age, so the next collection looks at everything.
+            return replace(root, branches={**root.branches, name: moved}, swept=0)
+
+        self._update(change, "reset branch", name, snapshot_id)
+
+    def _comes_after(self, new: Branch, old: Branch) -> bool:
+        """Whether the head of `old` is in the history of that of `new`."""
+        lowest = self._context.objects.load(old.head, Snapshot).sequence
+        for ref, snapshot in ancestors(self._context, new.head, new.floor):
+            if ref.key == old.head.key:
+                return True
+            if snapshot.sequence < lowest:  # no snapshot has a higher one than those after it
+                break
+        return False
+
+    def delete_branch(self, name: str) -> None:
+        """Delete a branch; `main` cannot be."""
+        if name == DEFAULT_BRANCH:
+            raise InvalidArgumentError("branch 'main' cannot be deleted; reset_branch moves it")
+
+        def change(root: Root) -> Root:
+            known_ref(root.branches, name, "branch")
+            left = {other: branch for other, branch in root.branches.items() if other != name}
+            return replace(root, branches=left, swept=0)
+
+        self._update(change, "delete branch", name, None)
+
+    # --- tags --------------------------------------------------------------------------------
+
+    def tags(self) -> dict[str, str]:
+        """Snapshot id of every tag, by name."""
+        tags = self._context.roots.whole(self._root()).tags
+        return {name: snapshot_id_of(ref.key) for name, ref in sorted(tags.items())}
+
+    def create_tag(self, name: str, snapshot_id: str | None) -> None:
+        """Name a snapshot of the history for good; `main`'s head if none is given."""
+        check_ref_name(name)
+
+        def change(root: Root) -> Root:
+            if name in root.tags:
+                raise AlreadyExistsError(f"tag {name!r} exists; tags do not move")
+            if name in root.deleted_tags:
+                raise AlreadyExistsError(
+                    f"a tag {name!r} was deleted; its name is never used again, so that it cannot "
+                    "come to mean something else"
+                )
+            head = self._at(root, snapshot_id).head.bare()
+            return replace(root, tags={**root.tags, name: head})
+
+        self._update(change, "create tag", name, snapshot_id)
+
+    def delete_tag(self, name: str) -> None:
+        """Delete a tag; its name is never used again."""
+
+        def change(root: Root) -> Root:
+            known_ref(root.tags, name, "tag")
+            left = {other: ref for other, ref in root.tags.items() if other != name}
+            deleted = (*root.deleted_tags, name)
+            return replace(root, tags=left, deleted_tags=deleted, swept=0)
+
+        self._update(change, "delete tag", name, None)
+
+    # --- changing the root -------------------------------------------------------------------
+
+    def _update(
+        self,
+        change: Callable[[Root], Root],
+        operation: str,
+        name: str,
+        snapshot_id: str | None,
+    ) -> None:
+        self._context.roots.update(change, operation, name, snapshot_id or "", REF_ATTEMPTS)
+
+    def _at(self, root: Root, snapshot_id: str | None) -> Branch:
+        """A branch at that snapshot, which must be in history as of this root."""
+        main = root.branches[DEFAULT_BRANCH]
+        if snapshot_id is None:
+            return replace(main, epoch=0)
+        ref, snapshot, floor = locate(self._context, root, snapshot_id)
+        # What an index says is true of any branch; what it does not know is not used.
+        return Branch(
+            ref.bare(), snapshot.base, floor=floor, ahead=snapshot.ahead, index=main.index
+        )
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str):
+        raise InvalidArgumentError(
+            f"{name!r} is not the name of a branch or tag, nor the id of a snapshot"
+        )

@@ -1,0 +1,115 @@
+"""Opening and making a repository: its storage, its root, its configuration, its context."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from zarr_manifests.config import CacheOptions, RepositoryConfig
+from zarr_manifests.engine.objects.disk_cache import DiskCache
+from zarr_manifests.engine.objects.metadata import Objects
+from zarr_manifests.engine.root.create import create_repository
+from zarr_manifests.engine.root.roots import RootAt, Roots
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.errors import ObjectNotFoundError
+from zarr_manifests.format.root import ROOT_KEY, Root
+from zarr_manifests.metrics import Meter
+from zarr_manifests.runtime import Runtime
+from zarr_manifests.storage import Storage, from_url
+from zarr_manifests.storage.metered import MeteredStorage, metered
+from zarr_manifests.virtual.containers import Containers
+
+__all__ = ["create_at", "exists_at", "open_at", "save_config", "storage_at"]
+
+type Location = str | os.PathLike[str] | Storage
+type Config = RepositoryConfig | Mapping[str, Any] | None
+type Cache = CacheOptions | Mapping[str, Any] | None
+
+_ATTEMPTS = 100
+
+
+def storage_at(location: Location) -> Storage:
+    """The storage at a path or URL; a storage is returned as it is."""
+    return location if isinstance(location, Storage) else from_url(location)
+
+
+def exists_at(location: Location) -> bool:
+    """Whether there is a repository at that place."""
+    try:
+        storage_at(location).head(ROOT_KEY)
+    except ObjectNotFoundError:
+        return False
+    return True
+
+
+def create_at(
+    location: Location,
+    config: Config,
+    containers: Containers,
+    cache: Cache,
+    runtime: Runtime,
+    branch: str,
+) -> tuple[Context, RootAt]:
+    """Make a repository with one empty snapshot on `branch`; it is open then."""
+    storage = _counted(location)
+    saved = _overlaid(None, config)
+    options = CacheOptions.of(cache, saved.cache)
+    DiskCache.check(options)
+    at = create_repository(storage, runtime, Objects(storage, runtime), saved, branch)
+    roots = Roots(storage, runtime)
+    where = at.root.repository_id, storage, runtime, roots, saved, containers, options
+    return Context.of(*where), at
+
+
+def open_at(
+    location: Location,
+    config: Config,
+    containers: Containers,
+    cache: Cache,
+    runtime: Runtime,
+    *,
+    elsewhere: bool = False,
+) -> tuple[Context, RootAt]:
+    """The repository at that place, and its root as it is now.
+
+    `elsewhere` says that the options come from another process: a cache directory that this one
+    cannot use is left out then.
+    """
+    CacheOptions.of(cache)  # faults of an argument are said before anything is read
+    storage = _counted(location)
+    roots = Roots(storage, runtime)
+    at = roots.read()
+    used = _overlaid(at.root.config, config)
+    options = CacheOptions.of(cache, used.cache)
+    where = at.root.repository_id, storage, runtime, roots, used, containers, options
+    return Context.of(*where, elsewhere=elsewhere), at
+
+
+def save_config(context: Context, config: Config) -> tuple[Context, RepositoryConfig]:
+    """The context with that configuration, and what is saved in the repository now.
+
+    What is in use may differ from what is saved: both get the change, or none.
+    """
+    given = context.config if config is None else config
+    used = _overlaid(context.config, given)
+
+    def change(root: Root) -> Root:
+        return replace(root, config=_overlaid(root.config, given))
+
+    at = context.roots.update(change, "save config", "", "", _ATTEMPTS)
+    return replace(context, config=used), at.root.config
+
+
+def _overlaid(saved: RepositoryConfig | None, overlay: Config) -> RepositoryConfig:
+    if isinstance(overlay, RepositoryConfig):
+        return overlay
+    if overlay is None:
+        return RepositoryConfig() if saved is None else saved
+    return RepositoryConfig.from_dict(overlay) if saved is None else saved.overlaid(overlay)
+
+
+def _counted(location: Location) -> MeteredStorage:
+    storage = storage_at(location)
+    return storage if isinstance(storage, MeteredStorage) else metered(storage, Meter())
