@@ -24,7 +24,7 @@ from zarr_manifests.format.root import archive_key
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import workspace_of
-from zarr_manifests.testing import copy_of, in_order
+from zarr_manifests.testing import Fault, FaultyStorage, copy_of, in_order
 
 NOW = timedelta(0)
 CONFIG = {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0, "max-delta-count": 10}
@@ -208,6 +208,23 @@ def test_a_recovery_shuts_out_who_began_after_versions_that_left_no_archive(
     again.garbage_collect(NOW)
     assert again.verify().ok
     assert len({one.version for one in again.ops_log()}) == len(list(again.ops_log()))
+
+
+def test_two_recoveries_in_a_row_make_two_versions() -> None:
+    storage = MemoryStorage()
+    fill(make(storage), 2)
+    # As if the process had died before the archive that goes with its swap was sent.
+    unsent = FaultyStorage(storage, [Fault("fail_before", op="create_after", count=None)])
+    storage.delete_many(["current"])
+    first = Repository.recover(unsent, runtime=in_order())
+    between = Repository.open(storage, runtime=in_order()).writable_session()
+    write(between, 9)
+    storage.delete_many(["current"])
+    second = Repository.recover(unsent, runtime=in_order())
+    assert (second.recovered, second.branches) == (first.version, first.branches)
+    assert second.version > first.version
+    with pytest.raises(FencedError):
+        between.commit("of before")
 
 
 def test_a_root_that_can_be_read_says_how_many_versions_there_were() -> None:

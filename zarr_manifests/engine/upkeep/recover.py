@@ -185,7 +185,8 @@ def recover(
         If somebody else makes or changes the root meanwhile, or a collection may be under way that
         deletes what the archive leads to.
     StorageError
-        If the storage fails; nothing was changed, unless the answer of the swap was lost.
+        If the storage fails. Nothing was changed, unless the answer of the swap was lost, or only
+        the archive of the new root could not be written.
     """
     if not (storage.capabilities.cas or dry_run):
         raise UnsupportedStorageError(f"{storage.url} cannot compare-and-swap")
@@ -206,11 +207,14 @@ def recover(
                 _check_collections(storage, version, mine, skipped)
             roots = Roots(storage, runtime)
             new = _renewed(found, roots.whole(found).branches, next_version, runtime)
-            if not dry_run and roots.install(new, token) is None:
-                raise ConflictError(
-                    f"somebody else has changed the root of {storage.url} meanwhile; look at it "
-                    "first"
-                )
+            if not dry_run:
+                at = roots.install(new, token)
+                if at is None:
+                    raise ConflictError(
+                        f"somebody else has changed the root of {storage.url} meanwhile; look at "
+                        "it first"
+                    )
+                roots.archive(at)  # or the next recovery could make the same version again
             heads = {name: snapshot_id_of(ref.key) for name, ref in sorted(_heads(new).items())}
             lost = range(version + 1, next_version)
             return RecoveryReport(version, new.version, heads, lost, skipped, dry_run)

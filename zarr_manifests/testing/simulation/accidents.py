@@ -61,7 +61,8 @@ def recover(process: Process) -> None:
     judge = process.judge
     while judge.shelf.lost:
         try:
-            Repository.recover(process.wire, runtime=process.runtime)
+            report = Repository.recover(process.wire, runtime=process.runtime)
+            judge.recovery_done(report.version)
         except InvalidArgumentError:
             return  # an earlier try has taken effect
         except (ConflictError, CorruptObjectError) as error:

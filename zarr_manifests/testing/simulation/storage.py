@@ -251,7 +251,13 @@ class Wire:
         *,
         then_create: tuple[str, bytes] | None = None,
     ) -> Token | None:
+        begun = self.shelf.accidents
+
         def run() -> Token | None:
+            if token is None and self.shelf.accidents != begun:
+                # The root is there again. Should it be lost once more, nothing could tell that
+                # this was sent before that.
+                return None
             new = self.shelf.cas(key, data, token)
             if new is not None and then_create is not None:
                 self._follow(*then_create)
