@@ -167,7 +167,7 @@ def all_is_apart(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("A head is amended although the branch has moved.")
 def amended_unseen(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(commit, "_check_replaced", lambda *args: None)
+    patch.setattr(commit, "_amends", lambda head: None)
 
 
 @mutant("A branch or tag can point to a snapshot that exists but is in no history.")
