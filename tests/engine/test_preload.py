@@ -108,7 +108,7 @@ def test_limits_are_kept_and_said(forty: MemoryStorage) -> None:
     assert [one.refs for one in report.of("fetched")] == [4, 5]
     assert len(manifests_read(counting)) == 2
     whys = {one.refs: one.why for one in report.of("skipped")}
-    assert whys[40] == "max-manifests, 2, are smaller"
+    assert whys[40] == "smaller ones have reached max-manifests, 2"
     assert whys[41] == "its 41 chunk refs are more than max-manifest-size, 40"
     assert len(report.manifests) == 40
 

@@ -76,7 +76,7 @@ def test_what_is_skipped_says_why() -> None:
     assert numbers(plan.keys) == [3, 4]
     assert [(numbers((s.candidate.blob.key,))[0], s.why) for s in plan.skipped] == [
         (5, "it is here already"),
-        (2, "max-manifests, 2, are smaller"),
+        (2, "smaller ones have reached max-manifests, 2"),
         (1, "its 51 chunk refs are more than max-manifest-size, 50"),
     ]
     assert plan_preload(Preload(max_manifests=0), ARRAYS, base).keys == ()

@@ -1,17 +1,17 @@
 """Which boxes of cells the tasks of a parallel read get.
 
-A read selects, on each axis of an array, some runs of positions; the cells it wants are the
-product of these. `plan_scan` cuts each axis into spans of whole chunks, and a task's box is one
-span of each axis. The product of the spans is never written out: a scan of a million tasks is as
+A read selects runs of positions on each axis of an array; it wants the product of these runs.
+`plan_scan` cuts each axis into spans of whole chunks, and a task's box is the product of one span
+of each axis. The product of all spans is never materialized, so a scan of a million tasks is as
 small as its axes.
 
-Axes are coalesced from the last to the first, as cells lie in C order, each as far as the target
-allows, and cut evenly, so that no task is left with a small rest. Invariants:
+Axes are coalesced from the last to the first, as cells are in C order, each as far as the target
+allows. They are cut evenly, so that no task gets a small rest. Invariants:
 
-- Every selected cell is in exactly one box, and no chunk is in two.
-- A box has no chunk without selected cells, so nothing is read in vain.
-- A box with more selected cells than the target is one chunk.
-- There are as many boxes as asked for, if there are as many chunks.
+- Every selected cell is in exactly one box, and no chunk is in two boxes.
+- Every chunk of a box has selected cells, so no chunk is read in vain.
+- A box with more selected cells than the target is a single chunk.
+- There are at least as many boxes as asked for, if there are as many chunks.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def runs_of(mask: npt.NDArray[np.bool_]) -> IndexArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Axis:
-    """One axis of an array: how long its chunks are, and which positions are selected.
+    """One axis of an array: the length of its chunks, and the selected positions.
 
     Parameters
     ----------
     chunk : int
         Positions in a chunk, at least 1.
     runs : int64[n, 2]
-        Half-open runs of selected positions, ascending and apart from each other.
+        Half-open runs of selected positions, ascending, with gaps in between.
 
     Raises
     ------
@@ -77,7 +77,7 @@ class Axis:
         return int((self.runs[:, 1] - self.runs[:, 0]).sum())
 
     def within(self, lo: int, hi: int) -> Axis:
-        """The same axis with only those selected positions that are in `lo <= position < hi`."""
+        """The same axis, with only the selected positions in `lo <= position < hi`."""
         clipped = np.clip(self.runs, lo, hi)
         return Axis(self.chunk, clipped[clipped[:, 0] < clipped[:, 1]])
 
@@ -86,7 +86,7 @@ class Axis:
         return np.concatenate([np.arange(lo, hi) for lo, hi in self.runs] or [np.empty(0, int)])
 
     def _before(self, positions: IndexArray) -> IndexArray:
-        """Number of selected positions before each of these."""
+        """The number of selected positions before each of these."""
         lo, hi = self.runs[:, 0], self.runs[:, 1]
         done = np.concatenate([[0], np.cumsum(hi - lo)])
         run = np.searchsorted(lo, positions, "right")
@@ -94,7 +94,7 @@ class Axis:
         return np.where(run == 0, 0, done[run] - over)
 
     def _chunks(self) -> tuple[IndexArray, IndexArray]:
-        """The chunks with selected positions, ascending, and the number of these in each."""
+        """The chunks with selected positions, ascending, and how many each has."""
         if not len(self.runs):
             return np.empty(0, np.int64), np.empty(0, np.int64)
         first, last = self.runs[0, 0] // self.chunk, (self.runs[-1, 1] - 1) // self.chunk
@@ -114,15 +114,15 @@ class Axis:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scan:
-    """The boxes of a read: `len(scan)` of them, `scan[i]` is the i-th in C order.
+    """The boxes of a read: there are `len(scan)`, and `scan[i]` is the i-th in C order.
 
-    Made by `plan_scan`. Boxes count cells, not chunks, and end where the selection does; cells of
-    a box that are not selected lie between selected ones.
+    Made by `plan_scan`. Boxes are in cells, not chunks, and have no unselected ends. An unselected
+    cell of a box is between selected ones.
 
     Parameters
     ----------
     axes : tuple of Axis
-        What was planned.
+        The planned axes.
     spans : tuple of int64[n, 2]
         Half-open spans of positions, by axis.
     """
@@ -147,7 +147,7 @@ class Scan:
         return map(self.__getitem__, range(len(self)))
 
     def within(self, box: Box) -> tuple[Axis, ...]:
-        """The axes with only those selected positions that are in the box."""
+        """The axes, with only the selected positions in the box."""
         return tuple(
             axis.within(lo, hi) for axis, lo, hi in zip(self.axes, box.lo, box.hi, strict=True)
         )
@@ -158,7 +158,7 @@ class Scan:
         return math.prod(axis.size for axis in self.axes)
 
     def holding(self, chunk_shape: Sequence[int], coords: IndexArray) -> IndexArray:
-        """Numbers of the boxes that share a cell with any of these chunks, ascending.
+        """Numbers of the boxes that overlap any of these chunks, ascending.
 
         The chunks (int64[n, ndim]) need not be those that the scan was planned with.
         """
@@ -175,7 +175,7 @@ class Scan:
 
 
 def plan_scan(axes: Sequence[Axis], *, target_rows: int, min_tasks: int = 1) -> Scan:
-    """Cut what the axes select into boxes of whole chunks.
+    """Cut the selection into boxes of whole chunks.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ def plan_scan(axes: Sequence[Axis], *, target_rows: int, min_tasks: int = 1) -> 
     target_rows : int
         Selected cells a box should have at most; a box with more is one chunk.
     min_tasks : int
-        Smaller boxes are made, if need be, until there are as many, or each is one chunk.
+        Make boxes smaller, if need be, until there are this many or each is one chunk.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 """Whether a root admits a session's change.
 
-The swap is tried on exactly the root that was asked, so what was admitted holds when it lands.
+The root is replaced by a compare-and-swap of the root that was checked, so a decision stays true.
 """
 
 from __future__ import annotations
@@ -21,31 +21,32 @@ class Refusal(StrEnum):
     CLAIMED = "claimed"
     """Another writer has claimed the branch."""
     MADE_AGAIN = "made-again"
-    """The session claimed a branch that was deleted and made again since."""
+    """The session claimed the branch, which was deleted and made again since."""
     FENCED = "fenced"
-    """The session began before the fence and holds no lease: its objects may be deleted."""
+    """The session began before the fence and holds no lease: its objects may be deleted already."""
     OVERTAKEN = "overtaken"
     """Another compactor has taken over."""
     NOT_HEAD = "not-head"
-    """The snapshot to be amended is not the branch's head."""
+    """The snapshot to amend is not the branch's head."""
     NO_PARENT = "no-parent"
-    """The parent of the snapshot to be amended has expired."""
+    """The parent of the snapshot to amend has expired."""
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """What admission asks of a session that wants to change the root.
+    """What admission has to know about a session that wants to change the root.
 
     Parameters
     ----------
     start : int
-        The version of the root that it began at.
+        The version of the root at which the session began.
     session_id : str or None
-        Its id, whose leases count; None if it can hold none.
+        Its id, to find its leases; None if it cannot hold any.
     epoch : int or None
         The epoch of its claim of the branch, if it has claimed it.
     compacts : bool
-        It rewrites the branch's tables and no data: claims of compactors count, not of writers.
+        Whether it only rewrites tables and changes no data. Claims of other compactors count for
+        it, claims of writers do not.
     """
 
     start: int
@@ -57,18 +58,18 @@ class Writer:
 def admission(
     root: Root, writer: Writer, branch: str | None = None, amends: tuple[str, str] | None = None
 ) -> Refusal | None:
-    """Say why the root does not admit the session's change; None if it does.
+    """Return why the root does not admit the session's change; None if it does.
 
     Parameters
     ----------
     root : Root
-        The root that is to be replaced, with the branch and the session's leases.
+        The root to replace, with the branch and the session's leases.
     writer : Writer
-        Who wants to replace it.
+        The session.
     branch : str or None
-        The branch that it changes; None if it changes none.
+        The branch to change; None if none is changed.
     amends : tuple of str, or None
-        Key and id of the head that the commit takes the place of, if it takes one's.
+        Key and id of the head that the commit replaces, if it amends one.
     """
     tip = None if branch is None else root.branches.get(branch)
     if branch is not None and tip is None:
@@ -90,5 +91,5 @@ def admission(
 
 
 def _is_shut_out(tip: Branch, writer: Writer) -> bool:
-    """Whether the branch's newest claim is not the writer's, and came after its start."""
+    """Whether the branch has a newer claim, by another writer, than the writer's claim or start."""
     return tip.epoch != writer.epoch and (writer.epoch is not None or writer.start < tip.epoch)

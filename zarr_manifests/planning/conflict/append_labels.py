@@ -1,8 +1,8 @@
-"""Which labels of an append are there already, and what is to be done with each row.
+"""Which labels of an append exist already, and what to do with each row.
 
-Labels are the values of the index coordinate of the dimension that is appended along. Whatever is
-to come out of a write is decided here, from the labels that are there and those that are given, so
-that it can be decided again whenever the ones that are there have changed.
+Labels are the values of the index coordinate along the appended dimension. A write is decided here
+from the existing and the given labels alone, so that it can be decided again whenever the existing
+ones have changed.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from zarr_manifests.grid import IndexArray
 __all__ = ["AppendPlan", "OnExisting", "Run", "aligned_blocks", "plan_append"]
 
 type OnExisting = Literal["error", "skip", "replace"]
-"""What to do with labels that are there already."""
+"""What to do with labels that exist already."""
 
 _LISTED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Rows that replace what is there, side by side.
+    """Adjacent rows that replace existing ones.
 
     Parameters
     ----------
     rows : tuple of int
         Rows of the dataset.
     start : int
-        Where the first of them goes.
+        Position of the first of them.
     """
 
     rows: tuple[int, ...]
@@ -43,16 +43,16 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class AppendPlan:
-    """What is to be done with each row of a dataset; rows in neither are left out.
+    """What to do with each row of a dataset; rows in neither field are left out.
 
     Parameters
     ----------
     start : int
-        How many labels there are, which is where the first row is appended.
+        The number of existing labels, which is where the first row is appended.
     appended : tuple of int
-        Rows that go behind what is there, in this order.
+        Rows to append, in this order.
     replaced : tuple of Run
-        Rows that go where their labels are.
+        Rows that are written over the ones with the same labels.
     """
 
     start: int
@@ -68,26 +68,26 @@ def plan_append(
     *,
     keep_order: bool = False,
 ) -> AppendPlan:
-    """What is to be done with the rows that have the labels `given`.
+    """Return what to do with the rows that have the labels `given`.
 
     Parameters
     ----------
     dim : str
         Name of the dimension, for messages.
     there, given : ndarray
-        Labels of what is there, and of the rows, in one type whose values can be compared.
+        Labels of the existing rows, and of the given ones, of one comparable type.
     on_existing : {"error", "skip", "replace"}
-        What to do with rows whose labels are there.
+        What to do with rows whose labels exist already.
     keep_order : bool
         Whether rows may be appended that leave the labels unsorted.
 
     Raises
     ------
     AlreadyExistsError
-        If labels are there, and nothing was said about them.
+        If labels exist already, and `on_existing` is "error".
     InvalidArgumentError
-        If a label is given twice, or one that is to be replaced is there twice, or the labels
-        would not be sorted, or are of kinds that cannot be compared.
+        If a label is given twice, a label to replace exists twice, the labels would become
+        unsorted, or they cannot be compared.
     """
     old, new = _codes(dim, there, given)
     _check_single(dim, given, new)
@@ -106,7 +106,7 @@ def plan_append(
 
 
 def aligned_blocks(blocks: Iterable[int], start: int, chunk: int) -> tuple[int, ...]:
-    """Blocks of about the same lengths, which end where chunks end if the first begins at `start`.
+    """Return blocks of about the same lengths that end at chunk boundaries, from `start` on.
 
     Examples
     --------
@@ -122,7 +122,7 @@ def aligned_blocks(blocks: Iterable[int], start: int, chunk: int) -> tuple[int, 
 def _codes(
     dim: str, there: npt.NDArray[Any], given: npt.NDArray[Any]
 ) -> tuple[IndexArray, IndexArray]:
-    """Numbers for the labels, in the order of the labels; missing ones are equal, and last."""
+    """Number the labels in their order; missing ones are equal, and last."""
     both = np.concatenate((there, given))
     try:
         codes = np.unique(both, return_inverse=True)[1].astype(np.int64)
@@ -150,8 +150,8 @@ def _check_sorted(
 ) -> None:
     """Refuse an append that would leave the labels unsorted.
 
-    They ascend or descend as what is there does, or else what is appended; one label after one
-    other has to ascend.
+    Labels ascend or descend as the existing ones do, else as the appended ones do. If neither has
+    a direction, they have to ascend.
     """
     if not appended.size:
         return
@@ -181,7 +181,7 @@ def _runs(
     new: IndexArray,
     known: npt.NDArray[np.bool_],
 ) -> tuple[Run, ...]:
-    """Where the rows go whose labels are there, in the order of what is there."""
+    """The places of rows whose labels exist already, in order of the existing rows."""
     rows = np.flatnonzero(known)
     if not rows.size:
         return ()

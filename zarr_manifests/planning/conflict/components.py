@@ -1,11 +1,11 @@
-"""What a commit has changed, taken apart into what conflicts are decided by.
+"""What commits have changed, split into the components that conflict rules compare.
 
-A node's part of a commit is a `NodeChange`: the node before and after, and which chunks were
-written. From it follow its *components*. Several commits in a row become one such change a node:
-their components are all those that any of them had, and the values are the last ones. Opaque
-entries are nodes of one chunk, so they need no case of their own.
+A `NodeChange` is a node's part of a commit: the node before and after, and the chunks written. Its
+*components* follow from that. Several commits in a row are combined into one change per node: it
+has all components that any of them had, and the last values. Opaque entries are nodes of one chunk
+and need no case of their own.
 
-Invariant: a node made and deleted again within the commits leaves no trace.
+Invariant: a node that the commits both make and delete leaves no trace.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Changes", "Component", "NodeChange", "above", "key_of"]
 
 
 class Component(StrEnum):
-    """A kind of change, as conflicts are decided by."""
+    """A kind of change; conflict rules compare pairs of them."""
 
     CHUNKS = "chunks"
     GROWTH = "growth"
@@ -37,16 +37,16 @@ class Component(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeChange:
-    """What was done to one node.
+    """The changes of one node.
 
     Parameters
     ----------
     before, after : Node or None
-        The node, and what has become of it.
+        The node before and after.
     documents : DocumentChange
-        What was changed of its documents.
+        What changed in its documents.
     cut : tuple of int or None
-        Grid shape: the chunks there were at or beyond it are gone, even if it has grown again.
+        Grid shape; older chunks at or beyond it are gone, even if the array has grown again.
     chunks : ChunkTable or None
         Chunks set or unset.
     """
@@ -59,7 +59,7 @@ class NodeChange:
 
     @property
     def moved(self) -> bool:
-        """Whether it was there and is elsewhere now."""
+        """Whether it existed before and has another path now."""
         return (
             self.before is not None
             and self.after is not None
@@ -68,25 +68,25 @@ class NodeChange:
 
     @property
     def left(self) -> str | None:
-        """The path that it is no more at."""
+        """The path that it has left, by deletion or by a move."""
         gone = self.before is not None and (self.after is None or self.moved)
         return self.before.path if gone and self.before is not None else None
 
     @property
     def taken(self) -> str | None:
-        """The path that it is newly at."""
+        """The path that it has taken, by creation or by a move."""
         new = self.after is not None and (self.before is None or self.moved)
         return self.after.path if new and self.after is not None else None
 
     @property
     def path(self) -> str:
-        """Where the node is, or was."""
+        """The node's path before; if it is new, its path now."""
         node = self.before or self.after
         return node.path if node is not None else "?"
 
     @property
     def components(self) -> tuple[Component, ...]:
-        """What was done to the node."""
+        """The components of the change."""
         if self.before is None:
             return (Component.CREATE,)
         if self.after is None:
@@ -102,7 +102,7 @@ class NodeChange:
         return tuple(component for component, is_so in done.items() if is_so)
 
     def then(self, later: NodeChange) -> NodeChange:
-        """The change and the one after it, as one that has done both."""
+        """Combine the change with a later one."""
         tables = tuple(table for table in (self.chunks, later.chunks) if table is not None)
         return NodeChange(
             self.before,
@@ -115,12 +115,12 @@ class NodeChange:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What one or more commits have changed, by node id.
+    """The changes of one or more commits, by node id.
 
     Parameters
     ----------
     nodes : mapping of bytes to NodeChange
-        A change for each node that anything was done to.
+        One change for each changed node.
     """
 
     nodes: Mapping[bytes, NodeChange]
@@ -133,7 +133,7 @@ class Changes:
         truncated: Mapping[bytes, Coords],
         tables: Mapping[bytes, ChunkTable],
     ) -> Changes:
-        """What a commit on the nodes `before` did.
+        """Return the changes of a commit on the nodes `before`.
 
         Parameters
         ----------
@@ -142,14 +142,14 @@ class Changes:
         changed : mapping of str to (Node or None)
             Nodes made or changed, by path; None where one was deleted.
         truncated : mapping of bytes to tuple of int
-            What was cut off, by node id.
+            Grid shapes of truncations, by node id.
         tables : mapping of bytes to ChunkTable
             Chunks set and unset, by node id.
         """
         was = {before[path].node_id: before[path] for path in changed if path in before}
         now = {node.node_id: node for node in changed.values() if node is not None}
         ids = {*was, *now, *truncated, *tables}
-        if not ids <= was.keys():  # moved, or only their chunks have changed
+        if not ids <= was.keys():  # moved nodes, and nodes of which only chunks have changed
             rest = ids - was.keys()
             was |= {n.node_id: n for n in before.values() if n.node_id in rest}
         found = {}
@@ -170,7 +170,7 @@ class Changes:
         return cls(found)
 
     def then(self, later: Changes) -> Changes:
-        """These changes and the ones after them, as one."""
+        """Combine these changes with later ones."""
         together = dict(self.nodes)
         for node_id, change in later.nodes.items():
             known = together.get(node_id)
@@ -187,12 +187,12 @@ class Changes:
 
     @property
     def left(self) -> dict[str, bytes]:
-        """Paths that nodes were deleted at, or moved from, with the nodes' ids."""
+        """Paths that nodes have left, by deletion or move, with the nodes' ids."""
         return {c.left: node_id for node_id, c in self if c.left is not None}
 
     @property
     def taken(self) -> dict[str, bytes]:
-        """Paths that nodes were made at, or moved to, with the nodes' ids."""
+        """Paths that nodes have taken, by creation or move, with the nodes' ids."""
         return {c.taken: node_id for node_id, c in self if c.taken is not None}
 
     @property
@@ -205,12 +205,12 @@ class Changes:
 
 
 def key_of(path: str) -> str:
-    """Where in Zarr's keys a node's path is: an opaque entry's path has a slash before its key."""
+    """Return the Zarr key at a node's path; an opaque entry's path has a slash before its key."""
     return path.removeprefix("/")
 
 
 def above(path: str) -> Iterator[str]:
-    """The paths above a path, nearest first; the root's is empty and last."""
+    """The parent paths of a path, nearest first; the root's (empty) comes last."""
     path = key_of(path)
     while path:
         path = path.rpartition("/")[0]

@@ -1,16 +1,17 @@
-"""Whether a commit can be moved onto a tip that others have moved meanwhile, and what it is then.
+"""Whether a commit can be rebased onto a tip that others have moved, and what it is then.
 
-Both sides are taken apart into components (`components`). Each pair of one of mine and one of
-theirs that meet, at a node or at paths of the hierarchy, has its rule in `CELLS`: it says what is
-in the way. A commit can be moved if no rule of any pair objects, so that the strictest counts.
-Some of what rules find can be decided by a *policy* instead: whose chunks, whose value of an
-attribute, whether what I delete goes although it was written to. A pair that is not in `CELLS`
-never objects. REWRITE commits have no components and so conflict with nothing.
+"Mine" is the commit, "theirs" are the commits that came first. Both are split into components (see
+`components`). `CELLS` has a rule for each pair of components that can collide, at a node or at
+paths of the hierarchy; a rule yields the conflicts it finds. A pair without a rule never
+conflicts. The commit can be rebased if no rule finds a conflict. A *policy* may resolve some
+conflicts: whose chunks win, whose value of an attribute, and whether a node that I delete stays
+deleted although it was written to. REWRITE commits have no components, so they conflict with
+nothing.
 
-What comes out (`Rebased`) are the nodes I change on the tip, with documents that both sides have
-changed merged, and the chunks that I leave to the others. Invariants: of two commits that can each
-be moved onto the other the outcome is the same, whichever comes first; no node comes to lie in a
-group that was deleted, or below an array.
+The result (`Rebased`) has the nodes to change on the tip, with documents that both sides changed
+merged, and the chunks of mine to drop in favour of theirs. Invariants: if each of two commits can
+be rebased onto the other, the result is the same whichever comes first; no node ends up in a
+deleted group or below an array.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ from zarr_manifests.planning.tables.merge import agree, inside, pick, select, sh
 __all__ = ["CELLS", "Choice", "Footprint", "Policy", "Rebased", "check_policy", "rebase"]
 
 type Choice = Literal["fail", "ours", "theirs"]
-"""Who wins: nobody, this commit, or the ones that came first."""
+"""Who wins: nobody, this commit ("ours"), or the commits that came first ("theirs")."""
 
 type Policy = Choice | Callable[[Conflict], Choice]
-"""Who wins where both sides may; a function is asked for each conflict."""
+"""Who wins a conflict that may be resolved; a function is called for each conflict."""
 
 _CHOICES: Final = ("fail", "ours", "theirs")
 _LISTED_CHUNKS: Final = 20
@@ -52,12 +53,12 @@ _LISTED_CHUNKS: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a commit touched.
+    """The paths and chunks that a commit touched.
 
     Parameters
     ----------
     nodes : frozenset of str
-        Paths of nodes created, changed, truncated or deleted.
+        Paths of nodes that were created, changed, truncated or deleted.
     tables : mapping of bytes to tuple of ChunkTable
         Chunks set or unset, by node id.
     """
@@ -68,18 +69,18 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class Rebased:
-    """A commit, moved onto the tip.
+    """A commit, rebased onto the tip.
 
     Parameters
     ----------
     conflicts : tuple of Conflict
-        What is in the way; the rest means nothing if there is anything.
+        The conflicts; if there are any, the other fields are meaningless.
     nodes : mapping of str to (Node or None)
         Nodes to make or change on the tip, by path; None deletes one.
     dropped : mapping of bytes to int64[n, ndim]
-        By node id: chunks of this commit that are left as the others have them.
+        By node id: chunks of this commit that are dropped in favour of the others'.
     apart : bool
-        Whether the others are known to have touched none of its chunks, and no node.
+        Whether the others are known to have touched no node and none of its chunks.
     """
 
     conflicts: tuple[Conflict, ...]
@@ -90,7 +91,7 @@ class Rebased:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Something in the way, and what a policy that may decide it would decide about."""
+    """A conflict, and what a policy may decide about it."""
 
     conflict: Conflict
     node_id: bytes = b""
@@ -105,7 +106,7 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """What both sides did to one node, and what this side had read of it."""
+    """The changes of both sides to one node, and what this side has read."""
 
     node_id: bytes
     mine: NodeChange
@@ -122,7 +123,7 @@ type _PathRule = Callable[[Changes, Changes], Iterator[_Found]]
 
 
 def check_policy(policy: object) -> None:
-    """Refuse what is no policy.
+    """Refuse a value that is no policy.
 
     Raises
     ------
@@ -144,21 +145,21 @@ def rebase(
     reads: Reads | None = None,
     serializable: bool = False,
 ) -> Rebased:
-    """Move a commit onto the tip.
+    """Rebase a commit onto the tip.
 
     Parameters
     ----------
     mine, theirs : Changes
-        What the commit has changed, and those that came first, all since the same snapshot.
+        The changes of the commit, and of those that came first, both since the same snapshot.
     tip : mapping of str to Node
-        All nodes as those that came first have left them.
+        All nodes at the tip.
     policy : {"fail", "ours", "theirs"} or callable
-        What becomes of conflicts that may be decided.
+        How conflicts that may be resolved are resolved.
     reads : Reads, optional
-        What the commit's writer had read. A chunk both read and written must not have been
-        written by others, not even to the same bytes.
+        What the commit's writer has read. Others must not have written a chunk that it both read
+        and wrote, not even with the same bytes.
     serializable : bool
-        Whether nothing that was read may have been changed by others.
+        Whether others must not have changed anything that was read.
     """
     check_policy(policy)
     reads = reads or Reads()
@@ -186,7 +187,7 @@ def rebase(
 
 
 def _may_stay(mine: Changes, node_id: bytes) -> bool:
-    """Whether what I delete can be kept: neither it nor what it lies in is moved or replaced."""
+    """Whether a node I delete can be kept: neither it nor a parent is moved or replaced."""
     path = mine.nodes[node_id].path
     moved = {change.left for _, change in mine if change.moved}
     return moved.union(mine.taken).isdisjoint((path, *above(path)))
@@ -208,7 +209,7 @@ def _choice(policy: Policy, conflict: Conflict) -> Choice:
 def _nodes(
     mine: Changes, tip: Mapping[str, Node], ours: set[tuple[bytes, str]], kept: set[bytes]
 ) -> dict[str, Node | None]:
-    """What to change of the tip's nodes."""
+    """The changes to make to the tip's nodes."""
     places = {node.node_id: node for node in tip.values()}
     saved = {c.path for node_id, c in mine if node_id in kept}
     saved |= {path for kept_path in saved for path in above(kept_path)}
@@ -224,7 +225,7 @@ def _nodes(
         if after is None:
             continue
         if change.before is None:
-            # What I delete there myself is no reason not to make it again.
+            # A node that I delete there myself does not count as made already.
             same = None if after.path in changes else tip.get(after.path)
             if same is None or not _same_group(same, after):
                 changes[after.path] = after
@@ -269,7 +270,7 @@ def _never(mine: Component, theirs: Component, *, policy: bool = False) -> _Rule
 
 
 def _same_chunks(pair: _Pair) -> Iterator[_Found]:
-    """Disjoint chunks are no conflict, nor are the same bytes, unless mine depend on a read."""
+    """Both wrote a chunk: a conflict if the bytes differ, or mine depend on a read of it."""
     a, b = pair.mine.chunks, pair.theirs.chunks
     if a is None or b is None:
         return
@@ -287,7 +288,7 @@ def _same_chunks(pair: _Pair) -> Iterator[_Found]:
 
 
 def _appended(pair: _Pair, differ: IndexArray) -> str | None:
-    """What to say of two appends at the same place."""
+    """The reason if both commits append at the same place, else None."""
     axes = pair.mine.documents.grown & pair.theirs.documents.grown
     before = pair.mine.before.array if pair.mine.before is not None else None
     if not axes or before is None:
@@ -305,12 +306,12 @@ def _appended(pair: _Pair, differ: IndexArray) -> str | None:
 
 
 def _cut_mine(pair: _Pair) -> Iterator[_Found]:
-    """A chunk of mine that falls outside what they left of the array."""
+    """A chunk of mine is outside the array as they left it."""
     yield from _cut_off(pair, pair.mine, pair.theirs, "cut off by a commit that came first")
 
 
 def _cut_theirs(pair: _Pair) -> Iterator[_Found]:
-    """A chunk of theirs that falls outside what I leave of the array."""
+    """A chunk of theirs is outside the array as I leave it."""
     reason = "a chunk that this would cut off was written by a commit that came first"
     yield from _cut_off(pair, pair.theirs, pair.mine, reason)
 
@@ -332,7 +333,7 @@ def _cut_off(
 
 
 def _both_grow(pair: _Pair) -> Iterator[_Found]:
-    """One axis, the same for both, or to the same shape."""
+    """Both made it larger: a conflict unless along the same single axis, or to the same shape."""
     a, b = pair.mine.documents.grown, pair.theirs.documents.grown
     if (a == b and len(a) == 1) or _shape(pair.mine) == _shape(pair.theirs):
         return
@@ -341,7 +342,7 @@ def _both_grow(pair: _Pair) -> Iterator[_Found]:
 
 
 def _both_shrink(pair: _Pair) -> Iterator[_Found]:
-    """To the same shape, with the same cut off."""
+    """Both made it smaller: a conflict unless to the same shape with the same truncation."""
     if _shape(pair.mine) != _shape(pair.theirs) or pair.mine.cut != pair.theirs.cut:
         reason = "it was made smaller otherwise by a commit that came first"
         yield _Found(pair.found(Component.SHRINK, reason))
@@ -352,7 +353,7 @@ def _shape(change: NodeChange) -> object:
 
 
 def _same_attributes(pair: _Pair) -> Iterator[_Found]:
-    """Key by key: another value for the same key."""
+    """Both changed an attribute: a conflict if the values differ."""
     a, b = pair.mine.documents.attributes, pair.theirs.documents.attributes
     for key in sorted(a.keys() & b.keys()):
         if a[key] != b[key]:
@@ -365,9 +366,10 @@ def _same_attributes(pair: _Pair) -> Iterator[_Found]:
 
 
 def _both_create(mine: Changes, theirs: Changes) -> Iterator[_Found]:
-    """The same path, unless it is the same group or one node moved there by both.
+    """Both made a node at a path: a conflict unless it is the same group, or the same moved node.
 
-    Neither may make anything below an array of the other, nor the same node at two places.
+    It is also a conflict if one side makes a node below an array of the other, or both move a node
+    to different paths.
     """
     taken, other = mine.taken, theirs.taken
     elsewhere = {node_id: path for path, node_id in other.items()}
@@ -407,21 +409,21 @@ def _below_arrays(mine: Changes, theirs: Changes) -> Iterator[_Found]:
 
 
 def _create_beside_delete(mine: Changes, theirs: Changes) -> Iterator[_Found]:
-    """Something was deleted at, above or below what I make."""
+    """They deleted or moved something at, above or below what I make."""
     reason = "at, above or below it something was deleted or moved by a commit that came first"
     for path in _related(mine.taken, theirs.left, _unlike(mine, theirs)):
         yield _in_the_way(path, Component.CREATE, reason)
 
 
 def _delete_beside_create(mine: Changes, theirs: Changes) -> Iterator[_Found]:
-    """Something was made at, above or below what I delete."""
+    """They made something at, above or below what I delete."""
     reason = "at, above or below it something was made by a commit that came first"
     for path in _related(mine.left, theirs.taken, _unlike(mine, theirs)):
         yield _in_the_way(path, Component.DELETE, reason)
 
 
 def _both_delete(mine: Changes, theirs: Changes) -> Iterator[_Found]:
-    """The same is deleted or moved by both; anything else on related paths is in the way."""
+    """Both deleted or moved related paths: a conflict unless both did the same."""
     unlike = _unlike(mine, theirs)
     reason = "at, above or below it something else was deleted or moved by a commit that came first"
     for path in _related(mine.left, theirs.left, unlike):
@@ -429,7 +431,7 @@ def _both_delete(mine: Changes, theirs: Changes) -> Iterator[_Found]:
 
 
 def _unlike(mine: Changes, theirs: Changes) -> set[bytes]:
-    """Ids of nodes that not both sides have deleted, or moved to the same place."""
+    """Ids of nodes, without those that both sides deleted or moved to the same place."""
     alike = {
         node_id
         for node_id in mine.nodes.keys() & theirs.nodes.keys()
@@ -443,7 +445,7 @@ def _unlike(mine: Changes, theirs: Changes) -> set[bytes]:
 def _related(
     mine: Mapping[str, bytes], theirs: Mapping[str, bytes], unlike: set[bytes]
 ) -> list[str]:
-    """My paths that are at, above or below one of theirs; not where both have done the same."""
+    """My paths at, above or below one of theirs, unless both sides did the same there."""
     found = set()
     by_key = {key_of(path): path for path in theirs}
     for path, node_id in mine.items():
@@ -459,7 +461,7 @@ def _related(
 
 
 def _same_keys(mine: Changes, theirs: Changes) -> Iterator[_Found]:
-    """An opaque entry of one side at a key that the other side's documents or chunks may have."""
+    """One side's opaque entry is at a key that may belong to a node of the other."""
     reason = "one commit has an entry of its own at a key that belongs to a node of the other"
     for one, other in ((mine, theirs), (theirs, mine)):
         entries = list(one.opaque)
@@ -479,7 +481,7 @@ def _same_keys(mine: Changes, theirs: Changes) -> Iterator[_Found]:
 
 
 def _may_have(change: NodeChange, path: str, key: str) -> bool:
-    """Whether a change of a node may have made the key one of its own."""
+    """Whether a change of a node may have made the key belong to it."""
     documents = change.before is None or change.after is None or change.documents.structure
     if documents and key in {join(path, name) for name in DOCUMENTS}:
         return True
@@ -529,7 +531,7 @@ CELLS: dict[tuple[Component, Component], _Rule] = {
     (_D, _A): _never(_D, _A, policy=True),
     (_D, _X): _never(_D, _X),
 }
-"""Rules by my component and theirs of one node."""
+"""Rules by my component and theirs, for one node."""
 
 PATH_CELLS: dict[tuple[Component, Component], _PathRule] = {
     (_N, _N): _both_create,
@@ -537,7 +539,7 @@ PATH_CELLS: dict[tuple[Component, Component], _PathRule] = {
     (_D, _N): _delete_beside_create,
     (_D, _D): _both_delete,
 }
-"""Rules by my component and theirs of paths."""
+"""Rules by my component and theirs, for paths."""
 
 
 def _at_nodes(mine: Changes, theirs: Changes, reads: Reads) -> Iterator[_Found]:
@@ -560,7 +562,7 @@ def _at_paths(mine: Changes, theirs: Changes) -> Iterator[_Found]:
 
 
 def _read_conflicts(mine: Changes, theirs: Changes, reads: Reads) -> Iterator[_Found]:
-    """What was read and others have changed."""
+    """Conflicts of what was read here and changed by others."""
     for node_id in sorted(reads.nodes() & theirs.nodes.keys()):
         change = theirs.nodes[node_id]
         pair = _Pair(node_id, mine.nodes.get(node_id, change), change, reads)
@@ -576,7 +578,7 @@ def _read_conflicts(mine: Changes, theirs: Changes, reads: Reads) -> Iterator[_F
     for _, change in theirs:
         paths = {node.path for node in (change.before, change.after) if node is not None}
         if change.documents == DocumentChange() and change.taken is change.left is None:
-            continue  # its chunks alone
+            continue  # only its chunks have changed
         for path in sorted(paths & reads.documents):
             reason = "its metadata was read here, and changed by a commit that came first"
             yield _Found(Conflict(_shown(path), "read", reason))

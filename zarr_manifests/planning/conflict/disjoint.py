@@ -1,7 +1,7 @@
-"""Whether commits are apart by what a read list says of them, so that no log need be read.
+"""Whether commits are disjoint, decided from the read list without reading their logs.
 
-Invariant: this errs on one side only. What is apart by boxes is apart chunk by chunk; what is not
-may still be, and is then found out from the logs.
+Invariant: commits whose boxes are disjoint share no chunk. Commits whose boxes overlap may still
+share none; their logs then decide.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ __all__ = ["apart"]
 
 
 def apart(mine: Mapping[bytes, Sequence[Box]], theirs: Iterable[DeltaEntry]) -> bool:
-    """Whether nothing of mine can be in the way of commits that are listed so.
+    """Whether my chunks cannot conflict with the commits listed in these entries.
 
     Parameters
     ----------
     mine : mapping of bytes to sequence of Box
-        What holds all chunks that I have set or unset, by node id; I have changed nothing else.
+        Boxes around all chunks that I have set or unset, by node id. I have changed nothing else.
     theirs : iterable of DeltaEntry
         The commits that came first.
     """

@@ -1,13 +1,13 @@
-"""What two versions of a node's metadata documents differ in, and three-way merges of them.
+"""Differences between two versions of a node's metadata documents, and three-way merges of them.
 
-A document falls into three parts. The *shape* of an array; its *attributes*, which are compared and
-merged key by key; and the *structure*, which is all the rest: codecs, type, fill value, chunk grid,
-names of dimensions, whatever a reader needs to know what the bytes of a chunk mean. Some attributes
-of an array are structure by the conventions of CF (`STRUCTURAL`), and so are attributes that are no
-JSON object.
+A document has three parts. The *shape* of an array. Its *attributes*, which are compared and merged
+key by key. And its *structure*, which is everything else a reader needs to decode a chunk: codecs,
+type, fill value, chunk grid, dimension names. By CF conventions some attributes of an array belong
+to the structure (`STRUCTURAL`), and so do attributes that are no JSON object.
 
-A merge keeps a document byte for byte that only one side has changed. One that both have changed is
-written anew from the common ancestor, in an order that does not depend on which side came first.
+A merge keeps a document that only one side has changed byte for byte. A document that both have
+changed is written anew from the common ancestor, in an order that does not depend on which side
+came first.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ STRUCTURAL: Final = frozenset(
         "_ARRAY_DIMENSIONS",
     }
 )
-"""Attributes of an array that say what its chunks mean: all that xarray decodes values by.
+"""Attributes of an array by which xarray decodes its values, so that they count as structure.
 
-`dtype` makes booleans and time spans of integers, `_Encoding` text of bytes, and the last names the
-axes in Zarr v2. `valid_min` and the like are not among them: no value is decoded by them.
+`dtype` turns integers into booleans and time spans, `_Encoding` bytes into text, and
+`_ARRAY_DIMENSIONS` names the axes in Zarr v2. `valid_min` and the like are not used for decoding.
 """
 
 type TakeMine = Callable[[str], bool]
-"""Whether the first side's value of an attribute counts, where both sides have changed it."""
+"""Whether the first side's value of an attribute wins if both sides have changed it."""
 
 _GONE: Final = object()
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentChange:
-    """What was changed of a node's documents.
+    """What changed in a node's documents.
 
     Parameters
     ----------
     grown : frozenset of int
-        Axes that have become longer.
+        Axes that became longer.
     shrunk : bool
-        Whether an axis has become shorter.
+        Whether an axis became shorter.
     attributes : mapping of str to (str or None)
-        Attributes changed, each with its new value as JSON; None for one that was removed.
+        Changed attributes, each with its new value as JSON; None for a removed one.
     structure : bool
-        Whether anything else has changed.
+        Whether anything else changed.
     """
 
     grown: frozenset[int] = frozenset()
@@ -71,7 +71,7 @@ class DocumentChange:
     structure: bool = False
 
     def then(self, later: DocumentChange) -> DocumentChange:
-        """The change and the one after it, as one that has done both."""
+        """Combine the change with a later one."""
         return DocumentChange(
             self.grown | later.grown,
             self.shrunk or later.shrunk,
@@ -82,7 +82,7 @@ class DocumentChange:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """A node's documents, taken apart."""
+    """A node's documents, split into parts."""
 
     shape: Coords
     attributes: Mapping[str, Any]
@@ -90,7 +90,7 @@ class _Parts:
 
 
 def compare_documents(before: Node, after: Node) -> DocumentChange:
-    """What `after` has other than `before`."""
+    """Return how the documents of `after` differ from those of `before`."""
     if before.documents == after.documents:
         return DocumentChange()
     was, now = _parts(before), _parts(after)
@@ -110,15 +110,15 @@ def compare_documents(before: Node, after: Node) -> DocumentChange:
 def merge_documents(
     base: Node, mine: Node, theirs: Node, take_mine: TakeMine | None = None
 ) -> dict[str, bytes]:
-    """The documents of a node that both sides have changed since `base`.
+    """Merge the documents of a node that both sides have changed since `base`.
 
     Parameters
     ----------
     base, mine, theirs : Node
-        The node in three versions. Neither side has changed the structure if the other has changed
-        anything, and where both have changed the shape, one axis alone or to the same.
+        The node in three versions. If one side has changed the structure, the other has changed
+        nothing. If both have changed the shape, it is along one axis only or to the same shape.
     take_mine : callable, optional
-        Whose value counts of an attribute that both have changed; theirs if not given.
+        Whether my value of an attribute wins that both have changed; by default theirs does.
     """
     merged: dict[str, bytes] = {}
     names = dict.fromkeys((*base.documents, *theirs.documents, *mine.documents))
@@ -142,7 +142,7 @@ def _merged(
     nodes: tuple[Node, Node],
     take_mine: TakeMine | None,
 ) -> bytes | None:
-    """One document that both sides have changed."""
+    """Merge one document that both sides have changed."""
     base, mine, theirs = (_object(document) for document in (was, *sides))
     if name == V2_ATTRIBUTES:
         attributes = _merged_attributes(base, mine, theirs, take_mine)
@@ -152,7 +152,7 @@ def _merged(
     shapes = [node.array.shape for node in nodes if node.array is not None]
     if shapes and "shape" in fields:
         before = tuple(fields["shape"])
-        # A shrink counts only beside the same or none.
+        # Both shrink to the same shape, or only one of them shrinks.
         changed = [shape for shape in shapes if shape != before] or [before]
         fields["shape"] = [max(axis) for axis in zip(*changed, strict=True)]
     if name == V3_DOCUMENT:
@@ -184,7 +184,7 @@ def _merged_attributes(
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, str | None]:
-    """Keys with another value, as JSON; so that true is not 1, and not-a-number is itself."""
+    """Changed keys with their values as JSON, in which true differs from 1 and NaN equals NaN."""
     found: dict[str, str | None] = {}
     for key in (*before, *(after.keys() - before.keys())):
         was, now = before.get(key, _GONE), after.get(key, _GONE)
@@ -216,7 +216,7 @@ def _parts(node: Node) -> _Parts:
 
 
 def _object(document: bytes | None) -> Any:
-    """What the document says; None where it is no JSON, as v2 attributes need not be."""
+    """The parsed document; None if it is no JSON, which v2 attributes may be."""
     if document is None:
         return {}
     try:
@@ -234,7 +234,7 @@ def _encoded(value: Any) -> bytes:
 
 
 def with_shape(node: Node, shape: Coords) -> Node:
-    """The array with another shape; the same object if it has that one."""
+    """Return the array with another shape; the same object if the shape is the same."""
     if node.array is None or node.array.shape == shape:
         return node
     documents = dict(node.documents)

@@ -1,9 +1,9 @@
-"""Putting what one commit did, or its opposite, onto another snapshot: a three-way decision.
+"""Applying a commit, or its reverse, to another snapshot: a three-way decision per node.
 
-There are three states: `before` and `after` what the commit did, and `here`, where it is to be
-done. What is here as it was before becomes as it is after; what is here as it is after already
-stays; anything else is a conflict. To revert a commit is the same with before and after swapped.
-Decisions are made by state, so what somebody has changed and changed back is no conflict.
+A commit led from `before` to `after`, and `here` is the snapshot to change. What is here as it was
+before becomes as it is after; what is already as it is after stays; anything else is a conflict. A
+revert is the same with before and after swapped. Only states are compared, so something that was
+changed and changed back is no conflict.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ type Nodes = Mapping[str, Node]
 def decide_nodes(
     paths: Iterable[str], before: Nodes, after: Nodes, here: Nodes
 ) -> tuple[dict[str, Node | None], list[Conflict]]:
-    """What to change of the nodes at these paths (None deletes one), and what is in the way."""
+    """Return the changes to the nodes at these paths (None deletes one), and the conflicts."""
     concerned = set(paths)
     places = {node.node_id: path for path, node in here.items()}
     changes: dict[str, Node | None] = {}
@@ -48,9 +48,9 @@ def decide_nodes(
 
 
 def same_structure(a: Node, b: Node) -> bool:
-    """Whether a chunk's bytes mean the same in both: their documents differ in shape at most.
+    """Whether chunk bytes decode the same in both: their documents differ at most in shape.
 
-    Attributes do not count, as they say nothing of how chunks are encoded.
+    Attributes are ignored, since they do not affect how chunks are encoded.
     """
     return a.kind == b.kind and _structure(a) == _structure(b)
 
@@ -65,14 +65,14 @@ def _structure(node: Node) -> dict[str, dict[str, Any]]:
 
 
 def _same(a: Node | None, b: Node | None) -> bool:
-    """Whether the two are one node; groups of the same documents are as good as one."""
+    """Whether both are the same node; groups with the same documents count as the same."""
     if a is None or b is None or a.node_id == b.node_id:
         return a == b
     return a.kind is b.kind is NodeKind.GROUP and a.documents == b.documents
 
 
 def _misplaced(changes: Mapping[str, Node | None], result: Nodes) -> list[Conflict]:
-    """Nodes that would lie in no group, or below an array, by these changes."""
+    """Conflicts of nodes that these changes would leave in no group, or below an array."""
     conflicts = []
     gone = [path for path, node in changes.items() if node is None]
     for path, node in result.items():
@@ -80,10 +80,10 @@ def _misplaced(changes: Mapping[str, Node | None], result: Nodes) -> list[Confli
             continue
         above = path.rpartition("/")[0]
         if path and path not in changes and above in gone and above not in result:
-            reason = "it would lie in a group that is no more"
+            reason = "it would be in a group that no longer exists"
             conflicts.append(Conflict(_shown(path), "metadata", reason))
         if path in changes and above and above not in result:
-            reason = "the group it would lie in is not here"
+            reason = "its group is not here"
             conflicts.append(Conflict(_shown(path), "metadata", reason))
         parts = path.split("/")
         for end in range(len(parts) if path else 0):

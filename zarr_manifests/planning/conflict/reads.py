@@ -1,7 +1,8 @@
 """Which chunks and documents of its snapshot a writer has read.
 
-What was read is kept exactly while it is little, and as a bounding box a node beyond that: the
-record may then say more than was read, never less. Its size is bounded by the number of nodes.
+Few chunk reads are recorded exactly. Beyond a limit they become one bounding box per node, which
+may then include chunks that were not read, but never misses one. The size of the record is bounded
+by the number of nodes.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ _ENCLOSING: Final = ForkSafeLock()
 
 @dataclass(slots=True)
 class Reads:
-    """What was read of a snapshot; threads may note reads at once.
+    """The reads of a snapshot; threads may record reads concurrently.
 
     Attributes
     ----------
     chunks : dict of bytes to set of coords
-        By node id: chunks read since the last time they became part of the box.
+        By node id: chunks read since they were last merged into the box.
     boxes : dict of bytes to Box
-        By node id: what holds all chunks read before.
+        By node id: a box around all chunks read before.
     documents : set of str
-        Paths whose documents were asked for, whether there are any or not.
+        Paths whose documents were requested, whether they exist or not.
     """
 
     chunks: dict[bytes, set[Coords]] = field(default_factory=dict)
@@ -40,13 +41,13 @@ class Reads:
     documents: set[str] = field(default_factory=set)
 
     def note(self, node_id: bytes, coords: Coords) -> None:
-        """Note that a chunk was read."""
+        """Record that a chunk was read."""
         while True:
             seen = self.chunks.get(node_id)
             if seen is None:
                 seen = self.chunks.setdefault(node_id, set())
             seen.add(coords)
-            if self.chunks.get(node_id) is seen:  # else it may have come too late for the box
+            if self.chunks.get(node_id) is seen:  # else `_enclose` may have missed this chunk
                 break
         if len(seen) > _MOST_CHUNKS and coords:
             self._enclose(node_id)
@@ -66,7 +67,7 @@ class Reads:
         return Reads(chunks, dict(self.boxes), set(self.documents))
 
     def add(self, other: Reads) -> None:
-        """Note all that the other has noted."""
+        """Record everything that the other has recorded."""
         for node_id, box in other.boxes.items():
             mine = self.boxes.get(node_id)
             self.boxes[node_id] = box if mine is None else Box.around((mine, box))
@@ -76,7 +77,7 @@ class Reads:
         self.documents |= other.documents
 
     def nodes(self) -> set[bytes]:
-        """Ids of the nodes that chunks were read of."""
+        """Ids of the nodes with chunks that were read."""
         return {*self.chunks, *self.boxes}
 
     def at(self, node_id: bytes, coords: IndexArray) -> npt.NDArray[np.bool_]:

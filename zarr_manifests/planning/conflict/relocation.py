@@ -1,11 +1,11 @@
-"""Two appends along one dimension, made at the same place: where the later one goes.
+"""Where an append goes that starts at the same place as one that came first.
 
-Both sides have grown arrays from the same length; the one that comes second is put behind the
-other. Positions shift, values do not. Of an array whose chunks begin there again (`steps`), the
-chunks are only given new places. Else the boundary runs through a chunk: values of an array of one
-axis can be written anew, behind the others' (`steps` is None); of more axes they are not, which is
-a conflict. Invariant: all arrays that have the dimension, in one group or in groups that lie in
-each other, shift by the same, or nothing is relocated.
+Both sides have grown arrays along a dimension from the same length. The later append is put behind
+the other: positions shift, values do not. If the array's chunks line up (`steps`), chunks only get
+new coordinates. Otherwise the boundary runs through a chunk (`steps` is None): values of an array
+with one axis can be rewritten behind the others', with more axes it is a conflict. Invariant: all
+arrays with the dimension, in one group or in nested groups, shift by the same length, or nothing
+is relocated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _APPENDS = frozenset({Component.GROWTH, Component.CHUNKS, Component.ATTRIBUTES})
 
 @dataclass(frozen=True, slots=True)
 class Relocation:
-    """What becomes of one array's append.
+    """How one array's append is relocated.
 
     Parameters
     ----------
@@ -33,11 +33,11 @@ class Relocation:
     node_id : bytes
         Its id.
     axis : int
-        Which of its axes has grown.
+        The axis that has grown.
     start, stop : int
-        From where to where this side has appended, as it saw the array.
+        Where this side's append starts and ends, as it saw the array.
     to : int
-        Where that begins now: where the others' append has ended.
+        Where the append starts now: at the end of the others' append.
     chunk : int
         Length of a chunk along the axis.
     """
@@ -52,39 +52,39 @@ class Relocation:
 
     @property
     def steps(self) -> int | None:
-        """By how many whole chunks it shifts; None if the boundary runs through a chunk."""
+        """The shift in whole chunks; None if the boundary runs through a chunk."""
         whole = self.start % self.chunk == 0 and (self.to - self.start) % self.chunk == 0
         return (self.to - self.start) // self.chunk if whole else None
 
     @property
     def first(self) -> int:
-        """The first chunk along the axis that has values of the append."""
+        """The first chunk along the axis with values of the append."""
         return self.start // self.chunk
 
     @property
     def length(self) -> int:
-        """Of the axis, with both appends."""
+        """Length of the axis with both appends."""
         return self.to + self.stop - self.start
 
 
 def plan_relocation(
     dim: str, base: Mapping[str, Node], mine: Changes, theirs: Changes
 ) -> tuple[list[Relocation], list[Conflict]]:
-    """Where this side's append goes, array by array, and what is in the way of that.
+    """Return where this side's appends go, array by array, and the conflicts.
 
     Parameters
     ----------
     dim : str
         Name of the dimension.
     base : mapping of str to Node
-        The nodes that both sides began with, by path.
+        The nodes that both sides started from, by path.
     mine, theirs : Changes
-        What both have changed.
+        The changes of both sides.
 
     Returns
     -------
     tuple
-        Nothing of either if no array was made longer by both.
+        Relocations and conflicts; both empty if no array was made longer by both sides.
     """
     axes = {n.node_id: axis for n in base.values() if (axis := _axis(n, dim)) is not None}
     both = {
@@ -124,7 +124,7 @@ def plan_relocation(
 
 
 def _uneven_spans(found: Sequence[Relocation]) -> list[Relocation]:
-    """Those that shift by another length than one in the same group, or above or below it."""
+    """The relocations that shift differently from one in the same group, or above or below it."""
     spans: dict[str, set[tuple[int, int, int]]] = {}
     for one in found:
         spans.setdefault(_group(one.path), set()).add((one.start, one.stop, one.to))
@@ -164,7 +164,7 @@ def _grown(change: NodeChange, axis: int) -> bool:
 
 
 def _appends(change: NodeChange, axis: int) -> bool:
-    """Whether it was made longer along that axis, and nothing else that could matter."""
+    """Whether it only grew along that axis, apart from chunks and attributes."""
     return change.documents.grown == {axis} and _APPENDS.issuperset(change.components)
 
 

@@ -1,14 +1,12 @@
 """Packing sizes into few bins, and pairing big ones with small ones.
 
-`pack` is first-fit decreasing: of all sizes, biggest first, each goes into the first bin that has
-room for it. It never takes more than 11/9 times the fewest possible bins, plus one. `pair` gives
-groups of equal length that take their members from both ends of the order by size, so that the
-groups come out alike.
+`pack` is first-fit decreasing: sizes are taken biggest first, and each goes into the first bin with
+room for it. It never needs more than 11/9 times the fewest possible bins, plus one. `pack_into`
+has a limited number of bins, and leaves out the biggest sizes until the rest fits. `pair` makes
+groups of the same length and of similar sums, with members from both ends of the order by size.
 
-`pack_into` is for a limited number of bins: it leaves out the biggest sizes, as many as it takes.
-
-All work on positions and keep the order given among equal sizes: who calls them sorts first, and
-the result is then independent of where the sizes came from.
+All functions work on positions and keep the given order among equal sizes. So a caller that sorts
+first gets a result that does not depend on where the sizes came from.
 """
 
 from __future__ import annotations
@@ -23,12 +21,12 @@ __all__ = ["pack", "pack_into", "pair"]
 
 
 def pack(sizes: Sequence[int], capacity: int | None) -> list[list[int]]:
-    """Positions of the sizes in each bin; no bin's sum is over the capacity.
+    """Return the positions of the sizes in each bin; no bin's sum exceeds the capacity.
 
     Parameters
     ----------
     sizes : sequence of int
-        None of them over the capacity.
+        None of them exceeds the capacity.
     capacity : int or None
         None: a single bin takes everything.
 
@@ -65,9 +63,9 @@ def pack(sizes: Sequence[int], capacity: int | None) -> list[list[int]]:
 
 
 def pack_into(sizes: Sequence[int], capacity: int | None, most_bins: int) -> list[list[int]]:
-    """As `pack`, into at most so many bins; sizes for which there is no room are left out.
+    """Like `pack`, into at most `most_bins` bins; sizes without room are left out.
 
-    The biggest are, and the last of equal ones: so most sizes find a place.
+    The biggest sizes are left out first, and the last among equal ones, so that most sizes fit.
 
     Examples
     --------
@@ -80,11 +78,11 @@ def pack_into(sizes: Sequence[int], capacity: int | None, most_bins: int) -> lis
         return bins
     ascending = np.argsort(np.asarray(sizes, np.int64), kind="stable").tolist()
     found: list[list[int]] = []
-    few, many = 0, len(sizes)  # so many of the smallest fit, and so many do not
+    few, many = 0, len(sizes)  # the `few` smallest fit, the `many` smallest do not
     if capacity is not None:
         sums = np.cumsum(np.asarray(sizes, np.int64)[ascending])
         many = min(many, int(np.searchsorted(sums, capacity * most_bins, side="right")) + 1)
-    count = many - 1  # mostly all fit for which there is room in sum
+    count = many - 1  # usually, sizes whose sum fits can also be packed
     while many - few > 1:
         chosen = sorted(ascending[:count])
         bins = pack([sizes[i] for i in chosen], capacity)
@@ -97,10 +95,10 @@ def pack_into(sizes: Sequence[int], capacity: int | None, most_bins: int) -> lis
 
 
 def pair(sizes: Sequence[int], members: int) -> list[list[int]]:
-    """Positions in groups of `members`, the last maybe fewer.
+    """Return the positions in groups of `members`; the last group may have fewer.
 
-    Each takes one half (the bigger, if uneven) from the biggest of the sizes that are left, the
-    other from the smallest.
+    Half of each group (the bigger half, if uneven) is taken from the biggest sizes that are left,
+    the rest from the smallest.
 
     Examples
     --------

@@ -1,21 +1,21 @@
-"""What has to be packed anew when some leaves change, and in which steps.
+"""Which manifests have to be repacked when some leaves change, and in which steps.
 
-A manifest that holds a leaf that changes is written anew with all its leaves. The unit is the
-leaf: other manifests of the same arrays stay as they are. Four things widen that:
+A manifest with a changed leaf is rewritten with all its leaves. Other manifests of the same array
+stay as they are, with four exceptions:
 
-- An array that has to lie in one manifest (`arrays-per-manifest`, or `splitting: none`) brings all
-  its manifests, and they bring their arrays of that kind, and so on.
-- A chunk in no leaf yet belongs to the leaves in its cell of the array's layout.
+- An array that has to be in one manifest (`arrays-per-manifest`, or `splitting: none`) pulls in all
+  its manifests, which pull in their arrays of that kind, and so on.
+- A chunk that is in no leaf yet belongs to the leaves in its cell of the array's layout.
 - A truncation changes every leaf that reaches beyond it.
-- What comes into a set whose manifests are limited in number is packed together, so that few and
-  full manifests come out.
+- What goes into a set with a limited number of manifests is packed together, so that the manifests
+  become few and full.
 
-What hangs together that way is a group; groups share no manifest, so each can be written in a step
-of its own. What only shares a set can be taken apart into pieces where it is more than a step may
-have. The set has at most as many manifests as it may have after each of the steps all the same,
-since those that are still to come count; arrays for which only a later step makes room overflow.
+Manifests and changes connected in these ways form a group. Groups share no manifest, so each can be
+written in a step of its own. A group whose parts only share a set can be split into pieces if it is
+too large for one step. The limit of the set holds after each step: manifests that later steps
+replace still count, and arrays for which only a later step makes room overflow.
 
-Invariant: the work done here is in proportion to what changes, never to the base.
+Invariant: the work is proportional to what changes, never to the size of the base.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _NO_ROWS: Final = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What happened to one array's chunks since the base.
+    """How the chunks of one array changed since the base.
 
     Parameters
     ----------
     coords : int64[n, ndim]
-        The chunks that were set or unset, each once.
+        The chunks that were set or unset, without duplicates.
     truncated : tuple of int or None
-        Every older chunk at or beyond this on any axis is gone.
+        Grid shape; every older chunk at or beyond it on any axis is gone.
     """
 
     coords: IndexArray
@@ -55,7 +55,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Manifests that are packed anew together, and the changes that belong there.
+    """Manifests that are repacked together, and the changes that belong to them.
 
     Parameters
     ----------
@@ -64,10 +64,9 @@ class Group:
     rows : mapping of bytes to int64[k]
         For each changed array, the rows of `Change.coords` that belong here, ascending.
     refs : int
-        How many refs that is at most.
+        An upper bound of the refs in the group.
     pieces : tuple of Group
-        What it can be taken apart into, the smallest first; none if everything in it hangs
-        together by more than a set.
+        The pieces it can be split into, smallest first. Empty if it cannot be split.
     """
 
     manifests: tuple[str, ...]
@@ -92,10 +91,10 @@ class Group:
         )
 
     def split(self, budget_refs: int) -> tuple[Group, Group | None]:
-        """Pieces that together have at most so many refs, at least one; and the rest.
+        """Split into pieces with at most `budget_refs` refs in all (at least one), and the rest.
 
-        First comes the emptiest of the manifests, then what is in none: that is where there may
-        be room for it.
+        The first piece is the emptiest one with a manifest, then come pieces without any: there may
+        be room for them in that manifest.
         """
         pieces = self.pieces or (self,)
         first = next((piece for piece in pieces if piece.manifests), pieces[0])
@@ -112,20 +111,20 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What is packed anew of one node.
+    """What is repacked of one node.
 
     Parameters
     ----------
     node_id : bytes
         The node.
     leaves : tuple of (Part, str)
-        Its leaves in the manifests that are replaced, and these manifests' keys.
+        Its leaves in the replaced manifests, with these manifests' keys.
     rows : int64[k]
         The rows of its `Change.coords` that belong here, ascending.
     replaced : frozenset of str
-        Keys of all manifests that are replaced in this step.
+        Keys of all manifests that this step replaces.
     layout : Layout or None
-        How it is split; None for a node that is gone.
+        How the array is split; None for a node that was deleted.
     """
 
     node_id: bytes
@@ -135,14 +134,14 @@ class Due:
     layout: Layout | None
 
     def cut(self, coords: IndexArray, base: BaseIndex) -> list[Cut]:
-        """Cut into new leaves, given what chunks there are now.
+        """Cut the node's chunks into new leaves.
 
         Parameters
         ----------
         coords : int64[n, ndim]
             The chunks of `leaves` with the changes at `rows` merged in, in C order.
         base : BaseIndex
-            The base the closure is of, or the one after a step of it.
+            The base of the closure, or the base after one of its steps.
         """
         layout = self.layout
         if layout is None:
@@ -158,7 +157,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Closure:
-    """Everything that is packed anew: groups, the smallest first, and how arrays are split."""
+    """Everything that is repacked: groups, smallest first, and the layouts of the arrays."""
 
     groups: tuple[Group, ...]
     layouts: Mapping[bytes, Layout] = field(default_factory=dict)
@@ -168,16 +167,16 @@ class Closure:
 
     @property
     def manifests(self) -> tuple[str, ...]:
-        """Keys of the manifests that are packed anew."""
+        """Keys of the manifests that are repacked."""
         return tuple(key for group in self.groups for key in group.manifests)
 
     @property
     def refs(self) -> int:
-        """How many refs are packed anew at most."""
+        """An upper bound of the refs that are repacked."""
         return sum(group.refs for group in self.groups)
 
     def dues(self, base: BaseIndex) -> list[Due]:
-        """What is packed anew of each node, in order of their ids."""
+        """What is repacked of each node, in order of node ids."""
         replaced = frozenset(self.manifests)
         leaves: dict[bytes, list[tuple[Part, str]]] = {}
         rows: dict[bytes, list[IndexArray]] = {}
@@ -199,9 +198,9 @@ class Closure:
         ]
 
     def step(self, budget_refs: int) -> tuple[Closure, Closure]:
-        """Groups that together have at most so many refs, at least one piece; and the rest.
+        """Split off groups with at most `budget_refs` refs in all; at least one piece.
 
-        The rest stays what it is once the first part has been written: they share no manifest.
+        Returns them and the rest, which stays valid after they are written: they share no manifest.
         """
         refs = count = 0
         if self.groups[0].refs > budget_refs:
@@ -219,7 +218,7 @@ class Closure:
         )
 
     def with_whole_arrays(self, base: BaseIndex) -> Closure:
-        """The same with all of an array in one piece, so that it can be laid out anew."""
+        """The same closure with all pieces of an array joined, so that it can be split anew."""
         pieces: list[Group] = []
         hanging, sharing = _Joined(), _Joined()
         owner: dict[bytes, int] = {}
@@ -247,15 +246,15 @@ def close(
     *,
     reopen: bool = False,
 ) -> Closure:
-    """What has to be packed anew.
+    """Return what has to be repacked.
 
     Parameters
     ----------
     config : ChunkManifests
         How manifests are planned.
     facts : mapping of bytes to ArrayFacts
-        By node id; asked only for arrays that change and those that lie in manifests with them.
-        An array of the base that is not there is packed no more.
+        By node id; looked up only for arrays that change and arrays in the same manifests. Leaves
+        of an array that is not in it are dropped.
     base : BaseIndex
         The base.
     changes : mapping of bytes to Change
@@ -263,8 +262,8 @@ def close(
     deleted : collection of bytes
         Nodes of the base that are gone.
     reopen : bool
-        Whether a set that has all the manifests it may have takes new arrays nevertheless, if
-        there is room in the emptiest: that one is then packed anew with them. Else they overflow.
+        Whether a set at its limit takes new arrays if its emptiest manifest has room: that manifest
+        is then repacked with them. Otherwise new arrays overflow.
     """
     gathering = _Gathering(config, facts, base, changes)
     for node_id in sorted(changes):
@@ -278,7 +277,7 @@ def close(
 
 
 def _sorted(rows: list[IndexArray]) -> IndexArray:
-    """All of these rows, each array of which is ascending."""
+    """The rows of all these ascending arrays, sorted."""
     return rows[0] if len(rows) == 1 else np.sort(np.concatenate(rows))
 
 
@@ -307,7 +306,7 @@ class _Joined:
         return number
 
     def sets(self) -> Iterable[tuple[int, list[int]]]:
-        """The root and the members of each set."""
+        """The root and the members of each set of numbers."""
         found: dict[int, list[int]] = {}
         for number in range(len(self._parents)):
             found.setdefault(self.root(number), []).append(number)
@@ -315,7 +314,7 @@ class _Joined:
 
 
 def _clusters(pieces: Mapping[int, Group], sharing: _Joined) -> tuple[Group, ...]:
-    """The pieces (by a number of theirs) that share sets as groups, the smallest first."""
+    """The pieces as groups of those that share sets, smallest first."""
     found: dict[int, list[Group]] = {}
     for number, piece in pieces.items():
         found.setdefault(sharing.root(number), []).append(_indivisible(piece))
@@ -327,7 +326,7 @@ def _indivisible(group: Group) -> Group:
 
 
 class _Gathering:
-    """Manifests and changed cells, joined into groups."""
+    """Manifests and changed cells, while they are joined into groups."""
 
     def __init__(
         self,
@@ -339,7 +338,7 @@ class _Gathering:
         self._changes = changes
         self._config, self._facts, self._base = config, facts, base
         self._hanging = _Joined()
-        self._sharing = _Joined()  # what hangs together, and what shares a set
+        self._sharing = _Joined()  # `_hanging` must stay together, `_sharing` shares a set
         self._numbers: dict[int, int] = {}  # manifest -> member
         self._rows: dict[int, list[tuple[bytes, IndexArray]]] = {}  # by member
         self._layouts: dict[bytes, Layout] = {}
@@ -347,7 +346,7 @@ class _Gathering:
         self._anchors: dict[bytes, int] = {}  # arrays that lie together -> a member
 
     def change(self, node_id: bytes, change: Change) -> None:
-        """Bring in what holds the changed chunks."""
+        """Add the manifests of the changed chunks."""
         base = self._base
         if change.truncated is not None:
             for number in base.beyond(node_id, change.truncated).tolist():
@@ -381,14 +380,14 @@ class _Gathering:
             self._add(members[0], node_id, rows[group])
 
     def manifest(self, number: int) -> int:
-        """The member that a manifest is."""
+        """The member of a manifest, added if it is new."""
         member = self._numbers.get(number)
         if member is None:
             member = self._numbers[number] = self._member()
         return member
 
     def share_sets(self, reopen: bool) -> None:
-        """Join what comes into a set of limited number, so that it is packed together."""
+        """Join the members of each set with a limited number of manifests."""
         limited = [one for one in self._config.sets if one.cardinality is not None]
         due: dict[str, list[int]] = {one.name: [] for one in limited}
         new: dict[str, dict[bytes, int]] = {one.name: {} for one in limited}
@@ -406,14 +405,14 @@ class _Gathering:
         for one in limited:
             if reopen and new[one.name]:
                 due[one.name] += self._reopened(one, min(new[one.name].values()))
-            # One manifest of any size takes all there is: no part of it can go before.
+            # A single manifest without a size limit takes everything, so no part can go first.
             divisible = one.max_manifest_size is not None or one.arrays_per_manifest is not None
             join = self._sharing.join if divisible else self._join
             for member in due[one.name][1:]:
                 join(due[one.name][0], member)
 
     def _reopened(self, one: ManifestSet, refs: int) -> list[int]:
-        """The emptiest manifest of a set that has all it may have, if so many refs fit in."""
+        """The emptiest manifest of a set at its limit, if it has room for so many refs."""
         numbers = self._base.numbers_in_set(one.name)
         if len(numbers) < (one.cardinality or 0) or any(n in self._numbers for n in numbers):
             return []
@@ -431,7 +430,7 @@ class _Gathering:
         return self._config.set_for(of.path, of.metadata_chunks, of.initialized_chunks)[0].name
 
     def bring_together(self) -> None:
-        """Bring in all manifests of arrays that have to lie in one."""
+        """Add all manifests of arrays that have to be in one manifest."""
         due = list(self._numbers)
         for member, rows in list(self._rows.items()):
             for node_id, _ in rows:
@@ -442,7 +441,7 @@ class _Gathering:
                 due += self._gather(node_id, self._numbers[number])
 
     def _gather(self, node_id: bytes, member: int) -> list[int]:
-        """Join everything of an array to a member, if it lies together; manifests new to this."""
+        """Join all manifests of an array that has to be in one; return the new manifests."""
         if node_id in self._anchors:
             self._join(self._anchors[node_id], member)
             return []
@@ -458,7 +457,7 @@ class _Gathering:
         return found
 
     def groups(self) -> tuple[Group, ...]:
-        """What hangs together, or shares a set."""
+        """The groups: what must stay together, or shares a set."""
         manifests: dict[int, list[int]] = {}
         for number, member in self._numbers.items():
             manifests.setdefault(self._hanging.root(member), []).append(number)
@@ -494,7 +493,7 @@ class _Gathering:
         return layout
 
     def layouts(self) -> dict[bytes, Layout]:
-        """How each array is split of which something is packed anew."""
+        """The layout of each array with a repacked leaf or chunk."""
         for number in self._numbers:
             for part in self._base.manifest(number).parts:
                 if part.node_id in self._facts:

@@ -1,9 +1,9 @@
-"""What the planner of manifests knows: facts of arrays, and an index of a base's leaves.
+"""What the manifest planner knows: facts about arrays, and an index of a base's leaves.
 
-A leaf is a `Part` of a manifest: one (node, box) with its number of chunk refs. Invariant: a
-`BaseIndex` is built once for a base, in one walk over its directory, and never changes; every
-question is then answered at the price of the answer, not of the base, so that planning a change
-of one leaf costs the same whether the base has eighty leaves or eight thousand.
+A leaf is a `Part` of a manifest: a node, a box and the number of chunk refs in it. Invariant: a
+`BaseIndex` is built once, in one pass over the base's directory, and never changes. The cost of a
+query depends on the size of its answer, not of the base, so planning a change of one leaf costs
+the same for eighty leaves as for eight thousand.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["EMPTY", "ArrayFacts", "BaseIndex", "NodeFacts", "PlacedLeaf", "part_
 
 @dataclass(frozen=True, slots=True)
 class ArrayFacts:
-    """What rules, sets and splitting look at.
+    """The facts about an array that rules, sets and splitting use.
 
     Parameters
     ----------
@@ -37,14 +37,14 @@ class ArrayFacts:
     grid_shape : tuple of int
         Number of chunks along each axis; `()` for a scalar or an opaque entry.
     initialized_chunks : int
-        How many of its chunks exist.
+        Number of its chunks that exist.
     dimension_names : tuple of str or None, or None
         Names of its axes.
 
     Raises
     ------
     InvalidArgumentError
-        If the path is not absolute, a number is negative, or the names are not one an axis.
+        If the path is not absolute, a number is negative, or the number of names is wrong.
     """
 
     node_id: bytes
@@ -66,12 +66,12 @@ class ArrayFacts:
 
     @property
     def is_coordinate(self) -> bool:
-        """Whether it is a CF coordinate: one axis, named as the array itself."""
+        """Whether it is a CF coordinate: one axis with the array's own name."""
         return self.dimension_names == (self.path.rpartition("/")[2],)
 
 
 class NodeFacts(Mapping[bytes, ArrayFacts]):
-    """What is known of the nodes of a snapshot, found out when it is asked for."""
+    """The facts about a snapshot's nodes, computed on access."""
 
     def __init__(self, nodes: Mapping[bytes, Node], refs: Mapping[bytes, int]) -> None:
         self._nodes, self._refs = nodes, refs
@@ -96,13 +96,13 @@ class NodeFacts(Mapping[bytes, ArrayFacts]):
 
 
 def part_order(part: Part) -> tuple[bytes, Coords, Coords]:
-    """The canonical order of leaves where paths do not matter."""
+    """Sort key of leaves, independent of paths."""
     return part.node_id, part.box.lo, part.box.hi
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedLeaf:
-    """A leaf, the manifest that holds it, and the sequence up to which it has all changes."""
+    """A leaf, its manifest, and the sequence up to which changes are merged into it."""
 
     part: Part
     manifest: ManifestRef
@@ -112,9 +112,9 @@ class PlacedLeaf:
 class _NodeLeaves:
     """The leaves of one node, found by coordinate.
 
-    They are sorted along the axis on which they differ most; those that may hold a coordinate are
-    then a short contiguous range: from the first that ends behind it, to the last that starts at
-    or before it.
+    They are sorted along the axis on which they differ most. So the leaves that may hold a
+    coordinate are a short contiguous range: from the first leaf that ends after it, to the last
+    that starts at or before it.
     """
 
     def __init__(self, entries: Sequence[tuple[Part, int, int]]) -> None:
@@ -145,7 +145,7 @@ class _NodeLeaves:
             self.ends = np.ones(len(entries), np.int64)
 
     def overlapping(self, lo: IndexArray, hi: IndexArray) -> IndexArray:
-        """Positions of the leaves that share a coordinate with [lo, hi)."""
+        """Positions of the leaves that overlap [lo, hi)."""
         if not len(lo):
             return np.arange(len(self.parts))
         first = int(np.searchsorted(self.ends, lo[self.axis], side="right"))
@@ -160,14 +160,14 @@ class _NodeLeaves:
         at = coords[self.axis]
         first = int(np.searchsorted(self.ends, at, side="right"))
         stop = int(np.searchsorted(self.starts, at, side="right"))
-        if stop - first > 16:  # many leaves begin alike along that axis
+        if stop - first > 16:  # many leaves start at the same place along that axis
             here = slice(first, stop)
             inside = ((self.lo[here] <= coords) & (coords < self.hi[here])).all(axis=1)
             return (np.flatnonzero(inside) + first).tolist()
         return [i for i in range(first, stop) if coords in self.parts[i].box]
 
     def beyond(self, cut: Coords) -> IndexArray:
-        """Positions of the leaves that a truncation at `cut` drops something of, maybe."""
+        """Positions of the leaves that reach beyond a truncation at `cut`."""
         return np.flatnonzero((self.hi > np.asarray(cut, np.int64)).any(axis=1))
 
     def locate(self, coords: IndexArray) -> IndexArray:
@@ -204,13 +204,13 @@ class BaseIndex:
     manifests : sequence of ManifestRef
         The base's directory.
     sets : mapping of str to str
-        The set each manifest was packed for, by the manifest's key. One that is not named there
-        counts for no set.
+        The set that each manifest was packed for, by key. A manifest that is not in it belongs to
+        no set.
 
     Raises
     ------
     InvalidArgumentError
-        If a manifest occurs twice.
+        If a manifest is listed twice.
     """
 
     def __init__(
@@ -247,15 +247,15 @@ class BaseIndex:
         return self._sets.get(key)
 
     def in_set(self, name: str) -> int:
-        """How many manifests the set has."""
+        """The number of the set's manifests."""
         return len(self._in_set.get(name, ()))
 
     def numbers_in_set(self, name: str) -> tuple[int, ...]:
-        """Numbers of the set's manifests in the directory."""
+        """The set's manifests, by their numbers in the directory."""
         return tuple(self._in_set.get(name, ()))
 
     def refs(self, node_id: bytes) -> int:
-        """How many refs all leaves of the node have."""
+        """The number of refs in all leaves of the node."""
         return self._refs.get(node_id, 0)
 
     def leaves(self, node_id: bytes) -> list[tuple[Part, str]]:
@@ -273,12 +273,12 @@ class BaseIndex:
         ]
 
     def holding(self, node_id: bytes, coords: Coords) -> list[PlacedLeaf]:
-        """The leaves of the node whose box holds the coordinate: one at most in a sound base."""
+        """The leaves whose box holds the coordinate: at most one in a valid base."""
         leaves = self._of(node_id)
         return [] if leaves is None else self._placed(leaves, leaves.holding(coords))
 
     def placed_in(self, node_id: bytes, box: Box) -> list[PlacedLeaf]:
-        """The leaves of the node that share a chunk with the box."""
+        """The leaves of the node that overlap the box."""
         leaves = self._of(node_id)
         if leaves is None:
             return []
@@ -295,7 +295,7 @@ class BaseIndex:
         return placed
 
     def merged(self, node_id: bytes) -> IndexArray:
-        """The sequences up to which the node's leaves have all changes, in no order."""
+        """The sequences up to which changes are merged into the node's leaves, in any order."""
         leaves = self._of(node_id)
         return np.empty(0, np.int64) if leaves is None else leaves.merged
 
@@ -305,7 +305,7 @@ class BaseIndex:
         return None if leaves is None else leaves.around
 
     def ndim(self, node_id: bytes) -> int | None:
-        """How many axes the node's leaves have; None if it has none."""
+        """The number of axes of the node's leaves; None if it has none."""
         entries = self._entries.get(node_id)
         return None if entries is None else entries[0][0].box.ndim
 
@@ -315,7 +315,7 @@ class BaseIndex:
         return tuple(self._manifests[number].blob.key for number in numbers)
 
     def locate(self, node_id: bytes, coords: IndexArray) -> IndexArray:
-        """Number of the manifest whose leaf holds each coordinate (int64[n, ndim]), else -1."""
+        """The manifest number of the leaf at each coordinate (int64[n, ndim]), -1 without one."""
         leaves = self._of(node_id)
         if leaves is None:
             return np.full(len(coords), -1, np.int64)
@@ -323,7 +323,7 @@ class BaseIndex:
         return np.where(at >= 0, leaves.manifest[at], -1)
 
     def extent(self, node_id: bytes, coords: IndexArray | None = None) -> int:
-        """Chunks in the smallest box around the node's leaves and these coordinates."""
+        """The size of the smallest box around the node's leaves and these coordinates."""
         leaves = self._of(node_id)
         boxes = [] if leaves is None else [leaves.around]
         if coords is not None and len(coords):
@@ -331,7 +331,7 @@ class BaseIndex:
         return Box.around(boxes).size if boxes else 0
 
     def overlapping(self, node_id: bytes, lo: IndexArray, hi: IndexArray) -> list[tuple[Part, int]]:
-        """The node's leaves that share a chunk with [lo, hi), and their manifests' numbers."""
+        """The node's leaves that overlap [lo, hi), with their manifests' numbers."""
         leaves = self._of(node_id)
         if leaves is None:
             return []

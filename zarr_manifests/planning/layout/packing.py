@@ -1,13 +1,12 @@
-"""Which chunk tables go into which manifest.
+"""Which chunk tables of a commit are embedded in its delta, and which go into manifests.
 
-A commit's small tables are embedded in its delta, up to a budget; the others get manifests of
-their own, small ones sharing one, first-fit decreasing by size. A delta that opening needs, since
-it changes nodes or has tables of coordinates, embeds other tables only if all of them are little,
-or a few: who opens a dataset of hundreds of arrays reads the delta, and a small one travels with
-the snapshot. (How the base is packed is said in `planning.sets`.)
+Small tables are embedded, up to a budget. The others get manifests: small ones share one, packed
+first-fit decreasing. Opening a dataset reads the deltas that change nodes or have tables of
+coordinates, and a small delta is copied into the snapshot. To stay small, such a delta embeds
+other tables only if all its tables are small, or up to a lower budget. (The base is packed by
+`planning.layout.sets`.)
 
-Invariant: every table is placed exactly once, and the result does not depend on the input's
-order.
+Invariants: every table is placed exactly once; the result does not depend on the input's order.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ _EMBED_AT_OPEN_BYTES: Final = 16 * 1024
 _EMBED_OTHERS_BYTES: Final = 2 * 1024
 _SHARED_MANIFEST_BYTES: Final = 1024 * 1024
 LEAF_ROWS: Final = 1_000_000
-"""Rows of a leaf at most; an array with more is split by box."""
+"""Most rows of a leaf; an array with more is split by box."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmbedPlan[T: (bytes, tuple[bytes, int])]:
-    """The tables that are embedded, and those of each manifest."""
+    """The embedded tables, and the tables of each manifest."""
 
     embedded: tuple[T, ...]
     manifests: tuple[tuple[T, ...], ...]
@@ -48,7 +47,7 @@ def plan_embedding[T: (bytes, tuple[bytes, int])](
     encoded_bytes : mapping of T to int
         The encoded size of each table.
     coordinates : collection of T
-        Those of coordinates, which come first.
+        Tables of coordinates, which are embedded first.
     changes_nodes : bool
         Whether the commit changes nodes.
 

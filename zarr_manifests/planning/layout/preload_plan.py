@@ -1,10 +1,10 @@
-"""Which manifests are worth fetching before anybody asks.
+"""Which manifests to fetch before they are asked for.
 
-Those that hold leaves of the arrays that `preload.arrays` names (by default every CF coordinate),
-and the live deltas that speak of these arrays, since a lookup needs both. Smallest first, until
-`max-manifests` are chosen; none with more than `max-manifest-size` refs, and none whose bytes are
-here already. Invariant: every candidate is either chosen or skipped with a reason, and the order
-of the input does not matter.
+Candidates are the manifests with leaves of the arrays that `preload.arrays` names (by default every
+CF coordinate), and the live deltas with chunks of these arrays, since a lookup needs both. The
+smallest are chosen first, up to `max-manifests`. A candidate with more than `max-manifest-size`
+refs is skipped, and one whose bytes are already here. Invariants: every candidate is either chosen
+or skipped with a reason; the result does not depend on the input's order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Candidate", "PreloadPlan", "Skipped", "plan_preload"]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An object with refs of an array that is to be preloaded."""
+    """An object with refs of an array to preload."""
 
     blob: BlobRef
     refs: int
@@ -31,13 +31,13 @@ class Candidate:
 
     @property
     def order(self) -> tuple[int, int, str]:
-        """Smallest first."""
+        """Sort key: smallest first."""
         return self.refs, self.blob.length, self.blob.key
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A candidate that is not fetched, and why."""
+    """A candidate that is not fetched, and the reason."""
 
     candidate: Candidate
     why: str
@@ -45,14 +45,14 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class PreloadPlan:
-    """What to fetch, in this order, and what not."""
+    """The candidates to fetch, in this order, and the skipped ones."""
 
     fetched: tuple[Candidate, ...]
     skipped: tuple[Skipped, ...]
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Keys of what to fetch, in order."""
+        """Keys of the objects to fetch, in order."""
         return tuple(candidate.blob.key for candidate in self.fetched)
 
 
@@ -68,15 +68,15 @@ def plan_preload(
     Parameters
     ----------
     preload : Preload
-        What the configuration says.
+        The `preload` section of the configuration.
     arrays : iterable of ArrayFacts
         The arrays of the snapshot.
     base : BaseIndex
-        Its base.
+        The base of the snapshot.
     deltas : sequence of DeltaEntry
-        Its live deltas.
+        The live deltas of the snapshot.
     here : collection of str
-        Keys of objects that need not be fetched, beside those whose bytes came along.
+        Keys of objects that need no fetching, besides those that the snapshot carries copies of.
 
     Examples
     --------
@@ -120,7 +120,7 @@ def plan_preload(
             )
             skipped.append(Skipped(candidate, why))
         elif len(fetched) == preload.max_manifests:
-            why = f"max-manifests, {preload.max_manifests:,}, are smaller"
+            why = f"smaller ones have reached max-manifests, {preload.max_manifests:,}"
             skipped.append(Skipped(candidate, why))
         else:
             fetched.append(candidate)

@@ -1,20 +1,19 @@
 """Which leaves go into which manifest.
 
-Sets are visited in topological order of their overflow. In each, what is assigned to it is packed
-into manifests within its limits, and what does not fit overflows to the next set:
+Sets are filled in topological order of their overflow. Arrays assigned to a set are packed into
+manifests within its limits, and what does not fit overflows to the next set:
 
-1. An array goes where the first rule that matches sends it, else to `default`.
-2. An array with more refs than a manifest of the set may hold overflows whole. If `splitting`
-   names it, and in the last set, its leaves are placed one by one instead; under `splitting: none`
-   it gets a manifest of its own in the last set.
-3. The rest is packed first-fit decreasing, or, for sets with `arrays-per-manifest`, by pairing the
-   biggest arrays with the smallest.
-4. A set has at most `cardinality` manifests, those that stay as they are counted; the biggest of
-   what is packed by size overflow then, so that small arrays keep their place.
+1. An array is assigned to the set of the first matching rule, else to `default`.
+2. An array with more refs than a manifest of the set may hold overflows as a whole. If `splitting`
+   names it, or in the last set, its leaves are placed one by one instead. With `splitting: none` it
+   gets a manifest of its own in the last set.
+3. The rest is packed first-fit decreasing. In sets with `arrays-per-manifest`, the biggest arrays
+   are paired with the smallest.
+4. A set has at most `cardinality` manifests, including those that stay. When sizes are packed, the
+   biggest overflow, so that small arrays keep their place.
 
-Invariants: every leaf is placed exactly once; no manifest is over its set's size but one that
-holds a single array or leaf that nothing else could take, in the last set; the result does not
-depend on the order in which the leaves come.
+Invariants: every leaf is placed exactly once; only in the last set can a manifest exceed the set's
+size, and it then holds a single array or leaf; the result does not depend on the input's order.
 """
 
 from __future__ import annotations
@@ -48,20 +47,20 @@ _FULL: Final = "the set has its {most:,} manifests already"
 
 @dataclass(frozen=True, slots=True)
 class PlannedManifest:
-    """A manifest to be written."""
+    """A manifest to write."""
 
     set_name: str
     leaves: tuple[Part, ...]
 
     @property
     def refs(self) -> int:
-        """How many refs it will hold."""
+        """The number of refs it will hold."""
         return sum(leaf.count for leaf in self.leaves)
 
 
 @dataclass(frozen=True, slots=True)
 class Overflow:
-    """A set that could not take an array, or some of its leaves, and why."""
+    """A set that did not take an array, or some of its leaves, and the reason."""
 
     set_name: str
     why: str
@@ -69,7 +68,7 @@ class Overflow:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where leaves of an array are: a manifest that exists (`key`) or one that is planned."""
+    """Where leaves of an array are: an existing manifest (`key`) or a planned one."""
 
     set_name: str | None
     manifest: int | None
@@ -90,9 +89,9 @@ class Explanation:
     rule : int or None
         Position of the rule that matched; None if none did.
     wanted : str
-        The set that says.
+        The set that the rule assigns.
     overflows : tuple of Overflow
-        The sets it came through, in order.
+        The sets it overflowed from, in order.
     places : tuple of Place
         Where its leaves are, in order of the manifests.
     """
@@ -107,16 +106,16 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class ManifestPlan:
-    """Manifests to write, and those they stand for.
+    """The manifests to write, and those they replace.
 
     Parameters
     ----------
     manifests : tuple of PlannedManifest
-        To be written, set by set in the order of overflow.
+        To write, set by set in the order of overflow.
     replaced : frozenset of str
         Keys of the base's manifests that are not in the new base.
     explanations : tuple of Explanation
-        One for each array that has leaves here, by path.
+        One for each array with a leaf here, by path.
     """
 
     manifests: tuple[PlannedManifest, ...]
@@ -131,11 +130,11 @@ class ManifestPlan:
 
 @dataclass(slots=True)
 class _Item:
-    """What is placed as one: an array, or one leaf of an array that is split."""
+    """A unit of placement: an array, or one leaf of a split array."""
 
     facts: ArrayFacts
     leaves: tuple[Part, ...]
-    total: int  # refs of the whole array, with what stays elsewhere
+    total: int  # refs of the whole array, with leaves that stay elsewhere
     one_by_one: bool
     refs: int = field(init=False)
 
@@ -144,12 +143,12 @@ class _Item:
 
     @property
     def size(self) -> int:
-        """What has to fit into a manifest: all of an array, wherever its leaves are, or a leaf."""
+        """The size that has to fit into a manifest: the whole array's, or one leaf's."""
         return self.refs if self.one_by_one else self.total
 
     @property
     def order(self) -> tuple[Coords, str, bytes]:
-        """Among equal sizes: what starts at the same chunk is packed together."""
+        """Order among equal sizes: leaves that start at the same chunk are packed together."""
         return self.leaves[0].box.lo, self.facts.path, self.facts.node_id
 
     def split(self) -> list[_Item]:
@@ -173,17 +172,17 @@ def plan_manifests(
     facts : mapping of bytes to ArrayFacts
         By node id, of every array with a leaf here.
     leaves : iterable of Part
-        What is packed anew.
+        The leaves to pack.
     base : BaseIndex
-        The base as it was.
+        The base before this plan.
     replaced : collection of str
-        Keys of its manifests that are not kept; their leaves, as far as they still exist, are
-        among `leaves`.
+        Keys of its manifests that are not kept. Those of their leaves that still exist are among
+        `leaves`.
 
     Raises
     ------
     InvalidArgumentError
-        If a leaf comes twice.
+        If a leaf is listed twice.
 
     Examples
     --------
@@ -241,7 +240,7 @@ def _corner(leaf: Part) -> tuple[Coords, Coords]:
 
 
 class _Packing:
-    """Sets filled one after another."""
+    """The sets, while they are filled one after another."""
 
     def __init__(
         self,
@@ -259,7 +258,7 @@ class _Packing:
         self._places: dict[bytes, list[Place]] = {}
 
     def add(self, item: _Item) -> None:
-        """Assign an array to the set that the rules say."""
+        """Assign an array to the set of its rule."""
         rule, wanted = _wanted(self._config, item.facts)
         self._chosen[item.facts.node_id] = rule, wanted.name
         if self._config.splitting is not None and self._config.split_for(item.facts.path):
@@ -268,7 +267,7 @@ class _Packing:
             self._assigned[wanted.name].append(item)
 
     def fill(self, one: ManifestSet) -> None:
-        """Make the manifests of a set; hand on what it does not take."""
+        """Plan the manifests of a set; pass on what does not fit."""
         items = self._assigned.pop(one.name)
         if one.overflow_to is None and self._config.splitting is not None:
             items = [leaf for item in items for leaf in _fitting(item, one.max_manifest_size)]
@@ -285,7 +284,7 @@ class _Packing:
                 self._overflow(one, item, one.overflow_to)
 
     def _room(self, one: ManifestSet, items: int) -> int:
-        """How many manifests the set may get."""
+        """How many manifests can be added to the set."""
         if one.cardinality is None:
             return items
         gone = sum(self._base.set_of(key) == one.name for key in self.replaced)
@@ -301,7 +300,7 @@ class _Packing:
         return [[item for i in group for item in arrays[i]] for group in groups]
 
     def _packed(self, one: ManifestSet, items: Sequence[_Item], room: int) -> list[list[_Item]]:
-        """Bins within the size of the set; in the last one also what is too big for any."""
+        """Bins within the set's size; in the last set, also what exceeds every size."""
         most = one.max_manifest_size
         fitting = [item for item in items if most is None or item.size <= most]
         fitting.sort(key=lambda item: (-item.refs, item.order))
@@ -334,7 +333,7 @@ class _Packing:
         self._manifests.append(PlannedManifest(one.name, tuple(leaves)))
 
     def plan(self) -> ManifestPlan:
-        """What came of it."""
+        """The finished plan."""
         explanations = (
             Explanation(
                 node_id,
@@ -364,11 +363,11 @@ def _wanted(config: ChunkManifests, facts: ArrayFacts) -> tuple[int | None, Mani
 def explain(
     config: ChunkManifests, facts: Iterable[ArrayFacts], base: BaseIndex
 ) -> tuple[Explanation, ...]:
-    """Why the leaves of a base are where they are, by path, as far as they tell.
+    """Explain, by path, in which sets the arrays of a base are, as far as that can be told.
 
-    An array in another set than its rule says is either too big for the sets before, or those
-    were full when it was packed, or the configuration was another one then; the first is seen
-    from its refs, the others are told apart by whether the set is full now.
+    There are three reasons why an array is in another set than its rule's: it is too big for the
+    sets before, they were full when it was packed, or the configuration has changed since. Its refs
+    show the first; the other two are told apart by whether the set is full now.
     """
     explanations = []
     for array in sorted(facts, key=lambda a: (a.path, a.node_id)):
@@ -393,7 +392,7 @@ def _passed(
     found: Collection[str | None],
     base: BaseIndex,
 ) -> Iterable[Overflow]:
-    """The sets between the one an array should be in and those it is in."""
+    """The sets between the one an array is assigned to and those it is in, with reasons."""
     by_name = {one.name: one for one in config.sets}
     one, left = first, set(found)
     while left - {one.name}:

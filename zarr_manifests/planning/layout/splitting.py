@@ -1,14 +1,14 @@
 """How an array is split into leaves.
 
-A `Layout` lays cells of a fixed shape, counted in chunks from the origin, over the array's grid.
-The shape follows from `splitting` where that names the array, and from the size of the last set
-otherwise; the length of the first axis never enters. So the cell of a chunk stays the same while
-the array grows along its first axis, and an append touches the last leaf only. An array that is
-not split at all has one cell without end.
+A `Layout` covers the array's grid with cells of a fixed shape, counted in chunks from the origin.
+The shape is set by `splitting` if it names the array, and by the size of the last set otherwise. It
+does not depend on the length of the first axis. So a chunk keeps its cell while the array grows
+along that axis, and an append changes only the last leaf. An array that is not split has a single
+unbounded cell.
 
-`cut` turns chunk coordinates into leaves: one leaf a cell, as long as no leaf that stays where it
-is reaches into that cell. Where one does (the layout has changed since, and only a part of the
-array is packed anew), the boundaries of the old leaves stay as well, so that leaves never overlap.
+`cut` turns chunk coordinates into leaves: one leaf per cell, unless a leaf that stays reaches into
+the cell. That happens when the layout has changed and only a part of the array is repacked. Then
+the boundaries of the old leaves are kept as well, so that leaves never overlap.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 ENDLESS: Final = 2**62
-"""Chunks of a leaf along an axis that is not cut."""
+"""Chunks of a leaf along an axis that is not split."""
 _SPARSEST: Final = 2**40
 
 
@@ -52,12 +52,12 @@ class Layout:
     cell : tuple of int
         Chunks of a leaf along each axis.
     most_refs : int
-        Refs of a leaf at most: cells of a sparse array hold more chunks than that, and a cell
-        that turns out fuller is cut again.
+        Most refs of a leaf. Cells of a sparse array hold more chunks than that; a cell that turns
+        out fuller is split again.
     one_by_one : bool
-        Whether its leaves are placed one by one rather than all together.
+        Whether its leaves are placed individually instead of all together.
     together : bool
-        Whether all its leaves belong into one manifest.
+        Whether all its leaves have to be in one manifest.
     """
 
     cell: Coords
@@ -66,7 +66,7 @@ class Layout:
     together: bool
 
     def groups(self, coords: IndexArray) -> Iterator[IndexArray]:
-        """Rows of the coordinates (int64[n, ndim]) that share a cell, ascending in each group."""
+        """Yield the rows of coordinates (int64[n, ndim]) that share a cell, ascending."""
         cut_axes = [axis for axis, chunks in enumerate(self.cell) if chunks < ENDLESS]
         if not cut_axes or not len(coords):
             yield from [np.arange(len(coords))] if len(coords) else []
@@ -75,7 +75,7 @@ class Layout:
         # Rows in C order have few runs of the same cell, so only the runs are sorted.
         starts = np.append(0, np.flatnonzero((labels[:, 1:] != labels[:, :-1]).any(axis=0)) + 1)
         stops = np.append(starts[1:], len(coords))
-        order = np.lexsort(labels[::-1, starts])  # stable: runs of a cell stay in order
+        order = np.lexsort(labels[::-1, starts])  # stable: runs of a cell keep their order
         ordered = labels[:, starts[order]].T
         first = np.flatnonzero((ordered[1:] != ordered[:-1]).any(axis=1)) + 1
         for runs in np.split(order, first):
@@ -83,7 +83,7 @@ class Layout:
             yield stretches[0] if len(stretches) == 1 else np.concatenate(stretches)
 
     def around(self, lo: Coords, hi: Coords) -> tuple[IndexArray, IndexArray]:
-        """Bounds of the cells that meet [lo, hi)."""
+        """Lower and upper corner of the cells that overlap [lo, hi)."""
         shape = np.asarray(self.cell, np.int64)
         last = np.maximum(np.asarray(hi, np.int64) - 1, lo)
         return np.asarray(lo, np.int64) // shape * shape, last // shape * shape + shape
@@ -91,7 +91,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A leaf that is to be: its box, and which of the rows given go there."""
+    """A new leaf: its box, and the given rows that belong to it."""
 
     box: Box
     rows: IndexArray
@@ -103,12 +103,12 @@ def leaf_shape(
     split: Split | None,
     most_chunks: int,
 ) -> Coords:
-    """Chunks of a leaf along each axis: at most those `split` names, and `most_chunks` in all.
+    """Return the chunks of a leaf along each axis: at most those of `split`, `most_chunks` in all.
 
-    What `split` does not name stays whole, and is `ENDLESS`, but for the first axis, which is cut
-    as `most_chunks` wants it: a leaf is a run of consecutive steps of the first axis, if one step
-    fits; if not, the next axis is cut too. The length of the first axis does not count. Axes and
-    names the array does not have are passed over.
+    Axes that `split` does not name are whole (`ENDLESS`), except the first: it is cut so that a
+    leaf has at most `most_chunks`. If a single step of it has more, the next axis is cut too, and
+    so on. The length of the first axis does not count. Axes and names that the array does not have
+    are ignored.
 
     Examples
     --------
@@ -144,10 +144,10 @@ def leaf_shape(
 
 
 def layout_of(config: ChunkManifests, facts: ArrayFacts, extent: int | None = None) -> Layout:
-    """How the configuration splits an array.
+    """Return how the configuration splits an array.
 
-    `extent` is the number of chunks in the smallest box around those that exist; all of the grid,
-    unless given. An array that fills it only thinly gets larger cells.
+    `extent` is the number of chunks in the smallest box around existing chunks; by default the
+    whole grid. A sparse array gets larger cells.
 
     Examples
     --------
@@ -178,14 +178,14 @@ def layout_of(config: ChunkManifests, facts: ArrayFacts, extent: int | None = No
 
 
 def lies_together(config: ChunkManifests, facts: ArrayFacts) -> bool:
-    """Whether all leaves of an array belong into one manifest."""
+    """Whether all leaves of an array have to be in one manifest."""
     if config.splitting is None or not any(one.arrays_per_manifest for one in config.sets):
         return config.splitting is None
     return any(one.arrays_per_manifest for one in _chain(config, facts))
 
 
 def _chain(config: ChunkManifests, facts: ArrayFacts) -> list[ManifestSet]:
-    """The set of an array and those it may overflow to, up to one that takes all that comes."""
+    """The set of an array and those it can overflow to, up to one that takes everything."""
     one, _ = config.set_for(facts.path, facts.metadata_chunks, facts.initialized_chunks)
     chain = [one]
     while one.overflow_to is not None and not (
@@ -202,29 +202,29 @@ def cut(
     old: Sequence[Box] = (),
     staying: Sequence[Box] = (),
 ) -> list[Cut]:
-    """Cut the chunks that are packed anew into leaves.
+    """Cut chunks into new leaves.
 
     Parameters
     ----------
     coords : int64[n, ndim]
-        The chunks' coordinates, each once, in C order.
+        The chunks' coordinates, without duplicates, in C order.
     layout : Layout
-        The array's.
+        The array's layout.
     old : sequence of Box
-        The array's leaves that are packed anew.
+        Boxes of the array's leaves that are repacked.
     staying : sequence of Box
-        Those of its leaves in the same cells that stay as they are.
+        Boxes of its leaves in the same cells that stay as they are.
 
     Returns
     -------
     list of Cut
-        In ascending order of their boxes' lower corners. Boxes are as small as can be.
+        In ascending order of the boxes' lower corners. Each box is as small as possible.
 
     Raises
     ------
     InvalidArgumentError
-        If a coordinate lies in a cell with a leaf that stays, but in no leaf that is packed anew:
-        it belongs to that leaf's cell, so that leaf has to be packed anew too.
+        If a coordinate is in a cell with a leaf that stays, but in no repacked leaf. The leaf that
+        stays has to be repacked too.
 
     Examples
     --------
@@ -252,7 +252,7 @@ def _meets(box: Box, lo: IndexArray, hi: IndexArray) -> bool:
 
 
 def _fragments(coords: IndexArray, old: Sequence[Box]) -> Iterator[IndexArray]:
-    """Rows of each old leaf."""
+    """The rows in each old leaf."""
     placed = 0
     for box in old:
         inside = (coords >= np.asarray(box.lo, np.int64)) & (coords < np.asarray(box.hi, np.int64))
@@ -261,11 +261,11 @@ def _fragments(coords: IndexArray, old: Sequence[Box]) -> Iterator[IndexArray]:
         if len(rows):
             yield rows
     if placed != len(coords):
-        raise InvalidArgumentError("new chunks share a cell with a leaf that is not packed anew")
+        raise InvalidArgumentError("new chunks share a cell with a leaf that is not repacked")
 
 
 def _fitting(coords: IndexArray, rows: IndexArray, most: int) -> Iterator[Cut]:
-    """The rows (in C order) as leaves of at most so many, cut along the first axes."""
+    """The rows (in C order) as leaves of at most `most` rows, cut along the first axes."""
     due = [rows]
     while due:
         rest = due.pop()
@@ -273,7 +273,7 @@ def _fitting(coords: IndexArray, rows: IndexArray, most: int) -> Iterator[Cut]:
             yield Cut(Box.around_coords(taken(coords, rest)), rest)
             continue
         here = taken(coords, rest)
-        # They ascend on the first axis on which the first and the last differ.
+        # Rows ascend on the first axis on which the first and the last differ.
         axis = int(np.flatnonzero(here[0] != here[-1])[0])
         at = max(int(here[most, axis]), int(here[0, axis]) + 1)
         count = int(np.searchsorted(here[:, axis], at))
@@ -281,9 +281,9 @@ def _fitting(coords: IndexArray, rows: IndexArray, most: int) -> Iterator[Cut]:
 
 
 def expected_leaves(layout: Layout, facts: ArrayFacts) -> list[Part]:
-    """The leaves an array would have, were its chunks spread evenly over its grid.
+    """Return the leaves an array would have if its chunks were spread evenly over its grid.
 
-    For a look ahead that reads no manifest. It is exact where every chunk exists.
+    Used for a preview that reads no manifest. It is exact if every chunk exists.
 
     Examples
     --------

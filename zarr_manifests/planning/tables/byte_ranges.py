@@ -1,13 +1,12 @@
-"""Which requests fetch many byte ranges of one object: neighbours together.
+"""Grouping byte ranges of one object into few requests.
 
-Ranges are taken in the order in which they lie. One goes along with those before it if no more than
-`gap_bytes` lie between that nobody has asked for, and if the request then is no longer than
-`span_bytes`. Invariants:
+Ranges are taken in order of their offsets. A range joins the request before it if the gap between
+them is at most `gap_bytes` and the request stays at most `span_bytes` long. Invariants:
 
-- Every range lies within the request that it is a member of, and in no other.
-- A request begins where its first member does and ends where its furthest does, and between
-  members never has more than `gap_bytes` at a stretch that nobody has asked for.
-- A request longer than `span_bytes` has one member, or members that all lie within its first.
+- Every range is a member of exactly one request, and lies within it.
+- A request starts at its first member and ends at the furthest end of a member. Gaps between
+  members are at most `gap_bytes`.
+- A request longer than `span_bytes` has one member, or all its members lie within the first.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ __all__ = ["RangeRequest", "coalesce"]
 
 @dataclass(frozen=True, slots=True)
 class RangeRequest:
-    """One request, for one stretch of an object.
+    """One request for a contiguous part of an object.
 
     Parameters
     ----------
     start, length : int
-        The stretch, in bytes.
+        The part, in bytes.
     members : tuple of int
-        The ranges in it, by their positions in what was given; in the order in which they lie.
+        Positions of its ranges in the input, in order of their offsets.
     """
 
     start: int
@@ -40,21 +39,21 @@ class RangeRequest:
 def coalesce(
     offsets: Sequence[int], lengths: Sequence[int], *, gap_bytes: int, span_bytes: int
 ) -> list[RangeRequest]:
-    """The requests for these ranges of one object, in the order in which they lie.
+    """Return the requests for these ranges of one object, in order of their offsets.
 
     Parameters
     ----------
     offsets, lengths : sequence of int
         The ranges, in any order; they may overlap, be the same, or be empty.
     gap_bytes : int
-        How many bytes nobody has asked for may lie between two ranges of a request.
+        The largest gap between two ranges of a request.
     span_bytes : int
-        How long a request of several ranges may be.
+        The longest request of several ranges.
 
     Raises
     ------
     InvalidArgumentError
-        If a bound is negative, or there are not as many lengths as offsets.
+        If a bound is negative, or the numbers of offsets and lengths differ.
 
     Examples
     --------
@@ -66,7 +65,7 @@ def coalesce(
     """
     if gap_bytes < 0 or span_bytes < 0:
         raise InvalidArgumentError(
-            f"ranges are brought together up to a gap and a span of 0 bytes or more, and not of "
+            f"ranges are coalesced up to a gap and a span of 0 bytes or more, not of "
             f"{gap_bytes} and {span_bytes}"
         )
     if len(offsets) != len(lengths):

@@ -1,9 +1,8 @@
-"""Which live deltas may say something about a chunk, told from what the read list names of them.
+"""Which live deltas can locate a chunk, decided from the read list without reading them.
 
-The rule: tables are asked from the newest to the oldest, and the first that has a row for the
-chunk tells. A table that has a row for every chunk of its box ends the search there; so does a
-truncation that drops the chunk, for all that is older than it. What lies elsewhere than the chunk
-need not be fetched.
+Tables are searched from the newest to the oldest; the first with a row for the chunk decides. The
+search ends early at a table that has a row for every chunk of its box, and at a truncation that
+drops the chunk. A table whose box does not contain the chunk is not fetched.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ __all__ = [
 
 
 def check_axes(box: Box, ndim: int) -> None:
-    """Refuse a chunk table that counts other axes than its node has: it would read as absent.
+    """Refuse a chunk table with other axes than its node: its chunks would read as absent.
 
     Raises
     ------
@@ -50,20 +49,20 @@ def check_axes(box: Box, ndim: int) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Source:
-    """An object with chunk tables of a node, in an entry of the read list.
+    """An object with chunk tables of one node, listed in the read list.
 
     Parameters
     ----------
     position : int
-        Of the entry in the read list.
+        Position of its entry in the read list.
     last : int
         The entry's sequence.
     blob : BlobRef
-        The object.
+        The object's reference.
     kind : type
-        What it is.
+        The object's type.
     parts : tuple of Part
-        The node's tables in it, in their order; a later one is the newer.
+        The node's tables in it, oldest first.
     """
 
     position: int
@@ -75,7 +74,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A truncation of all that is older than the sequence `last`."""
+    """A truncation; it drops chunks from everything older than the sequence `last`."""
 
     last: int
     shape: Coords
@@ -83,7 +82,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One table: the source it is in, and its number among the node's tables there."""
+    """One table: its source, and its number among the node's tables there."""
 
     source: Source
     number: int
@@ -91,14 +90,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What may tell where one chunk is.
+    """What has to be searched for one chunk.
 
     Parameters
     ----------
     places : tuple of Place
-        Tables of live deltas, the newest first.
+        Tables of live deltas, newest first.
     base : bool
-        Whether the base is to be asked if none of these has a row.
+        Whether the base is searched if none of these has a row.
     """
 
     places: tuple[Place, ...]
@@ -106,20 +105,20 @@ class Reach:
 
     @property
     def sources(self) -> list[Source]:
-        """The sources of the tables, each once."""
+        """The sources of the tables, without duplicates."""
         return list(dict.fromkeys(place.source for place in self.places))
 
 
 class LiveSources:
-    """All that live deltas say of one node, unread.
+    """The live deltas of one node, as the read list describes them.
 
     Parameters
     ----------
     sources : sequence of Source
         From the oldest to the newest.
     cuts : mapping of int to Cut
-        What is truncated, by position in the read list; before what the tables at that position
-        say.
+        Truncations, by position in the read list. A truncation applies before the tables at the
+        same position.
     """
 
     def __init__(self, sources: Sequence[Source], cuts: Mapping[int, Cut]) -> None:
@@ -137,16 +136,16 @@ class LiveSources:
             self._last = np.array([place.source.last for place in self._places], np.int64)
 
     def since(self, after: int) -> int:
-        """The sequence, or 0 if all that there is comes after it: then they mean the same."""
+        """Return `after`, or 0 if all live deltas are newer: both then select the same deltas."""
         return after if self._oldest <= after else 0
 
     def reach(self, coords: Coords, after: int = 0) -> Reach:
-        """What of a sequence beyond `after` may tell where the chunk is.
+        """What has to be searched for a chunk, counting only deltas newer than `after`.
 
         Raises
         ------
         CorruptObjectError
-            If a table or a truncation counts other axes.
+            If a table or a truncation has other axes than the chunk.
         """
         dropped = -1
         for position, cut in self._cuts.items():
@@ -168,14 +167,14 @@ class LiveSources:
         return Reach(tuple(places), dropped < 0)
 
     def where(self, wanted: Callable[[int, Box], bool], ndim: int) -> list[Source]:
-        """The sources with a table that is wanted, from the oldest to the newest.
+        """The sources with at least one wanted table, from the oldest to the newest.
 
-        It is asked with the sequence and the box of each.
+        `wanted` is called with the sequence and the box of each table.
 
         Raises
         ------
         CorruptObjectError
-            If a table counts other axes than `ndim`.
+            If a table has not `ndim` axes.
         """
         self._check_axes(ndim)
         return [s for s in self.sources if any(wanted(s.last, part.box) for part in s.parts)]
@@ -185,7 +184,7 @@ class LiveSources:
             check_axes(box, ndim)
 
     def layers(self, tables: Mapping[Source, Sequence[ChunkTable]]) -> list[tuple[int, Layer]]:
-        """Layers of these tables and of all truncations, oldest first, each with its sequence."""
+        """The given tables and all truncations as layers, oldest first, each with its sequence."""
         found: dict[int, tuple[int, list[ChunkTable]]] = {
             position: (cut.last, []) for position, cut in self._cuts.items()
         }
@@ -200,7 +199,7 @@ class LiveSources:
 
 
 def any_at(coords: IndexArray, leaves: Sequence[PlacedLeaf]) -> Callable[[int, Box], bool]:
-    """Tells whether a table of that sequence and box may say something of any of these chunks."""
+    """Return a test whether a table of a given sequence and box can have any of these chunks."""
     outside = np.ones(len(coords), np.bool_)
     by_merged: dict[int, list[IndexArray]] = {}
     for leaf in leaves:
@@ -223,7 +222,7 @@ def any_at(coords: IndexArray, leaves: Sequence[PlacedLeaf]) -> Callable[[int, B
 
 
 def picked(overlay: Overlay, coords: IndexArray) -> Overlay:
-    """What the overlay says of these chunks."""
+    """The overlay, restricted to these chunks."""
     table = overlay.table
     if table is not None:
         check_axes(table.box, coords.shape[1])
@@ -232,7 +231,7 @@ def picked(overlay: Overlay, coords: IndexArray) -> Overlay:
 
 
 def clipped(overlay: Overlay, box: Box) -> Overlay:
-    """What the overlay says of the chunks in the box."""
+    """The overlay, restricted to the chunks in the box."""
     table = overlay.table
     if table is not None:
         check_axes(table.box, box.ndim)

@@ -1,9 +1,9 @@
-"""Merging chunk tables: newest wins, vectorised, no I/O.
+"""Merging chunk tables: the newest row wins. Vectorised, no I/O.
 
-The rule: of all rows for a coordinate the one from the newest layer counts; an UNSET row hides
-older rows; a truncation drops every older row that lies at or beyond it on any axis. UNSET rows
-are kept while something older may still hold the coordinate, and dropped when the merge reaches
-the base. A leaf that has the older layers already gets only the newer ones, inside its box.
+Of all rows for a coordinate, the one from the newest layer counts. An UNSET row hides older rows.
+A truncation drops every older row at or beyond it on any axis. UNSET rows are kept as long as
+something older may hold the coordinate, and dropped when the merge reaches the base. Only layers
+newer than a leaf are merged into it, inside its box.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What one delta says about one node: a truncation of all that is older, then its tables."""
+    """One delta's changes to one node: a truncation of everything older, then its tables."""
 
     truncated: Coords | None
     tables: tuple[ChunkTable, ...]
@@ -56,7 +56,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Overlay:
-    """All deltas' words about one node: what is cut off the base, then the rows on top of it."""
+    """All merged layers of one node: the truncation of the base, then the rows on top of it."""
 
     truncated: Coords | None
     table: ChunkTable | None
@@ -64,7 +64,7 @@ class Overlay:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A leaf of the base, and what is laid over it inside its box."""
+    """A leaf of the base, and the overlay inside its box."""
 
     box: Box
     table: ChunkTable
@@ -72,7 +72,7 @@ class Leaf:
 
 
 def narrower(a: Coords | None, b: Coords | None) -> Coords | None:
-    """What two truncations cut off together."""
+    """The combined effect of two truncations."""
     if a is None or b is None:
         return b if a is None else a
     return tuple(map(min, a, b))
@@ -84,7 +84,7 @@ def inside(coords: IndexArray, shape: Coords) -> npt.NDArray[np.bool_]:
     Raises
     ------
     CorruptObjectError
-        If they have not as many axes: a truncation and a table contradict each other.
+        If the numbers of axes differ: a truncation and a table contradict each other.
     """
     if coords.shape[1] != len(shape):
         raise CorruptObjectError(f"chunks of {coords.shape[1]} axes are cut off at {shape}")
@@ -92,7 +92,7 @@ def inside(coords: IndexArray, shape: Coords) -> npt.NDArray[np.bool_]:
 
 
 def bare(table: ChunkTable) -> ChunkTable:
-    """Which chunks are set (as if inline, and empty) and which unset, and no more."""
+    """The table with only set or unset for each chunk: set ones as empty inline chunks."""
     zeros = np.broadcast_to(np.int64(0), (len(table),))
     is_set = _constant(table.kind)
     if is_set is None:
@@ -105,14 +105,14 @@ def bare(table: ChunkTable) -> ChunkTable:
 
 
 def select(table: ChunkTable, keep: npt.NDArray[np.bool_]) -> ChunkTable:
-    """The table's rows where `keep` (bool[n]) holds."""
+    """The rows for which `keep` (bool[n]) is true."""
     if keep.all():
         return table
     return _gather([table], table.box, table.linear_index()[keep], np.flatnonzero(keep))
 
 
 def pick(table: ChunkTable, coords: IndexArray) -> ChunkTable:
-    """The table's rows at these coordinates (int64[n, ndim]), as far as it has them."""
+    """The rows at these coordinates (int64[n, ndim]); coordinates without a row are ignored."""
     keep = np.zeros(len(table), np.bool_)
     rows = _rows_at(table, coords)
     keep[rows[rows >= 0]] = True
@@ -120,7 +120,7 @@ def pick(table: ChunkTable, coords: IndexArray) -> ChunkTable:
 
 
 def without(table: ChunkTable, coords: IndexArray) -> ChunkTable:
-    """The table's rows but those at these coordinates (int64[n, ndim])."""
+    """The table without the rows at these coordinates (int64[n, ndim])."""
     keep = np.ones(len(table), np.bool_)
     rows = _rows_at(table, coords)
     keep[rows[rows >= 0]] = False
@@ -128,7 +128,7 @@ def without(table: ChunkTable, coords: IndexArray) -> ChunkTable:
 
 
 def unset_at(coords: IndexArray) -> ChunkTable:
-    """UNSET at each of these coordinates (int64[n, ndim], n >= 1, ascending, no two equal)."""
+    """An UNSET row at each of these coordinates (int64[n, ndim], n >= 1, ascending, distinct)."""
     box = Box.around_coords(coords)
     index = box.ravel(coords)
     zeros = np.broadcast_to(np.int64(0), (len(coords),))
@@ -139,7 +139,7 @@ def unset_at(coords: IndexArray) -> ChunkTable:
 def rearranged(
     table: ChunkTable, keep: npt.NDArray[np.bool_], coords: IndexArray
 ) -> ChunkTable | None:
-    """The rows where `keep` (bool[n]) holds, each at its `coords` (int64[n, ndim], no two equal).
+    """The rows for which `keep` (bool[n]) is true, moved to `coords` (int64[n, ndim], distinct).
 
     None if none is kept.
     """
@@ -153,7 +153,7 @@ def rearranged(
 
 
 def take(table: ChunkTable, rows: npt.NDArray[np.int64], box: Box) -> ChunkTable:
-    """Some rows of the table (positions, ascending) as a table of its own in that box."""
+    """The rows at these positions (ascending), as a table in the given box."""
     index = table.box.carried(_rows_of(table.linear_index(), rows), box)
     if len(rows) and int(rows[-1]) - int(rows[0]) + 1 == len(rows):
         part = _sliced(table, slice(int(rows[0]), int(rows[-1]) + 1))
@@ -166,14 +166,14 @@ def _rows_of(column: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> npt.
 
 
 def within(table: ChunkTable, box: Box) -> ChunkTable:
-    """The table's rows in the box; where these lie one after another, they are not copied."""
+    """The rows in the box. Contiguous rows are not copied."""
     if table.box.ndim != box.ndim:
         raise CorruptObjectError(f"chunks of {table.box.ndim} axes over a leaf of {box.ndim}")
     return _between(table, box.lo, box.hi)
 
 
 def _cut_off(table: ChunkTable, shape: Coords) -> ChunkTable:
-    """The table's rows below `shape` on every axis."""
+    """The rows below `shape` on every axis."""
     if table.box.ndim != len(shape):
         raise CorruptObjectError(f"chunks of {table.box.ndim} axes are cut off at {shape}")
     return _between(table, (0,) * len(shape), shape)
@@ -198,7 +198,7 @@ def _between(table: ChunkTable, lo: Coords, hi: Coords) -> ChunkTable:
 
 
 def _sliced(table: ChunkTable, rows: slice) -> ChunkTable:
-    """Rows that follow on each other, as views of the table's columns; other files are left out."""
+    """A slice of the rows, as views of the columns, without files that no row uses."""
     if rows.stop - rows.start == len(table):
         return table
     index = np.arange(rows.start, rows.stop) if table.index is None else table.index[rows]
@@ -213,10 +213,10 @@ def _sliced(table: ChunkTable, rows: slice) -> ChunkTable:
 
 
 def split(table: ChunkTable, most_rows: int) -> list[ChunkTable]:
-    """The table as tables of at most that many rows, in boxes that do not overlap.
+    """Split the table into tables of at most `most_rows` rows, in boxes that do not overlap.
 
-    It is cut along the first axis, and along the next where one step of it has too many rows, so
-    that what is appended along the first axis belongs to the last of them.
+    It is split along the first axis, and along the next one where a single step has too many rows.
+    So an append along the first axis only touches the last table.
     """
     done: list[ChunkTable] = []
     due = [table]
@@ -244,7 +244,7 @@ def split(table: ChunkTable, most_rows: int) -> list[ChunkTable]:
 
 
 def merge_layers(layers: Sequence[Layer]) -> Overlay:
-    """Bring the layers of one node (oldest first) together."""
+    """Merge the layers of one node, oldest first."""
     cut: Coords | None = None
     tables: list[ChunkTable] = []
     for layer in layers:
@@ -257,7 +257,7 @@ def merge_layers(layers: Sequence[Layer]) -> Overlay:
 
 
 def fold(leaves: Sequence[ChunkTable], overlay: Overlay) -> ChunkTable | None:
-    """The leaves with the overlay merged in, free of UNSET rows; None if nothing is left.
+    """Merge the overlay into the leaves and drop UNSET rows; None if no row is left.
 
     Raises
     ------
@@ -281,15 +281,15 @@ def fold(leaves: Sequence[ChunkTable], overlay: Overlay) -> ChunkTable | None:
 
 
 def _distinct(tables: Sequence[ChunkTable]) -> int:
-    """How many coordinates the tables have."""
+    """The number of distinct coordinates in the tables."""
     box = Box.around(table.box for table in tables)
     return len(np.unique(np.concatenate([box.ravel(table.coords()) for table in tables])))
 
 
 def fold_leaves(leaves: Sequence[Leaf], outside: Overlay) -> ChunkTable | None:
-    """Leaves that are merged to different sequences, each under its own overlay.
+    """Merge leaves that are merged up to different sequences, each with its own overlay.
 
-    `outside` is what counts where there is no leaf.
+    `outside` applies to chunks in no leaf.
     """
     rest, tables = outside.table, []
     for leaf in leaves:
@@ -312,7 +312,7 @@ def in_box(table: ChunkTable, box: Box) -> npt.NDArray[np.bool_]:
 
 
 def difference(new: ChunkTable | None, old: ChunkTable | None) -> ChunkTable | None:
-    """What to lay over `old` to get `new`: rows that are new or other, and UNSET for those gone.
+    """The table that turns `old` into `new`: new or changed rows, and UNSET for removed ones.
 
     None if they are the same.
     """
@@ -323,7 +323,7 @@ def difference(new: ChunkTable | None, old: ChunkTable | None) -> ChunkTable | N
     if new is old:
         return None
     kept_new, kept_old = shared_rows(new, old), shared_rows(old, new)
-    # Both gathered with the other's files and sessions, so that positions in these compare.
+    # Both use the same numbering of files and sessions, so that positions compare.
     (a, b), n = _aligned(new, old), int(kept_new.sum())
     same = np.ones(n, np.bool_)
     for name in ("kind", "source", "number", "length", "crc32c"):
@@ -340,16 +340,16 @@ def difference(new: ChunkTable | None, old: ChunkTable | None) -> ChunkTable | N
 
 
 def shared_rows(table: ChunkTable, other: ChunkTable) -> npt.NDArray[np.bool_]:
-    """Which rows of `table` have a coordinate that `other` has, too."""
+    """Which rows of `table` have a coordinate that also occurs in `other`."""
     box = Box.around((table.box, other.box))
     return np.isin(box.ravel(table.coords()), box.ravel(other.coords()), assume_unique=True)
 
 
 def agree(a: ChunkTable | None, b: ChunkTable | None, coords: IndexArray) -> npt.NDArray[np.bool_]:
-    """At which of the coordinates both tables have a chunk of the same bytes, or neither has one.
+    """At which coordinates both tables have a chunk of the same bytes, or neither has one.
 
-    Bytes are the same if length and checksum are, wherever they lie; or, should a checksum not be
-    known, if they are the same part of the same file. The tables are free of UNSET rows.
+    Bytes count as the same if length and checksum are equal. Virtual chunks without a checksum must
+    be the same range of the same file. The tables have no UNSET rows.
     """
     if a is b:
         return np.ones(len(coords), np.bool_)
@@ -373,7 +373,7 @@ def agree(a: ChunkTable | None, b: ChunkTable | None, coords: IndexArray) -> npt
 
 
 def _checksums(table: ChunkTable) -> npt.NDArray[np.int64]:
-    """Checksum of every row; -1 where it is not known."""
+    """The checksum of every row; -1 where it is unknown."""
     unknown = (table.kind == RefKind.VIRTUAL) & (table.number == 0)
     checksums = np.where(unknown, -1, table.crc32c)
     for row in np.flatnonzero(table.kind == RefKind.INLINE).tolist():
@@ -383,7 +383,7 @@ def _checksums(table: ChunkTable) -> npt.NDArray[np.int64]:
 
 
 def _rows_at(table: ChunkTable, coords: IndexArray) -> npt.NDArray[np.int64]:
-    """The table's row at each coordinate; -1 where it has none."""
+    """The row for each coordinate; -1 where the table has none."""
     lo, hi = np.asarray(table.box.lo, np.int64), np.asarray(table.box.hi, np.int64)
     within = np.flatnonzero(((coords >= lo) & (coords < hi)).all(axis=1))
     rows = np.full(len(coords), -1, np.int64)
@@ -397,7 +397,7 @@ def _rows_at(table: ChunkTable, coords: IndexArray) -> npt.NDArray[np.int64]:
 
 
 def _aligned(new: ChunkTable, old: ChunkTable) -> tuple[ChunkTable, ChunkTable]:
-    """Both tables, counting the same sessions and files."""
+    """Both tables with the same numbering of sessions and files."""
     sessions = tuple(dict.fromkeys((*new.sources, *old.sources)))
     place = {session: i for i, session in enumerate(sessions)}
     virtual, places = VirtualSources.union((new.virtual, old.virtual))
@@ -411,14 +411,14 @@ def _aligned(new: ChunkTable, old: ChunkTable) -> tuple[ChunkTable, ChunkTable]:
 
 
 def _unset(table: ChunkTable) -> ChunkTable:
-    """UNSET at every coordinate of the table."""
+    """An UNSET row at every coordinate of the table."""
     zeros = np.broadcast_to(np.int64(0), (len(table),))
     columns = (zeros, zeros, zeros, zeros, zeros, zeros)
     return ChunkTable(table.box, table.index, *columns, (), b"")
 
 
 def _newest(tables: Sequence[ChunkTable]) -> ChunkTable:
-    """Of every coordinate the row from the last table that has one; no table is empty."""
+    """For every coordinate, the row of the last table that has one. No table is empty."""
     if len(tables) == 1:
         return tables[0]
     box = Box.around(table.box for table in tables)
@@ -442,9 +442,9 @@ def _gather(
     index: npt.NDArray[np.int64],
     rows: npt.NDArray[np.int64] | None = None,
 ) -> ChunkTable:
-    """A table of the given rows, counted through all `tables`, at the given linear indexes.
+    """Build a table from the given rows, numbered across all `tables`, at the given linear indexes.
 
-    All rows in their order, if none are given.
+    Without `rows`, all rows in order.
     """
     sources: dict[str, int] = {}
     mappings = [
@@ -493,7 +493,7 @@ def _joined_inline(
     length: npt.NDArray[np.int64],
     rows: npt.NDArray[np.int64] | None,
 ) -> tuple[npt.NDArray[np.int64], bytes]:
-    """The offsets and the bytes of inline rows that were gathered from several tables."""
+    """The offsets and the bytes of inline rows gathered from several tables."""
     is_inline = np.flatnonzero(kind == RefKind.INLINE)
     starts = np.cumsum([0, *(len(table.inline) for table in tables[:-1])])
     bases = np.repeat(starts, [len(table) for table in tables])
@@ -507,14 +507,14 @@ def _joined_inline(
 
 
 def _constant(column: npt.NDArray[np.int64]) -> int | None:
-    """The value of a column that is stored once."""
+    """The value of a constant column that is stored once, else None."""
     return int(column[0]) if len(column) and not column.strides[0] else None
 
 
 def _placed(
     table: ChunkTable, sessions: npt.NDArray[np.int64], files: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """The sources of the rows, each put at its new place; 0 for rows that have none."""
+    """The rows' source positions in the new numbering; 0 for rows without a source."""
     kind = _constant(table.kind)
     if kind is None:
         shifted = _shifted(table, RefKind.NATIVE, sessions)
@@ -534,7 +534,7 @@ def _placed(
 def _used_files(
     kind: npt.NDArray[np.int64], source: npt.NDArray[np.int64], virtual: VirtualSources
 ) -> tuple[npt.NDArray[np.int64], VirtualSources]:
-    """Sources and files of these rows, without files that none of them points into."""
+    """The rows' sources and the files, without files that no row uses."""
     if not len(virtual):
         return source, virtual
     is_virtual = kind == RefKind.VIRTUAL
@@ -555,7 +555,7 @@ def _used_files(
 def _shifted(
     table: ChunkTable, kind: RefKind, places: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """The sources of the rows of that kind, each put at its new place; 0 for other rows."""
+    """The new source positions of rows of this kind; 0 for other rows."""
     if not len(places):
         return np.zeros(len(table), np.int64)
     of_kind = table.kind == kind

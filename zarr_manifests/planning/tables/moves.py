@@ -1,4 +1,4 @@
-"""Where nodes go when one of them is moved, and chunks when an array is shifted or reindexed."""
+"""New paths of moved nodes, and new coordinates of shifted or reindexed chunks."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ __all__ = [
 type Places = (
     Mapping[Coords, Coords | None] | Callable[[Coords], Coords | None] | npt.NDArray[np.integer]
 )
-"""Where chunks go: new coordinate by old, None for nowhere; or both side by side, a row each."""
+"""New coordinate by old one, None to drop the chunk; or an array with old and new side by side."""
 
 DROPPED: Final = -1
-"""In an array of moves: the new coordinate, on every axis, of a chunk that is dropped."""
+"""In an array of moves: the new coordinate, on every axis, that drops the chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Where chunks go.
+    """New coordinates of chunks.
 
     Parameters
     ----------
     old, new : int64[n, ndim]
-        Coordinates of chunks, and where they are to be.
+        Old and new coordinates of each chunk.
     dropped : bool[n]
-        Which of them go nowhere; their `new` means nothing.
+        Which chunks are dropped; their `new` is ignored.
     """
 
     old: IndexArray
@@ -51,21 +51,21 @@ class Moves:
 
 
 def plan_move(nodes: Mapping[str, Node], old: str, new: str) -> dict[str, str]:
-    """New path of every node that a move of the group or array at `old` to `new` takes along.
+    """Return the new path of every node that moves when the node at `old` moves to `new`.
 
     Raises
     ------
     NotFoundError
-        If there is nothing at `old`, or no group that `new` would lie in.
+        If nothing is at `old`, or the parent group of `new` does not exist.
     AlreadyExistsError
-        If there is something at or below `new`.
+        If something is at or below `new`.
     InvalidArgumentError
-        If `old` is the root, or `new` is `old` or lies below it or below an array.
+        If `old` or `new` is the root, or `new` is `old` or lies below it or below an array.
     """
     if old not in nodes:
         raise NotFoundError(f"there is no group or array at /{old}")
     if not old or not new:
-        raise InvalidArgumentError("the root can neither be moved nor be moved to")
+        raise InvalidArgumentError("the root cannot be moved or replaced by a move")
     if _within(new, old):
         raise InvalidArgumentError(f"/{old} cannot be moved to /{new}, which is or lies below it")
     for path, node in nodes.items():
@@ -83,7 +83,7 @@ def plan_move(nodes: Mapping[str, Node], old: str, new: str) -> dict[str, str]:
 
 
 def moved_paths(before: Mapping[str, Node], after: Mapping[str, Node]) -> dict[str, str]:
-    """New path by old path of every node that is in both, at different paths."""
+    """The new path by old path of every node that is in both, at different paths."""
     old = {node.node_id: path for path, node in before.items()}
     return {
         old[node.node_id]: path
@@ -93,7 +93,7 @@ def moved_paths(before: Mapping[str, Node], after: Mapping[str, Node]) -> dict[s
 
 
 def _key(node: Node) -> str:
-    """The node's path; of an opaque entry its key, without the slash that marks it."""
+    """The node's path; for an opaque entry its key, without the leading slash."""
     return node.path[1:] if node.kind is NodeKind.OPAQUE else node.path
 
 
@@ -104,20 +104,20 @@ def _within(path: str, top: str) -> bool:
 def shifted(
     coords: IndexArray, offset: Coords, shape: Coords
 ) -> tuple[npt.NDArray[np.bool_], IndexArray]:
-    """Which chunks are still inside a grid of that shape when moved by `offset`; and to where."""
+    """Which chunks stay inside the grid when moved by `offset`, and their new coordinates."""
     hi = np.asarray(shape, np.int64)
-    # An offset beyond the grid, whatever its size, moves everything out.
+    # Clipped, so that an offset of any size moves everything out without overflow.
     moved = coords + np.clip(np.array(offset, object), -hi, hi).astype(np.int64)
     return ((moved >= 0) & (moved < hi)).all(axis=1), moved
 
 
 def moves_of(places: Places, coords: IndexArray, name: str) -> Moves:
-    """Where chunks go, as columns; a function is asked for each of `coords` (int64[n, ndim]).
+    """The moves as columns. A function is called for each of `coords` (int64[n, ndim]).
 
     Raises
     ------
     InvalidArgumentError
-        If a coordinate has not one whole number an axis, or an array not two for each.
+        If a coordinate is not one integer per axis, or an array's rows are not two.
     """
     ndim = coords.shape[1]
     if callable(places):
@@ -147,7 +147,7 @@ def _whole_numbers(rows: npt.ArrayLike, width: int, name: str) -> IndexArray:
     fits = found.ndim == 2 and found.shape[1] == width and found.dtype.kind in "iu"
     if not fits or (found.dtype.kind == "u" and found.size and found.max() > MAX_BOX_CHUNKS):
         raise InvalidArgumentError(
-            f"{name}: chunks are named by one whole number an axis; an array of moves has "
+            f"{name}: a chunk coordinate is one whole number an axis; an array of moves has "
             "columns for the old coordinate, then for the new one"
         )
     return found.astype(np.int64)
@@ -156,15 +156,15 @@ def _whole_numbers(rows: npt.ArrayLike, width: int, name: str) -> IndexArray:
 def reindexed(
     coords: IndexArray, moves: Moves, grid: Box, name: str
 ) -> tuple[npt.NDArray[np.bool_], IndexArray]:
-    """Which chunks (at `coords`, in C order) are kept, and where they are then.
+    """Which chunks (at `coords`, in C order) are kept, and their new coordinates.
 
-    Chunks that `moves` does not name stay, and what it says of chunks that are not there is
-    passed over.
+    Chunks that `moves` does not name stay where they are. Moves of chunks that do not exist are
+    ignored.
 
     Raises
     ------
     InvalidArgumentError
-        If a chunk would lie off the grid, or two at one place, or one is named twice.
+        If a chunk leaves the grid, two chunks get the same coordinate, or one is moved twice.
     """
     inside = np.flatnonzero(_inside(moves.old, grid))
     order = np.argsort(grid.ravel(moves.old[inside]), kind="stable")

@@ -1,4 +1,4 @@
-"""Which of some chunks are there, decided for many coordinates at once, no I/O."""
+"""Which chunks exist, decided for many coordinates at once, without I/O."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def within(box: Box, coords: IndexArray) -> npt.NDArray[np.bool_]:
     Raises
     ------
     CorruptObjectError
-        If they have not as many axes as it.
+        If they have another number of axes than the box.
     """
     if coords.shape[1] != box.ndim:
         raise CorruptObjectError(f"a chunk table of {box.ndim} axes for {coords.shape[1]}")
@@ -45,9 +45,9 @@ def kinds_at(table: ChunkTable, coords: IndexArray) -> npt.NDArray[np.int64]:
 
 
 def laid_over(coords: IndexArray, table: ChunkTable | None, region: Box) -> IndexArray:
-    """The coordinates (int64[n, ndim]) in the region, in C order, with a table's rows laid over.
+    """The coordinates (int64[n, ndim]) in the region after a table's changes, in C order.
 
-    What it sets there is added, what it unsets removed.
+    Chunks that the table sets are added, chunks that it unsets removed.
     """
     linear = region.ravel(coords)
     if table is not None and len(table):
@@ -62,7 +62,7 @@ def laid_over(coords: IndexArray, table: ChunkTable | None, region: Box) -> Inde
 def rows_in(
     table: ChunkTable | None, boxes: Iterable[Box], *, outside: bool = False
 ) -> ChunkTable | None:
-    """The table's rows in any of the boxes; or, if told, in none of them."""
+    """The table's rows in any of the boxes, or, with `outside`, in none of them."""
     if table is None:
         return None
     coords = table.coords()

@@ -1,7 +1,7 @@
-"""From what a caller says of a region of an array to a box of its chunks.
+"""From a caller's region of an array to a box of its chunks.
 
-Bounds of an axis are a slice without step, or `(start, stop)`; they mean what they mean for a list
-of that length: negative ones count from its end, those beyond it are cut off.
+Bounds of an axis are a slice without step, or `(start, stop)`. They work as for a list of that
+length: negative bounds count from the end, and bounds beyond the end are clipped.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from zarr_manifests.grid import Box, Coords
 __all__ = ["Bounds", "cells_box", "chunk_box"]
 
 type Bounds = slice | tuple[int | None, int | None]
-"""Where a region begins and ends on one axis."""
+"""Start and stop of a region on one axis."""
 
 
 def chunk_box(grid: Box, region: Sequence[Bounds] | Box | None) -> Box:
-    """The part of a grid (that begins at 0) that bounds of chunk coordinates select.
+    """The box of a grid (starting at 0) that a region in chunk coordinates selects.
 
     Raises
     ------
     InvalidArgumentError
-        If the region has other axes than the grid, or a step.
+        If the region has another number of axes than the grid, or a step.
 
     Examples
     --------
@@ -38,12 +38,12 @@ def chunk_box(grid: Box, region: Sequence[Bounds] | Box | None) -> Box:
 
 
 def cells_box(shape: Coords, chunk_shape: Coords, region: Sequence[Bounds]) -> Box:
-    """The chunks that hold any of the cells that bounds of cells select.
+    """The box of the chunks that hold any selected cell.
 
     Raises
     ------
     InvalidArgumentError
-        If the region has other axes than the array, or a step.
+        If the region has another number of axes than the array, or a step.
 
     Examples
     --------

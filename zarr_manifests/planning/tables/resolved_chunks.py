@@ -1,8 +1,7 @@
-"""Where the chunks of a box are, as columns.
+"""Locations of an array's chunks, as columns.
 
-Invariants: one row for each chunk that is there and none for others, in C order of their
-coordinates; all columns are as long as there are rows; inline chunks' bytes lie in row order, one
-after another.
+Invariants: there is one row for each existing chunk, in C order of coordinates; all columns have
+the same length; bytes of inline chunks are stored back to back in row order.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ __all__ = ["ChunkKind", "Locations", "ResolvedChunks", "locate"]
 class ChunkKind(IntEnum):
     """Where a chunk's bytes are.
 
-    `INLINE`: in the manifest, or still in the session's memory; `NATIVE`: in an object of the
-    repository; `VIRTUAL`: in a file elsewhere.
+    `INLINE`: in the manifest, or still in the session's memory. `NATIVE`: in an object of the
+    repository. `VIRTUAL`: in a file elsewhere.
 
     Examples
     --------
@@ -47,7 +46,7 @@ class ChunkKind(IntEnum):
 
 
 class Locations(Sequence[str]):
-    """The keys of objects, then the URLs of files, that chunks lie in; each made when asked for."""
+    """Object keys, then file URLs, that hold chunks. Each string is built on access."""
 
     def __init__(
         self,
@@ -82,14 +81,14 @@ class Locations(Sequence[str]):
 
 
 def locate(table: ChunkTable) -> tuple[IndexArray, Locations]:
-    """What each row of a table lies in (int64[n], -1 if it is inline), and what that is."""
+    """For each row, the position of its location (int64[n], -1 if inline); and the locations."""
     found = np.full(len(table), -1, np.int64)
     native = np.flatnonzero(table.kind == RefKind.NATIVE)
     source, number = table.source[native], table.number[native]
     most = int(number.max(initial=0)) + 1
     rank = source * most + number  # fits: there are fewer than 10**9 numbers and 2**33 sessions
     first = np.diff(rank, prepend=-1) != 0
-    if (rank[1:] >= rank[:-1]).all():  # they lie as they were written: nothing has to be sorted
+    if (rank[1:] >= rank[:-1]).all():  # already in the order they were written
         found[native] = np.cumsum(first) - 1
         distinct = rank[first]
     else:
@@ -102,24 +101,24 @@ def locate(table: ChunkTable) -> tuple[IndexArray, Locations]:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ResolvedChunks:
-    """Where chunks of an array are: a row for each that is there, in C order.
+    """Where the chunks of an array are stored: one row per existing chunk, in C order.
 
     Made by `Session.chunk_refs`.
 
     Parameters
     ----------
     path : str
-        Of the array.
+        Path of the array.
     coords : int64[n, ndim]
         Chunk coordinates.
     kind : uint8[n]
         A `ChunkKind`.
     source : int64[n]
-        Position in `locations` of what the chunk lies in; -1 for an inline one.
+        Position in `locations` of the object or file; -1 for an inline chunk.
     offset, length : int64[n]
-        Where the chunk is in that, or, if it is inline, in `inline`; in bytes.
+        Byte range in that location; for an inline chunk, in `inline`.
     checksum : int64[n]
-        crc32c of the chunk's bytes; -1 where it is not known, and of inline chunks.
+        crc32c of the chunk's bytes; -1 where it is unknown, and for inline chunks.
     locations : sequence of str
         Keys of objects in the repository's storage, and URLs of files elsewhere
         (`virtual://<container>/<path>` below a container).
@@ -129,7 +128,7 @@ class ResolvedChunks:
     Raises
     ------
     InvalidArgumentError
-        If the columns are not equally long, or inline chunks do not lie one after another.
+        If the columns differ in length, or inline chunks are not stored back to back.
 
     Examples
     --------
@@ -175,12 +174,12 @@ class ResolvedChunks:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all the chunks, as they are stored."""
+        """Total size of the chunks as stored, in bytes."""
         return int(self.length.sum())
 
     @classmethod
     def of(cls, path: str, ndim: int, table: ChunkTable | None) -> ResolvedChunks:
-        """The rows of a table that unsets nothing; none if there is no table."""
+        """Build it from a table without UNSET rows; empty if there is no table."""
         if table is None:
             none = np.empty(0, np.int64)
             kind = none.astype(np.uint8)
@@ -193,7 +192,7 @@ class ResolvedChunks:
         if inline:
             rows = np.flatnonzero(kind == RefKind.INLINE)
             starts, ends = offset[rows], offset[rows] + length[rows]
-            if (starts[1:] != ends[:-1]).any() or starts[0]:  # not as we write it, but readable
+            if (starts[1:] != ends[:-1]).any() or starts[0]:  # valid, though we write it otherwise
                 pairs = zip(starts.tolist(), ends.tolist(), strict=True)
                 inline = b"".join([inline[a:b] for a, b in pairs])
                 offset = offset.copy()
@@ -202,11 +201,11 @@ class ResolvedChunks:
         return cls(path, table.coords(), kind, source, offset, length, checksum, locations, inline)
 
     def to_arrow(self) -> pa.Table:
-        """The rows as a table of pyarrow, with `location` as text and `data` of inline chunks.
+        """The rows as a pyarrow table.
 
-        Columns: `coords` (a list of as many numbers as there are axes), `kind` (`inline`, `native`
-        or `virtual`), `location`, `offset`, `length`, `checksum` and `data`. An inline chunk has
-        no location and no offset, others no data; a checksum that is not known is null.
+        Columns: `coords` (a list with one number per axis), `kind` (`inline`, `native` or
+        `virtual`), `location`, `offset`, `length`, `checksum` and `data`. An inline chunk has no
+        location and no offset; only inline chunks have data. An unknown checksum is null.
 
         Raises
         ------
@@ -226,7 +225,7 @@ class ResolvedChunks:
             import pyarrow as pa
         except ImportError as error:
             raise ImportError(
-                "resolved chunks become a table with pyarrow, which is not installed; "
+                "to_arrow() needs pyarrow, which is not installed; "
                 'pip install "zarr-manifests[spark]"'
             ) from error
         is_inline = self.kind == ChunkKind.INLINE

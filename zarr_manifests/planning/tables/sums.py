@@ -1,8 +1,8 @@
-"""Arithmetic of totals: how many chunks and bytes there are, known exactly or at most; no I/O.
+"""Arithmetic of totals: exact counts or upper bounds of chunks and bytes. No I/O.
 
-The base counts each node's chunks; every live delta or run says by how much it changes that, or
-how many there are after it. Read in order they give the totals of a snapshot. Invariants: a number
-that is called exact is the number; any other is not less than it; bytes may not be known at all.
+The base has a count for each node. Every live delta or run says by how much it changes the count,
+or what the count is after it. Added up in order they give the totals of a snapshot. Invariants: a
+number marked exact is exact; any other is an upper bound; the number of bytes may be unknown.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Chunks, and their bytes: exactly so many, or so many at most.
+    """Numbers of chunks and of their bytes, each exact or an upper bound.
 
     Parameters
     ----------
     chunks : int
-        How many.
+        Number of chunks.
     nbytes : int or None
-        Their bytes; None if nothing is known of them.
+        Number of bytes; None if unknown.
     chunks_exact, nbytes_exact : bool
-        Whether there are exactly so many.
+        Whether the number is exact; else it is an upper bound.
     """
 
     chunks: int = 0
@@ -50,11 +50,11 @@ class Tally:
 
     @property
     def exact(self) -> bool:
-        """Whether both numbers are."""
+        """Whether both numbers are exact."""
         return self.chunks_exact and self.nbytes_exact
 
     def plus(self, other: Tally) -> Tally:
-        """Both together."""
+        """The sum of both."""
         unknown = self.nbytes is None or other.nbytes is None
         return Tally(
             self.chunks + other.chunks,
@@ -64,14 +64,14 @@ class Tally:
         )
 
     def within(self, most: int) -> Tally:
-        """The same, of which there are no more than `most` chunks."""
+        """The tally with a bound of at most `most` chunks."""
         if self.chunks_exact or self.chunks <= most:
             return self
         return Tally(most, self.nbytes, chunks_exact=False, nbytes_exact=self.nbytes_exact)
 
     @classmethod
     def of(cls, count: Count) -> Tally:
-        """What a count says."""
+        """The tally of a stored count."""
         return cls(
             count.chunks,
             count.nbytes,
@@ -80,7 +80,7 @@ class Tally:
         )
 
     def count(self, node_id: bytes, counted: int = Counted.EXACT) -> Count:
-        """As a count of that node; its bytes are known."""
+        """The tally as a stored count of the node; its bytes must be known."""
         assert self.nbytes is not None
         if not self.chunks_exact:
             counted |= Counted.CHUNKS_AT_MOST
@@ -93,7 +93,7 @@ NOTHING: Final = Tally()
 
 
 def base_tallies(counts: Sequence[Count] | None, parts: Iterable[Part]) -> dict[bytes, Tally]:
-    """What the base says of each node; if it has no counts, what these parts allow for."""
+    """The base's tally of each node; without stored counts, upper bounds from its parts."""
     if counts is None:
         return _at_most(parts)
     return {count.node_id: Tally.of(count) for count in counts}
@@ -108,9 +108,9 @@ def _at_most(parts: Iterable[Part]) -> dict[bytes, Tally]:
 
 
 def lay_over(tallies: dict[bytes, Tally], entry: DeltaEntry, cut: Iterable[bytes] = ()) -> None:
-    """Make of what there was of each node what there is after the entry.
+    """Update the tallies of each node by one entry of the read list.
 
-    `cut` names the nodes that it truncates, which matters only if it has no counts.
+    `cut` names the nodes that the entry truncates. It matters only if the entry has no counts.
     """
     if entry.counts is None:
         cuts = dict.fromkeys(cut, Tally(0, None, chunks_exact=False, nbytes_exact=False))
@@ -120,7 +120,7 @@ def lay_over(tallies: dict[bytes, Tally], entry: DeltaEntry, cut: Iterable[bytes
     for count in entry.counts:
         flags = count.counted
         before = NOTHING if flags & Counted.WHOLE else tallies.get(count.node_id, NOTHING)
-        tallies[count.node_id] = Tally(  # `before.plus(Tally.of(count))`, in half of the time
+        tallies[count.node_id] = Tally(  # `before.plus(Tally.of(count))`, twice as fast
             before.chunks + count.chunks,
             None if before.nbytes is None else before.nbytes + count.nbytes,
             before.chunks_exact and not flags & Counted.CHUNKS_AT_MOST,
@@ -129,10 +129,10 @@ def lay_over(tallies: dict[bytes, Tally], entry: DeltaEntry, cut: Iterable[bytes
 
 
 def difference(before: Tally, after: Tally, count: Count) -> Tally:
-    """How many more there are after a commit that has this count of the node."""
+    """How much a commit with this count of a node adds to its tally."""
     if not count.counted & Counted.WHOLE:
         return Tally.of(count)
-    # What is gone can only be taken off if it is known: else there may be as many more as now are.
+    # Without an exact number before, nothing can be subtracted: all of the new number is the bound.
     chunks = after.chunks - (before.chunks if before.chunks_exact else 0)
     known = before.nbytes_exact and before.nbytes is not None
     nbytes = None if after.nbytes is None else after.nbytes - ((before.nbytes or 0) * known)
@@ -147,15 +147,15 @@ def difference(before: Tally, after: Tally, count: Count) -> Tally:
 def merged_counts(
     entries: Sequence[DeltaEntry], after: int, alive: Collection[bytes]
 ) -> tuple[Count, ...] | None:
-    """The counts of a run of these entries, in which those up to the sequence `after` do not count.
+    """The counts of a run of these entries, leaving out entries up to the sequence `after`.
 
-    None if those of one of them are not known. Of nodes that are not alive it says only that
-    nothing is left, where it did: they may come back, and what is older counted them.
+    None if an entry has no counts. For a node that no longer exists, only a count that says nothing
+    is left is kept: the node may come back, and older entries have counted its chunks.
     """
     found: dict[bytes, Count] = {}
     for entry in entries:
         if entry.last <= after:
-            continue  # the base has counted what it changes
+            continue  # already counted by the base
         if entry.counts is None:
             return None
         for count in entry.counts:
@@ -174,7 +174,7 @@ def merged_counts(
 
 
 def alive_tallies(tallies: Mapping[bytes, Tally], nodes: Iterable[Node]) -> dict[str, Tally]:
-    """By path, of all arrays and opaque entries among the nodes."""
+    """The tallies of all arrays and opaque entries among the nodes, by path."""
     found: dict[str, Tally] = {}
     for node in nodes:
         if node.kind is NodeKind.GROUP:
@@ -187,7 +187,7 @@ def alive_tallies(tallies: Mapping[bytes, Tally], nodes: Iterable[Node]) -> dict
 
 
 def sum_of(tallies: Iterable[Tally]) -> Tally:
-    """All together."""
+    """The sum of the tallies."""
     total = NOTHING
     for tally in tallies:
         total = total.plus(tally)
@@ -195,7 +195,7 @@ def sum_of(tallies: Iterable[Tally]) -> Tally:
 
 
 def sums_of(tallies: Mapping[bytes, Tally], nodes: Iterable[Node]) -> dict[str, int]:
-    """What a snapshot says of all that is in it."""
+    """The sums that a snapshot stores about its nodes."""
     # `sum_of(alive_tallies(...))`, in a fifth of the time: each commit does it for all nodes.
     arrays = groups = chunks = nbytes = 0
     chunks_exact = nbytes_exact = nbytes_known = True
@@ -224,5 +224,5 @@ def sums_of(tallies: Mapping[bytes, Tally], nodes: Iterable[Node]) -> dict[str, 
 
 
 def _most(node: Node) -> int:
-    """How many chunks the node can have."""
+    """The largest possible number of chunks of the node."""
     return 1 if node.array is None else node.array.grid.size

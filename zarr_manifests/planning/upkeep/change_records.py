@@ -1,14 +1,14 @@
 """What commits have changed, as records: of each commit, or of a range of commits together.
 
-The nodes are followed from commit to commit (`NodeTable`), so that every chunk table finds the
-path and grid its array has at that commit; nothing but the commits' own deltas is looked at.
+A `NodeTable` follows the nodes from commit to commit, so that every chunk table finds the path and
+grid that its array has at that commit. Only the commits' own deltas are read.
 
-Of one commit: what happened to nodes, then truncations, then chunks, in the order in which they
-take effect. Of a range (`Net`): the deltas of each node are brought together, newest wins, and the
-nodes at both ends are compared, so that a coordinate comes at most once and what was made and
-deleted within the range not at all.
+The records of one commit come in the order in which they take effect: changes of nodes, then
+truncations, then chunks. For a range (`Net`) the deltas of each node are merged, newest wins, and
+the nodes at both ends are compared. So a coordinate occurs at most once, and nodes that were both
+made and deleted within the range do not occur.
 
-Invariant: replaying either over the chunks there were before gives the chunks there are after.
+Invariant: replaying either over the chunks before gives the chunks after.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ type Tables = Mapping[bytes, Sequence[ChunkTable]]
 
 
 class Operation(StrEnum):
-    """What a record says has happened.
+    """The kind of change that a record describes.
 
     Attributes
     ----------
     DELETE
-        A group, array or other key is gone, with all its chunks.
+        A group, array or other key was deleted with all its chunks.
     MOVE
-        It has another path; moves of one commit happen at once.
+        It has another path. All moves of one commit take effect at once.
     CREATE
         It is new, and has no chunks yet.
     METADATA
@@ -51,11 +51,11 @@ class Operation(StrEnum):
     TRUNCATE
         Chunks at or beyond a grid shape on any axis are gone.
     UNSET
-        Chunks are gone.
+        Chunks were deleted.
     APPEND
-        Chunks are written beyond the grid the array had, or of an array that is new.
+        Chunks were written beyond the array's previous grid, or to a new array.
     OVERWRITE
-        Chunks are written inside the grid the array had, whether or not they were there.
+        Chunks were written inside the array's previous grid, whether or not they existed.
     """
 
     DELETE = "delete"
@@ -75,13 +75,13 @@ class Change:
     Parameters
     ----------
     path : str
-        Absolute path, after the commit; of what is deleted, before it.
+        Absolute path after the commit; for `delete`, before it.
     operation : Operation
-        What has happened; it equals its name as a string, such as `"append"`.
+        The kind of change; it equals its name as a string, such as `"append"`.
     coordinates : int64[n, ndim]
-        The chunks concerned, for `unset`, `append` and `overwrite`; no rows otherwise.
+        The chunks concerned, for `unset`, `append` and `overwrite`; otherwise no rows.
     snapshot_id : str or None
-        The snapshot whose commit did it; None where commits are not told apart.
+        The snapshot of the commit; None for a range of commits.
     grid_shape : tuple of int or None
         For `truncate`: chunks at or beyond it on any axis are gone.
     moved_from : str or None
@@ -90,7 +90,7 @@ class Change:
     Raises
     ------
     InvalidArgumentError
-        If the fields do not go together.
+        If the fields contradict the operation.
     """
 
     path: str
@@ -108,23 +108,23 @@ class Change:
             or (self.grid_shape is not None) != (self.operation is Operation.TRUNCATE)
             or (self.moved_from is not None) != (self.operation is Operation.MOVE)
         ):
-            raise InvalidArgumentError(f"no record of a change: {self.operation} of {self.path}")
+            raise InvalidArgumentError(f"not a valid change: {self.operation} of {self.path}")
 
 
 def node_path(node: Node) -> str:
-    """The node's absolute path."""
+    """Return the node's absolute path."""
     return node.path if node.path.startswith("/") else f"/{node.path}"
 
 
 class NodeTable:
-    """The nodes of a snapshot, and of those after it as their deltas are applied."""
+    """The nodes of a snapshot, updated commit by commit as deltas are applied."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self._by_path = {node.path: node for node in nodes}
         self.by_id = {node.node_id: node for node in self._by_path.values()}
 
     def apply(self, delta: Delta) -> tuple[dict[bytes, Node], dict[bytes, Node]]:
-        """Apply a delta; returns the nodes at the paths it names by id, before and after."""
+        """Apply a delta; return the nodes at its paths by id, before and after."""
         paths = dict.fromkeys((*delta.deleted, *(node.path for node in delta.nodes)))
         before = self._at(paths)
         for path in delta.deleted:
@@ -144,13 +144,13 @@ class NodeTable:
 def changes_of(
     nodes: NodeTable, delta: Delta, tables: Tables, snapshot_id: str
 ) -> Iterator[Change]:
-    """What one commit did, given the nodes before it, which its delta is applied to."""
+    """Yield the changes of one commit; `nodes` are the nodes before it, and are updated."""
     before, after = nodes.apply(delta)
     records = [*_node_changes(before, after)]
     for node_id in sorted({*delta.truncated, *tables}):
         node = nodes.by_id.get(node_id)
         if node is not None:
-            # What the delta names no path of is as it was.
+            # Without a path in the delta, the node itself has not changed.
             old = before.get(node_id) if node_id in after else node
             overlay = merge_layers([_layer(delta, node_id, tables)])
             records += _chunk_changes(node, old, overlay)
@@ -160,7 +160,7 @@ def changes_of(
 
 @dataclass(slots=True)
 class Net:
-    """The deltas of a range, brought together node by node."""
+    """The deltas of a range of commits, merged node by node."""
 
     start: Mapping[bytes, Node]
     nodes: NodeTable
@@ -168,12 +168,12 @@ class Net:
 
     @classmethod
     def since(cls, nodes: Iterable[Node]) -> Net:
-        """Nothing has changed yet; these are the nodes at the start."""
+        """Start a range at these nodes, without any change."""
         table = NodeTable(nodes)
         return cls(dict(table.by_id), table)
 
     def add(self, delta: Delta, tables: Tables) -> None:
-        """Take the next commit's delta in."""
+        """Add the next commit's delta."""
         self.nodes.apply(delta)
         for node_id in {*delta.truncated, *tables}:
             layers = self._layers.setdefault(node_id, [])
@@ -184,7 +184,7 @@ class Net:
                 layers[:] = [Layer(overlay.truncated, rows)]
 
     def node_changes(self) -> Iterator[Change]:
-        """What has become of nodes."""
+        """Yield what happened to nodes."""
         start, end = self.start, self.nodes.by_id
         touched = [i for i in start.keys() | end.keys() if start.get(i) != end.get(i)]
         yield from _node_changes(
@@ -192,9 +192,9 @@ class Net:
         )
 
     def touched(self) -> list[tuple[bytes, IndexArray]]:
-        """Nodes whose chunks have changed, by path, and the chunks to look up at the start.
+        """Return the nodes with changed chunks, by path, and chunks to look up at the start.
 
-        These are the ones that are gone and might not have been there.
+        Those are unset chunks that may not have existed at the start.
         """
         end = self.nodes.by_id
         found = []
@@ -207,7 +207,7 @@ class Net:
         return found
 
     def chunk_changes(self, node_id: bytes, there: npt.NDArray[np.bool_]) -> Iterator[Change]:
-        """What has become of a node's chunks, by which of those to look up were there."""
+        """Yield what happened to a node's chunks; `there` says which looked-up ones existed."""
         overlay = merge_layers(self._layers[node_id])
         table = overlay.table
         if table is not None:
@@ -218,7 +218,7 @@ class Net:
         yield from _chunk_changes(self.nodes.by_id[node_id], old, Overlay(overlay.truncated, table))
 
     def _unsure(self, node_id: bytes) -> npt.NDArray[np.bool_]:
-        """Rows of the node's table that unset a chunk inside the grid the array had."""
+        """Rows of the node's table that unset a chunk inside the array's previous grid."""
         overlay = merge_layers(self._layers[node_id])
         assert overlay.table is not None  # callers have looked
         unset = np.asarray(overlay.table.kind == RefKind.UNSET)
@@ -237,7 +237,7 @@ def _layer(delta: Delta, node_id: bytes, tables: Tables) -> Layer:
 
 
 def _node_changes(before: Mapping[bytes, Node], after: Mapping[bytes, Node]) -> Iterator[Change]:
-    """What has happened to nodes, in the order in which it takes effect."""
+    """Yield what happened to nodes, in the order in which it takes effect."""
     records = []
     for node_id, old in before.items():
         new = after.get(node_id)
@@ -258,12 +258,12 @@ def _node_changes(before: Mapping[bytes, Node], after: Mapping[bytes, Node]) -> 
 
 
 def _chunk_changes(node: Node, old: Node | None, overlay: Overlay) -> Iterator[Change]:
-    """What has happened to a node's chunks; `old` is the node before, None if there was none."""
+    """Yield what happened to a node's chunks; `old` is the node before, or None."""
     path = node_path(node)
     cut = overlay.truncated if old is not None else None
     grid = None if old is None or old.array is None else old.array.grid.hi
     if cut is not None and (grid is None or all(n <= at for n, at in zip(grid, cut, strict=True))):
-        cut = None  # nothing can have been there
+        cut = None  # no chunk can have existed there
     if cut is not None:
         yield Change(path, Operation.TRUNCATE, _no_chunks(node), grid_shape=cut)
     if overlay.table is None:

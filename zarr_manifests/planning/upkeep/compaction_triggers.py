@@ -1,17 +1,17 @@
-"""When deltas are compacted, and into what.
+"""When deltas are compacted, and which entries are merged.
 
-Entries of a snapshot's read list are deltas (of one commit) and runs (of several, merged). Two
-things are done to them, and each row is written again only so often:
+A snapshot's read list has two kinds of entries: deltas (of one commit) and runs (several deltas,
+merged). Two kinds of compaction limit how often each row is rewritten:
 
-- A *minor* compaction merges the deltas that are in no run yet into one, and then runs of similar
-  size, `fan_in` at a time: sizes are sorted into classes, a power of `fan_in` each, and a class has
-  fewer runs than that. So a row is copied once a class.
-- A *major* compaction merges entries into the leaves of the base, but only those leaves whose
-  pending refs have reached `size_ratio` of what they hold. So the cost of writing a leaf again is
-  at most 1 / `size_ratio` times that of what has come to it.
+- A *minor* compaction merges the deltas that are in no run yet into one run, and then runs of
+  similar size, `fan_in` at a time. Sizes fall into classes, each a power of `fan_in`, and a class
+  has fewer than `fan_in` runs. So a row is copied once per class.
+- A *major* compaction merges entries into leaves of the base, but only into leaves whose pending
+  refs have reached `size_ratio` of the refs they hold. So rewriting a leaf costs at most
+  1 / `size_ratio` times the cost of what was added to it.
 
-Invariants: only neighbours are merged, so that the newest word on a chunk stays the newest; an
-entry is dropped only when all it says is in the base, and all older ones are dropped too.
+Invariants: only neighbours are merged, so the newest row of a chunk stays the newest; an entry is
+dropped only when the base has everything in it, and all older entries are dropped too.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from typing import Final
 __all__ = ["MOST_RUNS", "CompactionMode", "Size", "is_due", "merge_groups", "overlap_refs"]
 
 MOST_RUNS: Final = 20
-"""Runs in a read list at most; beyond that the newest are merged whatever their sizes."""
+"""Most runs in a read list; beyond that the newest are merged whatever their sizes."""
 _SMALLEST_CLASS_ROWS: Final = 1_024
 
 
 class CompactionMode(StrEnum):
-    """How much a compaction does."""
+    """How much a compaction rewrites."""
 
     MINOR = "minor"
     MAJOR = "major"
@@ -38,12 +38,12 @@ class CompactionMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large an entry is.
+    """The size of an entry.
 
     Parameters
     ----------
     rows : int
-        Chunk refs it sets or unsets.
+        The number of chunk refs it sets or unsets.
     is_run : bool
         Whether it is a run.
     """
@@ -60,18 +60,18 @@ def is_due(
     max_delta_count: int,
     interval_commits: int,
 ) -> bool:
-    """Whether the commit with that sequence number is to be followed by a compaction.
+    """Whether a compaction is due after the commit with this sequence number.
 
     Parameters
     ----------
     unrolled : int
-        Deltas that are in no run.
+        The number of deltas that are in no run.
     sequence : int
         The commit's number in the branch's history.
     min_delta_count, max_delta_count : int
-        Below the first none is due; from the second on one always is.
+        Below the minimum, none is due; from the maximum on, one always is.
     interval_commits : int
-        Between the two one is due at multiples of this.
+        In between, one is due when the sequence is a multiple of this.
 
     Examples
     --------
@@ -86,14 +86,14 @@ def is_due(
 
 
 def merge_groups(sizes: Sequence[Size], fan_in: int) -> list[tuple[int, int]]:
-    """Which entries a minor compaction merges, as half-open ranges of positions.
+    """Return which entries a minor compaction merges, as half-open ranges of positions.
 
     Parameters
     ----------
     sizes : sequence of Size
-        Of the read list, oldest first; runs come before deltas.
+        The entries of the read list, oldest first; runs come before deltas.
     fan_in : int
-        How many runs of similar size become one.
+        How many runs of similar size are merged into one.
 
     Examples
     --------
@@ -124,7 +124,7 @@ def _settle(stack: list[tuple[int, int, int]], fan_in: int) -> None:
     while True:
         newest = _class(stack[-1][2], fan_in)
         start = len(stack) - 1
-        # Smaller ones before it would never again be the newest of their class.
+        # Smaller runs before it would never again be the newest of their class.
         while start and _class(stack[start - 1][2], fan_in) < newest:
             start -= 1
         same = start
@@ -150,5 +150,5 @@ def _class(rows: int, fan_in: int) -> int:
 
 
 def overlap_refs(count: int, box_size: int, shared_size: int) -> float:
-    """How many of an entry's refs in a box lie in a part of it, if they lie evenly."""
+    """The refs of an entry in part of its box, if they are spread evenly."""
     return count * shared_size / box_size if box_size else 0.0

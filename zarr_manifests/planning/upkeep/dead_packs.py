@@ -1,15 +1,15 @@
-"""Which packs hold too many dead bytes, and how their live chunks are read and written anew.
+"""Which packs have too many dead bytes, and how their live chunks are rewritten.
 
-A chunk object is a run of chunks, of which some are not referred to any more: these bytes are
-dead. Objects are told apart by the session that wrote them and a number. Pure functions over the
-columns of chunk tables, a few vectorised steps a table.
+A pack is an object with the bytes of many chunks. Bytes to which no chunk refers any more are dead.
+A pack is identified by the session that wrote it and a number. All functions are pure and
+vectorised over the columns of chunk tables.
 
 Invariants:
 
-- The live bytes of an object are those of its ranges that a row names, each range once, however
-  many rows name it.
-- Chunks that share a range go on sharing one.
-- In the order in which chunks are written, those of one array follow one another by coordinate.
+- The live bytes of an object are the ranges that a row refers to; each range counts once, however
+  many rows refer to it.
+- Chunks that share a range still share one after the rewrite.
+- When written, chunks of one array are next to each other, in order of coordinates.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ __all__ = ["Moves", "Range", "Use", "by_bytes", "due_packs", "moved_rows", "roun
 type Column = npt.NDArray[np.int64]
 
 _NUMBERS = 10**9
-"""More than there are objects of one session: with the session's place, one number an object."""
+"""More than the objects of one session: source * _NUMBERS + number identifies an object."""
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """How much of a chunk object is live: ranges, and their bytes."""
+    """The live part of a chunk object: the number of ranges, and their bytes."""
 
     chunks: int = 0
     nbytes: int = 0
 
     def plus(self, other: Use) -> Use:
-        """Both together."""
+        """The sum of both."""
         return Use(self.chunks + other.chunks, self.nbytes + other.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A chunk's bytes in an object, with their checksum; `at` is its position in `Moves`."""
+    """A byte range of a chunk in an object, its checksum, and its position in `Moves`."""
 
     key: str
     offset: int
@@ -58,7 +58,7 @@ class Range:
 
 
 def _objects(table: ChunkTable, rows: Column) -> Column:
-    """One number for the object of each row, the same where the object is."""
+    """A number for the object of each row, equal for the same object."""
     return np.asarray(table.source[rows] * _NUMBERS + table.number[rows])
 
 
@@ -67,7 +67,7 @@ def _key(table: ChunkTable, number: int) -> str:
 
 
 def _distinct(columns: Sequence[Column]) -> tuple[Column, Column]:
-    """The first of all rows that are alike in every column, in order; and which each row is."""
+    """The first row of each distinct combination, in order; and which of these each row is."""
     order = np.lexsort(columns[::-1])
     new = np.ones(len(order), np.bool_)
     if len(order):
@@ -78,7 +78,7 @@ def _distinct(columns: Sequence[Column]) -> tuple[Column, Column]:
 
 
 def uses_of(table: ChunkTable) -> dict[str, Use]:
-    """How much of each chunk object the rows of the table use, by key."""
+    """Return the live part of each chunk object that the table's rows refer to, by key."""
     rows = np.flatnonzero(table.kind == RefKind.NATIVE)
     named = _objects(table, rows)
     ranges, _ = _distinct([named, table.offset[rows], table.length[rows]])
@@ -95,9 +95,9 @@ def uses_of(table: ChunkTable) -> dict[str, Use]:
 
 
 def due_packs(uses: Mapping[str, Use], sizes: Mapping[str, int], min_live: float) -> list[str]:
-    """The objects whose live part is below `min_live`, by key, in order.
+    """Return the keys of objects whose live fraction is below `min_live`, in order.
 
-    An object of unknown size is none of them.
+    An object of unknown size is never due.
 
     Examples
     --------
@@ -112,7 +112,7 @@ def due_packs(uses: Mapping[str, Use], sizes: Mapping[str, int], min_live: float
 
 
 def rounds(due: Sequence[str], uses: Mapping[str, Use], most_chunks: int) -> Iterator[list[str]]:
-    """The packs in parts of at most so many chunks, or of one pack."""
+    """Split the packs into parts of at most `most_chunks` chunks, or of one pack."""
     part: list[str] = []
     chunks = 0
     for key in due:
@@ -126,7 +126,7 @@ def rounds(due: Sequence[str], uses: Mapping[str, Use], most_chunks: int) -> Ite
 
 
 def by_bytes(ranges: Sequence[Range], most_bytes: int) -> Iterator[list[Range]]:
-    """The ranges in parts, in their order, each of at most so many bytes, or of one range."""
+    """Split the ranges, in order, into parts of at most `most_bytes`, or of one range."""
     part: list[Range] = []
     nbytes = 0
     for one in ranges:
@@ -140,19 +140,19 @@ def by_bytes(ranges: Sequence[Range], most_bytes: int) -> Iterator[list[Range]]:
 
 
 class Moves:
-    """The chunks that are to be moved out of some objects, and where they have gone.
+    """The chunks to move out of some objects, and where they have been written.
 
     Parameters
     ----------
     tables : sequence of (bytes, ChunkTable)
-        By node id: the rows that name one of these objects, and no others (see `moved_rows`).
+        By node id: only the rows that refer to these objects (see `moved_rows`).
 
     Attributes
     ----------
     ranges : list of Range
-        What they name, each once, by object and offset.
+        The distinct ranges that the rows refer to, by object and offset.
     order : int64[n]
-        Of each range, the position of the first row that names it.
+        For each range, the position of the first row that refers to it.
     """
 
     def __init__(self, tables: Sequence[tuple[bytes, ChunkTable]]) -> None:
@@ -167,7 +167,7 @@ class Moves:
         for name in ("offset", "length", "crc32c"):
             one = [getattr(table, name) for _, table in tables]
             columns.append(np.concatenate(one) if one else np.zeros(0, np.int64))
-        # Objects in the order of their keys, so that what was written together is read together.
+        # Objects in order of their keys, so that what was written together is read together.
         listed = sorted(keys)
         rank = np.empty(len(listed), np.int64)
         rank[[keys[key] for key in listed]] = np.arange(len(listed))
@@ -182,11 +182,11 @@ class Moves:
         self._offset = np.zeros(len(self.ranges), np.int64)
 
     def note(self, at: int, number: int, offset: int) -> None:
-        """The range at this position lies in that object of the writer now, from there on."""
+        """Note that the writer has written this range to object `number` at `offset`."""
         self._number[at], self._offset[at] = number, offset
 
     def rows(self, source: str) -> list[tuple[bytes, ChunkTable, ChunkTable]]:
-        """By node id, the rows that have moved, as they were and as they are now.
+        """Return, by node id, the rows that have moved, before and after.
 
         `source` is the session that wrote the new objects.
         """
@@ -217,7 +217,7 @@ def _moved(table: ChunkTable, source: str, number: Column, offset: Column) -> Ch
 
 
 def moved_rows(table: ChunkTable, keys: Collection[str]) -> ChunkTable | None:
-    """The rows that name one of the objects with these keys; None if none does."""
+    """The rows that refer to objects with these keys; None if there are none."""
     rows = np.flatnonzero(table.kind == RefKind.NATIVE)
     numbers, which = np.unique(_objects(table, rows), return_inverse=True)
     wanted = np.array([_key(table, number) in keys for number in numbers.tolist()], np.bool_)

@@ -1,11 +1,10 @@
 """When live deltas get a digest, and what is in it.
 
-A reader opens a branch in two rounds: what the root names, all at once. The root names few
-objects, and a snapshot carries copies of few, so when more deltas than that are due at opening,
-the newest of them get a digest together. Which: going back from the newest, everything that is at
-most twice as large as all that is newer. So sizes at least double from digest to digest, and a
-byte is digested about as often as the number of deltas can be doubled, whatever its neighbours
-weigh.
+A reader opens a branch in two rounds of requests: the root, then everything the root names, all at
+once. The root can name few objects, and a snapshot can carry copies of few. If opening needs more
+deltas than that, the newest of them are combined into a digest. It reaches back from the newest
+delta over everything that is at most twice as large as all that is newer. So sizes at least double
+from digest to digest, and a byte is copied into a digest only logarithmically often.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from zarr_manifests.planning.tables.merge import Layer, merge_layers
 __all__ = ["coordinate_ids", "digest_from", "make_digest", "needs_digest", "tells_about"]
 
 _AHEAD_MOST: Final = 4  # objects that a branch names besides snapshot and base
-_OPENING_MOST: Final = 8  # the same and those of which the snapshot carries copies
+_OPENING_MOST: Final = 8  # the same, plus those that the snapshot carries copies of
 _TABLES_BYTES: Final = 64 * 1024
 
 
 def needs_digest(snapshot: Snapshot) -> bool:
-    """Whether opening the snapshot needs so many objects that a digest is due."""
+    """Whether opening the snapshot needs so many objects that it should get a digest."""
     return len(snapshot.ahead) > _AHEAD_MOST or len(snapshot.opening()) > _OPENING_MOST
 
 
 def digest_from(sizes: Sequence[int]) -> int:
-    """Where a digest begins that ends with the last of these objects (two at least).
+    """Return the start of a digest that ends with the last of these objects (at least two).
 
     Examples
     --------
@@ -52,7 +51,7 @@ def digest_from(sizes: Sequence[int]) -> int:
 
 
 def coordinate_ids(nodes: Iterable[Node], among: Container[bytes]) -> frozenset[bytes]:
-    """Ids of those nodes that are coordinates."""
+    """The ids of those nodes that are coordinates."""
     return frozenset(
         node.node_id
         for node in nodes
@@ -66,22 +65,22 @@ def make_digest(
     nodes: Iterable[Node],
     base_sequence: int,
 ) -> Digest:
-    """The digest of a run of deltas.
+    """Build the digest of a range of deltas.
 
-    It repeats of their node records only what is newer than the base: what lay between two of the
-    run may have left the read list since the base has it.
+    It only repeats node records newer than the base: older ones are in the base, and deltas between
+    those of the range may have left the read list.
 
     Parameters
     ----------
     entries : sequence of DeltaEntry
-        The run.
+        The range of deltas.
     found : mapping of int to Delta or Digest
-        By position in the run: what those of the run that are due at opening say, whether in
-        digests of their own or not.
+        By position in the range: the contents of the deltas that opening needs, some of them in
+        earlier digests.
     nodes : iterable of Node
-        All nodes as the run leaves them.
+        All nodes after the range.
     base_sequence : int
-        The sequence up to which the base has all changes of nodes.
+        The sequence up to which the base has all node changes.
     """
     changed: dict[str, Node] = {}
     deleted: dict[str, bytes] = {}
@@ -103,7 +102,7 @@ def make_digest(
 
 
 def tells_about(digest: Digest, entries: Sequence[DeltaEntry]) -> bool:
-    """Whether the digest is of these deltas, as far as their entries can tell."""
+    """Whether the digest belongs to these deltas, as far as their entries can tell."""
     if digest.of != tuple(entry.log.crc32c for entry in entries):
         return False
     cuts = any(
@@ -113,7 +112,7 @@ def tells_about(digest: Digest, entries: Sequence[DeltaEntry]) -> bool:
     changes = digest.nodes or digest.deleted
     if cuts or (changes and not any(entry.changes_nodes for entry in entries)):
         return False
-    most: dict[bytes, int] = {}  # rows that the run can have of each node
+    most: dict[bytes, int] = {}  # the most rows that the range can have of each node
     for entry in entries:
         for part in entry.embedded:
             most[part.node_id] = most.get(part.node_id, 0) + part.count
@@ -131,7 +130,7 @@ def tells_about(digest: Digest, entries: Sequence[DeltaEntry]) -> bool:
 def _coordinates(
     entries: Sequence[DeltaEntry], found: Mapping[int, Delta | Digest], ids: frozenset[bytes]
 ) -> tuple[dict[bytes, Coords | None], Manifest]:
-    """The coordinates' chunk tables, merged, as far as they fit, smallest first."""
+    """Merge the chunk tables of coordinates, smallest first, as far as they fit."""
     merged = {}
     for node_id in ids:
         layers = _layers(entries, found, node_id)
@@ -156,7 +155,7 @@ def _coordinates(
 def _layers(
     entries: Sequence[DeltaEntry], found: Mapping[int, Delta | Digest], node_id: bytes
 ) -> list[Layer] | None:
-    """What each of the run says about the node; None if not all of it is known."""
+    """The layers of the node in the range; None if some of them are unknown."""
     layers = []
     known: set[int] = set()
     for position in sorted(found):

@@ -1,8 +1,8 @@
-"""Which snapshots leave a branch's history: what is neither new enough nor needed.
+"""Which snapshots leave a branch's history: those neither new enough nor needed.
 
-The history of a branch is cut at one place, its floor: what is older is gone from it. Invariants:
-a head is never cut off; nothing is cut off at or above a snapshot that a lease is on, so that its
-holder finds the log from there to the head. A tag keeps its own snapshot and no others.
+A branch's history ends at its floor: older snapshots are no longer part of it. Invariants: a head
+is never removed; nor is a snapshot with a lease or any newer one, so that the lease's holder finds
+the log from there to the head. A tag keeps only its own snapshot.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PENDING_MOST = 64
 
 @dataclass(frozen=True, slots=True)
 class Aged:
-    """A snapshot of a history: where it is, its id, and when it was written."""
+    """A snapshot in a history: its reference, its id, and when it was written."""
 
     ref: BlobRef
     snapshot_id: str
@@ -33,14 +33,14 @@ class Aged:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What is kept: a snapshot is, if one of the two says so.
+    """Which snapshots to keep: those that satisfy either condition.
 
     Parameters
     ----------
     keep_last : int or None
-        That many of the newest snapshots of each branch; None: this says nothing.
+        Keep this many of the newest snapshots of each branch; None for no such condition.
     oldest_ms : int or None
-        What was written at this time or later; None: this says nothing.
+        Keep what was written at this time or later; None for no such condition.
 
     Raises
     ------
@@ -54,8 +54,8 @@ class Retention:
     def __post_init__(self) -> None:
         if self.keep_last is None and self.oldest_ms is None:
             raise InvalidArgumentError(
-                "say what is to be kept: keep_last, max_age or older_than; here, or as `snapshots` "
-                "in the configuration"
+                "say what to keep: keep_last, max_age or older_than; here, or as `snapshots` in "
+                "the configuration"
             )
         whole = isinstance(self.keep_last, int) and not isinstance(self.keep_last, bool)
         if self.keep_last is not None and not (whole and self.keep_last >= 1):
@@ -64,7 +64,7 @@ class Retention:
             )
 
     def keeps(self, position: int, written_ms: int) -> bool:
-        """Whether to keep a snapshot that so many of its branch come after."""
+        """Whether to keep a snapshot that has `position` newer ones on its branch."""
         newest = self.keep_last is not None and position < self.keep_last
         return newest or (self.oldest_ms is not None and written_ms >= self.oldest_ms)
 
@@ -76,15 +76,15 @@ def retention(
     max_age: timedelta | None,
     older_than: datetime | None,
 ) -> Retention:
-    """What to keep as a caller says, or, if the caller says nothing, as the configuration does.
+    """Return what to keep: what the caller says, else what the configuration says.
 
     Raises
     ------
     InvalidArgumentError
-        If nothing is said anywhere, or both `max_age` and `older_than` are.
+        If neither says anything, or both `max_age` and `older_than` are given.
     """
     if max_age is not None and older_than is not None:
-        raise InvalidArgumentError("give max_age or older_than, not both: each says how old")
+        raise InvalidArgumentError("give max_age or older_than, not both")
     if older_than is not None:
         return Retention(keep_last, moment_ms(older_than, "older_than"))
     if keep_last is None and max_age is None:
@@ -95,7 +95,7 @@ def retention(
 
 
 def kept_count(line: Sequence[Aged], retention: Retention, needed: Container[str]) -> int:
-    """How many snapshots of a history, newest first, stay in it; at least one."""
+    """The number of snapshots of a history, newest first, that stay in it; at least one."""
     count = 1
     while count < len(line) and retention.keeps(count, line[count].written_ms):
         count += 1
@@ -108,9 +108,10 @@ def with_pending(
     lines: Sequence[Sequence[Aged]],
     parents: Sequence[BlobRef | None],
 ) -> tuple[PendingDeletion, ...] | None:
-    """What is pending with these pieces of history, newest first, and the parent of each's last.
+    """Add pieces of history to what is pending.
 
-    None if it is too much to be listed.
+    Each piece is newest first; `parents` has the parent of its oldest snapshot.
+    None if there would be too many pieces to list.
     """
     found = list(pending)
     seen = {piece.newest.key for piece in found}
@@ -121,7 +122,7 @@ def with_pending(
         count = len(line)
         for older in found:
             if parent is not None and older.newest.key == parent.key:
-                found.remove(older)  # the new piece goes on where the old one begins
+                found.remove(older)  # the new piece continues with the old one
                 count += older.count
                 break
         found.append(PendingDeletion(line[0].ref.bare(), count))

@@ -1,11 +1,11 @@
-"""Which refs and leases leave the root for pages, so that it stays small however many there are.
+"""Which refs and leases move from the root to pages, so that the root stays small.
 
-A section (the branches, the tags with the deleted ones, or the leases) has its pages in the order
-of names, each with a range of its own. When the root is too large, the section that takes most
-room in it gives up those of its names that fall into one page: into which most of them fall. That
-page alone is written anew, split if it has become too large. The size of pages grows with the
-section, so that there are never many more than `PAGES_MOST` of them. Invariants: `main` and the
-branch that was written last stay in the root; what the root says counts before what a page says.
+Each section (the branches, the tags with deleted ones, or the leases) has pages in order of names,
+each with its own range of names. When the root is too large, the section that takes the most room
+moves names to one page: the page into whose range most of its names fall. Only that page is
+rewritten, and split if it has become too large. Pages grow with the section, so that there are
+never many more than `PAGES_MOST`. Invariants: `main` and the branch that was written last stay in
+the root; an entry in the root takes precedence over one in a page.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ type Section = Literal["branches", "tags", "leases"]
 
 SECTIONS: Final[tuple[Section, ...]] = ("branches", "tags", "leases")
 ROOT_BYTES: Final = 8 * 1024
-"""Bytes of the root, without copies, beyond which refs leave it."""
+"""Size of the root, without copies, above which refs move to pages."""
 PAGES_MOST: Final = 32
 _ENTRIES_LEAST: Final = 256
 _BULK_BYTES: Final = 64 * 1024
@@ -48,7 +48,7 @@ _BULK_BYTES: Final = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Spill:
-    """What leaves the root: into which page of the section, and their names."""
+    """The names that move from the root to one page of a section."""
 
     section: Section
     page: int | None
@@ -56,12 +56,12 @@ class Spill:
 
 
 def page_at(root: Root, section: Section, name: str) -> int | None:
-    """Position of the page that tells about the name; None if the root itself does."""
+    """Position of the page that may have the name; None if the root itself has it."""
     return None if name in _own(root, section) else _place(root.pages.get(section, ()), name)
 
 
 def _own(root: Root, section: Section) -> set[str]:
-    """Names that the root itself tells about."""
+    """The names that the root itself has, including deleted ones."""
     match section:
         case "branches":
             return {*root.branches, *root.deleted_branches}
@@ -72,21 +72,21 @@ def _own(root: Root, section: Section) -> set[str]:
 
 
 def lease_pages(root: Root, session: str) -> slice:
-    """The pages in which leases of the session, or of its copies, can be."""
+    """The pages that can have leases of the session or of its copies."""
     pages = root.pages.get("leases", ())
-    # Their names begin with what the copies share; hexadecimal digits, or a slash, come next.
+    # Their names start with the copies' common prefix, followed by hexadecimal digits or a slash.
     lineage = lineage_of(session)
     first, last = _place(pages, lineage), _place(pages, f"{lineage}g")
     return slice(0, 0) if first is None or last is None else slice(first, last + 1)
 
 
 def checked(root: Root, section: Section, at: int, page: Page) -> Page:
-    """The page, if it has the names that the root says it has.
+    """Return the page if its names match what the root says about it.
 
     Raises
     ------
     CorruptObjectError
-        If it has other names, which would be found in two places or in none.
+        If it has other names: they would be found in two places or in none.
     """
     refs = root.pages[section]
     names = page.names(section)
@@ -95,7 +95,7 @@ def checked(root: Root, section: Section, at: int, page: Page) -> Page:
         refs[at].first <= name and (stop is None or name < stop) for name in names
     )
     if not sound:
-        raise CorruptObjectError(f"{refs[at].blob.key} is not the page of {section} that is due")
+        raise CorruptObjectError(f"{refs[at].blob.key} is not the expected page of {section}")
     return page
 
 
@@ -106,9 +106,9 @@ def _place(pages: Sequence[PageRef], name: str) -> int | None:
 
 
 def plan_spills(root: Root) -> list[Spill]:
-    """What leaves a root that is too large; empty if nothing can.
+    """Return what moves out of a root that is too large; empty if nothing can.
 
-    That is one page's refs, but all refs of the section where they would fill several pages.
+    It is one page's names, or all names of the section if it is very large.
     """
     written = root.log[-1].ref if root.log else ""
     movable = [name for name in root.branches if name not in ("main", written)]
@@ -133,7 +133,7 @@ def plan_spills(root: Root) -> list[Spill]:
 
 
 def absorb(root: Root, spill: Spill, old: Page | None) -> list[tuple[str, int, Page]]:
-    """The pages that replace `old`: first name, number of entries, page."""
+    """Return the pages that replace `old`: first name, number of entries, page."""
     old = Page() if old is None else old
     branches, tags, leases = dict(old.branches), dict(old.tags), dict(old.leases)
     held = {lease.name: lease for lease in root.leases}
@@ -175,7 +175,7 @@ def _cut(page: Page, section: Section, most: int) -> list[tuple[str, int, Page]]
 
 
 def without(root: Root, spill: Spill) -> Root:
-    """The root without what has left it."""
+    """The root without the names that have moved to a page."""
     gone = set(spill.names)
 
     def left(names: Iterable[str]) -> tuple[str, ...]:
@@ -203,14 +203,14 @@ def without(root: Root, spill: Spill) -> Root:
 
 
 def merge_at(pages: Sequence[PageRef]) -> int | None:
-    """Where two neighbouring pages become one, if there are too many; the smallest two."""
+    """The position of the smallest two neighbouring pages, if there are too many pages."""
     if len(pages) <= PAGES_MOST:
         return None
     return min(range(len(pages) - 1), key=lambda i: pages[i].count + pages[i + 1].count)
 
 
 def pulled(root: Root, pages: Iterable[Page], only: str | None = None) -> Root:
-    """The root with what pages have as well, all or that of one name; its own counts first."""
+    """The root with the entries of these pages, or of the name `only`; its own take precedence."""
     branches, tags = dict(root.branches), dict(root.tags)
     leases = {lease.name: lease for lease in root.leases}
     deleted = dict.fromkeys(root.deleted_tags)
