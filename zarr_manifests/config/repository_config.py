@@ -339,7 +339,7 @@ def config_schema() -> dict[str, Any]:
 
     Examples
     --------
-    >>> config_schema()["properties"]["commits"]["properties"]["mode"]["enum"]
+    >>> config_schema()["$defs"]["Commits"]["properties"]["mode"]["enum"]
     ['delta', 'rewrite']
     """
     from zarr_manifests.config.parsing import json_schema
