@@ -10,7 +10,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from zarr_manifests.metrics import Meter
-from zarr_manifests.storage.protocol import Capabilities, ObjectInfo, Storage, Tagged, Token
+from zarr_manifests.storage.protocol import (
+    Capabilities,
+    ObjectInfo,
+    ReadableStorage,
+    Storage,
+    Tagged,
+    Token,
+)
 
 __all__ = ["MeteredStorage", "meter_of", "metered", "unmetered"]
 
@@ -162,6 +169,6 @@ def unmetered(storage: Storage) -> Storage:
     return storage.storage if isinstance(storage, MeteredStorage) else storage
 
 
-def meter_of(storage: Storage) -> Meter:
+def meter_of(storage: ReadableStorage) -> Meter:
     """What counts the storage's calls; one of its own if nothing does."""
     return storage.meter if isinstance(storage, MeteredStorage) else Meter()

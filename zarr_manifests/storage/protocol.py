@@ -30,6 +30,7 @@ __all__ = [
     "KeepsRoom",
     "KeepsTemporaryFiles",
     "ObjectInfo",
+    "ReadableStorage",
     "Storage",
     "Tagged",
     "TakesTurns",
@@ -199,8 +200,8 @@ class Tagged:
 
 
 @runtime_checkable
-class Storage(Protocol):
-    """Bytes under keys below one prefix. Thread-safe, picklable where `shared` is true."""
+class ReadableStorage(Protocol):
+    """Bytes under keys below one prefix, to read. Every `Storage` is one."""
 
     @property
     def url(self) -> str:
@@ -232,6 +233,30 @@ class Storage(Protocol):
         """
         ...
 
+    def head(self, key: str) -> ObjectInfo:
+        """Size and time of the object; `ObjectNotFoundError` if there is none."""
+        ...
+
+    def list(self, prefix: str = "", after: str = "") -> Iterator[ObjectInfo]:
+        """Objects whose key starts with `prefix` and sorts after `after`, in key order."""
+        ...
+
+    def stray(self) -> str | None:
+        """Name of something that lies at the place and that no key can name; None if nothing is.
+
+        So that a repository is not made among somebody's other files.
+        """
+        ...
+
+    async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        """As `get`, for an event loop."""
+        ...
+
+
+@runtime_checkable
+class Storage(ReadableStorage, Protocol):
+    """Bytes under keys below one prefix. Thread-safe, picklable where `shared` is true."""
+
     def put(self, key: str, data: bytes, *, durable: bool = True) -> None:
         """Write the object, replacing what is there."""
         ...
@@ -261,31 +286,12 @@ class Storage(Protocol):
         """
         ...
 
-    def head(self, key: str) -> ObjectInfo:
-        """Size and time of the object; `ObjectNotFoundError` if there is none."""
-        ...
-
-    def list(self, prefix: str = "", after: str = "") -> Iterator[ObjectInfo]:
-        """Objects whose key starts with `prefix` and sorts after `after`, in key order."""
-        ...
-
-    def stray(self) -> str | None:
-        """Name of something that lies at the place and that no key can name; None if nothing is.
-
-        So that a repository is not made among somebody's other files.
-        """
-        ...
-
     def delete_many(self, keys: Iterable[str]) -> None:
         """Delete the objects; keys that do not exist are no error."""
         ...
 
     def sync(self, keys: Iterable[str]) -> None:
         """Make objects written with `durable=False` survive a crash."""
-        ...
-
-    async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        """As `get`, for an event loop."""
         ...
 
     async def create_async(self, key: str, data: bytes, *, durable: bool = True) -> bool:

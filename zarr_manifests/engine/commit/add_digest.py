@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
-from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import DIGESTS, opening_kind
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.snapshot import DigestEntry, Snapshot
@@ -17,7 +17,7 @@ __all__ = ["with_digest"]
 
 
 def with_digest(
-    context: Context,
+    context: ReadContext,
     snapshot: Snapshot,
     nodes: Iterable[Node],
     base_sequence: int,

@@ -14,7 +14,7 @@ import numpy as np
 
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.objects.spill import Rows, Spilled, rows_of
-from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.chunk_table import RefKind
@@ -95,7 +95,7 @@ def _written_bytes(rows: Rows) -> int:
 
 
 def kind_of(
-    context: Context,
+    context: ReadContext,
     view: SnapshotView,
     changes: ChangeSet,
     tables: Mapping[bytes, Sequence[Rows]],
@@ -118,7 +118,7 @@ def kind_of(
     )
 
 
-def _beyond(context: Context, before: Node | None, rows: Rows) -> bool:
+def _beyond(context: ReadContext, before: Node | None, rows: Rows) -> bool:
     """Whether all rows are what an append writes.
 
     They are if they lie outside the array's grid as it was or in its partial edge, or belong to

@@ -40,7 +40,7 @@ from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.objects.spill import Rows, Spilled, resident, rows_of
 from zarr_manifests.engine.root.epochs import admitted
 from zarr_manifests.engine.root.roots import RootAt
-from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.totals import Effect, effect_of
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
@@ -308,7 +308,7 @@ def _due_syncs(changes: ChangeSet) -> list[list[str]]:
 
 
 def _prepare(
-    context: Context,
+    context: ReadContext,
     view: SnapshotView,
     changes: ChangeSet,
     keys: SessionKeys,
@@ -385,7 +385,7 @@ def _coordinates(
     return coordinate_ids((node for node in found if node is not None), among)
 
 
-def _counted(context: Context, view: SnapshotView, prepared: _Prepared) -> _Prepared:
+def _counted(context: ReadContext, view: SnapshotView, prepared: _Prepared) -> _Prepared:
     """The commit with its effect: nobody is to wait for what can be found out before one's turn."""
     fetch = partial(rows_of, context.objects)
     try:
@@ -396,7 +396,7 @@ def _counted(context: Context, view: SnapshotView, prepared: _Prepared) -> _Prep
 
 
 def _place(
-    context: Context,
+    context: ReadContext,
     prepared: _Prepared,
     parent: SnapshotView,
     keys: SessionKeys,
@@ -444,7 +444,7 @@ def _place(
 
 
 def root_with(
-    context: Context,
+    context: ReadContext,
     root: Root,
     branch: str,
     snapshot: Snapshot,
@@ -473,7 +473,7 @@ def root_with(
     return new.with_log(entry).with_copies(copies, branch)
 
 
-def _moved_since(context: Context, tip: Branch, branch: str, error: ManifestsError) -> RootAt:
+def _moved_since(context: ReadContext, tip: Branch, branch: str, error: ManifestsError) -> RootAt:
     """A root in which the branch has moved, so that what is missing may have been collected.
 
     Raises the error if it is none of that kind.
@@ -513,7 +513,7 @@ def _amends(head: SnapshotView | None) -> tuple[str, str] | None:
 
 
 def _rebased(
-    context: Context,
+    context: ReadContext,
     view: SnapshotView,
     tip: Branch,
     prepared: _Prepared,
@@ -566,7 +566,7 @@ def _spilled(tables: Mapping[bytes, Sequence[Rows]]) -> list[Spilled]:
 
 
 def _relocated(
-    context: Context,
+    context: ReadContext,
     on: SnapshotView,
     changes: ChangeSet,
     prepared: _Prepared,

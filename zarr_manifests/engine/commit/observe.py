@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.errors import ConflictError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.snapshot import Snapshot
@@ -34,7 +34,7 @@ class Landing:
 
 
 @contextmanager
-def observed(context: Context, operation: str, branch: str) -> Iterator[Landing]:
+def observed(context: ReadContext, operation: str, branch: str) -> Iterator[Landing]:
     """Count the operation of the block and tell the log of it, if it says that it has landed.
 
     A commit that is in conflict is counted, too.
@@ -52,7 +52,7 @@ def observed(context: Context, operation: str, branch: str) -> Iterator[Landing]
 
 
 def _report(
-    context: Context,
+    context: ReadContext,
     operation: str,
     branch: str,
     head: BlobRef,

@@ -16,7 +16,7 @@ from zarr_manifests.engine.history.commit_logs import deltas_between, listed_sin
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.objects.spill import Rows, Spilled, rows_of
-from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import Conflict, ConflictError
 from zarr_manifests.format.chunk_table import ChunkTable
@@ -106,7 +106,7 @@ class Moved:
 
 
 def rebase_delta(
-    context: Context,
+    context: ReadContext,
     view: SnapshotView,
     tip: Branch,
     delta: Delta,
@@ -143,7 +143,7 @@ def rebase_delta(
 
 
 def _left(
-    context: Context,
+    context: ReadContext,
     delta: Delta,
     written: Mapping[str, Manifest],
     dropped: Mapping[bytes, IndexArray],
@@ -179,7 +179,7 @@ def _left(
 
 
 def rebase_changes(
-    context: Context, view: SnapshotView, tip: Branch, changes: ChangeSet, rebasing: Rebasing
+    context: ReadContext, view: SnapshotView, tip: Branch, changes: ChangeSet, rebasing: Rebasing
 ) -> tuple[SnapshotView, ChangeSet]:
     """The tip, opened, and changes that were made on `view` as they are there.
 
@@ -213,7 +213,7 @@ def rebase_changes(
 
 
 def _onto(
-    context: Context, view: SnapshotView, tip: Branch, mine: Mine, rebasing: Rebasing
+    context: ReadContext, view: SnapshotView, tip: Branch, mine: Mine, rebasing: Rebasing
 ) -> tuple[SnapshotView, Rebased]:
     if rebasing.allowed and not rebasing.serializable and _apart(context, view, tip, mine):
         return context.open_branch(tip), Rebased((), mine.nodes, apart=True)
@@ -250,7 +250,7 @@ def _onto(
     return on, moved
 
 
-def _apart(context: Context, view: SnapshotView, tip: Branch, mine: Mine) -> bool:
+def _apart(context: ReadContext, view: SnapshotView, tip: Branch, mine: Mine) -> bool:
     """Whether the tip's read list says all there is to know: no chunk lies near another's."""
     if mine.nodes or mine.truncated:
         return False
@@ -272,7 +272,7 @@ def _meets(rows: Rows, theirs: Changes) -> bool:
 
 
 def changes_between(
-    context: Context, view: SnapshotView, tip: Branch, wanted: Container[bytes] = ()
+    context: ReadContext, view: SnapshotView, tip: Branch, wanted: Container[bytes] = ()
 ) -> Changes:
     """What others have done since `view`; chunks only of the nodes wanted.
 
@@ -284,7 +284,7 @@ def changes_between(
     return _theirs(context, view, _between(context, view, tip), wanted)
 
 
-def _between(context: Context, view: SnapshotView, tip: Branch) -> list[Delta]:
+def _between(context: ReadContext, view: SnapshotView, tip: Branch) -> list[Delta]:
     between = deltas_between(context, view, tip.head, tip.floor)
     if between is None:
         raise ConflictError(
@@ -297,7 +297,7 @@ def _between(context: Context, view: SnapshotView, tip: Branch) -> list[Delta]:
 
 
 def _theirs(
-    context: Context, view: SnapshotView, between: list[Delta], wanted: Container[bytes]
+    context: ReadContext, view: SnapshotView, between: list[Delta], wanted: Container[bytes]
 ) -> Changes:
     """What the commits between, newest first, have done; chunks only of the nodes wanted."""
     nodes = dict(view.nodes)

@@ -17,7 +17,7 @@ from zarr_manifests.engine.commit.rebase import Rebasing, changes_between, rebas
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.objects.spill import Rows, Spilled
-from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import ConflictError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
@@ -78,7 +78,7 @@ def relocate_changes(
 
 
 def _moved_whole(
-    context: Context,
+    context: ReadContext,
     view: SnapshotView,
     tip: Branch,
     changes: ChangeSet,

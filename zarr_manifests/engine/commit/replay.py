@@ -23,7 +23,7 @@ from zarr_manifests.engine.history.ancestry import (
     snapshot_ref,
 )
 from zarr_manifests.engine.history.commit_logs import delta_of, footprint_of
-from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
     Conflict,
@@ -47,7 +47,9 @@ __all__ = ["combined", "patch", "to_pick", "to_revert"]
 _LISTED_CHUNKS: Final = 20
 
 
-def to_revert(context: Context, here: SnapshotView, branch: str, snapshot_id: str) -> SnapshotView:
+def to_revert(
+    context: ReadContext, here: SnapshotView, branch: str, snapshot_id: str
+) -> SnapshotView:
     """The commit to undo, which must be in the history of the branch whose head is `here`.
 
     Raises
@@ -73,7 +75,7 @@ def to_revert(context: Context, here: SnapshotView, branch: str, snapshot_id: st
     return done
 
 
-def to_pick(context: Context, snapshot_id: str) -> SnapshotView:
+def to_pick(context: ReadContext, snapshot_id: str) -> SnapshotView:
     """The commit to do again, which must be in the history of some branch or tag.
 
     Raises
@@ -86,7 +88,7 @@ def to_pick(context: Context, snapshot_id: str) -> SnapshotView:
 
 
 def patch(
-    context: Context, commit: SnapshotView, here: SnapshotView, *, undo: bool = False
+    context: ReadContext, commit: SnapshotView, here: SnapshotView, *, undo: bool = False
 ) -> ChangeSet:
     """What to change on `here` to do what the commit did, or to undo it.
 
@@ -119,7 +121,9 @@ def patch(
     return changes
 
 
-def _tell_groups_apart(context: Context, nodes: dict[str, Node | None], here: SnapshotView) -> None:
+def _tell_groups_apart(
+    context: ReadContext, nodes: dict[str, Node | None], here: SnapshotView
+) -> None:
     """Give a group that comes a new id where the one it has would be there twice.
 
     Groups of the same documents count as one, so that what is here may have the id already.
@@ -258,7 +262,9 @@ def _due(node_id: bytes, touched: IndexArray, states: _States) -> tuple[IndexArr
     return touched[left], touched[left & ~fits]
 
 
-def combined(context: Context, parent: SnapshotView, delta: Delta, later: ChangeSet) -> ChangeSet:
+def combined(
+    context: ReadContext, parent: SnapshotView, delta: Delta, later: ChangeSet
+) -> ChangeSet:
     """What a commit on `parent` and the changes made on top of it have changed together."""
     nodes: dict[str, Node | None] = {node.path: node for node in delta.nodes}
     nodes |= dict.fromkeys(delta.deleted)

@@ -18,8 +18,6 @@ from dataclasses import replace
 
 from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.compact.compaction import compact_branch
-from zarr_manifests.engine.objects.metadata import Objects
-from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode
 from zarr_manifests.runtime import start_thread
@@ -84,10 +82,7 @@ def compact_alone(context: Context, branch: str) -> None:
 def _alone(context: Context) -> Context:
     """The same repository, for one thread."""
     runtime = replace(context.runtime, parallel=_in_turn)
-    objects = Objects(context.storage, runtime, CacheOptions(max_size=_CACHE_BYTES))
-    alone = replace(
-        context, runtime=runtime, objects=objects, roots=Roots(context.storage, runtime)
-    )
+    alone = context.unshared_by(runtime, CacheOptions(max_size=_CACHE_BYTES))
     alone.roots.read()
     return alone
 

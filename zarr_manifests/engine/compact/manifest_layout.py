@@ -19,7 +19,7 @@ from zarr_manifests.engine.compact.merge_leaves import set_names
 from zarr_manifests.engine.compact.scratch import ScratchStorage
 from zarr_manifests.engine.history.refs import REF_ATTEMPTS, Point, Refs
 from zarr_manifests.engine.root.roots import Roots
-from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.totals import ref_counts
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.format.manifest import ManifestRef
@@ -44,7 +44,7 @@ from zarr_manifests.virtual.containers import Containers
 __all__ = ["layout_now", "plan_layout", "read_costs"]
 
 
-def layout_now(context: Context, view: SnapshotView) -> ManifestLayout:
+def layout_now(context: ReadContext, view: SnapshotView) -> ManifestLayout:
     """In which manifests the refs of a snapshot are."""
     return _layout(context.config, view, view.manifests, _pending_rows(view))
 

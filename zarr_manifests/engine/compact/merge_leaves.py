@@ -23,7 +23,7 @@ import numpy as np
 from zarr_manifests.engine.compact.presence_index import index_leaves
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
-from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.pending import Heap
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import CorruptObjectError
@@ -85,7 +85,7 @@ class Pending:
 
 
 def pending_of(
-    context: Context, view: SnapshotView, base: BaseIndex, facts: NodeFacts
+    context: ReadContext, view: SnapshotView, base: BaseIndex, facts: NodeFacts
 ) -> dict[bytes, Pending]:
     """What is pending, by node."""
     found: dict[bytes, Pending] = {}
@@ -102,7 +102,7 @@ def pending_of(
 
 
 def _count_part(
-    context: Context, base: BaseIndex, facts: NodeFacts, pending: Pending, part: Part, last: int
+    context: ReadContext, base: BaseIndex, facts: NodeFacts, pending: Pending, part: Part, last: int
 ) -> None:
     pending.refs += part.count
     lo, hi = np.asarray(part.box.lo, np.int64), np.asarray(part.box.hi, np.int64)
@@ -150,7 +150,7 @@ def due_manifests(base: BaseIndex, pending: Mapping[bytes, Pending], ratio: floa
 
 
 def due_changes(
-    context: Context,
+    context: ReadContext,
     heap: Heap,
     base: BaseIndex,
     facts: NodeFacts,
@@ -346,7 +346,7 @@ def _steps(closure: Closure, base: BaseIndex, *, whole_arrays: bool) -> Iterator
         yield step
 
 
-def _folded(context: Context, heap: Heap, base: BaseIndex, due: Due) -> list[_Leaf]:
+def _folded(context: ReadContext, heap: Heap, base: BaseIndex, due: Due) -> list[_Leaf]:
     """The due leaves of a node with all that is pending in their boxes, as they are now, encoded.
 
     With them comes every pending chunk that then lies in the box of one: in there a reader takes
@@ -368,7 +368,7 @@ def _folded(context: Context, heap: Heap, base: BaseIndex, due: Due) -> list[_Le
 
 
 def _encoded(
-    context: Context, node_id: bytes, table: ChunkTable, cuts: Sequence[Cut]
+    context: ReadContext, node_id: bytes, table: ChunkTable, cuts: Sequence[Cut]
 ) -> list[_Leaf]:
     """The leaves that the table is cut into, encoded; some side by side, as that takes memory."""
 
@@ -389,7 +389,7 @@ def _encoded(
     return done + context.runtime.parallel(calls)
 
 
-def _leaves(context: Context, heap: Heap, base: BaseIndex, due: Due) -> Iterator[ChunkTable]:
+def _leaves(context: ReadContext, heap: Heap, base: BaseIndex, due: Due) -> Iterator[ChunkTable]:
     """The due leaves, with what is pending in their boxes."""
     refs = {key: base[key] for _, key in due.leaves}
     context.objects.prefetch([(ref.blob, Manifest) for ref in refs.values()])

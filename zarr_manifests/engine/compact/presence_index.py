@@ -29,7 +29,7 @@ from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.history.follow import opened
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
-from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.totals import tallies_of
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
@@ -108,7 +108,7 @@ def _leaves_of(view: SnapshotView) -> list[_Leaf]:
     ]
 
 
-def index_pointer(context: Context, branch: str | None = None) -> BlobRef | None:
+def index_pointer(context: ReadContext, branch: str | None = None) -> BlobRef | None:
     """Where the directory of the branch is, as of the newest root seen; of `main` if none is given.
 
     It is true of whatever is read: an index of another branch knows less of it, not other things.
@@ -129,7 +129,7 @@ class Presence:
         Whether a leaf had to be read, as the index did not say what was asked.
     """
 
-    def __init__(self, context: Context, view: SnapshotView, branch: str | None = None) -> None:
+    def __init__(self, context: ReadContext, view: SnapshotView, branch: str | None = None) -> None:
         self._context = context
         self._view = view
         self._branch = branch
@@ -265,7 +265,7 @@ def _concerned(group: _Group) -> list[_Leaf]:
     return [leaf for leaf in group.leaves if concerned(leaf.box)]
 
 
-def _directory(context: Context, pointer: BlobRef | None) -> IndexDirectory:
+def _directory(context: ReadContext, pointer: BlobRef | None) -> IndexDirectory:
     """The directory at that place; an empty one if it cannot be had."""
     if pointer is None:
         return IndexDirectory({})
@@ -300,7 +300,9 @@ def initialized_coords(
     return laid_over(coords, changed, box)
 
 
-def array_stats(context: Context, view: SnapshotView, path: str, branch: str | None) -> ArrayStats:
+def array_stats(
+    context: ReadContext, view: SnapshotView, path: str, branch: str | None
+) -> ArrayStats:
     """How many chunks and bytes of an array are there, from the index of the branch if it knows.
 
     Raises
@@ -363,7 +365,7 @@ def index_leaves(
 
 
 def with_entries(
-    context: Context,
+    context: ReadContext,
     branch: Branch,
     keys: SessionKeys,
     entries: Sequence[IndexEntry],
@@ -422,7 +424,9 @@ def _build_index(context: Context, branch: str) -> IndexReport:
     return IndexReport(len(leaves), len(due), sum(read.values()), sum(written))
 
 
-def _usable(context: Context, pointer: BlobRef | None, leaves: Sequence[_Leaf]) -> set[LeafName]:
+def _usable(
+    context: ReadContext, pointer: BlobRef | None, leaves: Sequence[_Leaf]
+) -> set[LeafName]:
     """Those of the leaves that the index has, and whose bitmaps can be read."""
     entries = _directory(context, pointer).entries
     found = [entries[leaf.name] for leaf in leaves if leaf.name in entries]

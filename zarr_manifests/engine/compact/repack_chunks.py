@@ -31,7 +31,7 @@ from zarr_manifests.engine.history.follow import opened
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload, create_own
 from zarr_manifests.engine.root.roots import RootAt
-from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
     ConflictError,
@@ -142,7 +142,7 @@ def _check_part(value: object) -> None:
         raise InvalidArgumentError(f"min_live is a number above 0 and at most 1, not {value!r}")
 
 
-def _head(context: Context, at: RootAt, branch: str) -> SnapshotView:
+def _head(context: ReadContext, at: RootAt, branch: str) -> SnapshotView:
     return context.open_branch(context.roots.branch(at.root, branch))
 
 
@@ -152,7 +152,7 @@ def _node_ids(view: SnapshotView) -> list[bytes]:
     return [node.node_id for node in listed if node.kind is not NodeKind.GROUP]
 
 
-def _uses(context: Context, view: SnapshotView, progress: Progress) -> dict[str, Use]:
+def _uses(context: ReadContext, view: SnapshotView, progress: Progress) -> dict[str, Use]:
     """How much of each chunk object is live at the head; one array's refs in memory at a time."""
     found: dict[str, Use] = {}
     for done, node_id in enumerate(_node_ids(view)):
@@ -164,7 +164,7 @@ def _uses(context: Context, view: SnapshotView, progress: Progress) -> dict[str,
     return found
 
 
-def _sizes(context: Context, uses: dict[str, Use]) -> dict[str, int]:
+def _sizes(context: ReadContext, uses: dict[str, Use]) -> dict[str, int]:
     """Bytes of the objects, by key, from one listing: it also knows of dead bytes at their end."""
     return {info.key: info.nbytes for info in context.storage.list("chunks/") if info.key in uses}
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
-from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, Delta
@@ -29,7 +29,7 @@ __all__ = ["roll_up"]
 
 
 def roll_up(
-    context: Context,
+    context: ReadContext,
     view: SnapshotView,
     entries: Sequence[DeltaEntry],
     keys: SessionKeys,
@@ -93,7 +93,7 @@ def roll_up(
 
 
 def _layers(
-    context: Context, entries: Sequence[DeltaEntry], deltas: Sequence[Delta]
+    context: ReadContext, entries: Sequence[DeltaEntry], deltas: Sequence[Delta]
 ) -> dict[bytes, list[Layer]]:
     """What each entry says of each node's chunks, oldest first."""
     layers: dict[bytes, list[Layer]] = {}

@@ -21,7 +21,7 @@ from zarr_manifests.engine.edit.reporting_copies import Reported, read_reports
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.root.roots import Roots
-from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
     Conflict,
@@ -108,7 +108,7 @@ def revive(state: ForkState, runtime: Runtime = SYSTEM) -> Workspace:
     return Workspace(context, _view(context, state), keys, state)
 
 
-def _view(context: Context, state: ForkState) -> SnapshotView:
+def _view(context: ReadContext, state: ForkState) -> SnapshotView:
     """The snapshot, opened once a process for all the copies that tasks bring along."""
     place = (state.storage.url, state.head.key)
     with _VIEWS_LOCK:

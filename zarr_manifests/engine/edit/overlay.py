@@ -22,8 +22,7 @@ from typing import Final, NamedTuple
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.history.follow import Follower, collected, expired
 from zarr_manifests.engine.objects.chunks import SessionKeys
-from zarr_manifests.engine.objects.spill import Spill
-from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.read_ahead import RefsAhead
 from zarr_manifests.engine.snapshot.view import SnapshotView, check_axes
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError, NotFoundError
@@ -68,7 +67,7 @@ class Overlay:
 
     Parameters
     ----------
-    context : Context
+    context : ReadContext
         The repository.
 
     Attributes
@@ -87,7 +86,7 @@ class Overlay:
     keys: SessionKeys | None
     changes: ChangeSet
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: ReadContext) -> None:
         self.context = context
         self.lock = ForkSafeLock()
         self.follower: Follower | None = None
@@ -97,13 +96,10 @@ class Overlay:
         self._above: tuple[Mapping[str, Node], Set[str]] | None = None
 
     def start_at(self, view: SnapshotView, keys: SessionKeys | None) -> None:
-        """Go on from this snapshot, without changes."""
+        """Go on from this snapshot."""
         self.view = view
         self.keys = keys
         self._ahead = RefsAhead()
-        self.changes = ChangeSet(
-            spill=Spill(self.context.objects, keys, self.context.config.spill_refs)
-        )
 
     # --- going on to what is newer -----------------------------------------------------------
 

@@ -37,7 +37,7 @@ class Pin:
 
     Parameters
     ----------
-    context : Context
+    context : ReadContext
         The repository.
     view : SnapshotView
         The snapshot.

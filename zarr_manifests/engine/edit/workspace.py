@@ -28,6 +28,7 @@ from zarr_manifests.engine.edit.packs import Pack, Packs, StagedRef, native_ref
 from zarr_manifests.engine.edit.reporting_copies import refuse_in_copy, set_reported, unset_reported
 from zarr_manifests.engine.objects.chunks import ChunkReader, SessionKeys
 from zarr_manifests.engine.objects.metadata import create_own
+from zarr_manifests.engine.objects.spill import Spill
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import Conflict, InvalidArgumentError, StorageError
@@ -87,6 +88,8 @@ class Workspace(Overlay):
         Why nothing can be written any more.
     """
 
+    context: Context
+
     def __init__(
         self,
         context: Context,
@@ -113,6 +116,8 @@ class Workspace(Overlay):
     def start_at(self, view: SnapshotView, keys: SessionKeys | None) -> None:
         """Go on from this snapshot, without changes."""
         super().start_at(view, keys)
+        spill = Spill(self.context.objects, keys, self.context.config.spill_refs)
+        self.changes = ChangeSet(spill=spill)
         self.pid = os.getpid()
         self._forks_before = forks_made()
         self._noticeable_in: int | None = None

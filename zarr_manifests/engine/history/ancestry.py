@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from zarr_manifests.engine.history.parallel_walk import SnapshotsAhead
-from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.errors import (
     CorruptObjectError,
     MissingChunkError,
@@ -42,7 +42,7 @@ __all__ = [
 
 
 def ancestors(
-    context: Context, start: BlobRef, floor: str | None = None
+    context: ReadContext, start: BlobRef, floor: str | None = None
 ) -> Iterator[tuple[BlobRef, Snapshot]]:
     """The snapshot and those before it, newest first, down to the one with the id `floor`."""
     objects = context.objects
@@ -50,7 +50,7 @@ def ancestors(
 
 
 def ages(
-    context: Context, start: BlobRef, floor: str | None = None
+    context: ReadContext, start: BlobRef, floor: str | None = None
 ) -> Iterator[tuple[BlobRef, Snapshot | Ancestor]]:
     """The same in less time, of what only the age is asked: what is read is not all decoded."""
     objects = context.objects
@@ -62,7 +62,7 @@ def ages(
 
 
 def _walk[T: Snapshot | Ancestor](
-    context: Context,
+    context: ReadContext,
     start: BlobRef,
     floor: str | None,
     load: Callable[[BlobRef, bytes | None], T],
@@ -80,7 +80,7 @@ def _walk[T: Snapshot | Ancestor](
         ref = snapshot.parent if ref.key != last else None
 
 
-def snapshot_ref(context: Context, snapshot_id: str) -> BlobRef:
+def snapshot_ref(context: ReadContext, snapshot_id: str) -> BlobRef:
     """The snapshot with that id, whether it is in history or not.
 
     Raises
@@ -99,7 +99,7 @@ def snapshot_ref(context: Context, snapshot_id: str) -> BlobRef:
     return ref
 
 
-def snapshot_at(context: Context, snapshot_id: str) -> tuple[BlobRef, Snapshot]:
+def snapshot_at(context: ReadContext, snapshot_id: str) -> tuple[BlobRef, Snapshot]:
     """What lies where the snapshot with that id belongs, if it is that snapshot.
 
     No pointer was followed to it, so what it says of itself is compared.
@@ -119,7 +119,7 @@ def snapshot_at(context: Context, snapshot_id: str) -> tuple[BlobRef, Snapshot]:
     return ref, snapshot
 
 
-def find_in_history(context: Context, root: Root, snapshot_id: str) -> tuple[BlobRef, Snapshot]:
+def find_in_history(context: ReadContext, root: Root, snapshot_id: str) -> tuple[BlobRef, Snapshot]:
     """The snapshot with that id, which must be in history as of this root.
 
     Raises
@@ -131,7 +131,9 @@ def find_in_history(context: Context, root: Root, snapshot_id: str) -> tuple[Blo
     return ref, snapshot
 
 
-def locate(context: Context, root: Root, snapshot_id: str) -> tuple[BlobRef, Snapshot, str | None]:
+def locate(
+    context: ReadContext, root: Root, snapshot_id: str
+) -> tuple[BlobRef, Snapshot, str | None]:
     """As `find_in_history`, with the floor of the history that it was found in."""
     key = snapshot_key(snapshot_id)
     seen: set[str] = set()
@@ -149,7 +151,7 @@ def locate(context: Context, root: Root, snapshot_id: str) -> tuple[BlobRef, Sna
     )
 
 
-def floor_below(context: Context, root: Root, ref: BlobRef) -> str | None:
+def floor_below(context: ReadContext, root: Root, ref: BlobRef) -> str | None:
     """Id of the oldest snapshot that the history of the one at `ref` still has; None for all."""
     if not has_expired(root):
         return None
@@ -178,7 +180,7 @@ def has_expired(root: Root) -> bool:
     return main is not None and main.floor is not None
 
 
-def _starts(context: Context, root: Root) -> Iterator[tuple[BlobRef, str | None]]:
+def _starts(context: ReadContext, root: Root) -> Iterator[tuple[BlobRef, str | None]]:
     """What all branches and tags point to; those in the root itself come first."""
     yield from ((branch.head, branch.floor) for branch in root.branches.values())
     yield from ((ref, tag_floor(root, ref)) for ref in root.tags.values())

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from zarr_manifests.engine.history.ancestry import ancestors
 from zarr_manifests.engine.history.commit_logs import delta_of
-from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -58,7 +58,7 @@ class _Commit:
 
 
 def changes_between(
-    context: Context,
+    context: ReadContext,
     start: str | None,
     end: BlobRef,
     mode: Mode,
@@ -96,7 +96,7 @@ def chunks_there(view: SnapshotView, node_id: bytes, coords: IndexArray) -> npt.
 
 
 def _range(
-    context: Context,
+    context: ReadContext,
     start: str | None,
     end: BlobRef,
     floor: str | None,
@@ -129,7 +129,7 @@ def _range(
     return commits[::-1], before
 
 
-def _check_logs(context: Context, snapshots: list[Snapshot]) -> None:
+def _check_logs(context: ReadContext, snapshots: list[Snapshot]) -> None:
     """Fetch the commits' deltas, and see that the manifests they name are there."""
     loads = [partial(delta_of, context, snapshot) for snapshot in snapshots]
     deltas: list[Delta] = context.runtime.parallel(loads)
@@ -137,14 +137,18 @@ def _check_logs(context: Context, snapshots: list[Snapshot]) -> None:
     context.runtime.parallel([partial(context.storage.head, key) for key in manifests])
 
 
-def _log(context: Context, before: SnapshotView | None, commits: list[_Commit]) -> Iterator[Change]:
+def _log(
+    context: ReadContext, before: SnapshotView | None, commits: list[_Commit]
+) -> Iterator[Change]:
     nodes = NodeTable(() if before is None else before.nodes.values())
     for commit in commits:
         delta = context.objects.load(commit.log, Delta)
         yield from changes_of(nodes, delta, _tables(context, delta), commit.snapshot_id)
 
 
-def _net(context: Context, before: SnapshotView | None, commits: list[_Commit]) -> Iterator[Change]:
+def _net(
+    context: ReadContext, before: SnapshotView | None, commits: list[_Commit]
+) -> Iterator[Change]:
     net = Net.since(() if before is None else before.nodes.values())
     for commit in commits:
         delta = context.objects.load(commit.log, Delta)
@@ -157,7 +161,7 @@ def _net(context: Context, before: SnapshotView | None, commits: list[_Commit]) 
         yield from net.chunk_changes(node_id, there)
 
 
-def _tables(context: Context, delta: Delta) -> dict[bytes, list[ChunkTable]]:
+def _tables(context: ReadContext, delta: Delta) -> dict[bytes, list[ChunkTable]]:
     context.objects.prefetch([(ref.blob, Manifest) for ref in delta.manifests])
     manifests = [delta.embedded]
     manifests += [context.objects.load(ref.blob, Manifest) for ref in delta.manifests]
@@ -169,7 +173,7 @@ def _tables(context: Context, delta: Delta) -> dict[bytes, list[ChunkTable]]:
 
 
 def _guarded(
-    context: Context, start: str | None, end: BlobRef, records: Iterator[Change]
+    context: ReadContext, start: str | None, end: BlobRef, records: Iterator[Change]
 ) -> Iterator[Change]:
     """The records; what expires while they are read is an error that says so."""
     with _expiry(context, start, end):
@@ -177,7 +181,7 @@ def _guarded(
 
 
 @contextmanager
-def _expiry(context: Context, start: str | None, end: BlobRef) -> Iterator[None]:
+def _expiry(context: ReadContext, start: str | None, end: BlobRef) -> Iterator[None]:
     try:
         yield
     except ObjectNotFoundError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container
 
 from zarr_manifests.engine.history.ancestry import snapshot_ref
-from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import BlobRef
@@ -24,7 +24,7 @@ __all__ = ["delta_of", "deltas_between", "footprint_of", "listed_since", "tables
 
 
 def deltas_between(
-    context: Context, older: SnapshotView, newer: BlobRef, floor: str | None = None
+    context: ReadContext, older: SnapshotView, newer: BlobRef, floor: str | None = None
 ) -> list[Delta] | None:
     """Deltas of the commits after `older` up to `newer`, newest first; None if not an ancestor.
 
@@ -44,7 +44,7 @@ def deltas_between(
 
 
 def listed_since(
-    context: Context, older: SnapshotView, newer: BlobRef, floor: str | None = None
+    context: ReadContext, older: SnapshotView, newer: BlobRef, floor: str | None = None
 ) -> tuple[DeltaEntry, ...] | None:
     """What the read list of `newer` has after `older`, an ancestor; None if it does not tell.
 
@@ -74,7 +74,7 @@ def listed_since(
     return None
 
 
-def _is_above(context: Context, older: SnapshotView, floor: str | None) -> bool:
+def _is_above(context: ReadContext, older: SnapshotView, floor: str | None) -> bool:
     """Whether an ancestor is the floor, or above it."""
     if floor is None or floor == older.snapshot_id:
         return True
@@ -87,7 +87,7 @@ def _is_above(context: Context, older: SnapshotView, floor: str | None) -> bool:
 
 
 def _walked_back(
-    context: Context, older: BlobRef, newer: BlobRef, floor: str | None
+    context: ReadContext, older: BlobRef, newer: BlobRef, floor: str | None
 ) -> list[Delta] | None:
     last = None if floor is None else snapshot_key(floor)
     deltas = []
@@ -103,7 +103,7 @@ def _walked_back(
     return None if ref is None else deltas
 
 
-def delta_of(context: Context, snapshot: Snapshot) -> Delta:
+def delta_of(context: ReadContext, snapshot: Snapshot) -> Delta:
     """What the snapshot's commit has changed."""
     log = snapshot.log
     if snapshot.deltas and snapshot.deltas[-1].log.key == log.key:
@@ -114,13 +114,13 @@ def delta_of(context: Context, snapshot: Snapshot) -> Delta:
     return delta
 
 
-def footprint_of(context: Context, view: SnapshotView, delta: Delta) -> Footprint:
+def footprint_of(context: ReadContext, view: SnapshotView, delta: Delta) -> Footprint:
     """What a commit touched, from its delta."""
     return Footprint(_touched_paths(view, delta), tables_of(context, delta))
 
 
 def tables_of(
-    context: Context, delta: Delta, wanted: Container[bytes] | None = None
+    context: ReadContext, delta: Delta, wanted: Container[bytes] | None = None
 ) -> dict[bytes, tuple[ChunkTable, ...]]:
     """The chunks a commit set or unset, by node; of the nodes that are wanted, or of all."""
     tables: dict[bytes, tuple[ChunkTable, ...]] = {}

@@ -8,7 +8,7 @@ import numpy as np
 
 from zarr_manifests.engine.history.ancestry import is_missing
 from zarr_manifests.engine.history.commit_logs import deltas_between, footprint_of
-from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import CorruptObjectError, HistoryExpiredError, InvalidArgumentError
 from zarr_manifests.format.delta import Delta
@@ -22,7 +22,7 @@ from zarr_manifests.reports import Diff
 __all__ = ["compare"]
 
 
-def compare(context: Context, start: Branch, end: Branch) -> Diff:
+def compare(context: ReadContext, start: Branch, end: Branch) -> Diff:
     """What changed after the snapshot `start` up to the snapshot `end`.
 
     Raises
@@ -50,7 +50,7 @@ def compare(context: Context, start: Branch, end: Branch) -> Diff:
 
 
 def _difference(
-    context: Context, before: SnapshotView, after: SnapshotView, deltas: Sequence[Delta]
+    context: ReadContext, before: SnapshotView, after: SnapshotView, deltas: Sequence[Delta]
 ) -> Diff:
     """What these deltas, all after `before` up to `after`, have changed."""
     old, new = before.nodes, after.nodes
@@ -84,7 +84,7 @@ def _truncated(
 
 
 def _changed_chunks(
-    context: Context, after: SnapshotView, deltas: Sequence[Delta]
+    context: ReadContext, after: SnapshotView, deltas: Sequence[Delta]
 ) -> dict[str, IndexArray]:
     paths = {node.node_id: path for path, node in after.nodes.items()}
     found: dict[str, list[IndexArray]] = {}

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from zarr_manifests.engine.history.ancestry import find_in_history, is_missing
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.root.epochs import is_fenced
-from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -26,7 +26,7 @@ from zarr_manifests.errors import (
 __all__ = ["Follower", "collected", "expired", "open_head", "opened"]
 
 
-def open_head(context: Context, branch: str, now: SnapshotView) -> SnapshotView:
+def open_head(context: ReadContext, branch: str, now: SnapshotView) -> SnapshotView:
     """The head of the branch; `now` itself if it still is that.
 
     Raises
@@ -46,7 +46,7 @@ def open_head(context: Context, branch: str, now: SnapshotView) -> SnapshotView:
 
 
 def expired(
-    context: Context, snapshot_id: str, error: ManifestsError
+    context: ReadContext, snapshot_id: str, error: ManifestsError
 ) -> SnapshotExpiredError | None:
     """What to raise instead of the error, if the snapshot has left history; else None."""
     if not is_missing(error):
@@ -84,7 +84,7 @@ def opened[R](attempt: Callable[[], R]) -> R:
             missed.add(str(error))
 
 
-def collected(context: Context, keys: SessionKeys, error: ManifestsError) -> FencedError | None:
+def collected(context: ReadContext, keys: SessionKeys, error: ManifestsError) -> FencedError | None:
     """What to raise instead of the error, if a collection took what the session wrote; else None.
 
     A session that holds no lease and began before the fence has lost the right to its objects.
@@ -109,7 +109,7 @@ def collected(context: Context, keys: SessionKeys, error: ManifestsError) -> Fen
 class Follower:
     """Says when a reader should look whether its branch has moved."""
 
-    def __init__(self, context: Context, branch: str, interval_s: float) -> None:
+    def __init__(self, context: ReadContext, branch: str, interval_s: float) -> None:
         self._context = context
         self._branch = branch
         self._interval_s = interval_s

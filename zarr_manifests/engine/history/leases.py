@@ -23,7 +23,7 @@ from functools import partial
 
 from zarr_manifests.engine.history.ancestry import find_in_history
 from zarr_manifests.engine.root.heartbeat import Held, Term
-from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.errors import (
     CorruptObjectError,
     FencedError,
@@ -272,7 +272,7 @@ def _taken_away(held: Held) -> FencedError:
     )
 
 
-def _term(context: Context, held: Held) -> Term:
+def _term(context: ReadContext, held: Held) -> Term:
     """From now on, before the swap: it may take long."""
     runtime, timeout_ms = context.runtime, held.timeout_ms
     return Term(runtime.monotonic_s() + timeout_ms / 1000, runtime.now_ms() + timeout_ms)

@@ -22,13 +22,13 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
-from zarr_manifests.engine.objects.metadata import Objects
+from zarr_manifests.engine.objects.metadata import ObjectReader
 from zarr_manifests.errors import StorageError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.snapshot import Ancestor, Snapshot
 from zarr_manifests.ids import session_of, session_start
 from zarr_manifests.runtime import Runtime
-from zarr_manifests.storage import Storage
+from zarr_manifests.storage.protocol import ReadableStorage
 
 __all__ = ["SnapshotsAhead", "older_than"]
 
@@ -45,7 +45,7 @@ _VERSIONS: Final = 256
 class SnapshotsAhead:
     """The snapshots that one walk is likely to need next."""
 
-    def __init__(self, objects: Objects, runtime: Runtime) -> None:
+    def __init__(self, objects: ObjectReader, runtime: Runtime) -> None:
         self._objects = objects
         self._runtime = runtime
         self._guesses: Iterator[str] | None = None
@@ -100,7 +100,7 @@ class SnapshotsAhead:
         return list(islice(self._guesses, _FIRST))
 
 
-def older_than(storage: Storage, key: str) -> Iterator[str]:
+def older_than(storage: ReadableStorage, key: str) -> Iterator[str]:
     """Keys of snapshots that sort before this one, the last of them first."""
     stop, version, span = key, session_start(session_of(key)), _VERSIONS
     while True:
@@ -115,7 +115,7 @@ def older_than(storage: Storage, key: str) -> Iterator[str]:
         stop, version, span = place, first, 2 * span  # leases take versions, too
 
 
-def _listed(storage: Storage, after: str, before: str) -> list[str]:
+def _listed(storage: ReadableStorage, after: str, before: str) -> list[str]:
     found = []
     for info in storage.list("snapshots/", after):
         if info.key >= before:

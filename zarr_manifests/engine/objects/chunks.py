@@ -21,7 +21,7 @@ from zarr_manifests.errors import CorruptObjectError, MissingChunkError, ObjectN
 from zarr_manifests.format.chunk_table import ChunkRef, InlineRef, NativeRef, VirtualRef
 from zarr_manifests.ids import crc32c, new_session_id, object_key
 from zarr_manifests.runtime import Runtime
-from zarr_manifests.storage import Storage
+from zarr_manifests.storage.protocol import ReadableStorage
 from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.virtual_files import VirtualReader
 
@@ -115,7 +115,7 @@ class ChunkReader:
 
     def __init__(
         self,
-        storage: Storage,
+        storage: ReadableStorage,
         snapshot_id: str,
         containers: Containers | None = None,
         cache: ChunkCache | None = None,

@@ -19,7 +19,7 @@ import threading
 from dataclasses import dataclass, field
 
 from zarr_manifests.planning.tables.byte_ranges import RangeRequest, coalesce
-from zarr_manifests.storage import Storage
+from zarr_manifests.storage.protocol import ReadableStorage
 
 __all__ = ["CoalescedReads"]
 
@@ -53,7 +53,7 @@ class _Request:
 class CoalescedReads:
     """Reads ranges of immutable objects, neighbours together."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: ReadableStorage) -> None:
         self._storage = storage
         self._gap_bytes = storage.capabilities.gap_bytes
         self._span_bytes = storage.capabilities.span_bytes

@@ -28,10 +28,12 @@ from zarr_manifests.grid import Box
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import meter_of
+from zarr_manifests.storage.protocol import ReadableStorage
 
 __all__ = [
     "AtHand",
     "NotAtHandError",
+    "ObjectReader",
     "Objects",
     "ReadTally",
     "Upload",
@@ -118,8 +120,8 @@ def _name(ref: BlobRef, kind: type[Any]) -> tuple[Any, ...]:
     return OBJECT, ref.key, ref.length, ref.crc32c, kind
 
 
-class Objects:
-    """Reads and writes the immutable metadata objects of one repository.
+class ObjectReader:
+    """Reads the immutable metadata objects of one repository.
 
     Attributes
     ----------
@@ -129,9 +131,11 @@ class Objects:
         What counts the calls of the storage, if anything does; and what is done here.
     """
 
+    storage: ReadableStorage
+
     def __init__(
         self,
-        storage: Storage,
+        storage: ReadableStorage,
         runtime: Runtime,
         options: CacheOptions | None = None,
         disk: DiskCache | None = None,
@@ -272,6 +276,21 @@ class Objects:
             tally.add(len(data))
         return data
 
+
+class Objects(ObjectReader):
+    """Reads the metadata objects of one repository, and writes this writer's own."""
+
+    storage: Storage
+
+    def __init__(
+        self,
+        storage: Storage,
+        runtime: Runtime,
+        options: CacheOptions | None = None,
+        disk: DiskCache | None = None,
+    ) -> None:
+        super().__init__(storage, runtime, options, disk)
+
     def create(self, key: str, data: bytes) -> None:
         """Write one of this writer's own objects, durably.
 
@@ -286,10 +305,10 @@ class Objects:
             self._disk.put(BlobRef.to(key, data), data)
 
 
-class AtHand(Objects):
+class AtHand(ObjectReader):
     """Those of the objects that need not be fetched: what is cached, and what is carried along."""
 
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects: ObjectReader) -> None:
         self.storage, self.meter, self.cache = objects.storage, objects.meter, objects.cache
         self._runtime, self._disk = objects._runtime, None
 

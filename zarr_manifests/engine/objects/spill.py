@@ -19,7 +19,7 @@ from typing import Final, TypeGuard
 import numpy as np
 
 from zarr_manifests.engine.objects.chunks import SessionKeys
-from zarr_manifests.engine.objects.metadata import Objects, Upload
+from zarr_manifests.engine.objects.metadata import ObjectReader, Objects, Upload
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind, native_keys
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.grid import Box
@@ -100,7 +100,7 @@ def held(rows: Rows) -> int:
     return len(rows) + len(rows.inline) // _INLINE_BYTES if isinstance(rows, ChunkTable) else 0
 
 
-def rows_of(objects: Objects, rows: Rows) -> ChunkTable:
+def rows_of(objects: ObjectReader, rows: Rows) -> ChunkTable:
     """The rows, fetched if they are not in memory.
 
     Raises

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Final
 
 from zarr_manifests.engine.objects.chunks import SessionKeys
-from zarr_manifests.engine.root.roots import RootAt, Roots
+from zarr_manifests.engine.root.roots import RootAt, RootReader, Roots
 from zarr_manifests.errors import Conflict, ConflictError, FencedError
 from zarr_manifests.format.root import COLLECTOR, COMPACTOR, Branch, Root, known_ref
 from zarr_manifests.planning.conflict.admission import Refusal, Writer, admission
@@ -57,7 +57,7 @@ def claim_branch(roots: Roots, branch: str) -> RootAt:
 
 
 def admitted(
-    roots: Roots,
+    roots: RootReader,
     root: Root,
     branch: str,
     keys: SessionKeys,
@@ -106,7 +106,7 @@ def admitted(
             raise _fenced(root, keys)
 
 
-def check_fence(roots: Roots, root: Root, keys: SessionKeys) -> None:
+def check_fence(roots: RootReader, root: Root, keys: SessionKeys) -> None:
     """Refuse a session behind the fence, unless it holds a lease.
 
     Raises
@@ -118,13 +118,13 @@ def check_fence(roots: Roots, root: Root, keys: SessionKeys) -> None:
         raise _fenced(root, keys)
 
 
-def is_fenced(roots: Roots, root: Root, keys: SessionKeys) -> bool:
+def is_fenced(roots: RootReader, root: Root, keys: SessionKeys) -> bool:
     """Whether the session began before the fence and holds no lease."""
     return _refusal(roots, root, keys) is not None
 
 
 def _refusal(
-    roots: Roots,
+    roots: RootReader,
     root: Root,
     keys: SessionKeys,
     branch: str | None = None,

@@ -12,14 +12,14 @@ from urllib.parse import unquote, urlsplit
 from zarr_manifests.errors import ManifestsError
 from zarr_manifests.format.envelope import MAGIC
 from zarr_manifests.format.root import ROOT_KEY
-from zarr_manifests.storage import Storage
+from zarr_manifests.storage.protocol import ReadableStorage
 
 __all__ = ["around", "instead"]
 
 _DOCUMENTS = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
 
 
-def instead(storage: Storage) -> str | None:
+def instead(storage: ReadableStorage) -> str | None:
     """What lies there that is no repository, and what opens it; None if nothing is known."""
     outer = around(storage)
     if outer is not None:
@@ -36,7 +36,7 @@ def instead(storage: Storage) -> str | None:
     return None
 
 
-def around(storage: Storage) -> Path | None:
+def around(storage: ReadableStorage) -> Path | None:
     """The folder of a repository that the place lies in; only a disk is looked at."""
     folder = _folder(storage)
     for outer in folder.parents if folder is not None else ():
@@ -46,7 +46,7 @@ def around(storage: Storage) -> Path | None:
     return None
 
 
-def _is_plain_zarr(storage: Storage) -> bool:
+def _is_plain_zarr(storage: ReadableStorage) -> bool:
     folder = _folder(storage)
     if folder is not None:
         return any((folder / name).is_file() for name in _DOCUMENTS)
@@ -56,6 +56,6 @@ def _is_plain_zarr(storage: Storage) -> bool:
     return False
 
 
-def _folder(storage: Storage) -> Path | None:
+def _folder(storage: ReadableStorage) -> Path | None:
     url = urlsplit(storage.url)
     return Path(unquote(url.path)) if url.scheme == "file" else None

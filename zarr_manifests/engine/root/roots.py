@@ -23,7 +23,7 @@ from functools import partial
 from typing import Final
 
 from zarr_manifests.engine.objects.chunks import SessionKeys
-from zarr_manifests.engine.objects.metadata import Objects, Upload
+from zarr_manifests.engine.objects.metadata import ObjectReader, Objects, Upload
 from zarr_manifests.engine.root.hints import instead
 from zarr_manifests.errors import (
     CommitOutcomeUnknownError,
@@ -67,9 +67,9 @@ from zarr_manifests.planning.upkeep.paging import (
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage, Token
 from zarr_manifests.storage.metered import unmetered
-from zarr_manifests.storage.protocol import TakesTurns, Turn
+from zarr_manifests.storage.protocol import ReadableStorage, TakesTurns, Turn
 
-__all__ = ["RootAt", "Roots"]
+__all__ = ["RootAt", "RootReader", "Roots"]
 
 _RESENDS: Final = 5
 _BACKOFF_S: Final = 0.02
@@ -94,20 +94,22 @@ class _Swaps:
     done = 0
 
 
-class Roots:
-    """Reads and swaps the root of one repository."""
+class RootReader:
+    """Reads the root of one repository."""
 
-    def __init__(self, storage: Storage, runtime: Runtime) -> None:
+    _storage: ReadableStorage
+    _pages: ObjectReader
+
+    def __init__(self, storage: ReadableStorage, runtime: Runtime) -> None:
         self._storage = storage
         self._runtime = runtime
         self._repository_id: str | None = None
-        self._archived = 0  # the newest version known to be archived
         self._latest: RootAt | None = None
         self._read_at = -1
-        self._pages = Objects(storage, runtime)
+        self._pages = ObjectReader(storage, runtime)
 
-    def share(self, objects: Objects, repository_id: str) -> None:
-        """Read and write pages of that repository through these objects, and keep them there."""
+    def share(self, objects: ObjectReader, repository_id: str) -> None:
+        """Read pages of that repository through these objects, and keep them there."""
         self._pages = objects
         self._repository_id = repository_id
 
@@ -189,42 +191,6 @@ class Roots:
         latest = self._latest
         return latest is not None and latest.token == at.token and self._read_at == _Swaps.done
 
-    def archive(self, at: RootAt) -> None:
-        """Make sure that the version is archived, which it must be before it is replaced."""
-        for call in self.archiving(at):
-            call()
-
-    def archiving(self, at: RootAt) -> list[Callable[[], None]]:
-        """What is still to be done to archive the version: a call for the round before the swap.
-
-        A version that no operation made (a lease was taken, renewed or given up) is not.
-        """
-        log, version = at.root.log, at.root.version
-        if version <= self._archived or (log and log[-1].version != version):
-            return []
-        self._runtime.checkpoint("root.archive")
-        if self._is_durable(archive_key(version)):
-            self._archived = max(self._archived, version)
-            return []
-        return [partial(self._archive, at.root)]
-
-    def _archive(self, root: Root) -> None:
-        self._storage.create(archive_key(root.version), root.bare().encode())
-        self._archived = max(self._archived, root.version)
-
-    def _is_durable(self, key: str) -> bool:
-        """Whether the object is there, and on the disk; False where to ask would be a request.
-
-        Where writers take turns it is: each one archives what it has made, in its own turn.
-        """
-        if not self._storage.capabilities.turns:
-            return False
-        try:
-            self._storage.sync([key])  # who has made it may have been stopped before that
-        except ObjectNotFoundError:
-            return False
-        return True
-
     # --- pages -------------------------------------------------------------------------------
 
     def with_branch(self, root: Root, name: str) -> Root:
@@ -273,6 +239,59 @@ class Roots:
             return checked(root, section, at, page)
 
         return self._runtime.parallel([partial(load, section, at) for section, at in due])
+
+
+class Roots(RootReader):
+    """Reads and swaps the root of one repository."""
+
+    _storage: Storage
+    _pages: Objects
+
+    def __init__(self, storage: Storage, runtime: Runtime) -> None:
+        super().__init__(storage, runtime)
+        self._pages = Objects(storage, runtime)
+        self._archived = 0  # the newest version known to be archived
+
+    def share(self, objects: ObjectReader, repository_id: str) -> None:
+        """Read and write pages of that repository through these objects, and keep them there."""
+        assert isinstance(objects, Objects)
+        super().share(objects, repository_id)
+
+    def archive(self, at: RootAt) -> None:
+        """Make sure that the version is archived, which it must be before it is replaced."""
+        for call in self.archiving(at):
+            call()
+
+    def archiving(self, at: RootAt) -> list[Callable[[], None]]:
+        """What is still to be done to archive the version: a call for the round before the swap.
+
+        A version that no operation made (a lease was taken, renewed or given up) is not.
+        """
+        log, version = at.root.log, at.root.version
+        if version <= self._archived or (log and log[-1].version != version):
+            return []
+        self._runtime.checkpoint("root.archive")
+        if self._is_durable(archive_key(version)):
+            self._archived = max(self._archived, version)
+            return []
+        return [partial(self._archive, at.root)]
+
+    def _archive(self, root: Root) -> None:
+        self._storage.create(archive_key(root.version), root.bare().encode())
+        self._archived = max(self._archived, root.version)
+
+    def _is_durable(self, key: str) -> bool:
+        """Whether the object is there, and on the disk; False where to ask would be a request.
+
+        Where writers take turns it is: each one archives what it has made, in its own turn.
+        """
+        if not self._storage.capabilities.turns:
+            return False
+        try:
+            self._storage.sync([key])  # who has made it may have been stopped before that
+        except ObjectNotFoundError:
+            return False
+        return True
 
     def _paged(self, root: Root, keys: SessionKeys) -> Root:
         """The root, made small enough: what it has no room for goes to pages."""

@@ -1,16 +1,20 @@
-"""What every part of the engine works with: one repository's storage, root, objects and world."""
+"""What every part of the engine works with: one repository's storage, root, objects and world.
+
+Who only reads takes a `ReadContext`, whose parts offer nothing that writes. Who writes takes a
+`Context`, which is one as well. Both are made here and nowhere else.
+"""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from zarr_manifests.config import CacheOptions, RepositoryConfig
 from zarr_manifests.engine.objects.chunk_cache import ChunkCache
 from zarr_manifests.engine.objects.disk_cache import DiskCache
-from zarr_manifests.engine.objects.metadata import Objects
+from zarr_manifests.engine.objects.metadata import ObjectReader, Objects
 from zarr_manifests.engine.root.heartbeat import Heart
-from zarr_manifests.engine.root.roots import Roots
+from zarr_manifests.engine.root.roots import RootReader, Roots
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
@@ -19,29 +23,30 @@ from zarr_manifests.metrics import Meter
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import meter_of
+from zarr_manifests.storage.protocol import ReadableStorage
 from zarr_manifests.telemetry import connect
 from zarr_manifests.virtual.containers import Containers
 
-__all__ = ["Context"]
+__all__ = ["Context", "ReadContext"]
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
-    """One repository, as this process sees it.
+class ReadContext:
+    """One repository, to read.
 
     Parameters
     ----------
     repository_id : str
         Its id.
-    storage : Storage
+    storage : ReadableStorage
         Where it lies.
     runtime : Runtime
         Clock, randomness, threads.
-    objects : Objects
+    objects : ObjectReader
         Its immutable objects, cached.
-    roots : Roots
+    roots : RootReader
         Its root.
     config : RepositoryConfig
         The saved configuration with what `open` laid over it.
@@ -49,22 +54,67 @@ class Context:
         The places elsewhere that virtual chunks may be read from.
     cache : CacheOptions
         What may be kept of the objects.
-    heart : Heart
-        The leases that this process holds.
     chunks : ChunkCache or None
         The chunks that are kept in memory, if any may be.
     """
 
     repository_id: str
-    storage: Storage
+    storage: ReadableStorage
     runtime: Runtime
-    objects: Objects
-    roots: Roots
+    objects: ObjectReader
+    roots: RootReader
     config: RepositoryConfig
     containers: Containers = field(default_factory=Containers)
     cache: CacheOptions = field(default_factory=CacheOptions)
-    heart: Heart = field(default_factory=Heart)
     chunks: ChunkCache | None = None
+
+    @classmethod
+    def unshared(
+        cls,
+        repository_id: str,
+        storage: ReadableStorage,
+        runtime: Runtime,
+        config: RepositoryConfig,
+    ) -> ReadContext:
+        """The repository as one reads it who knows nothing of it yet, and shares no cache."""
+        objects, roots = ObjectReader(storage, runtime), RootReader(storage, runtime)
+        roots.share(objects, repository_id)
+        return ReadContext(repository_id, storage, runtime, objects, roots, config)
+
+    @property
+    def meter(self) -> Meter:
+        """What counts all that is done with the repository in this process."""
+        return self.objects.meter
+
+    def open_view(self, head: BlobRef, base: BlobRef | None = None) -> SnapshotView:
+        """Open a snapshot; `base` is the base it is expected to read, if known."""
+        return SnapshotView.open(self.objects, self.runtime, head, base)
+
+    def open_branch(self, tip: Branch) -> SnapshotView:
+        """Open a branch's head, fetching all that the branch names in one round."""
+        return SnapshotView.open(self.objects, self.runtime, tip.head, tip.base, tip.ahead)
+
+
+@dataclass(frozen=True, slots=True)
+class Context(ReadContext):
+    """One repository, to read and to write.
+
+    Parameters
+    ----------
+    storage : Storage
+        Where it lies.
+    objects : Objects
+        Its immutable objects, cached; and new ones, written.
+    roots : Roots
+        Its root, read and swapped.
+    heart : Heart
+        The leases that this process holds.
+    """
+
+    storage: Storage
+    objects: Objects
+    roots: Roots
+    heart: Heart = field(default_factory=Heart)
 
     @classmethod
     def of(
@@ -104,15 +154,7 @@ class Context:
         where = repository_id, storage, runtime, objects, roots
         return cls(*where, config, containers, cache, chunks=chunks)
 
-    @property
-    def meter(self) -> Meter:
-        """What counts all that is done with the repository in this process."""
-        return self.objects.meter
-
-    def open_view(self, head: BlobRef, base: BlobRef | None = None) -> SnapshotView:
-        """Open a snapshot; `base` is the base it is expected to read, if known."""
-        return SnapshotView.open(self.objects, self.runtime, head, base)
-
-    def open_branch(self, tip: Branch) -> SnapshotView:
-        """Open a branch's head, fetching all that the branch names in one round."""
-        return SnapshotView.open(self.objects, self.runtime, tip.head, tip.base, tip.ahead)
+    def unshared_by(self, runtime: Runtime, options: CacheOptions) -> Context:
+        """The same repository for somebody who shares neither threads nor caches with others."""
+        objects, roots = Objects(self.storage, runtime, options), Roots(self.storage, runtime)
+        return replace(self, runtime=runtime, objects=objects, roots=roots)

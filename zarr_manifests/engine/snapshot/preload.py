@@ -22,8 +22,8 @@ from dataclasses import replace
 from typing import Final
 
 from zarr_manifests.config.manifest_sets import Preload as PreloadOptions
-from zarr_manifests.engine.objects.metadata import Objects
-from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.objects.metadata import ObjectReader
+from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import ManifestsError
 from zarr_manifests.format.blobs import BlobRef
@@ -48,7 +48,7 @@ class Preload:
 
     Parameters
     ----------
-    objects : Objects
+    objects : ObjectReader
         Fetches.
     runtime : Runtime
         Runs what is done in the background.
@@ -59,7 +59,7 @@ class Preload:
     """
 
     def __init__(
-        self, objects: Objects, runtime: Runtime, options: PreloadOptions, view: SnapshotView
+        self, objects: ObjectReader, runtime: Runtime, options: PreloadOptions, view: SnapshotView
     ) -> None:
         self._objects, self._runtime, self._options = objects, runtime, options
         self._view: SnapshotView | None = view
@@ -200,7 +200,7 @@ def _kind(ref: BlobRef) -> type[Delta] | type[Manifest]:
     return Delta if ref.key.startswith("deltas/") else Manifest
 
 
-def _plan(objects: Objects, options: PreloadOptions, view: SnapshotView) -> PreloadPlan:
+def _plan(objects: ObjectReader, options: PreloadOptions, view: SnapshotView) -> PreloadPlan:
     known = {part.node_id for ref in view.manifests for part in ref.parts} | view.touched()
     # Of thousands of arrays few are coordinates, and more is found out of these only.
     nodes = {
@@ -237,13 +237,13 @@ class RefsPreload:
 
     Parameters
     ----------
-    context : Context
+    context : ReadContext
         The repository.
     root : Root
         Its root.
     """
 
-    def __init__(self, context: Context, root: Root) -> None:
+    def __init__(self, context: ReadContext, root: Root) -> None:
         # The pool's other threads are for those who wait.
         self._runtime = replace(context.runtime, parallel=one_by_one)
         self._context, self._root = context, root

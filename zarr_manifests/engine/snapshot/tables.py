@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from typing import Any, Final, cast
 
-from zarr_manifests.engine.objects.metadata import Objects
+from zarr_manifests.engine.objects.metadata import ObjectReader
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable
@@ -39,7 +39,7 @@ class SnapshotTables:
 
     def __init__(
         self,
-        objects: Objects,
+        objects: ObjectReader,
         ref: BlobRef,
         snapshot: Snapshot,
         manifests: tuple[ManifestRef, ...],

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from zarr_manifests.engine.objects.metadata import AtHand, Objects
+from zarr_manifests.engine.objects.metadata import AtHand, ObjectReader
 from zarr_manifests.engine.snapshot.tables import SnapshotTables
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import BlobRef
@@ -107,7 +107,7 @@ class SnapshotView(SnapshotTables):
 
     def __init__(
         self,
-        objects: Objects,
+        objects: ObjectReader,
         ref: BlobRef,
         snapshot: Snapshot,
         base: Base,
@@ -142,7 +142,7 @@ class SnapshotView(SnapshotTables):
     @classmethod
     def open(
         cls,
-        objects: Objects,
+        objects: ObjectReader,
         runtime: Runtime,
         ref: BlobRef,
         base: BlobRef | None = None,

@@ -31,7 +31,7 @@ from zarr_manifests.engine.history.reachability import Link, follow, tables
 from zarr_manifests.engine.root.disk_reserve import keep_reserve, with_reserve
 from zarr_manifests.engine.root.epochs import check_collector, claimed
 from zarr_manifests.engine.root.roots import RootAt
-from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.errors import (
     CorruptObjectError,
     ManifestsError,
@@ -182,7 +182,7 @@ def _updated(context: Context, change: Callable[[Root], Root], what: str) -> Roo
     return with_reserve(context.storage, partial(update, change, what, "", "", _ATTEMPTS))
 
 
-def _times(context: Context, root: Root, cutoff_ms: int) -> Iterator[tuple[int, int]]:
+def _times(context: ReadContext, root: Root, cutoff_ms: int) -> Iterator[tuple[int, int]]:
     """Versions of the root and when they were written, newest first.
 
     Of those that only archives know, the newest that was written by `cutoff_ms`.
@@ -204,7 +204,7 @@ def _times(context: Context, root: Root, cutoff_ms: int) -> Iterator[tuple[int, 
         return  # another collection is removing them: the fence stays for now
 
 
-def archived_versions(context: Context) -> list[int]:
+def archived_versions(context: ReadContext) -> list[int]:
     """The versions of the root that there is an archive of, oldest first."""
     found = (info.key.partition("/")[2] for info in context.storage.list("root/"))
     return [int(text) for text in found if len(text) == 20 and text.isdecimal()]
@@ -213,7 +213,7 @@ def archived_versions(context: Context) -> list[int]:
 # --- what is alive -----------------------------------------------------------------------------
 
 
-def live_snapshots(context: Context, whole: Root) -> Iterator[tuple[BlobRef, Snapshot]]:
+def live_snapshots(context: ReadContext, whole: Root) -> Iterator[tuple[BlobRef, Snapshot]]:
     """All snapshots that branches, tags and leases lead to; some more than once."""
     starts = [(branch.head, branch.floor) for branch in whole.branches.values()]
     starts += [(ref, tag_floor(whole, ref)) for ref in whole.tags.values()]
@@ -231,7 +231,7 @@ def live_snapshots(context: Context, whole: Root) -> Iterator[tuple[BlobRef, Sna
             yield _leased(context, lease)
 
 
-def _leased(context: Context, lease: Lease) -> tuple[BlobRef, Snapshot]:
+def _leased(context: ReadContext, lease: Lease) -> tuple[BlobRef, Snapshot]:
     """The snapshot of a lease that no branch and no tag leads to any more."""
     try:
         return snapshot_at(context, lease.snapshot)
@@ -240,7 +240,7 @@ def _leased(context: Context, lease: Lease) -> tuple[BlobRef, Snapshot]:
         raise CorruptObjectError(f"{key} is leased and not there") from error
 
 
-def _mark(context: Context, root: Root, progress: Progress) -> tuple[set[str], bool]:
+def _mark(context: ReadContext, root: Root, progress: Progress) -> tuple[set[str], bool]:
     """Keys of all that the root reaches, and whether leases alone lead to some of it.
 
     Of indexes that cannot be read, all there are count as reached.
@@ -262,7 +262,9 @@ def _mark(context: Context, root: Root, progress: Progress) -> tuple[set[str], b
     return marked, bool(alone)
 
 
-def _follow(context: Context, starts: Iterable[Link], marked: set[str], progress: Progress) -> None:
+def _follow(
+    context: ReadContext, starts: Iterable[Link], marked: set[str], progress: Progress
+) -> None:
     def load(link: Link) -> Any:
         return context.objects.load(link.ref, link.kind)
 
@@ -273,7 +275,7 @@ def _follow(context: Context, starts: Iterable[Link], marked: set[str], progress
             progress("marking", done)
 
 
-def _index_keys(context: Context, pointer: BlobRef) -> set[str]:
+def _index_keys(context: ReadContext, pointer: BlobRef) -> set[str]:
     """Keys of an index; nobody needs one, so what cannot be read keeps all and fails nothing."""
     try:
         directory = context.objects.load(pointer, IndexDirectory)
@@ -292,7 +294,7 @@ def _from(root: Root) -> int:
 
 
 def _find_dead(
-    context: Context, root: Root, marked: set[str], progress: Progress
+    context: ReadContext, root: Root, marked: set[str], progress: Progress
 ) -> dict[str, ObjectInfo]:
     leased = leased_lineages(context.roots.leases(root))
     found: dict[str, ObjectInfo] = {}
@@ -326,7 +328,7 @@ def _began(key: str) -> int:
         return 0
 
 
-def _sized(context: Context, key: str) -> ObjectInfo:
+def _sized(context: ReadContext, key: str) -> ObjectInfo:
     try:
         return context.storage.head(key)
     except ObjectNotFoundError:
@@ -334,7 +336,7 @@ def _sized(context: Context, key: str) -> ObjectInfo:
 
 
 def _pending_keys(
-    context: Context, pending: Iterable[PendingDeletion], marked: set[str]
+    context: ReadContext, pending: Iterable[PendingDeletion], marked: set[str]
 ) -> set[str]:
     """Keys of what the pending snapshots reach and the root does not."""
     found: set[str] = set()
@@ -362,7 +364,7 @@ def _pending_keys(
     return found
 
 
-def _archived_pages(context: Context, root: Root) -> set[str]:
+def _archived_pages(context: ReadContext, root: Root) -> set[str]:
     """Keys of the pages that kept archives name: these are complete only with them."""
     first = first_archive_kept(root.version, root.fence)
     kept = [version for version in archived_versions(context) if version >= first]
@@ -377,7 +379,7 @@ def _archived_pages(context: Context, root: Root) -> set[str]:
     return set().union(*context.runtime.parallel([partial(pages, v) for v in kept]))
 
 
-def _old_archives(context: Context, root: Root) -> list[ObjectInfo]:
+def _old_archives(context: ReadContext, root: Root) -> list[ObjectInfo]:
     first = archive_key(first_archive_kept(root.version, root.fence))
     found = []
     for info in context.storage.list("root/"):

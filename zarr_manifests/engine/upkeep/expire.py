@@ -18,7 +18,7 @@ from functools import partial
 from zarr_manifests.engine.history.ancestry import ages, has_expired
 from zarr_manifests.engine.history.follow import opened
 from zarr_manifests.engine.root.disk_reserve import keep_reserve, with_reserve
-from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.ids import snapshot_id_of
@@ -75,7 +75,9 @@ def expire(context: Context, retention: Retention, *, dry_run: bool) -> ExpiryRe
     return report
 
 
-def _cut(context: Context, branch: Branch, retention: Retention, leased: frozenset[str]) -> _Cut:
+def _cut(
+    context: ReadContext, branch: Branch, retention: Retention, leased: frozenset[str]
+) -> _Cut:
     line, parent = [], None
     for ref, snapshot in ages(context, branch.head, branch.floor):
         line.append(Aged(ref, snapshot_id_of(ref.key), snapshot.written_ms))
@@ -85,7 +87,7 @@ def _cut(context: Context, branch: Branch, retention: Retention, leased: frozens
 
 
 def _held_by_tags(
-    context: Context, whole: Root, cuts: Mapping[str, _Cut], leased: Set[str]
+    context: ReadContext, whole: Root, cuts: Mapping[str, _Cut], leased: Set[str]
 ) -> str | None:
     """A leased snapshot that would leave history with what is before tags, if there is one."""
     if has_expired(whole):

@@ -25,10 +25,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from zarr_manifests.engine.objects.metadata import Objects
 from zarr_manifests.engine.root.epochs import restored_epoch
 from zarr_manifests.engine.root.roots import Roots
-from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.upkeep.collect import archived_versions
 from zarr_manifests.engine.upkeep.verify import closure_problems
 from zarr_manifests.errors import (
@@ -66,7 +65,7 @@ _LOOKS: Final = 10
 _UNSEEN_VERSIONS: Final = 1_000_000
 
 
-def operations(context: Context) -> Iterator[LoggedOperation]:
+def operations(context: ReadContext) -> Iterator[LoggedOperation]:
     """All operations that the root and its archives know, newest first."""
     root = context.roots.read().root
     versions, oldest = archived_versions(context), root.version + 1
@@ -267,9 +266,8 @@ def _check_collections(
     )
 
 
-def _context(storage: Storage, runtime: Runtime, root: Root) -> Context:
-    roots, objects = Roots(storage, runtime), Objects(storage, runtime)
-    return Context(root.repository_id, storage, runtime, objects, roots, root.config)
+def _context(storage: Storage, runtime: Runtime, root: Root) -> ReadContext:
+    return ReadContext.unshared(root.repository_id, storage, runtime, root.config)
 
 
 def _versions(storage: Storage) -> list[int]:

@@ -26,9 +26,7 @@ import numpy as np
 
 from zarr_manifests.engine.history.commit_logs import delta_of
 from zarr_manifests.engine.history.reachability import Link, follow, tables
-from zarr_manifests.engine.objects.metadata import Objects
-from zarr_manifests.engine.root.roots import Roots
-from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.upkeep.check_totals import wrong_counters
 from zarr_manifests.engine.upkeep.collect import archived_versions, live_snapshots
 from zarr_manifests.errors import (
@@ -85,7 +83,7 @@ class _Found:
         self.problems.setdefault(key, Problem(key, str(error)))
 
 
-def verify(context: Context, progress: Callable[[str, int], None]) -> VerifyReport:
+def verify(context: ReadContext, progress: Callable[[str, int], None]) -> VerifyReport:
     """Read all that can be reached, and say what is wrong with it."""
     found = _Found()
     root = _root(context, found)
@@ -116,7 +114,7 @@ def _has_changed(root: Root, newer: Root) -> bool:
     return newer.write_id != root.write_id
 
 
-def _root(context: Context, found: _Found) -> Root | None:
+def _root(context: ReadContext, found: _Found) -> Root | None:
     """The root as it is now; None, and told of, if it cannot be read."""
     try:
         root = Root.from_object(context.storage.get_tagged(ROOT_KEY).data)
@@ -130,7 +128,7 @@ def _root(context: Context, found: _Found) -> Root | None:
 
 
 def _look(
-    context: Context, root: Root | None, found: _Found, progress: Callable[[str, int], None]
+    context: ReadContext, root: Root | None, found: _Found, progress: Callable[[str, int], None]
 ) -> tuple[int, int, int]:
     """Look at all that the root needs, and at the archives; counts of chunk objects and chunks."""
     fresh = _fresh(context)
@@ -147,7 +145,7 @@ def _look(
     return _check_chunks(fresh, found, progress)
 
 
-def closure_problems(context: Context, root: Root) -> tuple[Problem, ...]:
+def closure_problems(context: ReadContext, root: Root) -> tuple[Problem, ...]:
     """What is wrong with what the root reaches; of chunk objects it is asked if they are there.
 
     Raises
@@ -163,19 +161,17 @@ def closure_problems(context: Context, root: Root) -> tuple[Problem, ...]:
     return tuple(found.problems.values())
 
 
-def _fresh(context: Context) -> Context:
+def _fresh(context: ReadContext) -> ReadContext:
     """The same repository without anything known of it."""
-    storage, runtime = context.storage, context.runtime
-    roots, objects = Roots(storage, runtime), Objects(storage, runtime)
-    roots.share(objects, context.repository_id)
-    return replace(context, roots=roots, objects=objects)
+    where = context.repository_id, context.storage, context.runtime
+    return ReadContext.unshared(*where, context.config)
 
 
 # --- metadata ----------------------------------------------------------------------------------
 
 
 def _check_closure(
-    context: Context, root: Root, found: _Found, progress: Callable[[str, int], None]
+    context: ReadContext, root: Root, found: _Found, progress: Callable[[str, int], None]
 ) -> list[tuple[BlobRef, Snapshot]]:
     """What can be reached; the snapshots among it."""
     whole = _check_pages(context, root, found)
@@ -213,7 +209,7 @@ def _check_closure(
 
 
 def _check_counters(
-    context: Context,
+    context: ReadContext,
     found: _Found,
     snapshots: Sequence[tuple[BlobRef, Snapshot]],
     progress: Callable[[str, int], None],
@@ -233,7 +229,7 @@ def _check_counters(
             progress("counting chunks", done)
 
 
-def _snapshots(context: Context, whole: Root, found: _Found) -> Iterator[BlobRef]:
+def _snapshots(context: ReadContext, whole: Root, found: _Found) -> Iterator[BlobRef]:
     """What branches, tags and leases lead to; a line that breaks is told of and ends there."""
     parts = [replace(whole, branches={n: b}, tags={}, leases=()) for n, b in whole.branches.items()]
     main = {"main": whole.branches["main"]} if "main" in whole.branches else {}
@@ -253,7 +249,7 @@ def _snapshots(context: Context, whole: Root, found: _Found) -> Iterator[BlobRef
             yield ref
 
 
-def _load(context: Context, found: _Found, link: Link) -> Any:
+def _load(context: ReadContext, found: _Found, link: Link) -> Any:
     """The object as it is in the storage; None, and told of, if it is not what it should be."""
     ref = link.ref
     try:
@@ -288,7 +284,7 @@ def _check_alone(value: Any) -> None:
                     raise CorruptObjectError(f"leaves of a node overlap: {box} and {other}")
 
 
-def _check_unknown(context: Context, found: _Found, value: Any) -> None:
+def _check_unknown(context: ReadContext, found: _Found, value: Any) -> None:
     """Of indexes that are not known here: that their bytes are those that were written."""
     for ref in value.others.values() if isinstance(value, IndexDirectory) else ():
         found.objects += 1
@@ -300,7 +296,7 @@ def _check_unknown(context: Context, found: _Found, value: Any) -> None:
             found.add(ref.key, f"{ref.key} is referenced and not there")
 
 
-def _check_snapshot(context: Context, found: _Found, ref: BlobRef, snapshot: Snapshot) -> None:
+def _check_snapshot(context: ReadContext, found: _Found, ref: BlobRef, snapshot: Snapshot) -> None:
     """Its own log, and what it says of its deltas and digests."""
     try:
         snapshot.check_repository(ref.key, context.repository_id)
@@ -318,7 +314,7 @@ def _check_snapshot(context: Context, found: _Found, ref: BlobRef, snapshot: Sna
             found.add(ref.key, error)
 
 
-def _check_pages(context: Context, root: Root, found: _Found) -> Root | None:
+def _check_pages(context: ReadContext, root: Root, found: _Found) -> Root | None:
     """The root with all that its pages have; None if one of them is not right."""
     before = len(found.problems)
     read: list[Page] = []
@@ -343,7 +339,7 @@ def _first_kept(root: Root) -> int:
     return first_archive_kept(root.collected, root.fence) if root.collected else 0
 
 
-def _check_archives(context: Context, root: Root | None, found: _Found) -> dict[int, Root]:
+def _check_archives(context: ReadContext, root: Root | None, found: _Found) -> dict[int, Root]:
     """The archived roots by version."""
     versions = archived_versions(context)
 
@@ -385,7 +381,7 @@ def _check_log(root: Root, archived: dict[int, Root], found: _Found) -> None:
             found.add(archive_key(newer), "its fence is lower than that of the version before")
 
 
-def _check_newest(context: Context, archived: dict[int, Root], found: _Found) -> None:
+def _check_newest(context: ReadContext, archived: dict[int, Root], found: _Found) -> None:
     """That the root is as new as its archives; it is read once more, since they were listed."""
     newest, root = max(archived), _root(context, _Found())
     if root is not None and newest > root.version:
@@ -408,7 +404,7 @@ def _add_ranges(found: _Found, table: ChunkTable) -> None:
 
 
 def _check_chunks(
-    context: Context, found: _Found, progress: Callable[[str, int], None]
+    context: ReadContext, found: _Found, progress: Callable[[str, int], None]
 ) -> tuple[int, int, int]:
     keys = sorted(found.ranges)
 
@@ -439,7 +435,7 @@ def _check_chunks(
     return len(keys), sum(map(len, found.ranges.values())), total
 
 
-def _check_chunks_there(context: Context, found: _Found) -> None:
+def _check_chunks_there(context: ReadContext, found: _Found) -> None:
     sizes = {info.key: info.nbytes for info in context.storage.list("chunks/")}
     for key, ranges in found.ranges.items():
         due = max(offset + length for offset, length, _ in ranges)
