@@ -32,7 +32,7 @@ from zarr.core.buffer.cpu import Buffer as CPUBuffer
 from zarr_manifests.display import html_page
 from zarr_manifests.engine.edit.change_set import ForkState
 from zarr_manifests.engine.edit.forks import freeze, revive
-from zarr_manifests.engine.edit.overlay import Entry
+from zarr_manifests.engine.edit.overlay import Entry, Unread
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import (
     InvalidArgumentError,
@@ -244,11 +244,14 @@ class ManifestStore(Store):
         try:
             # Here where nothing is waited for, as for documents: a thread for each of many would
             # take as long as all else, and neighbouring chunks ask for their bytes in one turn.
-            if workspace.inline or workspace.is_at_hand(key):
+            if workspace.inline:
                 workspace.look()
                 entry = workspace.find(key)
             else:
-                entry = await asyncio.to_thread(self._find, key)
+                found = workspace.find_at_hand(key)
+                if isinstance(found, Unread):
+                    found = await asyncio.to_thread(workspace.find_unread, key, found)
+                entry = found
             if entry is None:
                 return None
             start, length = (0, entry.length) if byte_range is None else _span(entry, byte_range)
@@ -259,10 +262,6 @@ class ManifestStore(Store):
             again = partial(self.get_sync, key, prototype=prototype, byte_range=byte_range)
             return await asyncio.to_thread(again)
         return _buffer(data, prototype)
-
-    def _find(self, key: str) -> Entry | None:
-        self._workspace.look()
-        return self._workspace.find(key)
 
     async def get_partial_values(
         self,

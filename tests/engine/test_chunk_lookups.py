@@ -8,15 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from zarr.core.buffer import cpu
+from zarr.core.buffer import cpu, default_buffer_prototype
+from zarr.core.sync import sync
 
 from zarr_manifests import ManifestStore, Repository, Session
 from zarr_manifests.engine.edit import overlay
-from zarr_manifests.engine.edit.overlay import Overlay
+from zarr_manifests.engine.edit import workspace as workspaces
+from zarr_manifests.engine.edit.overlay import Overlay, Unread
 from zarr_manifests.engine.objects.decoded_cache import DecodedCache
 from zarr_manifests.engine.snapshot import view as views
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage import MemoryStorage, Storage
 from zarr_manifests.store import workspace_of
+from zarr_manifests.testing import LatencyStorage
 
 SIZE = 100
 """Bytes of a chunk, which are more than a manifest takes in."""
@@ -296,3 +299,88 @@ def test_a_chunk_that_shares_an_object_takes_the_lock_once(repository: Repositor
     assert taken == ["taken"]
     workspace.lock = true
     assert get(session.store, "a/c/3") == b"z" * SIZE
+
+
+# --- how often a key is looked at ------------------------------------------------------------
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Each time that a key is asked whether it is a document's, or which array's chunk it is."""
+    found: list[str] = []
+
+    def note(owner: object, name: str, what: str) -> None:
+        true = getattr(owner, name)
+
+        def noted(*given: Any) -> Any:
+            found.append(what)
+            return true(*given)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    note(workspaces, "document_path", "document")
+    note(overlay, "document_path", "document")
+    note(Overlay, "_nearby", "array")
+    return found
+
+
+@pytest.mark.parametrize("nbytes", [5, 100, 5000])  # in a manifest, in a pack, by itself
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_chunk_that_is_written_is_looked_up_once(
+    nbytes: int, remote: bool, looked_at: list[str]
+) -> None:
+    storage: Storage = MemoryStorage()
+    if remote:
+        storage = LatencyStorage(storage, latency_s=0.0)
+    config = {"inline-chunk-bytes": 10, "pack-chunk-bytes": 1000}
+    session = Repository.create(storage, config).writable_session("main")
+    make(session, "a")
+    for key in ("a/c/0", "a/c/1", "a/c/2"):
+        looked_at.clear()
+        value = cpu.Buffer.from_bytes(b"x" * nbytes)
+        if remote:
+            sync(session.store.set(key, value))
+        else:
+            session.store.set_sync(key, value)
+        assert sorted(looked_at) == ["array", "document"]
+
+
+@pytest.mark.parametrize("writable", [False, True])
+def test_a_chunk_far_away_that_is_read_is_looked_up_once(
+    writable: bool, looked_at: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a thread has to fetch the manifest that says where it is."""
+    storage = LatencyStorage(MemoryStorage(), latency_s=0.0)
+    begin(Repository.create(storage, {"inline-chunk-bytes": 10}), "a", "b")
+    again = Repository.open(storage)
+    session = again.writable_session() if writable else again.readonly_session()
+    threads: list[str] = []
+    true = Overlay.find_unread
+
+    def noted(self: Overlay, key: str, unread: Unread) -> Any:
+        threads.append(key)
+        return true(self, key, unread)
+
+    monkeypatch.setattr(Overlay, "find_unread", noted)
+    prototype = default_buffer_prototype()
+    for i in range(3):
+        looked_at.clear()
+        found = sync(session.store.get(f"a/c/{i}", prototype))
+        assert found is not None
+        assert found.to_bytes() == bytes([i + 1]) * SIZE
+        assert looked_at.count("array") == 1
+    assert "a/c/0" in threads
+    assert "a/c/2" not in threads, "by then the manifest is here"
+
+
+def test_what_changes_before_a_thread_reads_is_looked_up_again() -> None:
+    """A chunk that was found before others have replaced its array is not read any more."""
+    storage = LatencyStorage(MemoryStorage(), latency_s=0.0)
+    begin(Repository.create(storage, {"inline-chunk-bytes": 10}), "a")
+    session = Repository.open(storage).writable_session()
+    workspace = workspace_of(session.store)
+    unread = workspace.find_at_hand("a/c/3")
+    assert isinstance(unread, Unread)
+    assert unread.chunk is not None
+    make(session, "a")
+    assert workspace.find_unread("a/c/3", unread) is None

@@ -6,10 +6,10 @@ slash, so that it can never be taken for a node's path).
 
 Invariants:
 
-- What was changed is seen, and nothing else of what it changed; nothing here changes anything.
+- Reads return the session's own change, else the snapshot; nothing here changes anything.
 - A key is a chunk of the array with the longest path that has a place for it.
 - What a writer reads and has not written itself is noted, since its commit may depend on it.
-- Where a reader follows a branch, an expired snapshot is one read that is made again.
+- A reader that follows a branch retries a read once on the new head if its snapshot has expired.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from zarr_manifests.keys import ArrayMeta, document_path, join, split
 from zarr_manifests.planning.tables.merge import Layer, fold, merge_layers
 from zarr_manifests.runtime import ForkSafeLock
 
-__all__ = ["OPAQUE", "Entry", "Overlay", "check_key"]
+__all__ = ["OPAQUE", "Entry", "Overlay", "Unread", "check_key"]
 
 type Entry = InlineRef | NativeRef | VirtualRef
 """What is at a key: a document is given as inline bytes."""
@@ -60,6 +60,19 @@ class _Nearest(NamedTuple):
     match: Callable[[str, int], re.Match[str] | None] | None
     """None if an array lies below the path of this one, so that it may have a place for a key."""
     end: Coords
+
+
+class Unread(NamedTuple):
+    """A chunk of which it takes a request to say where it is, and what it was looked up in.
+
+    Without a chunk, nothing was looked up, since it is time to look for a newer snapshot.
+    """
+
+    view: SnapshotView | None = None
+    changed: Mapping[str, Node | None] | None = None
+    stamp: object = None
+    chunk: tuple[Node, Coords] | None = None
+    near: bool = False
 
 
 class Overlay:
@@ -188,28 +201,62 @@ class Overlay:
 
     def find(self, key: str) -> Entry | None:
         """What is at the key; None if nothing is."""
-        view = self.view
-        if self.keys is None:
-            known = self._ahead.find(view, key)
-            if known is not None:
-                return known
+        if self.keys is None and (known := self._ahead.find(self.view, key)) is not None:
+            return known
+        view, chunk = self.view, self._nearby(key)
+        if chunk is not None:
+            return self._read_ref(view, chunk, near=True)
+        found = self._look_up(key)
+        return self._read_ref(view, found, near=False) if isinstance(found, tuple) else found
+
+    def find_at_hand(self, key: str) -> Entry | Unread | None:
+        """What is at the key, if that takes no request and no long work; else an `Unread` of it."""
+        if self.follower is not None and self.follower.over:
+            return Unread()
+        if self.keys is None and (known := self._ahead.find(self.view, key)) is not None:
+            return known
+        view, changed, stamp = self.view, self.changes.nodes, self._stamp
         chunk = self._nearby(key)
         near = chunk is not None
         if chunk is None:
-            check_key(key)
-            path = document_path(key)
-            if path is not None:
-                node, name = self.node(path), split(key)[1]
-                if self.keys is not None and path not in self.changes.nodes:
-                    self.changes.reads.documents.add(path)
-                if node is not None and name in node.documents:
-                    return InlineRef(node.documents[name])
-            chunk = self._search(key)
-        if chunk is None:
-            opaque = self.node(OPAQUE + key)
-            if opaque is None:
-                return None
+            found = self._look_up(key)
+            if not isinstance(found, tuple):
+                return found
+            chunk = found
+        if not self._knows(*chunk):
+            return Unread(view, changed, stamp, chunk, near=near)
+        return self._read_ref(view, chunk, near=near)
+
+    def find_unread(self, key: str, unread: Unread) -> Entry | None:
+        """What is at the key, of which `find_at_hand` gave this, after a look for what is newer."""
+        self.look()
+        same = unread.view is self.view and unread.changed is self.changes.nodes
+        if unread.chunk is None or not same or unread.stamp is not self._stamp:
+            return self.find(key)
+        return self._read_ref(self.view, unread.chunk, near=unread.near)
+
+    def _look_up(self, key: str) -> InlineRef | tuple[Node, Coords] | None:
+        """The document at the key, or the array or opaque entry and the coordinate it stands for.
+
+        None if there is nothing of the kind.
+        """
+        check_key(key)
+        path = document_path(key)
+        if path is not None:
+            node, name = self.node(path), split(key)[1]
+            if self.keys is not None and path not in self.changes.nodes:
+                self.changes.reads.documents.add(path)
+            if node is not None and name in node.documents:
+                return InlineRef(node.documents[name])
+        chunk = self._search(key)
+        if chunk is None and (opaque := self.node(OPAQUE + key)) is not None:
             chunk = opaque, ()
+        return chunk
+
+    def _read_ref(
+        self, view: SnapshotView, chunk: tuple[Node, Coords], *, near: bool
+    ) -> ChunkRef | None:
+        """Where the chunk is, noted as read; `view` is that in which it was looked up."""
         if self.keys is not None:
             self._note_read(*chunk)
             return self.ref(*chunk)
@@ -220,25 +267,12 @@ class Overlay:
             self._ahead.note(view, *chunk)
         return ref
 
-    def is_at_hand(self, key: str) -> bool:
-        """Whether `look` and `find` need no request at this moment, nor any long work."""
-        if self.follower is not None and self.follower.over:
-            return False
-        path = document_path(key)
-        node = self.node(path) if path is not None else None
-        if node is not None and split(key)[1] in node.documents:
-            return True
-        chunk = self.chunk_at(key)
-        if chunk is None:
-            opaque = self.node(OPAQUE + key)
-            if opaque is None:
-                return True
-            chunk = opaque, ()
+    def _knows(self, node: Node, coords: Coords) -> bool:
+        """Whether it takes no request, nor any long work, to say where the chunk is."""
         if self.changes.tables:  # some may have been written away
             return False
-        array, coords = chunk
-        changed = self.changes.get(array.node_id, coords)
-        return changed is not None or self.view.knows(array.node_id, coords)
+        changed = self.changes.get(node.node_id, coords)
+        return changed is not None or self.view.knows(node.node_id, coords)
 
     def _note_read(self, node: Node, coords: Coords) -> None:
         """Note that a chunk is read, unless it is the writer's own: a commit may depend on it."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import batched
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn, Protocol
 
 from zarr_manifests.engine.edit.packs import native_ref
 from zarr_manifests.engine.objects.chunks import SessionKeys
@@ -35,6 +35,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import (
     UNSET,
+    ChunkRef,
     ChunkTable,
     InlineRef,
     NativeRef,
@@ -45,14 +46,11 @@ from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Coords
 from zarr_manifests.ids import crc32c, object_key, session_of
-from zarr_manifests.keys import document_path
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
 
-if TYPE_CHECKING:
-    from zarr_manifests.engine.edit.workspace import Workspace
-
 __all__ = [
+    "Copy",
     "Reported",
     "check_reporting",
     "close_token",
@@ -183,8 +181,30 @@ def _read(storage: Storage, key: str) -> tuple[tuple[bytes, Coords], StoredRef]:
 # --- what a copy does --------------------------------------------------------------------------
 
 
-def set_reported(workspace: Workspace, key: str, data: bytes | memoryview) -> None:
+class Copy(Protocol):
+    """What a copy's workspace has, as far as it is needed to report."""
+
+    storage: Storage
+    keys: SessionKeys | None
+    token: str | None
+
+    def find(self, key: str) -> ChunkRef | None:
+        """What is at the key; None if nothing is."""
+
+    def node(self, path: str) -> Node | None:
+        """The node at that path."""
+
+    def chunk_at(self, key: str) -> tuple[Node, Coords] | None:
+        """The array and coordinate of which the key is a chunk, whether it is there or not."""
+
+    def keep(self, node: Node, coords: Coords, ref: ChunkRef | None) -> None:
+        """Have a chunk of an array that was written, or was unset."""
+
+
+def set_reported(copy: Copy, key: str, path: str | None, data: bytes | memoryview) -> None:
     """Write a chunk in a copy, as an object of its own, and report it.
+
+    `path` is that of the node whose document may lie at the key, if one may.
 
     Raises
     ------
@@ -193,19 +213,19 @@ def set_reported(workspace: Workspace, key: str, data: bytes | memoryview) -> No
     SessionClosedError
         If the session has begun to commit, or has ended: the change may be in the commit or not.
     """
-    if document_path(key) is not None:
-        known = workspace.find(key)
+    if path is not None:
+        known = copy.find(key)
         if isinstance(known, InlineRef) and known.data == data:
             return  # libraries write documents anew that have not changed
-    node, coords = _chunk_at(workspace, key)
-    assert workspace.keys is not None
-    ref = native_ref(workspace.keys.next("chunks"), 0, len(data), crc32c(data))
-    create_own(workspace.storage, ref.key, data, durable=False)
-    workspace.keep(node, coords, ref)
-    _report(workspace, node, coords, ref)
+    node, coords = _chunk_at(copy, key, path)
+    assert copy.keys is not None
+    ref = native_ref(copy.keys.next("chunks"), 0, len(data), crc32c(data))
+    create_own(copy.storage, ref.key, data, durable=False)
+    copy.keep(node, coords, ref)
+    _report(copy, node, coords, ref)
 
 
-def unset_reported(workspace: Workspace, key: str) -> None:
+def unset_reported(copy: Copy, key: str, path: str | None) -> None:
     """Unset a chunk in a copy, and report it, also if it is absent here: elsewhere it may not be.
 
     Raises
@@ -213,22 +233,21 @@ def unset_reported(workspace: Workspace, key: str) -> None:
     ReadOnlyError, SessionClosedError
         As `set_reported`.
     """
-    if workspace.chunk_at(key) is None and workspace.find(key) is None:
+    if copy.chunk_at(key) is None and copy.find(key) is None:
         return
-    node, coords = _chunk_at(workspace, key)
-    workspace.keep(node, coords, None)
-    _report(workspace, node, coords, UNSET)
+    node, coords = _chunk_at(copy, key, path)
+    copy.keep(node, coords, None)
+    _report(copy, node, coords, UNSET)
 
 
-def _chunk_at(workspace: Workspace, key: str) -> tuple[Node, Coords]:
-    path = document_path(key)
-    is_document = path is not None and workspace.node(path) is not None
-    chunk = None if is_document else workspace.chunk_at(key)
+def _chunk_at(copy: Copy, key: str, path: str | None) -> tuple[Node, Coords]:
+    is_document = path is not None and copy.node(path) is not None
+    chunk = None if is_document else copy.chunk_at(key)
     return chunk or refuse_in_copy(f"{key!r} cannot be changed")
 
 
-def _report(workspace: Workspace, node: Node, coords: Coords, ref: StoredRef) -> None:
-    keys, token, storage = workspace.keys, workspace.token, workspace.storage
+def _report(copy: Copy, node: Node, coords: Coords, ref: StoredRef) -> None:
+    keys, token, storage = copy.keys, copy.token, copy.storage
     assert keys is not None
     assert token is not None
     report = Manifest.of([(node.node_id, ChunkTable.of({coords: ref}))]).encode()

@@ -147,23 +147,25 @@ class Workspace(Overlay):
         An event loop, for which all else would wait, says that it is one.
         """
         self._before_change(key)
+        path = document_path(key)
         if self.reports:
-            set_reported(self, key, data)
+            set_reported(self, key, path, data)
             return
-        if self._set_document(key, data):
+        if path is not None and self._set_document(path, key, data):
             return
-        while not self._set_chunk(key, self._place(data), data, in_loop):
+        while not self._set_chunk(key, path, self._place(data), data, in_loop):
             pass
 
     async def set_async(self, key: str, data: bytes) -> None:
         """As `set`, for an event loop: only the chunk's upload is awaited."""
         self._before_change(key)
+        path = document_path(key)
         if self.reports:
-            await asyncio.to_thread(set_reported, self, key, data)
+            await asyncio.to_thread(set_reported, self, key, path, data)
             return
-        if self._set_document(key, data):
+        if path is not None and self._set_document(path, key, data):
             return
-        while not self._record(key, await self.write_async(data), data):
+        while not self._record(key, path, await self.write_async(data), data):
             pass
 
     def _before_change(self, key: str) -> None:
@@ -203,8 +205,13 @@ class Workspace(Overlay):
             else:
                 self._hold(node, coords, ref)
 
-    def _set_chunk(self, key: str, ref: ChunkRef, data: bytes | memoryview, in_loop: bool) -> bool:
-        """Store a chunk as the ref says, and note it; False if it must be stored again."""
+    def _set_chunk(
+        self, key: str, path: str | None, ref: ChunkRef, data: bytes | memoryview, in_loop: bool
+    ) -> bool:
+        """Store a chunk as the ref says, and note it; False if it must be stored again.
+
+        `path` is that of the node whose document may lie at the key, if one may.
+        """
         if isinstance(ref, NativeRef):
             self.runtime.checkpoint("chunks.create")
             create_own(self.storage, ref.key, data, durable=False)
@@ -214,10 +221,10 @@ class Workspace(Overlay):
             with self.lock:  # once for most chunks: two threads that write wait for each other
                 pack = self.packs.full(self.changes, len(data))
                 if pack is None:
-                    return self._note(key, ref, data)
+                    return self._note(key, path, ref, data)
             self.runtime.checkpoint("chunks.create")
             self._write_full(pack, in_loop)
-        return self._record(key, ref, data)
+        return self._record(key, path, ref, data)
 
     def _write_full(self, pack: Pack, in_loop: bool) -> None:
         """Write a pack; for an event loop in the background, if that pays.
@@ -315,7 +322,7 @@ class Workspace(Overlay):
         assert self.keys is not None  # the store refuses writes before they come here
         return self.keys.next("chunks")
 
-    def _record(self, key: str, ref: ChunkRef, data: bytes | memoryview) -> bool:
+    def _record(self, key: str, path: str | None, ref: ChunkRef, data: bytes | memoryview) -> bool:
         """Note a chunk that was stored; False if a commit came between and it must be again.
 
         A commit starts a new session, and what that commits must carry the new session's name.
@@ -323,10 +330,10 @@ class Workspace(Overlay):
         attributes it holds came meanwhile.
         """
         with self.lock:
-            return self._note(key, ref, data)
+            return self._note(key, path, ref, data)
 
-    def _note(self, key: str, ref: ChunkRef, data: bytes | memoryview) -> bool:
-        if self._set_document(key, data):
+    def _note(self, key: str, path: str | None, ref: ChunkRef, data: bytes | memoryview) -> bool:
+        if path is not None and self._set_document(path, key, data):
             return True
         if isinstance(ref, NativeRef):
             if self.keys is None or ref.source != self.keys.session_id:
@@ -373,11 +380,11 @@ class Workspace(Overlay):
     def delete(self, key: str) -> None:
         """Remove what is at the key, if anything."""
         self._before_change(key)
+        path, name = document_path(key), split(key)[1]
         if self.reports:
-            unset_reported(self, key)
+            unset_reported(self, key, path)
             return
         with self.lock:
-            path, name = document_path(key), split(key)[1]
             node = self.node(path) if path is not None else None
             if path is not None and node is not None and name in node.documents:
                 documents = self._documents(path)
@@ -490,11 +497,8 @@ class Workspace(Overlay):
 
     # --- documents ---------------------------------------------------------------------------
 
-    def _set_document(self, key: str, data: bytes | memoryview) -> bool:
-        """Take `data` as a metadata document of a node; False if it is none."""
-        path = document_path(key)
-        if path is None:
-            return False
+    def _set_document(self, path: str, key: str, data: bytes | memoryview) -> bool:
+        """Take `data` as a metadata document of the node at `path`; False if it is none."""
         name = split(key)[1]
         with self.lock:
             documents = {**self._documents(path), name: bytes(data)}
