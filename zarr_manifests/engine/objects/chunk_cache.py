@@ -1,14 +1,14 @@
-"""Bytes of chunks, kept in memory within a number of bytes, for as long as they are used.
+"""A bounded in-memory cache of chunk bytes.
 
 Invariants:
 
-- A chunk is known by the range of its object and its checksum, so what is kept is never another
-  chunk's, nor what a key held before it was written again.
-- Only whole chunks are kept that match their checksums. Virtual chunks are not, since what says
-  that their file is still the same is a request; nor are those that lie with the metadata.
-- What is kept takes at most `chunk_bytes`; a chunk that is larger is not kept.
-- Thread-safe and fork-safe as `DecodedCache`, and shared by all sessions of a repository object.
-  It does not travel: a copy in another process begins empty.
+- A chunk is identified by the range of its object and its checksum. So the cache never returns
+  another chunk, nor an older version of one.
+- Only whole chunks that match their checksums are kept. Virtual chunks are not, since it takes a
+  request to tell that their file is unchanged; nor are inline chunks, which are in the metadata.
+- The cache takes at most `chunk_bytes`; a larger chunk is not kept.
+- It is thread-safe and fork-safe like `DecodedCache`, and shared by all sessions of a repository
+  object. It is not pickled: a copy in another process starts empty.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["ChunkCache"]
 
 
 class ChunkCache:
-    """Chunks' bytes by where they are."""
+    """Chunk bytes by their `NativeRef`."""
 
     def __init__(self, options: CacheOptions, runtime: Runtime, meter: Meter) -> None:
         bounds = CacheOptions(max_size=options.chunk_bytes, expire_ms=options.expire_ms)
@@ -33,16 +33,16 @@ class ChunkCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the chunks take."""
+        """Bytes that the kept chunks take."""
         return self._kept.nbytes
 
     def find(self, ref: NativeRef) -> bytes | None:
-        """The chunk's bytes, None if they are not here."""
+        """The chunk's bytes; None if they are not cached."""
         data: bytes | None = self._kept.find(ref)
         self._meter.add("chunk_cache_misses" if data is None else "chunk_cache_hits")
         return data
 
     def keep(self, ref: NativeRef, data: bytes) -> None:
-        """Keep the bytes of a whole chunk that are known to match its checksum."""
+        """Keep a whole chunk; the caller has compared its checksum."""
         if ENTRY_BYTES + decoded_bytes(data) <= self._kept.max_size:
             self._kept.keep(ref, data)

@@ -1,9 +1,8 @@
-"""Chunk bytes: the names of the objects they are written to, and reads of exactly their range.
+"""Chunk bytes: names of a session's objects, and reads of exactly a chunk's range.
 
-Invariants: a chunk that is referenced and cannot be had, whole and undamaged, is an error and
-never `None`; a whole chunk's checksum is verified on every read; objects are put-if-absent under
-a session id that no other process uses, since a forked child draws one of its own before it
-writes.
+Invariants: a referenced chunk that is missing or damaged raises an error and never reads as `None`;
+a whole chunk's checksum is verified on every read; objects are written put-if-absent, under a
+session id that no other process uses, since a forked child draws its own before it writes.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ __all__ = ["ChunkReader", "SessionKeys"]
 
 _LINEAGE_BYTES = 6
 _LARGE_BYTES: Final = 512 * 1024
-"""From here on, an event loop has a storage that answers at once read by a thread: several chunks
-are read and checked side by side, which outweighs the thread."""
+"""From this size on, a local read in an event loop runs in a thread: several chunks are then read
+and checked in parallel, which outweighs the cost of the thread."""
 
 
 class SessionKeys:
-    """Hands out the keys of one writer's objects: `<kind>/<session>/<n>`.
+    """Generates the keys of one writer's objects: `<kind>/<session>/<n>`.
 
-    The first 48 random bits of a session id are its lineage, which copies of the session share;
-    the other 48 are each copy's own. `epoch` is that with which the session has claimed its
-    branch, if it has.
+    The first 48 random bits of a session id are its lineage, which copies of the session share; the
+    other 48 bits differ from copy to copy. `epoch` is the epoch of the session's claim of its
+    branch, if it has claimed it.
     """
 
     def __init__(
@@ -60,23 +59,23 @@ class SessionKeys:
         return _Own(os.getpid(), new_session_id(self.start, self.lineage + own))
 
     def next(self, kind: str) -> str:
-        """A key that nobody has used."""
+        """A new key, never used before."""
         own = self._current()
         return object_key(kind, own.session_id, next(own.numbers))
 
     def key_for(self, kind: str, data: bytes) -> str:
-        """The key that these bytes were written under, or one that nobody has used."""
+        """The key under which these bytes were already written, or a new one."""
         found = [key for key in self._current().written if key.startswith(f"{kind}/")]
         digest = _digest(data) if found else b""  # a first commit has none to compare with
         same = (key for key in found if self._current().written[key] == digest)
         return next(same, None) or self.next(kind)
 
     def has_written(self, key: str) -> bool:
-        """Whether an object is known to be in the storage under the key."""
+        """Whether this session has written an object under the key."""
         return key in self._current().written
 
     def note_written(self, key: str, data: bytes) -> None:
-        """Note that these bytes are in the storage under a key of this session."""
+        """Note that these bytes are stored under a key of this session."""
         self._current().written[key] = _digest(data)
 
     @property
@@ -91,19 +90,19 @@ class SessionKeys:
 
     @property
     def lineage_prefix(self) -> str:
-        """What the chunk keys of this session and all its copies start with."""
+        """The common prefix of chunk keys of this session and all its copies."""
         return f"chunks/{self.start:012d}-{self.lineage.hex()}"
 
 
 @dataclass(slots=True)
 class _Own:
-    """What one process has of a session's keys."""
+    """The part of a session's keys that belongs to one process."""
 
     pid: int
     session_id: str
     numbers: itertools.count[int] = field(default_factory=itertools.count)
     written: dict[str, bytes] = field(default_factory=dict)
-    """Key -> digest of what was written there."""
+    """Key -> digest of the bytes written there."""
 
 
 def _digest(data: bytes) -> bytes:
@@ -111,7 +110,7 @@ def _digest(data: bytes) -> bytes:
 
 
 class ChunkReader:
-    """Reads chunks of one snapshot, or of a session that grew from it."""
+    """Reads chunks of one snapshot, or of a session based on it."""
 
     def __init__(
         self,
@@ -128,18 +127,18 @@ class ChunkReader:
         self._cache = cache
 
     def read(self, ref: ChunkRef, start: int, length: int) -> bytes:
-        """`length` bytes of the chunk from `start` on; both lie within the chunk.
+        """Return `length` bytes of the chunk from `start` on; both are within the chunk.
 
         Raises
         ------
         MissingChunkError
-            If the object that holds the chunk is not there.
+            If the chunk's object does not exist.
         CorruptObjectError
             If it is too short, or the whole chunk does not match its checksum.
         VirtualContainerError
-            If it lies in a file elsewhere that the repository was not opened to read.
+            If it is in a file elsewhere that the repository was not opened to read.
         VirtualSourceChangedError
-            If that file is not what it was when it was referenced.
+            If that file has changed since it was referenced.
         """
         if not isinstance(ref, NativeRef):
             if isinstance(ref, VirtualRef):
@@ -156,7 +155,7 @@ class ChunkReader:
         return self._checked(ref, data, start, length)
 
     async def read_async(self, ref: ChunkRef, start: int, length: int) -> bytes:
-        """As `read`, for an event loop; neighbours in one request where a storage is far away."""
+        """Like `read`, for an event loop; on remote storages, adjacent reads share a request."""
         if isinstance(ref, InlineRef):
             return ref.data[start : start + length]
         if isinstance(ref, VirtualRef) or (length >= _LARGE_BYTES and self._inline):

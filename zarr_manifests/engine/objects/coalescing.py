@@ -1,15 +1,14 @@
-"""Reads of neighbouring ranges as one request, for event loops and storages that are far away.
+"""Combining reads of neighbouring ranges into one request, in event loops on remote storages.
 
-What is asked for in one turn of an event loop is planned together when the turn ends
-(`planning.ranges`), within the bounds that the storage names, and fetched request by request, side
-by side. Invariants:
+All reads that are asked for in one turn of an event loop are planned together when the turn ends
+(`planning.tables.byte_ranges`), within the storage's bounds. The requests then run in parallel.
+Invariants:
 
-- Every caller gets its own bytes, fewer only where the object ends; or the error of the one
-  request that its range was part of, and of no other.
-- A caller that is cancelled takes nothing from the others. A request that nobody waits for any
-  more is cancelled.
-- An event loop has a state of its own, which ends with the turn: loops of several threads neither
-  wait for each other nor share requests.
+- Every caller gets its own bytes (fewer only at the end of the object), or the error of the request
+  that contained its range. Errors of other requests do not affect it.
+- Cancelling one caller does not affect the others. A request that nobody waits for is cancelled.
+- State is per event loop and turn: loops of different threads neither wait for each other nor share
+  requests.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ __all__ = ["CoalescedReads"]
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """What was asked for since the loop was last free, by key."""
+    """Ranges asked for in the current turn of the loop, by key."""
 
     loop: asyncio.AbstractEventLoop
     asked: dict[str, list[_Asked]] = field(default_factory=dict)
@@ -34,7 +33,7 @@ class _Turn:
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """A range, and who waits for it."""
+    """A range, and the future its caller waits for."""
 
     start: int
     length: int
@@ -44,14 +43,14 @@ class _Asked:
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """One request, and how many wait for it."""
+    """One request, and the number of callers that wait for it."""
 
     task: asyncio.Task[None]
     waiting: int
 
 
 class CoalescedReads:
-    """Reads ranges of immutable objects, neighbours together."""
+    """Reads ranges of immutable objects, combining neighbouring ones."""
 
     def __init__(self, storage: ReadableStorage) -> None:
         self._storage = storage
@@ -60,7 +59,7 @@ class CoalescedReads:
         self._here = threading.local()
 
     async def get(self, key: str, start: int, length: int) -> bytes:
-        """As `Storage.get_async`."""
+        """Like `Storage.get_async`."""
         loop = asyncio.get_running_loop()
         turn: _Turn | None = getattr(self._here, "turn", None)
         if turn is None or turn.loop is not loop:
@@ -82,7 +81,7 @@ class CoalescedReads:
         if getattr(self._here, "turn", None) is turn:
             self._here.turn = None
         for key, all_asked in turn.asked.items():
-            asked = [one for one in all_asked if not one.answer.done()]  # not cancelled meanwhile
+            asked = [one for one in all_asked if not one.answer.done()]  # skip cancelled ones
             plans = coalesce(
                 [one.start for one in asked],
                 [one.length for one in asked],

@@ -1,19 +1,18 @@
-"""Values decoded from immutable objects, kept in memory within a number of bytes.
+"""A bounded in-memory cache of values decoded from immutable objects.
 
 Invariants:
 
-- *Bounded.* What the values take, as `sizes` tells, is at most `max_size`; or, if this is more,
-  the value added last and half of `max_size`. There are two parts: objects, which cost a request
-  to have again, and what is made of them (chunk tables, overlays). Of the larger part goes
-  first what was not used for longest; so objects, such as the deltas of the last commits, keep
-  half of the room however large the tables are that a scan passes through.
-- *Idle values go* once something else is looked up: those not used for `expire_ms`.
-- *Single-flight.* While one thread makes a value, others that want it wait for that. An error is
-  raised for all of them; but if the maker was interrupted (not an `Exception`), those who wait go
-  on as if it had never begun. Making a value never waits for a thread of the pool, whose
-  threads may all be waiting here.
-- *Fork-safe.* A child of `os.fork` has what was in the cache, a free lock, and waits for no thread
-  of its parent.
+- *Bounded.* Values take at most `max_size`, estimated by `decoded_sizes`; a larger value may stay
+  as the one added last, with at most half of `max_size` besides. There are two parts: objects,
+  which cost a request to get again, and values made from them (chunk tables, overlays). The least
+  recently used value of the larger part is dropped first. So objects, such as the deltas of the
+  last commits, keep half of the room, however large the tables of a scan are.
+- *Expiring.* Values that were not used for `expire_ms` are dropped at the next lookup.
+- *Single-flight.* While one thread makes a value, others that want it wait. An error is raised in
+  all of them. If the maker is interrupted (not by an `Exception`), those who wait start over.
+  Making a value must never wait for a pool thread, since all of these may be waiting here.
+- *Fork-safe.* A child of `os.fork` keeps the cached values, has a free lock, and waits for no
+  thread of its parent.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ from zarr_manifests.runtime import Runtime
 __all__ = ["ENTRY_BYTES", "OBJECT", "DecodedCache"]
 
 OBJECT: Final = "object"
-"""The first element of the names of objects; what is made of them is called otherwise."""
+"""First element of the names of objects; names of other values start differently."""
 
 ENTRY_BYTES: Final = 400
-"""What an entry takes besides its value: its name, its place in the order."""
+"""Bytes of an entry besides its value: its name, its place in the order."""
 
 
 class _Entry:
@@ -48,7 +47,7 @@ class _Entry:
 
 
 class _Flight:
-    """A value in the making."""
+    """A value that a thread is making."""
 
     __slots__ = ("ended", "error", "value")
 
@@ -59,23 +58,23 @@ class _Flight:
 
 
 class _InterruptedError(Exception):
-    """The maker has not come to an end; told to those who wait, and to nobody else."""
+    """The maker was interrupted; seen only by the threads that wait for it."""
 
 
 class DecodedCache:
-    """Values by name; a name is a tuple, its first element says what part it belongs to."""
+    """Values by name; the first element of a name (a tuple) selects the part of the cache."""
 
     def __init__(self, options: CacheOptions, runtime: Runtime, meter: Meter | None = None) -> None:
         self.max_size = options.max_size
         self._expire_s = options.expire_ms / 1000 or float("inf")
         self._now_s = runtime.monotonic_s
         self._meter = meter or Meter()
-        # From what was not used for longest to what was used last, but what is in `_used`.
+        # Least recently used first, except for the names in `_used`.
         self._objects: OrderedDict[tuple[Any, ...], _Entry] = OrderedDict()
         self._made: OrderedDict[tuple[Any, ...], _Entry] = OrderedDict()
         self._used: dict[tuple[Any, ...], None] = {}
         self._bytes = [0, 0]
-        self._due_s = float("inf")  # no value expires before
+        self._due_s = float("inf")  # no value expires before this time
         self._restart()
         _CACHES.add(self)
 
@@ -89,7 +88,7 @@ class DecodedCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the values take, as far as can be told."""
+        """Estimated bytes that the values take."""
         with self._lock:  # not between adding one and dropping another
             return sum(self._bytes)
 
@@ -106,12 +105,12 @@ class DecodedCache:
             self._bytes[:] = 0, 0
 
     def find(self, name: tuple[Any, ...]) -> Any | None:
-        """The value, None if there is none."""
+        """The value; None if it is not cached."""
         now_s = self._now_s()
         if now_s >= self._due_s:
             with self._lock:
                 self._expire(now_s)
-        # Without the lock, which would take half of the time of each chunk's lookup.
+        # Without the lock, which would double the time of each chunk's lookup.
         entry = (self._objects if name[0] == OBJECT else self._made).get(name)
         if entry is None:
             return None
@@ -120,7 +119,7 @@ class DecodedCache:
         return entry.value
 
     def keep(self, name: tuple[Any, ...], value: Any) -> None:
-        """Add a value, as used last; the one that is there stays."""
+        """Add a value as the most recently used; an existing one stays."""
         if self.find(name) is not None:
             return
         entry = _Entry(value, ENTRY_BYTES + decoded_bytes(value), self._now_s())
@@ -134,7 +133,7 @@ class DecodedCache:
             self._shrink(name)
 
     def obtain(self, name: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        """The value; if there is none, what `make` returns, which is called by one thread."""
+        """Return the value; if it is missing, one thread calls `make` for it."""
         while True:
             flight: _Flight | None = None
             try:
@@ -158,7 +157,7 @@ class DecodedCache:
             finally:
                 if flight is not None:
                     with self._lock:
-                        # In a child that was forked meanwhile there are no flights but its own.
+                        # A child forked in the meantime has only its own flights.
                         if self._flights.get(name) is flight:
                             del self._flights[name]
                     flight.ended.set()
@@ -172,7 +171,7 @@ class DecodedCache:
         return (self._objects, 0) if name[0] == OBJECT else (self._made, 1)
 
     def _settle(self) -> None:
-        """Put what was used since the last time behind what was not."""
+        """Move the values in `_used` to the end of the order."""
         used, self._used = self._used, {}
         known = [
             (part[name].used_s, name, part)
@@ -198,7 +197,7 @@ class DecodedCache:
         while sum(self._bytes) > self.max_size:
             at = int(self._bytes[1] > self._bytes[0])
             if next(iter(parts[at])) == newest and len(parts[at]) == 1:
-                at = 1 - at  # what was added last stays
+                at = 1 - at  # the value added last stays
                 if not parts[at] or self._bytes[at] <= self.max_size // 2:
                     break
             self._drop(parts[at], at)

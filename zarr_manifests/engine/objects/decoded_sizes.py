@@ -1,14 +1,13 @@
-"""How much memory a decoded value takes, as far as it can be told from outside.
+"""Estimates of the memory that decoded values take.
 
-The value is walked through, and every object in it is counted once: what Python says it takes,
-and for an array the buffer it is a view of, which a constant column has a single number in.
-Objects that exist once for the whole process (small numbers, classes, the empty tuple) are
-counted all the same where they are few; what matters are bytes, texts, arrays and containers.
+A value is traversed, and every object in it counts once, with the size that Python reports. An
+array counts with the buffer it is a view of; a constant column's buffer holds a single number.
+Objects shared by the whole process (small numbers, classes, the empty tuple) are not excluded,
+since they matter little beside bytes, strings, arrays and containers.
 
-This runs for every object that is decoded. So how a type is walked through is found out once for
-each type, and of a long sequence, whose items are alike, only some are looked at. Snapshots and
-the entries of their read lists, which every commit reads and writes, are not walked through: of
-what they are made of it is known how large it is.
+This runs for every decoded object. So the way to traverse a type is computed once per type, and of
+a long sequence, whose items are alike, only a sample is measured. Snapshots and read list entries,
+which every commit reads and writes, are not traversed: their sizes are computed from constants.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _COUNT_BYTES: Final = 170
 
 
 def decoded_bytes(value: Any) -> int:
-    """Bytes of memory that the value and all it consists of take.
+    """Return the estimated bytes of memory of the value and everything in it.
 
     Examples
     --------
@@ -73,7 +72,7 @@ def decoded_bytes(value: Any) -> int:
             continue
         parts = get(item)
         if len(parts) > _MOST:
-            some = parts[:: len(parts) // _MOST | 1]  # odd: what alternates is seen on both sides
+            some = parts[:: len(parts) // _MOST | 1]  # odd: samples both of alternating items
             parts, weight = some, weight * len(parts) / len(some)
         due.extend([(part, weight) for part in parts])
     return int(total)
@@ -87,7 +86,7 @@ def _entry_bytes(entry: DeltaEntry) -> int:
 
 
 def _parts_of(kind: type) -> _Parts | None:
-    """What gives the objects that one of this type consists of; None if it has none."""
+    """How to get the parts of a value of this type; None if it has none."""
     if issubclass(kind, tuple | list):
         return _itself
     if issubclass(kind, Mapping):

@@ -1,20 +1,20 @@
-"""Metadata objects kept in a folder of the local disk, for all processes of one user.
+"""A cache of metadata objects in a local folder, shared by all processes of one user.
 
-A file is `<folder>/<repository id>/<2 hex digits>/<key, / as +>+<length>+<crc32c>`, the object's
-bytes and nothing else, so its name says what must be in it. Invariants:
+A file is `<folder>/<repository id>/<2 hex digits>/<key, / as +>+<length>+<crc32c>`. It holds just
+the object's bytes, so its name says what its content must be. Invariants:
 
-- Nothing wrong is ever returned: length and checksum are compared on every read, and a file that
-  differs is deleted. Nothing is ever an error: what cannot be read is not there, and what cannot
-  be written (no room, no permission, no folder any more) is left out and counted.
-- Many processes may do everything at once. A file gets its name by a rename once it is whole;
-  whoever has it open may go on reading when it is deleted. A killed process leaves at most a
-  temporary file, which is deleted an hour later; and since nothing is fsynced, a machine that
-  goes down may leave files with wrong bytes, which are found out when read.
-- Files and folders are readable by their owner alone. A folder of somebody else's is refused: a
-  checksum finds damage, not intent.
+- Never wrong: length and checksum are compared on every read, and a file that differs is deleted.
+  Never an error: a file that cannot be read counts as missing, and a write that fails (no room, no
+  permission, no folder) is skipped and counted.
+- Safe among processes. A file gets its name by a rename once it is complete. A reader that has it
+  open can go on reading when it is deleted. A killed process leaves at most a temporary file, which
+  is deleted after an hour. Nothing is fsynced, so after a crash of the machine files may have wrong
+  bytes, which the next read detects.
+- Private: only the owner can read files and folders. A folder owned by somebody else is refused,
+  since a checksum protects against damage, not against intent.
 - Bounded: when a process has written a sixteenth of `directory_bytes` since it last looked, it
-  deletes what was read longest ago, until nine tenths are left. A file counts as whole blocks of
-  4 KiB. A read sets the time of modification, since many disks do not keep that of reading.
+  deletes the least recently read files until nine tenths are left. A file counts in blocks of
+  4 KiB. A read sets the modification time, since many file systems do not record access times.
 """
 # Paths are plain strings here, since pathlib costs as much as the system calls:
 # ruff: noqa: PTH100, PTH102, PTH103, PTH111, PTH116, PTH118, PTH120
@@ -48,7 +48,7 @@ _TEMP_KEPT_MS: Final = 3_600_000
 
 
 class DiskCache:
-    """What one repository has in the folder; made by `open`. Thread-safe and fork-safe."""
+    """One repository's part of the folder; made by `open`. Thread-safe and fork-safe."""
 
     def __init__(
         self,
@@ -66,12 +66,12 @@ class DiskCache:
         self._meter = meter
         self._disk = disk or PosixDisk(anonymous=False)
         self._lock = ForkSafeLock()
-        self._unseen_bytes = max_bytes  # what others have written is not known at first
+        self._unseen_bytes = max_bytes  # at first, what others have written is unknown
         self._warned = False
 
     @staticmethod
     def check(options: CacheOptions) -> str | None:
-        """The path of the folder, which is made if it is not there; None if none is wanted.
+        """Return the path of the folder, made if necessary; None if none is configured.
 
         Raises
         ------
@@ -98,7 +98,7 @@ class DiskCache:
         meter: Meter,
         disk: PosixDisk | None = None,
     ) -> DiskCache | None:
-        """The part of the folder that belongs to the repository; None if no folder is given.
+        """Open the repository's part of the folder; None if no folder is configured.
 
         Raises
         ------
@@ -117,11 +117,11 @@ class DiskCache:
         return self
 
     def has(self, ref: BlobRef) -> bool:
-        """Whether there is a file for the object; it may turn out to be damaged."""
+        """Whether there is a file for the object, which may be damaged."""
         return os.path.lexists(self._path(ref))
 
     def get(self, ref: BlobRef) -> bytes | None:
-        """The object's bytes, sound; None if they are not here."""
+        """The object's verified bytes; None if they are not cached."""
         path = self._path(ref)
         try:
             fd = open_regular(path)
@@ -129,7 +129,7 @@ class DiskCache:
                 data = file.read(ref.length + 1)
                 now_ns = self._runtime.now_ms() * 1_000_000
                 os.utime(fd, ns=(now_ns, now_ns))
-        except OSError:  # not here, or deleted meanwhile, or not readable: it is fetched
+        except OSError:  # missing, just deleted, or unreadable: the caller fetches the object
             self._meter.add("disk_cache_misses")
             return None
         if not is_sound(data, ref.length, ref.crc32c):
@@ -142,7 +142,7 @@ class DiskCache:
         return data
 
     def put(self, ref: BlobRef, data: bytes) -> None:
-        """Keep the object's bytes, which are sound, if there is room."""
+        """Keep the object's bytes, which the caller has verified, if there is room."""
         nbytes = _on_disk(len(data))
         if nbytes > self._max_bytes // 4:
             return
@@ -157,7 +157,7 @@ class DiskCache:
             if due:
                 self._unseen_bytes = 0
         if due:
-            with contextlib.suppress(RuntimeError):  # the interpreter exits; another will see to it
+            with contextlib.suppress(RuntimeError):  # at exit; another process will tidy up
                 self._runtime.background(self._tidy)
 
     def _path(self, ref: BlobRef) -> str:
@@ -189,10 +189,10 @@ class DiskCache:
         self._meter.add("disk_cache_failures")
         if not self._warned:
             self._warned = True
-            _LOG.warning("the cache directory %s takes nothing: %s", self._root, error)
+            _LOG.warning("the cache directory %s cannot be written: %s", self._root, error)
 
     def _tidy(self) -> None:
-        """Delete left-over temporary files, and what was read longest ago if there is too much."""
+        """Delete old temporary files, and the least recently read files if there are too many."""
         files = []
         try:
             for entry, found in _files(self._root):
@@ -242,7 +242,7 @@ def _on_disk(nbytes: int) -> int:
 
 
 def _files(root: str, depth: int = 2) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
-    """The files `depth` folders below `root`; what is deleted meanwhile is left out."""
+    """The files `depth` folders below `root`, without those that were deleted meanwhile."""
     with contextlib.suppress(FileNotFoundError), os.scandir(root) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):

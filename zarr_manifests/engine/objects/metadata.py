@@ -1,9 +1,8 @@
 """Immutable metadata objects: fetched once, decoded once, written once.
 
-Fetches go through a cache of decoded values (`cache`) and are single-flight; behind it may lie a
-folder of the local disk (`disk_cache`), which is asked before the storage. What is made of
-objects, such as the chunk tables of a manifest, is kept in the same cache. Writes are those of
-`create_own`.
+Loads go through a cache of decoded values (`decoded_cache`) and are single-flight. Before the
+storage, a cache on the local disk (`disk_cache`) is tried if there is one. Values made from
+objects, such as the chunk tables of a manifest, are in the same cache. Writes use `create_own`.
 """
 
 from __future__ import annotations
@@ -48,22 +47,22 @@ _CREATIONS: Final = 5
 def create_own(
     storage: Storage, key: str, data: bytes | memoryview, *, durable: bool = True
 ) -> None:
-    """Put an object into the storage under a key that only this writer uses.
+    """Write an object under a key that only this writer uses.
 
-    "Already there" can then only be the lost answer to an earlier call; what is there is compared
-    before that is believed.
+    If the key exists, the answer to an earlier call must have been lost. The existing bytes are
+    compared to make sure.
 
     Raises
     ------
     StorageError
-        If it could not be written, or something else lies there.
+        If it could not be written, or other bytes are stored there.
     """
     for _ in range(_CREATIONS):
         if storage.create(key, data, durable=durable):
             return
         try:
             found = storage.get(key, 0, len(data) + 1)
-        except ObjectNotFoundError:  # so it was not there either
+        except ObjectNotFoundError:  # contradicts the answer before
             continue
         if found == data:
             return
@@ -78,11 +77,11 @@ def create_own(
 
 
 class NotAtHandError(Exception):
-    """What was asked for would have to be fetched."""
+    """The object would have to be fetched."""
 
 
 class ReadTally:
-    """How many bytes were fetched for something."""
+    """Counts fetched bytes. Thread-safe."""
 
     __slots__ = ("_lock", "nbytes")
 
@@ -91,7 +90,7 @@ class ReadTally:
         self._lock = threading.Lock()
 
     def add(self, nbytes: int) -> None:
-        """Count what was fetched."""
+        """Count fetched bytes."""
         with self._lock:
             self.nbytes += nbytes
 
@@ -101,7 +100,7 @@ _TALLY: ContextVar[ReadTally | None] = ContextVar("zarr_manifests_tally", defaul
 
 @contextmanager
 def tallied_reads() -> Iterator[ReadTally]:
-    """Count the bytes of objects that are fetched in here, and in threads it hands calls to."""
+    """Count the bytes of objects fetched in the block, including by its parallel calls."""
     tally = ReadTally()
     token = _TALLY.set(tally)
     try:
@@ -116,7 +115,7 @@ class _Decodable(Protocol):
 
 
 def _name(ref: BlobRef, kind: type[Any]) -> tuple[Any, ...]:
-    """What a cached value is known by: all that a pointer says, and what it was decoded as."""
+    """The cache name of a decoded object: the whole pointer, and the type it is decoded as."""
     return OBJECT, ref.key, ref.length, ref.crc32c, kind
 
 
@@ -126,9 +125,9 @@ class ObjectReader:
     Attributes
     ----------
     cache : DecodedCache
-        What is kept in memory.
+        Decoded values, in memory.
     meter : Meter
-        What counts the calls of the storage, if anything does; and what is done here.
+        Counts what is done here, and the calls of a metered storage.
     """
 
     storage: ReadableStorage
@@ -147,12 +146,12 @@ class ObjectReader:
         self._disk = disk
 
     def load[T: _Decodable](self, ref: BlobRef, kind: type[T], fetched: bytes | None = None) -> T:
-        """The decoded object that `ref` points to; `fetched` is what lies there, if at hand.
+        """Return the decoded object that `ref` points to; `fetched` has its bytes, if available.
 
         Raises
         ------
         CorruptObjectError
-            If it is missing, or is not what the pointer says.
+            If it is missing, or does not match the pointer.
         """
         name = _name(ref, kind)
         found = self.cache.find(name)
@@ -165,11 +164,11 @@ class ObjectReader:
     def load_all(
         self, wanted: Sequence[tuple[BlobRef, type[_Decodable]]], runtime: Runtime | None = None
     ) -> dict[str, Any]:
-        """The decoded objects by key; what has to be fetched is, in one parallel round."""
+        """Return the decoded objects by key; missing ones are fetched in one parallel round."""
         by_key = {ref.key: (ref, kind) for ref, kind in wanted}
         here = [key for key, (ref, kind) in by_key.items() if self.has(ref, kind)]
         loaded = {key: self.load(*by_key.pop(key)) for key in here}
-        # A disk gets no faster by more at a time, and each thread takes as long as a small read.
+        # More parallel reads do not make a disk faster, and a thread costs as much as a small read.
         most = _DISK_ABREAST if self.storage.capabilities.turns else len(by_key)
         groups = [[*by_key.items()][i::most] for i in range(min(most, len(by_key)))]
         calls = [partial(self._load_each, group) for group in groups]
@@ -183,21 +182,21 @@ class ObjectReader:
         return {key: self.load(*each) for key, each in wanted}
 
     def prefetch(self, wanted: Sequence[tuple[BlobRef, type[_Decodable]]]) -> None:
-        """Fetch what is neither cached nor carried along, in one parallel round."""
+        """Fetch objects that are neither cached nor copied into their pointers, in parallel."""
         self.load_all([(ref, kind) for ref, kind in wanted if not self.has(ref, kind)])
 
     def recall[T](self, ref: BlobRef, kind: type[T]) -> T | None:
-        """What is remembered of that kind under the pointer; nothing is fetched or counted."""
+        """The cached value of that type for the pointer, or None; fetches and counts nothing."""
         return cast("T | None", self.cache.find(_name(ref, kind)))
 
     def remember(self, ref: BlobRef, value: Any) -> None:
-        """Keep a decoded object, for as long as there is room."""
+        """Keep a decoded object while there is room."""
         self.cache.keep(_name(ref, type(value)), value)
 
     def tables(
         self, ref: BlobRef, node_id: bytes, manifest: Manifest | None = None
     ) -> Mapping[Box, ChunkTable]:
-        """A manifest's chunk tables of one node, decoded, by box; `manifest` is it, if at hand."""
+        """A manifest's decoded chunk tables of one node, by box; `manifest`, if already loaded."""
         name = _tables_name(ref, node_id)
         found = self.cache.find(name)
         if found is None:
@@ -216,37 +215,37 @@ class ObjectReader:
         number: int,
         find: Callable[[], tuple[Part, bytes]],
     ) -> ChunkTable:
-        """One of the chunk tables of a node in the object; `find` has it encoded."""
+        """One chunk table of a node in the object; `find` returns it encoded."""
         name = _table_name(ref, node_id, number)
         return cast(ChunkTable, self.cache.obtain(name, lambda: Manifest.decode(*find())))
 
     def known_table(self, ref: BlobRef, node_id: bytes, number: int) -> ChunkTable | None:
-        """The same, None if it is not in memory."""
+        """The same if it is cached, else None."""
         return cast("ChunkTable | None", self.cache.find(_table_name(ref, node_id, number)))
 
     def has(self, ref: BlobRef, kind: type[_Decodable]) -> bool:
-        """Whether `load` needs no request at this moment."""
+        """Whether `load` needs no request now."""
         return ref.copy is not None or _name(ref, kind) in self.cache
 
     def is_near(self, ref: BlobRef, *kinds: type[_Decodable]) -> bool:
-        """Whether `load` most likely needs no request: it is in memory, or in the folder."""
+        """Whether `load` probably needs no request: it is cached in memory or on disk."""
         here = any(self.has(ref, kind) for kind in kinds)
         return here or (self._disk is not None and self._disk.has(ref))
 
     def guess(self, key: str, most: int) -> bytes | None:
-        """What lies at a key, if it has no more than so many bytes and can be had, else None.
+        """The bytes at a key if there are at most `most`, else None; also None if it fails.
 
-        Nobody is to believe it who has no pointer to it.
+        They are unverified: only someone with a pointer to the object can trust them.
         """
         self._runtime.checkpoint("objects.get")
         try:
             data = self.storage.get(key, 0, most + 1)
-        except StorageError:  # who really needs it is told when it asks
+        except StorageError:  # a reader that really needs the object gets the error itself
             return None
         return data if len(data) <= most else None
 
     def has_tables(self, ref: BlobRef, node_id: bytes) -> bool:
-        """Whether `tables` needs nothing of the manifest at this moment."""
+        """Whether `tables` needs no manifest now."""
         return _tables_name(ref, node_id) in self.cache
 
     def _decoded(self, ref: BlobRef, kind: type[_Decodable], fetched: bytes | None = None) -> Any:
@@ -257,7 +256,7 @@ class ObjectReader:
         data = self._bytes(ref) if fetched is None else fetched
         value = kind.from_object(data, ref)
         if ref.copy is None and self._disk is not None:
-            self._disk.put(ref, data)  # now that it is known to be sound
+            self._disk.put(ref, data)  # decoded, so it is valid
         return value
 
     def _bytes(self, ref: BlobRef) -> bytes:
@@ -292,12 +291,12 @@ class Objects(ObjectReader):
         super().__init__(storage, runtime, options, disk)
 
     def create(self, key: str, data: bytes) -> None:
-        """Write one of this writer's own objects, durably.
+        """Durably write an object under one of this writer's own keys.
 
         Raises
         ------
         StorageError
-            If it could not be written, or something else lies there.
+            If it could not be written, or other bytes are stored there.
         """
         self._runtime.checkpoint("objects.create")
         create_own(self.storage, key, data)
@@ -306,19 +305,19 @@ class Objects(ObjectReader):
 
 
 class AtHand(ObjectReader):
-    """Those of the objects that need not be fetched: what is cached, and what is carried along."""
+    """A view of the objects that loads only what is cached or copied into a pointer."""
 
     def __init__(self, objects: ObjectReader) -> None:
         self.storage, self.meter, self.cache = objects.storage, objects.meter, objects.cache
         self._runtime, self._disk = objects._runtime, None
 
     def load[T: _Decodable](self, ref: BlobRef, kind: type[T], fetched: bytes | None = None) -> T:
-        """The decoded object that `ref` points to; `fetched` is what lies there, if at hand.
+        """Return the decoded object that `ref` points to; `fetched` has its bytes, if available.
 
         Raises
         ------
         NotAtHandError
-            If it would have to be fetched. (Not from a flight, which others may wait for.)
+            If it would have to be fetched. (It joins no flight, which others may wait for.)
         """
         found = self.recall(ref, kind)
         if found is not None:
@@ -337,7 +336,7 @@ class AtHand(ObjectReader):
     def tables(
         self, ref: BlobRef, node_id: bytes, manifest: Manifest | None = None
     ) -> Mapping[Box, ChunkTable]:
-        """A manifest's chunk tables of one node, decoded, by box; `manifest` is it, if at hand."""
+        """A manifest's decoded chunk tables of one node, by box; `manifest`, if already loaded."""
         if not self.has_tables(ref, node_id):
             manifest = manifest or self.load(ref, Manifest)
         return super().tables(ref, node_id, manifest)
@@ -349,7 +348,7 @@ class AtHand(ObjectReader):
         number: int,
         find: Callable[[], tuple[Part, bytes]],
     ) -> ChunkTable:
-        """One of the chunk tables of a node in the object; `find` has it encoded."""
+        """One chunk table of a node in the object; `find` returns it encoded."""
         known = self.known_table(ref, node_id, number)
         if known is not None:
             return known
@@ -367,14 +366,14 @@ def _tables_name(ref: BlobRef, node_id: bytes) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """An encoded object and where it goes."""
+    """An encoded object and its key."""
 
     key: str
     data: bytes
 
     @classmethod
     def of(cls, keys: SessionKeys, kind: str, data: bytes) -> Upload:
-        """These bytes where the session has written them before, or else under a new key."""
+        """The bytes under the key where the session has written them already, or a new key."""
         return cls(keys.key_for(kind, data), data)
 
     @property

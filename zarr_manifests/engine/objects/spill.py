@@ -1,13 +1,13 @@
-"""Chunk refs that a writer has set and keeps in manifests of its own, not in memory.
+"""Chunk refs of a writer that are kept in manifests instead of in memory.
 
-What is beyond the budget is written to manifests of one table each, under the writer's own name; in
-memory stay where they are, their boxes and counts (`Spilled`). A commit refers to these manifests
-as they are. Only where later changes lie over rows of one, or two of them share chunks, are the
-rows brought together and written anew, slab by slab, so that no more than a slab is in memory.
+Beyond the memory budget, chunk refs are written to manifests of one table each, under the writer's
+own keys. Only their locations, boxes and counts stay in memory (`Spilled`). A commit refers to
+these manifests as they are. Rows are merged and rewritten only where later changes overlap a
+spilled table, or two spilled tables share chunks. That is done slab by slab, so that only a slab is
+in memory.
 
-Invariants: what is spilled is durable, and so are the chunks it refers to; the same rows are
-written once, however often they are asked to be; it never changes, and is garbage until a commit
-refers to it.
+Invariants: spilled rows and the chunks they refer to are durable; the same rows are written once,
+however often they are saved; a manifest never changes, and is garbage until a commit refers to it.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from zarr_manifests.planning.tables.merge import Layer, in_box, merge_layers, se
 __all__ = ["Rows", "Spill", "Spilled", "held", "resident", "rows_of"]
 
 _INLINE_BYTES: Final = 64
-"""Bytes of inline chunks that take as much memory as a ref."""
+"""Bytes of inline chunks that take about as much memory as a ref."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spilled:
-    """A table of chunk refs that lies in a manifest.
+    """A table of chunk refs that is stored in a manifest.
 
     Parameters
     ----------
     manifest : ManifestRef
-        The manifest, of one part.
+        The manifest, with one part.
     unset : int
-        How many of its rows unset a chunk.
+        The number of rows that unset a chunk.
     nbytes, written_bytes : int
-        Bytes of the chunks that are set, and of those of them that lie in the repository.
+        Bytes of all chunks set, and of those stored in the repository.
     """
 
     manifest: ManifestRef
@@ -58,22 +58,22 @@ class Spilled:
 
     @classmethod
     def of(cls, manifest: ManifestRef, table: ChunkTable) -> Spilled:
-        """That table, which lies in the manifest."""
+        """Describe a table stored in the manifest."""
         return cls(manifest, *_counts(table))
 
     @property
     def node_id(self) -> bytes:
-        """Of the array whose chunks they are."""
+        """The node whose chunks they are."""
         return self.manifest.parts[0].node_id
 
     @property
     def key(self) -> str:
-        """Of the manifest."""
+        """The manifest's key."""
         return self.manifest.blob.key
 
     @property
     def box(self) -> Box:
-        """The box that the rows lie in."""
+        """The box of the rows."""
         return self.manifest.parts[0].box
 
     def __len__(self) -> int:
@@ -81,7 +81,7 @@ class Spilled:
 
 
 type Rows = ChunkTable | Spilled
-"""Chunks set and unset, in memory or not."""
+"""Chunks set and unset, in memory or spilled."""
 
 
 def _counts(table: ChunkTable) -> tuple[int, int, int]:
@@ -96,7 +96,7 @@ def resident(rows: Rows) -> TypeGuard[ChunkTable]:
 
 
 def held(rows: Rows) -> int:
-    """How many refs the memory that the rows take would do for."""
+    """The memory that the rows take, in refs."""
     return len(rows) + len(rows.inline) // _INLINE_BYTES if isinstance(rows, ChunkTable) else 0
 
 
@@ -106,7 +106,7 @@ def rows_of(objects: ObjectReader, rows: Rows) -> ChunkTable:
     Raises
     ------
     CorruptObjectError
-        If the manifest that they were written to is not what was written.
+        If the manifest does not have what was written.
     """
     if isinstance(rows, ChunkTable):
         return rows
@@ -116,18 +116,18 @@ def rows_of(objects: ObjectReader, rows: Rows) -> ChunkTable:
 
 
 class Spill:
-    """Writes and reads what a writer does not keep in memory.
+    """Writes and reads rows that a writer does not keep in memory.
 
-    It does not travel: of a pickled change set nothing is left of it, and a copy has its own.
+    It is not pickled: a pickled change set loses it, and a copy has its own.
 
     Parameters
     ----------
     objects : Objects
-        The repository's.
+        The repository's objects.
     keys : SessionKeys or None
-        Names for manifests; without them nothing is spilled.
+        Keys for manifests; without them nothing is spilled.
     budget : int
-        How many refs may be in memory.
+        The number of refs that may be in memory.
     """
 
     def __init__(self, objects: Objects, keys: SessionKeys | None, budget: int) -> None:
@@ -148,12 +148,12 @@ class Spill:
         return rows_of(self.objects, rows)
 
     def save(self, node_id: bytes, table: ChunkTable, unsynced: Iterable[str]) -> list[Spilled]:
-        """Write the rows to manifests of a leaf each, once it is sure that their chunks last.
+        """Write the rows to manifests of one leaf each, after their chunks are durable.
 
         Parameters
         ----------
         node_id : bytes
-            Of the array whose chunks they are.
+            The node whose chunks they are.
         table : ChunkTable
             The rows.
         unsynced : iterable of str
@@ -175,13 +175,13 @@ class Spill:
             self.objects.remember(upload.ref, manifest)
         return Spilled.of(ManifestRef(upload.ref, manifest.directory()), table)
 
-    # --- rows that lie over each other ---------------------------------------------------------
+    # --- overlapping rows ----------------------------------------------------------------------
 
     def apart(self, layers: Sequence[Rows]) -> tuple[list[list[Rows]], list[ChunkTable]]:
-        """Layers of one node (oldest first) as groups that share no chunk, and what is in none.
+        """Split layers of one node (oldest first) into groups without common chunks, and the rest.
 
-        In each group is at least one spilled layer, and, in their order, those that share chunks
-        with it.
+        Each group has at least one spilled layer and, in their order, the layers that share chunks
+        with it. The rest is in memory.
         """
         rest = [layer if isinstance(layer, ChunkTable) else None for layer in layers]
         found: list[list[Rows]] = []
@@ -203,7 +203,7 @@ class Spill:
         return found, [table for table in rest if table is not None]
 
     def merged(self, layers: Sequence[Rows]) -> Iterator[ChunkTable]:
-        """The rows that count of these layers of one node (oldest first), slab by slab."""
+        """Yield the merged rows of these layers of one node (oldest first), slab by slab."""
         around = Box.around(layer.box for layer in layers)
         most = max(self.budget // 2, 1)
         for slab in _slabs(around, -(-sum(map(len, layers)) // most)):
@@ -219,7 +219,7 @@ class Spill:
 
 
 def _components(layers: Sequence[Rows]) -> list[list[int]]:
-    """The spilled layers, by position, in groups whose boxes do not overlap another group's."""
+    """Positions of the spilled layers, grouped so that boxes of different groups do not overlap."""
     groups: list[list[int]] = []
     for i, layer in enumerate(layers):
         if isinstance(layer, ChunkTable):
@@ -231,7 +231,7 @@ def _components(layers: Sequence[Rows]) -> list[list[int]]:
 
 
 def _slabs(box: Box, count: int) -> Iterator[Box]:
-    """The box in that many slabs across its longest axis, or as many as it is long."""
+    """Cut the box into `count` slabs across its longest axis, or one per chunk if it is shorter."""
     if not box.ndim:
         yield box
         return
