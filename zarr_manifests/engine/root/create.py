@@ -1,7 +1,7 @@
-"""Making a repository: its first snapshot, then its root.
+"""Creating a repository: its first snapshot, then its root.
 
-Until the root is swapped in there is no repository. What a create leaves that was killed before
-that is told by its names, and does not keep the next one from succeeding.
+The repository exists once the root is written. Objects of a create that was killed before that are
+recognized by their names, and do not keep the next create from succeeding.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ __all__ = ["create_repository"]
 def create_repository(
     storage: Storage, runtime: Runtime, objects: Objects, config: RepositoryConfig, branch: str
 ) -> RootAt:
-    """Make a repository with one empty snapshot on `branch`.
+    """Create a repository with one empty snapshot on `branch`.
 
     Raises
     ------
     AlreadyExistsError
-        If there is a repository, or anything else.
+        If there is a repository, or anything else, at the place.
     UnsupportedStorageError
         If the storage cannot put-if-absent and compare-and-swap.
     """
@@ -69,15 +69,15 @@ def create_repository(
         raise AlreadyExistsError(
             f"a repository was made at {storage.url} at the same moment; open it instead"
         )
-    if not isinstance(storage, Unmade):  # which does so once the repository is made
+    if not isinstance(storage, Unmade):  # which keeps the reserve once the repository exists
         keep_reserve(storage)
     return at
 
 
 def _check_empty(storage: Storage) -> None:
-    """Refuse a place that holds anything but what writers leave that never made a repository.
+    """Refuse a place that holds anything but leftovers of writers that never made a repository.
 
-    One that has had a commit has archives of its root, without which nothing could be recovered.
+    A repository that has had a commit has archives of its root, from which it can be recovered.
     """
     outer = around(storage)
     if outer is not None:
@@ -103,7 +103,7 @@ def _check_empty(storage: Storage) -> None:
 
 
 def _is_abandoned(key: str) -> bool:
-    """Whether it may be of a writer that was killed before its first commit made a repository."""
+    """Whether it may be left over from a writer killed before its first commit."""
     try:
         return session_start(session_of(key)) <= 1
     except InvalidArgumentError:
@@ -111,7 +111,7 @@ def _is_abandoned(key: str) -> bool:
 
 
 def _refuse_repository(storage: Storage) -> None:
-    """Raise if there is one; what lies there comes before its root in a listing."""
+    """Raise if there is a root; leftovers can come before it in a listing."""
     try:
         storage.head(ROOT_KEY)
     except ObjectNotFoundError:

@@ -1,16 +1,16 @@
-"""A repository that is there only once its first commit is.
+"""A repository that comes into existence with its first commit.
 
-Its first root, the archive of that, and the empty snapshot stay in memory. With the swap of the
-first commit they go to the storage, the root by put-if-absent. So whatever fails before leaves no
-repository behind; if it fails before any chunk is written, nothing at all.
+Its first root, that root's archive and the empty snapshot stay in memory. The swap of the first
+commit writes them to the storage, the root by put-if-absent. So a failure before that leaves no
+repository, and a failure before the first chunk leaves nothing at all.
 
 Invariants:
 
-- *One repository*: of any number of writers that do this at once, one swap succeeds. The others
-  are told that somebody else has made a repository.
-- *Nothing of others is deleted*: what is withdrawn bears the names of this writer's sessions,
-  whose bits are random; and only as long as no swap of it can have taken effect.
-- What a killed writer leaves does not keep the next one from making a repository.
+- *One repository*: of any number of writers that do this concurrently, one swap succeeds. The
+  others get an error saying that a repository was made at the same moment.
+- *Nothing of others is deleted*: only objects under this writer's random session ids are withdrawn,
+  and only while none of its swaps can have taken effect.
+- Leftovers of a killed writer do not keep the next one from making a repository.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _ARCHIVE = archive_key(1)
 
 
 class Unmade(MeteredStorage):
-    """A storage to make a repository in, of which nobody knows before its first commit.
+    """A storage for a repository that does not exist before its first commit.
 
     Parameters
     ----------
     storage : Storage
-        Where it is to be.
+        The storage for the repository.
     """
 
     __slots__ = ("_held", "_lineages", "_lock", "_root", "_state")
@@ -51,7 +51,7 @@ class Unmade(MeteredStorage):
     def __init__(self, storage: Storage) -> None:
         super().__init__(unmetered(storage), Meter())
         self._root: bytes | None = None
-        self._held: dict[str, bytes] = {}  # written before the first chunk, or with the root
+        self._held: dict[str, bytes] = {}  # to write before a chunk, or with the root
         self._lineages: set[str] = set()
         self._state = "unmade"  # then "tried", then "made" or "lost"
         self._lock = Lock()
@@ -108,23 +108,23 @@ class Unmade(MeteredStorage):
         return new
 
     def begin(self, key: str = "") -> None:
-        """Write what must be there before the object, or before other processes write any.
+        """Write what has to exist before the object, or before other processes write.
 
         Parameters
         ----------
         key : str, optional
-            Of an object that this writer or a copy of it writes.
+            Key of an object that this writer, or a copy of it, is about to write.
         """
         with self._lock:
             for written in (key, *self._held):
-                with contextlib.suppress(InvalidArgumentError):  # what no session writes
+                with contextlib.suppress(InvalidArgumentError):  # not an object of a session
                     self._lineages.add(lineage_of(session_of(written)))
             for early in [early for early in self._held if early != _ARCHIVE]:
                 self.storage.create(early, self._held[early])
                 del self._held[early]
 
     def make(self) -> None:
-        """Make the repository without a commit, unless it is made; it has all that one has then.
+        """Make the repository without a commit, unless it exists already, with its reserve.
 
         Raises
         ------
@@ -136,12 +136,12 @@ class Unmade(MeteredStorage):
         keep_reserve(self.storage)
 
     def withdraw(self) -> bool:
-        """Delete what was written for it, unless it is made or may still be.
+        """Delete what was written for the repository, unless it exists or may still come to exist.
 
         Returns
         -------
         bool
-            Whether somebody else has made a repository at the place.
+            Whether somebody else has made a repository at the same place.
         """
         if self._lineages and not self._may_be_there():
             own = [f"/{lineage}" for lineage in self._lineages]
@@ -153,7 +153,7 @@ class Unmade(MeteredStorage):
         if self._state != "tried":
             return self._state == "made"
         if not self.storage.capabilities.inline:
-            return True  # what was sent can still land
+            return True  # a request that was sent may still take effect
         try:
             self.storage.head(ROOT_KEY)
         except ObjectNotFoundError:
@@ -161,7 +161,7 @@ class Unmade(MeteredStorage):
         return True
 
     def _is_ours(self, found: Tagged) -> None:
-        """Tell a swap whose answer was lost from somebody else's repository."""
+        """Accept a root of our own, from a swap whose answer was lost; raise if it is not ours."""
         assert self._root is not None
         if Root.from_object(found.data).repository_id == Root.from_object(self._root).repository_id:
             self._made()
@@ -173,5 +173,5 @@ class Unmade(MeteredStorage):
 
     def _made(self) -> None:
         self._state = "made"
-        with contextlib.suppress(StorageError):  # as with any archive that follows a swap
+        with contextlib.suppress(StorageError):  # the next swap archives it otherwise
             self.storage.create(_ARCHIVE, self._held[_ARCHIVE])

@@ -1,4 +1,4 @@
-"""Using the room that a storage has set aside, where there is no other left."""
+"""Using reserved disk space when the disk is full."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["keep_reserve", "with_reserve"]
 
 
 def with_reserve[T](storage: Storage, call: Callable[[], T]) -> T:
-    """What the call gives; on a full disk it is made again with the room that was set aside."""
+    """Return what the call returns; on a full disk, release the reserve and call again."""
     try:
         return call()
     except StorageFullError:
@@ -24,7 +24,7 @@ def with_reserve[T](storage: Storage, call: Callable[[], T]) -> T:
 
 
 def keep_reserve(storage: Storage) -> None:
-    """Set room aside, as far as there is some."""
+    """Reserve disk space, if the storage can and there is enough."""
     inner = unmetered(storage)
     if isinstance(inner, KeepsReserve):
         inner.reserve.keep()

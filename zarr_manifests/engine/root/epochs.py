@@ -1,13 +1,13 @@
-"""Claims of branches, compactions and collections, and what the root says to who comes too late.
+"""Claims of branches, compactions and collections, and the errors for those who come too late.
 
-A claim is a swap of the root. Its epoch is the version that this swap makes: versions only rise,
-so no epoch comes twice, even where a branch is deleted and made again. A *writer's* epoch is kept
-with its branch, those of the *compactor* and the *collector* with the repository.
+A claim is a swap of the root. Its epoch is the version that the swap makes. Versions only rise, so
+no epoch occurs twice, even if a branch is deleted and made again. A *writer's* epoch is stored with
+its branch; those of the *compactor* and the *collector* with the repository.
 
-Invariants (`planning.conflict.admission`), each checked against the very root that is replaced:
+Invariants (`planning.conflict.admission`), checked against exactly the root that is replaced:
 
-- Who has claimed goes on only while the epoch is still its own.
-- Who has not claimed goes on only if it began at the newest claim or later.
+- A session with a claim goes on only while the claim's epoch is the current one.
+- A session without a claim goes on only if it began at the newest claim or later.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _OPEN_ANOTHER: Final = "nothing was committed. Open a new session and write agai
 
 
 def claim_branch(roots: Roots, branch: str) -> RootAt:
-    """Claim the branch for one writer; the root that says so, with the branch.
+    """Claim the branch for one writer; return the new root, with the branch.
 
     Raises
     ------
@@ -63,17 +63,17 @@ def admitted(
     keys: SessionKeys,
     amends: tuple[str, str] | None = None,
 ) -> Branch:
-    """The branch in the root, if the root admits a commit of the session to it.
+    """Return the branch if the root admits the session's commit to it, else raise.
 
-    `amends` is the key and id of the head that the commit takes the place of, if it takes one's.
+    `amends` has key and id of the head that the commit replaces, if it amends one.
 
     Raises
     ------
     ConflictError
         If the branch was deleted, or its head cannot be amended any more.
     FencedError
-        If the session began before the fence and holds no lease, or another writer has claimed
-        the branch since.
+        If the session began before the fence and holds no lease, or another writer has since
+        claimed the branch.
     """
     match _refusal(roots, root, keys, branch, amends):
         case None:
@@ -112,7 +112,7 @@ def check_fence(roots: RootReader, root: Root, keys: SessionKeys) -> None:
     Raises
     ------
     FencedError
-        If it is one.
+        If the session is behind the fence.
     """
     if is_fenced(roots, root, keys):
         raise _fenced(root, keys)
@@ -132,7 +132,7 @@ def _refusal(
 ) -> Refusal | None:
     writer = Writer(keys.start, keys.session_id, keys.epoch)
     found = admission(root, writer, branch, amends)
-    if found is Refusal.FENCED:  # only then is it worth a request to look for leases in pages
+    if found is Refusal.FENCED:  # leases may be in pages; only now are they worth a request
         return admission(roots.with_leases(root, keys.session_id), writer, branch, amends)
     return found
 
@@ -146,7 +146,7 @@ def _fenced(root: Root, keys: SessionKeys) -> FencedError:
 
 
 def claim_compaction(roots: Roots) -> RootAt:
-    """Claim the compactor's epoch, so that compactions that are under way end without effect."""
+    """Claim the compactor's epoch, so that running compactions end without effect."""
     return roots.update(
         lambda root: replace(root, epochs=claimed(root, COMPACTOR)),
         *("claim compaction", "", "", _ATTEMPTS),
@@ -154,17 +154,17 @@ def claim_compaction(roots: Roots) -> RootAt:
 
 
 def claimed(root: Root, name: str) -> Mapping[str, int]:
-    """The epochs, with that of `name` as the root's next version makes it."""
+    """The epochs, with `name` claimed by the root's next version."""
     return {**root.epochs, name: root.version + 1}
 
 
 def check_collector(root: Root, epoch: int) -> None:
-    """Refuse to go on with a collection whose epoch is not that of the root any more.
+    """Refuse to go on with a collection whose epoch is no longer the current one.
 
     Raises
     ------
     FencedError
-        If somebody has claimed the collector's epoch since, or has put an older root back.
+        If somebody has claimed the collector's epoch since, or has restored an older root.
     """
     newest = root.epochs.get(COLLECTOR, 0)
     if newest < epoch:
@@ -177,7 +177,7 @@ def check_collector(root: Root, epoch: int) -> None:
 
 
 def overtaken(root: Root, name: str, own: int) -> FencedError:
-    """The error for who has claimed the epoch `own` of that name, or began then."""
+    """The error for a claim, or a start, at version `own` that a newer claim has superseded."""
     return FencedError(
         f"at version {root.epochs[name]} another {name} has taken over from this one, of version "
         f"{own}; what it has done until then stands"
@@ -185,9 +185,9 @@ def overtaken(root: Root, name: str, own: int) -> FencedError:
 
 
 def restored_epoch(old: Branch, now: Branch | None, version: int) -> int:
-    """The epoch of a branch that becomes `old` again with that version of the root.
+    """The epoch of a branch that becomes `old` again in that version of the root.
 
-    One that was claimed since and is forgotten must not come to count again.
+    A claim that was superseded since must not become current again.
     """
     if not old.epoch:
         return 0 if now is None else now.epoch

@@ -1,12 +1,12 @@
-"""Renewing leases before their time is up: one timer a process and repository, one swap for all.
+"""Renewing leases in time: one timer per process and repository, one swap for all leases.
 
 Invariants:
 
-- The timer runs while there is something to renew and not longer. A new timer runs before the old
-  one is called off. Where there is no thread for the next one, the thread of the last one waits.
-- It is the business of the process that took the leases. A forked child has none of them, renews
-  nothing and gives nothing up.
-- A lease that was not renewed within its timeout is not relied on, though it may still be there.
+- The timer runs only while there is a lease to renew. A new timer starts before the old one is
+  cancelled. If no thread can be started for the next timer, the thread of the last one waits.
+- Only the process that took the leases renews them. A forked child has none of them: it renews and
+  releases nothing.
+- A lease that was not renewed within its timeout is not relied on, even if it still exists.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """Until when a lease can be relied on, by both clocks of its holder.
+    """Until when a lease can be relied on, by two clocks of its holder.
 
-    A collection goes by the wall clock, which somebody may set. The other one cannot be set, and
-    stands still while the machine sleeps. So the term is over when either says so.
+    A collection uses the wall clock, which can be set. The monotonic clock cannot be set, but may
+    stand still while the machine sleeps. So the term is over when either clock says so.
 
     Parameters
     ----------
     until_s : float
-        By the clock that never goes back.
+        By the monotonic clock.
     until_ms : int
-        By the wall clock, as the root has it.
+        By the wall clock, as stored in the root.
     """
 
     until_s: float
     until_ms: int
 
     def is_over(self, runtime: Runtime) -> bool:
-        """Whether the lease may be removed by now."""
+        """Whether the lease may have been removed."""
         return runtime.monotonic_s() >= self.until_s or runtime.now_ms() >= self.until_ms
 
 
@@ -56,17 +56,17 @@ class Held:
     lease_id : bytes
         Its id.
     session : str
-        Whose objects it keeps.
+        Id of the session whose objects it keeps.
     snapshot : str
-        Which snapshot it keeps.
+        Id of the snapshot it keeps.
     timeout_ms : int
-        For how long it is renewed each time.
+        How long each renewal lasts.
     owner : str
-        A text about who holds it.
+        A description of the holder.
     term : Term or None
-        How long it lasts, as the last renewal has made it; None if it was not taken yet.
+        The term of the last renewal; None if it was not taken yet.
     lost : ManifestsError or None
-        Why it is held no more, although it was not given up.
+        Why it was lost, if it was.
     pid : int
         The process that holds it.
     """
@@ -82,18 +82,18 @@ class Held:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether it is the parent that holds it, of which this is a forked child."""
+        """Whether this is a forked child, and its parent holds the lease."""
         return self.pid != os.getpid()
 
     def check(self, runtime: Runtime) -> None:
-        """Raise if it was lost, or cannot be relied on.
+        """Raise if the lease was lost, or cannot be relied on.
 
         Raises
         ------
         FencedError
-            If a collection took it away.
+            If a collection removed it.
         SnapshotExpiredError
-            If the snapshot is in history no more.
+            If the snapshot is no longer in history.
         LeaseError
             If it was not renewed within its timeout.
         """
@@ -111,7 +111,7 @@ class Held:
 
 
 class Heart:
-    """What one process holds of one repository's leases. Thread-safe."""
+    """The leases of one repository that this process holds. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = ForkSafeLock()
@@ -127,12 +127,12 @@ class Heart:
             return [held for held in self._held.values() if held.lost is None]
 
     def add(self, held: Held, runtime: Runtime, renew: Callable[[], None]) -> None:
-        """Hold one more, and call `renew` in time for all of them, again and again.
+        """Hold a lease, and call `renew` regularly while any is held.
 
         Raises
         ------
         RuntimeError
-            If there is no thread to be had; it is not held then.
+            If no thread can be started; the lease is then not held.
         """
         with self._lock:
             self.held()
@@ -144,7 +144,7 @@ class Heart:
                 raise
 
     def drop(self, held: Held) -> None:
-        """Renew it no more."""
+        """Stop renewing the lease."""
         with self._lock:
             self.held()
             self._held.pop(held.lease_id, None)
@@ -153,7 +153,7 @@ class Heart:
                 self._cancel = None
 
     def _schedule(self, runtime: Runtime, renew: Callable[[], None]) -> None:
-        """Set the timer anew, if there is anything to renew."""
+        """Restart the timer if there is anything to renew, else stop it."""
         delay_s = self._delay_s()
         cancel = None
         if delay_s is not None:
@@ -168,7 +168,7 @@ class Heart:
         return min(one.timeout_ms for one in held) / 3000 if held else None
 
     def _beat(self, runtime: Runtime, renew: Callable[[], None]) -> None:
-        """Renew, and see to it that this is done again."""
+        """Renew, and schedule the next renewal."""
         while True:
             failure: Exception | None = None
             try:

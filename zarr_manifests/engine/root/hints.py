@@ -1,6 +1,6 @@
-"""What lies where a repository is looked for, or is to be made, so that errors can say it.
+"""What is stored where no repository was found, or where one is to be made, for error messages.
 
-Asked only when there is none; on a disk it is told from a few names, elsewhere from one request.
+Only used for errors: a local disk is asked for a few names, another storage by one request.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DOCUMENTS = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
 
 
 def instead(storage: ReadableStorage) -> str | None:
-    """What lies there that is no repository, and what opens it; None if nothing is known."""
+    """Describe what is stored there instead, and how to open it; None if nothing is known."""
     outer = around(storage)
     if outer is not None:
         return (
@@ -37,7 +37,7 @@ def instead(storage: ReadableStorage) -> str | None:
 
 
 def around(storage: ReadableStorage) -> Path | None:
-    """The folder of a repository that the place lies in; only a disk is looked at."""
+    """The folder of a repository that contains the place; only local disks are checked."""
     folder = _folder(storage)
     for outer in folder.parents if folder is not None else ():
         with contextlib.suppress(OSError), (outer / ROOT_KEY).open("rb") as file:
@@ -50,7 +50,7 @@ def _is_plain_zarr(storage: ReadableStorage) -> bool:
     folder = _folder(storage)
     if folder is not None:
         return any((folder / name).is_file() for name in _DOCUMENTS)
-    with contextlib.suppress(ManifestsError):  # then it is not known
+    with contextlib.suppress(ManifestsError):  # unknown counts as no
         storage.head(_DOCUMENTS[0])
         return True
     return False

@@ -1,16 +1,18 @@
-"""The root state in the storage: read, archive, swap.
+"""The root in the storage: read, archive, swap.
 
-The swap is the only linearisation point of the repository. The protocol around it:
+The swap is the only linearization point of the repository. The protocol:
 
-1. Before a version is replaced, its canonical form is archived (put-if-absent), so whoever finds
-   version v+2 also finds the archive of v+1.
-2. One compare-and-swap with a fresh random write id.
-3. A root that would be too large gives refs and leases to pages (`planning.paging`), which are
-   written before the swap. `with_branch`, `with_tag`, `with_leases` and `whole` find them there.
-4. A swap that failed, or whose answer was lost, is looked up: the root carries our write id, or
-   its log our operation's id, or the archive of the version we tried to make our write id: it
-   was a success. The root has not moved: the same bytes are sent again. Otherwise somebody else
-   won. If none of this can be found out: `CommitOutcomeUnknownError`, and nothing is tried again.
+1. Before a version is replaced, its canonical form is archived (put-if-absent). So if version v+2
+   exists, the archive of v+1 does too.
+2. The swap is one compare-and-swap with a fresh random write id.
+3. A root that would be too large moves refs and leases to pages (`planning.upkeep.paging`), which
+   are written before the swap. `with_branch`, `with_tag`, `with_leases` and `whole` find them
+   there.
+4. If a swap fails, or its answer is lost, the root is read again. The swap was a success if the
+   root has our write id, its log has our operation's id, or the archive of our version has our
+   write id. If the root is unchanged, the same bytes are sent again. Otherwise somebody else came
+   first. If none of this can be determined, it raises `CommitOutcomeUnknownError` and does not
+   retry.
 """
 
 from __future__ import annotations
@@ -81,14 +83,14 @@ _TURN_POLL_S: Final = 0.004
 
 @dataclass(frozen=True, slots=True)
 class RootAt:
-    """A version of the root, and the token that swaps it."""
+    """A version of the root, and the storage's token to swap it."""
 
     root: Root
     token: Token
 
 
 class _Swaps:
-    """A number that changes with every swap that this process tries, in any repository."""
+    """A number that changes with every swap this process tries, in any repository."""
 
     numbers = itertools.count(1)  # an addition would not be atomic between threads
     done = 0
@@ -115,11 +117,11 @@ class RootReader:
 
     @property
     def latest(self) -> RootAt:
-        """The newest root seen by this process; read if there is none."""
+        """The newest root this process has seen; it is read if there is none."""
         return self._latest or self.read()
 
     def read(self) -> RootAt:
-        """The root as it is now.
+        """Read the current root.
 
         Raises
         ------
@@ -151,16 +153,16 @@ class RootReader:
         return self._seen(RootAt(root, tagged.token))
 
     def archived(self, version: int) -> Root:
-        """The archive of that version.
+        """Return the archive of that version.
 
-        No pointer was followed to it, so what it says of itself is compared.
+        No checksum from a pointer vouches for it, so its version and repository are compared.
 
         Raises
         ------
         ObjectNotFoundError
             If there is none.
         CorruptObjectError
-            If it is damaged, or is that of another version or repository.
+            If it is damaged, or belongs to another version or repository.
         """
         key = archive_key(version)
         root = Root.from_object(self._storage.get(key, 0, MAX_ROOT_BYTES + 1), key)
@@ -181,7 +183,7 @@ class RootReader:
             )
 
     def _seen(self, at: RootAt) -> RootAt:
-        # Between threads an older one may win; who relies on it finds out at the swap.
+        # With threads, an older root may be kept; whoever uses it finds out at the swap.
         if self._latest is None or self._latest.root.version <= at.root.version:
             self._latest = at
         return at
@@ -194,19 +196,19 @@ class RootReader:
     # --- pages -------------------------------------------------------------------------------
 
     def with_branch(self, root: Root, name: str) -> Root:
-        """The root with the branch of that name, should it lie in a page."""
+        """The root with that branch, loaded from a page if necessary."""
         return self._with(root, name, ["branches"])
 
     def with_tag(self, root: Root, name: str) -> Root:
-        """The root with the tag of that name, should it lie in a page."""
+        """The root with that tag, loaded from a page if necessary."""
         return self._with(root, name, ["tags"])
 
     def branch(self, root: Root, name: str) -> Branch:
-        """The branch of that name, wherever it lies; `NotFoundError` if there is none."""
+        """The branch, from the root or a page; raises `NotFoundError` if there is none."""
         return known_ref(self.with_branch(root, name).branches, name, "branch")
 
     def tag(self, root: Root, name: str) -> BlobRef:
-        """The snapshot that the tag points to; `NotFoundError` if there is no such tag."""
+        """The snapshot that the tag points to; raises `NotFoundError` if there is no such tag."""
         return known_ref(self.with_tag(root, name).tags, name, "tag")
 
     def _with(self, root: Root, name: str, sections: Sequence[Section]) -> Root:
@@ -218,13 +220,13 @@ class RootReader:
         return pulled(root, self._load(root, due), name) if due else root
 
     def with_leases(self, root: Root, session: str) -> Root:
-        """The root with the leases of the session, should they lie in pages."""
+        """The root with the leases of the session, loaded from pages if necessary."""
         due = lease_pages(root, session)
         pages = self._load(root, [("leases", at) for at in range(due.start, due.stop)])
         return pulled(root, pages) if pages else root
 
     def leases(self, root: Root) -> tuple[Lease, ...]:
-        """All leases, of the root and of pages."""
+        """All leases, from the root and from pages."""
         pages = self._load(root, [("leases", at) for at in range(_count(root, "leases"))])
         return pulled(root, pages).leases
 
@@ -253,19 +255,19 @@ class Roots(RootReader):
         self._archived = 0  # the newest version known to be archived
 
     def share(self, objects: ObjectReader, repository_id: str) -> None:
-        """Read and write pages of that repository through these objects, and keep them there."""
+        """Load and write pages of that repository through these objects and their cache."""
         assert isinstance(objects, Objects)
         super().share(objects, repository_id)
 
     def archive(self, at: RootAt) -> None:
-        """Make sure that the version is archived, which it must be before it is replaced."""
+        """Make sure that the version is archived, as it must be before it is replaced."""
         for call in self.archiving(at):
             call()
 
     def archiving(self, at: RootAt) -> list[Callable[[], None]]:
-        """What is still to be done to archive the version: a call for the round before the swap.
+        """The calls that are still needed to archive the version, to run before the swap.
 
-        A version that no operation made (a lease was taken, renewed or given up) is not.
+        Versions that only changed leases are not archived.
         """
         log, version = at.root.log, at.root.version
         if version <= self._archived or (log and log[-1].version != version):
@@ -281,25 +283,25 @@ class Roots(RootReader):
         self._archived = max(self._archived, root.version)
 
     def _is_durable(self, key: str) -> bool:
-        """Whether the object is there, and on the disk; False where to ask would be a request.
+        """Whether the object exists on disk; False where asking would cost a request.
 
-        Where writers take turns it is: each one archives what it has made, in its own turn.
+        Where writers take turns it usually exists: each writer archives its version in its turn.
         """
         if not self._storage.capabilities.turns:
             return False
         try:
-            self._storage.sync([key])  # who has made it may have been stopped before that
+            self._storage.sync([key])  # its writer may have been stopped before syncing it
         except ObjectNotFoundError:
             return False
         return True
 
     def _paged(self, root: Root, keys: SessionKeys) -> Root:
-        """The root, made small enough: what it has no room for goes to pages."""
+        """Move refs and leases to pages until the root is small enough."""
         while root.refs_bytes > ROOT_BYTES:
             spills = plan_spills(root)
             if not any(spill.names for spill in spills):
                 return root
-            # From the last page to the first: positions before it stay as they are.
+            # From the last page to the first, so that positions before it stay valid.
             for spill in sorted(spills, key=lambda spill: -(spill.page or 0)):
                 root = self._spilled(root, spill, keys)
         return root
@@ -336,11 +338,11 @@ class Roots(RootReader):
         meanwhile: Callable[[], None] = lambda: None,
         when_next: Callable[[], None] = lambda: None,
     ) -> Iterator[bool]:
-        """Have the other writers of this machine wait until the block is left; whether they do.
+        """Make other writers on this machine wait for the block; yields whether they do.
 
-        Without it all but one of those who try at the same time would have made their commit for
-        nothing. `meanwhile` is called if there is a wait, and `when_next` when nobody comes first
-        any more. Nobody waits for ever: the holder may have been stopped, or be slow.
+        Without a turn, all but one of the writers that try at the same time would prepare their
+        commit in vain. `meanwhile` is called if there is a wait, and `when_next` once this writer
+        is next. The wait is bounded, since the holder may have been stopped or be slow.
         """
         turn = self._turn("swap")
         if turn is None:
@@ -366,7 +368,7 @@ class Roots(RootReader):
 
     @contextmanager
     def only_here(self, what: str) -> Iterator[bool]:
-        """Whether nobody else of this machine is at this, nor will be until the block is left.
+        """Yields whether no other process on this machine does this until the block ends.
 
         True where the storage cannot tell.
         """
@@ -384,15 +386,15 @@ class Roots(RootReader):
         return None
 
     def backoff(self, attempt: int) -> None:
-        """Wait a jittered while before the next attempt."""
+        """Wait for a jittered time before the next attempt."""
         self._pages.meter.add("retries")
         limit_s = min(_MAX_BACKOFF_S, _BACKOFF_S * 2 ** min(attempt, 10))
         self._runtime.sleep(self._runtime.jitter(limit_s))
 
     def install(self, root: Root, token: Token | None) -> RootAt | None:
-        """Write a root in place of one that is lost, or damaged and has that token.
+        """Replace a lost root, or the damaged one with that token.
 
-        None if somebody else has written one meanwhile.
+        None if somebody else has written one in the meantime.
         """
         new = replace(
             self._paged(root, SessionKeys(root.version, self._runtime)),
@@ -424,28 +426,28 @@ class Roots(RootReader):
     def swap(
         self, at: RootAt, new: Root, operation: bytes, *, archived: bool = True
     ) -> RootAt | None:
-        """Replace the root `at` by `new`, to which version, write id and time are given.
+        """Replace the root `at` by `new`, and set the version, write id and time of `new`.
 
         Parameters
         ----------
         at : RootAt
-            What is to be replaced; it must be archived already.
+            The root to replace; it must be archived already.
         new : Root
             The next root.
         operation : bytes
             The random id that `new`'s last log entry carries.
         archived : bool
-            Whether `new` is to be archived, as all are that an operation made.
+            Whether to archive `new`, as all versions that an operation made are.
 
         Returns
         -------
         RootAt or None
-            The root that holds the change; None if somebody else's swap came first.
+            The root with the change; None if somebody else's swap came first.
 
         Raises
         ------
         CommitOutcomeUnknownError
-            If it cannot be found out whether the swap took effect.
+            If it cannot be determined whether the swap took effect.
         StorageError
             If the storage refused it and the root is unchanged.
         """
@@ -457,7 +459,7 @@ class Roots(RootReader):
             written_ms=self._runtime.now_ms(),
         )
         bare = new.bare().encode()
-        if len(bare) > ROOT_BYTES:  # with the configuration, which has its own bound
+        if len(bare) > ROOT_BYTES:  # includes the configuration, which has its own bound
             new = self._paged(new, SessionKeys(at.root.version, self._runtime))
             bare = new.bare().encode()
         data, then_create = new.encode(), (archive_key(new.version), bare) if archived else None
@@ -478,10 +480,10 @@ class Roots(RootReader):
             if isinstance(failure, StorageFullError | UnsupportedStorageError):
                 break
             self.backoff(attempt)
-        # Refused at the first try, nothing of ours is under way.
+        # If the first try was refused, no other request of ours is in flight.
         refused = attempt == 0 and isinstance(failure, StorageFullError | UnsupportedStorageError)
         if failure is not None and (refused or self._storage.capabilities.inline):
-            # The calls of a local disk have ended when they fail: nothing can still land.
+            # A failed call on a local disk has ended, so it cannot take effect later.
             raise failure
         raise self._unknown(operation, "it was sent several times and never answered") from failure
 
@@ -489,7 +491,7 @@ class Roots(RootReader):
         for attempt in range(_RESENDS):
             try:
                 return self.read()
-            except ManifestsError as error:  # damaged or unknown is as good as unreadable
+            except ManifestsError as error:  # damaged counts as unreadable
                 unreadable = error
                 self.backoff(attempt)
         reason = f"version {new.version} was sent and the root cannot be read: {unreadable}"
@@ -498,14 +500,14 @@ class Roots(RootReader):
     def _outcome(
         self, found: RootAt, new: Root, operation: bytes, *, archived: bool
     ) -> RootAt | None:
-        """Whether the root that was found, which is not the one replaced, holds our swap."""
+        """The found root if it has our swap, None if not; it is not the one we replaced."""
         ours = found.root.write_id == new.write_id or any(
             entry.commit_id == operation for entry in found.root.log
         )
         oldest = found.root.log[0].version if found.root.log else found.root.version
         rolled = archived and found.root.version > new.version and oldest > new.version
         if not ours and rolled:
-            # The tail of the log has rolled past the version we tried to make.
+            # The log no longer reaches back to the version we tried to make.
             try:
                 ours = self.archived(new.version).write_id == new.write_id
             except ManifestsError as error:
@@ -514,7 +516,7 @@ class Roots(RootReader):
         if not ours:
             return None
         try:
-            # An answer was lost; what it would have promised is durability.
+            # Without the lost answer, it is not known to be durable yet.
             self._storage.sync([ROOT_KEY])
         except StorageError as error:
             raise self._unknown(operation, "it is visible but may not be durable") from error
@@ -530,11 +532,10 @@ class Roots(RootReader):
     def update(
         self, change: Callable[[Root], Root], operation: str, ref: str, snapshot: str, attempts: int
     ) -> RootAt:
-        """Apply `change` to the newest root and swap it in, as often as others come first.
+        """Apply `change` to the newest root and swap it in; repeat if others come first.
 
-        `ref` is the branch or tag that it is about; empty if it is about none.
-
-        Raises whatever `change` raises, which is called anew on every attempt.
+        `ref` is the branch or tag concerned, or empty. `change` is called anew on every attempt,
+        and its errors are raised.
         """
         operation_id = self._runtime.random_bytes(16)
         at = self.read()
@@ -563,9 +564,9 @@ class Roots(RootReader):
         raise ConflictError(f"{what}: other writers came first {attempts} times; try again later")
 
     def _instead(self, at: RootAt, error: CorruptObjectError) -> RootAt:
-        """The newer root, if a change found missing what that may not need; else raises the error.
+        """The newer root if a change failed on a missing object, else raise the error.
 
-        What a root needs that others have replaced meanwhile, a collection may have deleted.
+        If the root was replaced in the meantime, a collection may have deleted the object.
         """
         if isinstance(error.__cause__, ObjectNotFoundError):
             newer = self.read()
@@ -574,9 +575,9 @@ class Roots(RootReader):
         raise error
 
     def update_leases(self, change: Callable[[Root], Root], what: str, attempts: int) -> RootAt:
-        """As `update`, for what is no operation on refs: neither logged nor archived.
+        """Like `update`, but neither logged nor archived, for changes of leases.
 
-        `change` may be applied although an earlier try of it has taken effect.
+        `change` may be applied again although an earlier attempt has taken effect.
         """
         unlogged = self._runtime.random_bytes(16)
         at = self.read()
@@ -602,7 +603,7 @@ def _count(root: Root, section: Section) -> int:
 
 
 def _hiding(old: Root, new: Root, name: str) -> Root:
-    """The new root, whose deleted branch is also deleted where a page has it."""
+    """The new root, with a deleted branch also marked as deleted if a page has it."""
     hidden = [other for other in new.deleted_branches if other not in new.branches]
     if name in old.branches and name not in new.branches and new.pages.get("branches"):
         hidden.append(name)
