@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import pickle
+import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
@@ -511,6 +514,19 @@ def test_ancestry_tells_who_did_what(repository: Repository) -> None:
     assert infos[4].written["refs-set"] == 2
     assert infos[0].written["refs-unset"] == 1
     assert [i.parent_id for i in infos[:-1]] == [i.snapshot_id for i in infos[1:]]
+
+
+def test_every_method_hands_over_to_what_does_it() -> None:
+    assert Repository.__bases__ == (object,)
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(Repository))).body
+    assert isinstance(tree, ast.ClassDef)
+    lengths = {
+        method.name: len(method.body) - (ast.get_docstring(method) is not None)
+        for method in tree.body
+        if isinstance(method, ast.FunctionDef) and not method.name.startswith("_")
+    }
+    assert len(lengths) > 40
+    assert {name: length for name, length in lengths.items() if length > 4} == {}
 
 
 def test_diff(repository: Repository) -> None:

@@ -67,7 +67,7 @@ from zarr_manifests.reports import (
     VerifyReport,
 )
 from zarr_manifests.runtime import SYSTEM, Runtime
-from zarr_manifests.session import Session
+from zarr_manifests.session import Session, commit_patch, end_session
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.store import ManifestStore, workspace_of
@@ -75,7 +75,7 @@ from zarr_manifests.times import milliseconds
 from zarr_manifests.virtual.budget import MAX_BYTES, MAX_REFERENCES
 from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.kerchunk import read_kerchunk
-from zarr_manifests.virtual.references import list_zarr, location_of
+from zarr_manifests.virtual.references import References, list_zarr, location_of
 
 __all__ = ["Repository"]
 
@@ -118,7 +118,7 @@ class Repository:
         cache: CacheOptions | Mapping[str, Any] | None = None,
         runtime: Runtime = SYSTEM,
     ) -> Repository:
-        """Make a repository at an empty place, with a branch `main`.
+        """A new repository at an empty place, with a branch `main`.
 
         Parameters
         ----------
@@ -153,7 +153,7 @@ class Repository:
         cache: CacheOptions | Mapping[str, Any] | None = None,
         runtime: Runtime = SYSTEM,
     ) -> Repository:
-        """Open the repository at that place.
+        """The repository at that place.
 
         Parameters
         ----------
@@ -196,7 +196,7 @@ class Repository:
         cache: CacheOptions | Mapping[str, Any] | None = None,
         runtime: Runtime = SYSTEM,
     ) -> Repository:
-        """Open the repository at that place, or make it if the place is empty.
+        """The repository at that place, which is created if the place is empty.
 
         Of any number of processes that do this at once, one makes it and all open it.
         """
@@ -222,10 +222,10 @@ class Repository:
         collections_ended: bool = False,
         runtime: Runtime = SYSTEM,
     ) -> RecoveryReport:
-        """Make a repository usable again whose root is lost, damaged, or leads to what is.
+        """Replace a lost or damaged root by the newest archived one whose objects are all there.
 
-        The newest archived root of which all it reaches is there is taken. No writer of before
-        can commit afterwards. Chunk objects are only looked for; `verify` reads them.
+        No writer that began before can commit afterwards. Chunk objects are only looked for;
+        `verify` reads them.
 
         Parameters
         ----------
@@ -308,7 +308,7 @@ class Repository:
         return dict(self._context.containers.prefixes)
 
     def metrics(self) -> Metrics:
-        """What this object, its sessions and stores have done so far in this process.
+        """Requests, bytes and operations of this object, its sessions and stores so far.
 
         See Also
         --------
@@ -328,10 +328,10 @@ class Repository:
     def save_config(
         self, config: RepositoryConfig | Mapping[str, Any] | None = None
     ) -> RepositoryConfig:
-        """Save the configuration in the repository, for whoever opens it from now on.
+        """Save the configuration in the repository, for everybody who opens it from now on.
 
-        It is in use here at once, in sessions opened from now on; in other processes once they
-        open the repository again. The section `cache` counts for whoever opens it from now on.
+        In this process it counts for sessions opened from now on. Other processes, and the
+        section `cache` everywhere, use it once they open the repository again.
 
         Parameters
         ----------
@@ -404,10 +404,8 @@ class Repository:
             latter two; or one of them cannot be meant.
         """
         point = Point(branch, tag, snapshot_id, as_of)
-        if follow and (point.on_branch is None or as_of is not None):
-            raise InvalidArgumentError("follow goes with a branch only; nothing else moves")
+        follow_s = point.follow_s(follow_interval) if follow else None
         view = self._refs.view(point, first=True)
-        follow_s = follow_interval.total_seconds() if follow else None
         return Session(
             self._context, view, None, None, read_from=point.on_branch, follow_s=follow_s
         )
@@ -504,7 +502,7 @@ class Repository:
             else:
                 session.check_forks()
         finally:
-            session._close("its transaction has ended")
+            end_session(session, "its transaction has ended")
 
     # --- history -----------------------------------------------------------------------------
 
@@ -546,10 +544,11 @@ class Repository:
         *,
         progress: Callable[[int], None] | None = None,
     ) -> Iterator[Change]:
-        """What the commits after `start` up to `end` have changed, oldest first.
+        """The changes made by the commits after `start` up to `end`, oldest first.
 
-        It costs what the commits have changed, whatever the size of what is there: each commit's
-        own record is read, and no manifest of what was there before. Compactions are not seen.
+        The cost depends on what the commits have changed, not on the size of the arrays: each
+        commit's own record is read, and no manifest of what was there before. Compactions change
+        no data and are left out.
 
         Parameters
         ----------
@@ -634,7 +633,7 @@ class Repository:
         session = self.writable_session(branch)
         done = to_revert(self._context, workspace_of(session.store).view, branch, snapshot_id)
         message = f"revert {done.snapshot.message!r}" if message is None else message
-        return session._commit_patch(done, message, {"reverts": snapshot_id}, undo=True)
+        return commit_patch(session, done, message, {"reverts": snapshot_id}, undo=True)
 
     def cherry_pick(
         self, snapshot_id: str, branch: str = DEFAULT_BRANCH, message: str | None = None
@@ -664,11 +663,10 @@ class Repository:
         SnapshotExpiredError
             If the snapshot is not in the history of any branch or tag.
         """
-        session = self.writable_session(branch)
-        done = to_pick(self._context, snapshot_id)
+        session, done = self.writable_session(branch), to_pick(self._context, snapshot_id)
         metadata = {**done.snapshot.metadata, "cherry-picked-from": snapshot_id}
-        message = done.snapshot.message if message is None else message
-        return session._commit_patch(done, message, metadata, undo=False)
+        text = done.snapshot.message if message is None else message
+        return commit_patch(session, done, text, metadata, undo=False)
 
     # --- sizes -------------------------------------------------------------------------------
 
@@ -679,11 +677,13 @@ class Repository:
         tag: str | None = None,
         snapshot_id: str | None = None,
     ) -> Totals:
-        """How many chunks and bytes there are, and how many more than before; of `main` by default.
+        """Chunks and bytes of every array, and how many more than in the snapshot before.
 
-        The snapshot says it: it is opened, and no manifest is read. A commit looks nothing up to
-        count, so where it may have overwritten or removed something, what it says is a bound and
-        marked so; a compaction that merges all there is of an array makes it exact.
+        Take this first: it is free. The snapshot carries the counts, and no manifest is read. A
+        commit makes no lookups to count, so where it may have overwritten or removed something,
+        the number is an upper bound and marked so. A compaction that merges all of an array makes
+        it exact. `SnapshotInfo.totals` has the same sums for every entry of the history. For exact
+        numbers, or by kind of storage, take `du`.
 
         Examples
         --------
@@ -708,9 +708,10 @@ class Repository:
         tag: str | None = None,
         snapshot_id: str | None = None,
     ) -> Usage:
-        """Chunks and bytes of every array of a snapshot, and of every commit that led to it.
+        """Exact chunks and bytes of every array, by where they are stored, and of every commit.
 
-        Counted from manifests and snapshots; no chunk is read. Of `main` if nothing is given.
+        Take this where `totals` is only a bound, or to tell inline, native and virtual chunks
+        apart. It reads all manifests of the snapshot and its history, and no chunk.
         """
         session = self.readonly_session(branch, tag=tag, snapshot_id=snapshot_id)
         history = self.ancestry(snapshot_id=session.snapshot_id)
@@ -724,10 +725,10 @@ class Repository:
         tag: str | None = None,
         snapshot_id: str | None = None,
     ) -> ArrayStats:
-        """How far an array is filled, without a listing; of `main` if nothing is given.
+        """How far one array is filled: its exact number of chunks, and of those its grid has.
 
-        Quick where the index of initialised chunks is up to date (`build_index`); the same, more
-        slowly, where it is not, or is not there.
+        Take this for one array. It reads nothing where `totals` is exact, else the index of
+        initialised chunks (`build_index`), else the manifests of that array.
 
         Raises
         ------
@@ -755,8 +756,8 @@ class Repository:
     def build_index(self, branch: str = DEFAULT_BRANCH) -> IndexReport:
         """Bring the index of initialised chunks up to date with a branch.
 
-        It reads the manifests of the branch that the index does not know yet. The index changes no
-        data: it is in no commit's way, and without it all is the same, but slower.
+        It reads the manifests of the branch that the index does not know yet. An index changes
+        speed, never results, and conflicts with no commit.
 
         Raises
         ------
@@ -866,10 +867,10 @@ class Repository:
         self._refs.delete_tag(name)
 
     def restore_refs(self, version: int, *, dry_run: bool = False) -> RestoreReport:
-        """Let branches and tags be what they were in an older version of the root.
+        """Set all branches and tags back to an older version of the root.
 
-        Only these: configuration, leases and what has been collected stay as they are, and a tag
-        that was deleted since stays so. `ops_log` lists the versions.
+        Nothing else changes: configuration and leases stay, what was collected stays deleted, and
+        so does a tag that was deleted since. `ops_log` lists the versions.
 
         Parameters
         ----------
@@ -898,7 +899,7 @@ class Repository:
         return restore_refs(self._context, version, dry_run=dry_run)
 
     def ops_log(self) -> Iterator[LoggedOperation]:
-        """Who did what to which branch or tag, and when; newest first.
+        """The log of operations on branches and tags, newest first: who did what, and when.
 
         It goes back as far as archives of the root are kept.
 
@@ -974,10 +975,8 @@ class Repository:
         []
         """
         references, location = list_zarr(url, max_bytes=max_bytes), location_of(url)
-        session, trusted = self.writable_session(branch), Containers.of({"source": location})
-        workspace = workspace_of(session.store)
-        import_references(workspace, path, references, trusted, copy=copy, max_bytes=max_bytes)
-        return session.commit(message or f"import {location}")
+        trusted, message = Containers.of({"source": location}), message or f"import {location}"
+        return self._import(references, path, trusted, message, branch, copy, max_bytes)
 
     def import_kerchunk(
         self,
@@ -1023,11 +1022,26 @@ class Repository:
         ImportError
             If pyarrow is due and not installed.
         """
-        trusted, limits = self._context.containers, {"max_bytes": max_bytes}
-        found = read_kerchunk(references, trusted, max_references=max_references, **limits)
+        trusted, message = self._context.containers, message or "import kerchunk references"
+        found = read_kerchunk(
+            references, trusted, max_bytes=max_bytes, max_references=max_references
+        )
+        return self._import(found, path, trusted, message, branch, False, max_bytes)
+
+    def _import(
+        self,
+        references: References,
+        path: str,
+        trusted: Containers,
+        message: str,
+        branch: str,
+        copy: bool,
+        max_bytes: int,
+    ) -> str:
         session = self.writable_session(branch)
-        import_references(workspace_of(session.store), path, found, trusted, copy=False, **limits)
-        return session.commit(message or "import kerchunk references")
+        workspace = workspace_of(session.store)
+        import_references(workspace, path, references, trusted, copy=copy, max_bytes=max_bytes)
+        return session.commit(message)
 
     # --- maintenance -------------------------------------------------------------------------
 
@@ -1177,9 +1191,9 @@ class Repository:
         tag: str | None = None,
         snapshot_id: str | None = None,
     ) -> ReadCosts:
-        """What a process that has read nothing yet fetches of the metadata of a snapshot.
+        """Requests and bytes of metadata that a new process needs to open and read a snapshot.
 
-        Found by fetching it. Of `main` if nothing is given.
+        It is measured: the metadata is fetched once. Of `main` if nothing is given.
 
         Examples
         --------
@@ -1224,10 +1238,10 @@ class Repository:
         *,
         owner: str = "",
     ) -> AbstractContextManager[HeldLease]:
-        """Keep a snapshot readable, whatever expires or is collected meanwhile.
+        """A context manager that keeps a snapshot readable while others expire and collect.
 
-        The lease is renewed at a third of its timeout, for all of this process at once. Take one
-        a job, not one a task.
+        The lease is renewed at a third of its timeout, with all other leases of this process in
+        one request. Take one lease per job, not one per task.
 
         Parameters
         ----------
@@ -1264,7 +1278,7 @@ class Repository:
         older_than: datetime | None = None,
         dry_run: bool = False,
     ) -> ExpiryReport:
-        """Let old snapshots leave the history of every branch; nothing is deleted yet.
+        """Remove old snapshots from the history of every branch; no object is deleted yet.
 
         A snapshot stays if `keep_last` keeps it, or if it is new enough. The head of a branch
         always stays, a tag's snapshot stays readable by the tag, and a leased snapshot stays with
@@ -1315,7 +1329,7 @@ class Repository:
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> CollectionReport:
-        """Delete the objects that nothing leads to.
+        """Delete the objects that no snapshot in history needs.
 
         Safe beside writers and readers with any grace: a writer that began longer ago cannot
         commit afterwards (`FencedError`), unless it holds a lease.
@@ -1345,7 +1359,7 @@ class Repository:
         return collect(self._context, grace_ms, dry_run=dry_run, progress=progress or _ignore)
 
     def verify(self, *, progress: Progress | None = None) -> VerifyReport:
-        """Read everything that can be reached, and say what is wrong with it.
+        """Read every object that can be reached, and report what is missing or damaged.
 
         Parameters
         ----------

@@ -39,7 +39,15 @@ from zarr_manifests.reports import ArrayUsage, PreloadReport, Status, Totals
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.store import ManifestStore, freeze_store
 
-__all__ = ["Fork", "PreloadReport", "Session", "Status", "commit_checked"]
+__all__ = [
+    "Fork",
+    "PreloadReport",
+    "Session",
+    "Status",
+    "commit_checked",
+    "commit_patch",
+    "end_session",
+]
 
 
 class Fork:
@@ -418,7 +426,7 @@ class Session:
         ...     list(zarr.open_group(session.store, mode="r"))
         ['air']
         """
-        self._close("close() was called")
+        end_session(self, "close() was called")
 
     def release_lease(self) -> None:
         """Give up the lease that the session was opened with, if any.
@@ -778,15 +786,25 @@ class Session:
             self._pin.preload.wait(wait_s)
         return self._pin.preload.report()
 
-    # --- for the rest of the package ---------------------------------------------------------
 
-    def _close(self, why: str) -> None:
-        self._pin.close(why)
+# --- for the rest of the package -------------------------------------------------------------
 
-    def _commit_patch(
-        self, done: SnapshotView, message: str, metadata: Mapping[str, Any], *, undo: bool
-    ) -> str:
-        return self._commits.patch(done, message, metadata, undo=undo)
+
+def end_session(session: Session, why: str) -> None:
+    """Close the session; `why` is told to whoever writes to it afterwards."""
+    session._pin.close(why)
+
+
+def commit_patch(
+    session: Session,
+    done: SnapshotView,
+    message: str,
+    metadata: Mapping[str, Any],
+    *,
+    undo: bool,
+) -> str:
+    """The id of a new snapshot that does again, or undoes, what the commit `done` did."""
+    return session._commits.patch(done, message, metadata, undo=undo)
 
 
 def commit_checked(

@@ -27,10 +27,10 @@ __all__ = [
     "count_text",
     "session_at",
     "snapshot_at",
-    "sums_text",
     "time_text",
     "totals_text",
     "write_error",
+    "written_text",
 ]
 
 _PIPED_WIDTH = 200
@@ -116,25 +116,25 @@ def time_text(moment: datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def totals_text(totals: Mapping[str, int]) -> str:
-    """What a commit did, from the totals its snapshot keeps; empty if nothing to chunks."""
+def written_text(written: Mapping[str, int]) -> str:
+    """What a commit did, from `SnapshotInfo.written`; empty if it changed no chunks."""
     parts = []
-    if totals.get("refs-set"):
-        count, nbytes = totals["refs-set"], totals.get("chunk-bytes", 0)
+    if written.get("refs-set"):
+        count, nbytes = written["refs-set"], written.get("chunk-bytes", 0)
         parts.append(f"{count_text(count, 'chunk')}, {bytes_text(nbytes)}")
-    if totals.get("refs-unset"):
-        parts.append(f"{count_text(totals['refs-unset'], 'chunk')} removed")
+    if written.get("refs-unset"):
+        parts.append(f"{count_text(written['refs-unset'], 'chunk')} removed")
     return "; ".join(parts)
 
 
-def sums_text(sums: Mapping[str, int]) -> str:
-    """What there is in a snapshot, from the sums that it keeps; empty if there are no chunks."""
+def totals_text(totals: Mapping[str, int]) -> str:
+    """What there is in a snapshot, from `SnapshotInfo.totals`; empty if there are no chunks."""
     parts = []
     for name, text in (("chunks", lambda n: count_text(n, "chunk")), ("chunk-bytes", bytes_text)):
-        if sums.get(name):
-            parts.append(text(sums[name]))
-        elif sums.get(f"{name}-at-most"):
-            parts.append(f"at most {text(sums[f'{name}-at-most'])}")
+        if totals.get(name):
+            parts.append(text(totals[name]))
+        elif totals.get(f"{name}-at-most"):
+            parts.append(f"at most {text(totals[f'{name}-at-most'])}")
     return ", ".join(parts)
 
 

@@ -15,7 +15,7 @@ from zarr_manifests.cli.console import (
     console,
     count_text,
     time_text,
-    totals_text,
+    written_text,
 )
 from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.format.envelope import FORMAT_VERSION
@@ -55,7 +55,7 @@ def _facts(repo: Repository, root: Root) -> Table:
     written_at = datetime.fromtimestamp(root.written_ms / 1000, UTC)
     facts.add_row("root state", f"version {root.version:,}, {time_text(written_at)}")
     last = next(repo.ancestry())
-    done = ", ".join(filter(None, (last.kind, totals_text(last.totals))))
+    done = ", ".join(filter(None, (last.kind, written_text(last.written))))
     facts.add_row("last on main", f"{plain_text(last.message)} [{done}]")
     for line in _options(repo.config):
         facts.add_row("config", line)

@@ -15,9 +15,9 @@ from zarr_manifests.cli.console import (
     Tag,
     Url,
     console,
-    sums_text,
     time_text,
     totals_text,
+    written_text,
 )
 from zarr_manifests.plain import plain_text
 from zarr_manifests.reports import SnapshotInfo
@@ -63,6 +63,6 @@ def _entry(info: SnapshotInfo, refs: list[str]) -> Text:
     if refs:
         entry.append(f"  ({', '.join(refs)})", "bold green")
     entry.append(f"\n    {plain_text(info.message)}")
-    done, there = totals_text(info.written), sums_text(info.totals)
+    done, there = written_text(info.written), totals_text(info.totals)
     facts = "; ".join(part for part in (done, there and f"in all {there}") if part)
     return entry.append(f"  [{facts}]", "dim") if facts else entry

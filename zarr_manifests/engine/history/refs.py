@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from zarr_manifests.engine.history.ancestry import (
@@ -79,6 +79,12 @@ class Point:
             raise InvalidArgumentError(
                 "give one of branch, tag and snapshot_id; as_of goes with a branch only"
             )
+
+    def follow_s(self, interval: timedelta) -> float:
+        """Seconds between looks of a reader that follows this point, which must be a branch."""
+        if self.on_branch is None or self.as_of is not None:
+            raise InvalidArgumentError("follow goes with a branch only; nothing else moves")
+        return interval.total_seconds()
 
     @property
     def on_branch(self) -> str | None:
