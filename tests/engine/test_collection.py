@@ -616,7 +616,8 @@ def test_what_is_missing_before_an_amended_head_in_history_is_damage() -> None:
 def test_a_reader_of_an_expired_snapshot_is_told_so_and_a_leased_one_reads_on() -> None:
     storage = MemoryStorage()
     repository = make(storage)
-    reader = Repository.open(storage, runtime=world()).readonly_session()
+    opened = Repository.open(storage, runtime=world())
+    reader = opened.readonly_session()
     leased = Repository.open(storage, runtime=world())
     kept = leased.readonly_session()
     follower = Repository.open(storage, runtime=world()).readonly_session(follow=True)
@@ -632,7 +633,7 @@ def test_a_reader_of_an_expired_snapshot_is_told_so_and_a_leased_one_reads_on() 
     repository.expire_snapshots(keep_last=1)
     repository.garbage_collect(NOW)
     with pytest.raises(SnapshotExpiredError, match="has expired"):
-        read(Session(reader._context, workspace_of(reader.store).view, None, None))
+        read(Session(opened._context, workspace_of(reader.store).view, None, None))
     assert read(follower) == [11] * 8
     assert reader.refresh()
     assert read(reader) == [11] * 8

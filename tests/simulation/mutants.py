@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from zarr_manifests import sessions, versions
 from zarr_manifests.engine.commit import landing as commit
 from zarr_manifests.engine.commit import rebase as rebasing
 from zarr_manifests.engine.commit import relocate as relocating
@@ -24,7 +23,7 @@ from zarr_manifests.engine.compact import repack_chunks as repacking
 from zarr_manifests.engine.compact import runs as rollup
 from zarr_manifests.engine.edit import forks
 from zarr_manifests.engine.edit.merge_forks import Merge
-from zarr_manifests.engine.history import ancestry, leases
+from zarr_manifests.engine.history import ancestry, leases, refs
 from zarr_manifests.engine.history import reachability as reach
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.root import epochs, heartbeat
@@ -114,7 +113,7 @@ def failed_uploads_ignored(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("The first session after opening may begin at any root seen before.")
 def old_root_reused(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(sessions, "_FRESH_S", 1e9)
+    patch.setattr(refs, "_FRESH_S", 1e9)
     patch.setattr(Roots, "undisturbed", lambda self, at: True)
 
 
@@ -176,7 +175,7 @@ def refs_to_anywhere(patch: pytest.MonkeyPatch) -> None:
         ref = ancestry.snapshot_ref(context, snapshot_id)
         return ref, context.objects.load(ref, commit.Snapshot), None
 
-    patch.setattr(versions, "locate", anywhere)
+    patch.setattr(refs, "locate", anywhere)
 
 
 @mutant("Refs can be restored from before the last collection.")
