@@ -15,6 +15,7 @@ from zarr_manifests.errors import (
     ConfigError,
     Conflict,
     ConflictError,
+    ConflictKind,
     CorruptObjectError,
     ManifestsError,
     MissingChunkError,
@@ -101,7 +102,7 @@ def test_they_can_be_made_as_distributed_makes_them(kind: type[ManifestsError]) 
 
 
 def test_what_they_carry_travels_with_them() -> None:
-    conflict = Conflict("/a", "chunks", "came first", ((1, 2),))
+    conflict = Conflict(ConflictKind.CHUNK, "/a", "chunks", "came first", ((1, 2),))
     error = pickle.loads(pickle.dumps(ConflictError("no", [conflict])))
     assert error.conflicts == (conflict,)
     assert "/a: chunks [(1, 2)]: came first" in str(error)
@@ -112,7 +113,7 @@ def test_what_they_carry_travels_with_them() -> None:
 
 
 def test_a_long_list_of_conflicts_is_cut() -> None:
-    conflicts = [Conflict(f"/{i}", "metadata", "changed") for i in range(25)]
+    conflicts = [Conflict(ConflictKind.METADATA, f"/{i}", "metadata", "changed") for i in range(25)]
     error = ConflictError("no", conflicts)
     assert len(error.conflicts) == 25
     assert "/19:" in str(error)
@@ -123,3 +124,17 @@ def test_a_long_list_of_conflicts_is_cut() -> None:
 def test_not_found_shows_its_message_and_not_its_repr() -> None:
     assert str(NotFoundError("there is no branch 'x'")) == "there is no branch 'x'"
     assert str(NotFoundError()) == ""
+
+
+def test_every_conflict_is_of_a_kind_and_every_kind_is_made_and_documented() -> None:
+    package = Path(errors.__file__).parent
+    made = set()
+    for path in package.rglob("*.py"):
+        if path.name != "errors.py":
+            made |= set(re.findall(r"ConflictKind\.([A-Z]+)", path.read_text(encoding="utf-8")))
+    assert made == set(ConflictKind.__members__)
+    assert next(iter(inspect.signature(Conflict).parameters)) == "kind"
+    for page in ("errors.md", "guide/conflicts.md"):
+        text = (package.parent / "docs" / page).read_text(encoding="utf-8")
+        rows = re.findall(r"^\| `\"([a-z]+)\"` \|", text, re.MULTILINE)
+        assert rows == [str(kind) for kind in ConflictKind], page

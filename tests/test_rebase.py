@@ -20,6 +20,7 @@ from zarr_manifests import Repository, Session
 from zarr_manifests.errors import (
     Conflict,
     ConflictError,
+    ConflictKind,
     CorruptObjectError,
     InvalidArgumentError,
 )
@@ -275,12 +276,15 @@ def both(
     return found
 
 
-def outcome(mine: str, theirs: str) -> tuple[str, set[str]]:
-    """What becomes of mine on top of theirs: REBASE, POLICY or CONFLICT; and of what components."""
+def outcome(mine: str, theirs: str) -> tuple[str, set[tuple[str, str]]]:
+    """What becomes of mine on top of theirs: REBASE, POLICY or CONFLICT.
+
+    And the components in conflict, each with the kind of the conflict.
+    """
     try:
         both(base(), ACTIONS[mine], ACTIONS[theirs])
     except ConflictError as error:
-        components = {conflict.component for conflict in error.conflicts}
+        components = {(each.component, each.kind) for each in error.conflicts}
         try:
             both(base(), ACTIONS[mine], ACTIONS[theirs], rebase="ours")
         except ConflictError:
@@ -300,7 +304,20 @@ def test_the_table(row: tuple[Component, Component, str, str, str]) -> None:
     mine, _, do, done, expected = row
     found, components = outcome(do, done)
     assert found == expected
-    assert found == REBASE or str(mine) in components
+    assert found == REBASE or (str(mine), kind_of(mine, row[1])) in components
+
+
+def kind_of(mine: Component, theirs: Component) -> ConflictKind:
+    """What a conflict of these components is called, as docs/guide/conflicts.md says."""
+    pair = {mine, theirs}
+    if D in pair:
+        return ConflictKind.DELETE
+    if X in pair:
+        return ConflictKind.STRUCTURE
+    if pair & {G, S}:
+        return ConflictKind.SHAPE
+    alone = {C: ConflictKind.CHUNK, A: ConflictKind.ATTRIBUTE, N: ConflictKind.CREATE}
+    return alone[mine]
 
 
 def test_every_cell_is_in_the_table() -> None:

@@ -17,7 +17,7 @@ from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.errors import Conflict, ConflictError
+from zarr_manifests.errors import Conflict, ConflictError, ConflictKind
 from zarr_manifests.planning.conflict.relocation import Relocation
 from zarr_manifests.store import ManifestStore
 
@@ -56,7 +56,14 @@ def _appended(context: Context, workspace: Workspace, move: Relocation) -> Any:
         raise ConflictError(
             "other commits have appended first, and this append cannot be put behind theirs; "
             "nothing was committed. Open a new session on the branch and make the changes again",
-            [Conflict(f"/{move.path}", "chunks", "values before the append were changed as well")],
+            [
+                Conflict(
+                    ConflictKind.APPEND,
+                    f"/{move.path}",
+                    "chunks",
+                    "values before the append were changed as well",
+                )
+            ],
         )
     return now[move.start - first :]
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from zarr_manifests.plain import plain_text
 
@@ -29,6 +30,7 @@ __all__ = [
     "ConfigError",
     "Conflict",
     "ConflictError",
+    "ConflictKind",
     "CorruptObjectError",
     "FencedError",
     "HistoryExpiredError",
@@ -117,12 +119,39 @@ class ConfigError(InvalidArgumentError):
 # --- resolve, then commit again --------------------------------------------------------------
 
 
+class ConflictKind(StrEnum):
+    """What collided, as a word for programs."""
+
+    CHUNK = "chunk"
+    """Both sides wrote the same chunk."""
+    SHAPE = "shape"
+    """One side resized an array that the other wrote to or resized."""
+    APPEND = "append"
+    """Both sides appended along one dimension."""
+    ATTRIBUTE = "attribute"
+    """Both sides gave one attribute a value."""
+    STRUCTURE = "structure"
+    """One side changed how an array is encoded."""
+    METADATA = "metadata"
+    """The documents of a node, or its place, are not what the change was made on."""
+    CREATE = "create"
+    """Both sides created something at one path, or one below the array of the other."""
+    DELETE = "delete"
+    """One side deleted or moved what the other changed or created."""
+    READ = "read"
+    """The other side changed what this one had read."""
+    HISTORY = "history"
+    """The branch was moved or reset, or its history has expired."""
+
+
 @dataclass(frozen=True, slots=True)
 class Conflict:
     """One place where changes of two writers conflict.
 
     Parameters
     ----------
+    kind : ConflictKind
+        What collided, as a word for programs.
     path : str
         Absolute path of the node, such as `/air/temperature`.
     component : str
@@ -133,6 +162,7 @@ class Conflict:
         The chunk coordinates in conflict, at most 20; empty if not about chunks.
     """
 
+    kind: ConflictKind
     path: str
     component: str
     reason: str

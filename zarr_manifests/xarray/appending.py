@@ -29,6 +29,7 @@ from zarr_manifests.errors import (
     AlreadyExistsError,
     Conflict,
     ConflictError,
+    ConflictKind,
     InvalidArgumentError,
 )
 from zarr_manifests.format.nodes import Node
@@ -130,13 +131,19 @@ class Append:
         try:
             now = self.plan(context, on)
         except (AlreadyExistsError, InvalidArgumentError) as error:
-            conflict = Conflict(path, "read", f"with the labels that are there now, {error}")
+            conflict = Conflict(
+                ConflictKind.READ, path, "read", f"with the labels that are there now, {error}"
+            )
         else:
             moved = now.start != planned.start and bool(planned.appended)
             if (now.appended, now.replaced) != (planned.appended, planned.replaced):
-                conflict = Conflict(path, "read", "the labels that are there have changed")
+                conflict = Conflict(
+                    ConflictKind.READ, path, "read", "the labels that are there have changed"
+                )
             elif moved and not self.relocate:
-                conflict = Conflict(path, "growth", f"both commits append along {self.dim!r}")
+                conflict = Conflict(
+                    ConflictKind.APPEND, path, "growth", f"both commits append along {self.dim!r}"
+                )
             else:
                 return
         raise ConflictError(

@@ -18,7 +18,7 @@ from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.objects.spill import Rows, Spilled, rows_of
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.errors import Conflict, ConflictError
+from zarr_manifests.errors import Conflict, ConflictError, ConflictKind
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
@@ -222,7 +222,7 @@ def _onto(
         raise ConflictError(
             "other commits came first, and this one was told not to be put on top of them; "
             "nothing was committed. Call session.rebase(), look at what there is, commit again",
-            [Conflict("/", "history", "the branch has moved")],
+            [Conflict(ConflictKind.HISTORY, "/", "history", "the branch has moved")],
         )
     wanted = {*Changes.of(view.nodes, mine.nodes, mine.truncated, {}).nodes, *mine.tables}
     wanted |= mine.reads.nodes() if rebasing.serializable else set()
@@ -291,7 +291,14 @@ def _between(context: ReadContext, view: SnapshotView, tip: Branch) -> list[Delt
             f"the snapshot the session began at ({view.snapshot_id}) is no longer in the "
             "branch's history; was the branch reset, or has the snapshot expired? Nothing was "
             "committed",
-            [Conflict("/", "history", "the branch was reset, or the snapshot has expired")],
+            [
+                Conflict(
+                    ConflictKind.HISTORY,
+                    "/",
+                    "history",
+                    "the branch was reset, or the snapshot has expired",
+                )
+            ],
         )
     return between
 

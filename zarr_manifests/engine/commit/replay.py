@@ -28,6 +28,7 @@ from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
     Conflict,
     ConflictError,
+    ConflictKind,
     CorruptObjectError,
     InvalidArgumentError,
     SnapshotExpiredError,
@@ -227,13 +228,21 @@ def _patch_chunks(
     path = absolute(path)
     if now is None and then is None:
         # What the commit deleted and what is not here are the same.
-        return [Conflict(path, "chunks", "it is not here")] if wanted is not None else []
+        return (
+            [Conflict(ConflictKind.DELETE, path, "chunks", "it is not here")]
+            if wanted is not None
+            else []
+        )
     if then is not None and wanted is not None and not same_structure(then, wanted):
-        return [Conflict(path, "metadata", "its chunks are encoded otherwise here")]
+        return [
+            Conflict(
+                ConflictKind.STRUCTURE, path, "metadata", "its chunks are encoded otherwise here"
+            )
+        ]
     due, differ = _due(node_id, touched, states) if len(touched) else (touched, touched)
     if len(differ):
         where = tuple(tuple(coords) for coords in differ[:_LISTED_CHUNKS].tolist())
-        return [Conflict(path, "chunks", "there are other bytes here", where)]
+        return [Conflict(ConflictKind.CHUNK, path, "chunks", "there are other bytes here", where)]
     if then is not None:  # else its chunks go with it
         if now is None and _ndim(then):
             changes.truncated[node_id] = (0,) * _ndim(then)

@@ -26,6 +26,7 @@ from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
     Conflict,
     ConflictError,
+    ConflictKind,
     InvalidArgumentError,
     UnmergedForksError,
 )
@@ -206,7 +207,9 @@ def _check_one_writer_each(reported: Reported, nodes: Mapping[bytes, Node]) -> N
         raise ConflictError(
             _DIFFER,
             [
-                Conflict(paths[node_id], "chunks", reason, tuple(sorted(chunks)[:20]))
+                Conflict(
+                    ConflictKind.CHUNK, paths[node_id], "chunks", reason, tuple(sorted(chunks)[:20])
+                )
                 for node_id, chunks in differ.items()
             ],
         )

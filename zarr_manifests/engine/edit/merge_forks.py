@@ -14,7 +14,7 @@ import numpy as np
 
 from zarr_manifests.engine.edit.change_set import ChangeSet, lies_below, same_bytes
 from zarr_manifests.engine.objects.spill import Rows, resident
-from zarr_manifests.errors import Conflict
+from zarr_manifests.errors import Conflict, ConflictKind
 from zarr_manifests.format.chunk_table import UNSET, ChunkTable, RefKind, StoredRef
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Coords
@@ -127,13 +127,23 @@ class Merge:
             theirs.chunks.pop(node_id, None)
             theirs.tables.pop(node_id, None)
         conflicts = [
-            Conflict(f"/{path}", "metadata", "changed in the session and in a fork, differently")
+            Conflict(
+                ConflictKind.METADATA,
+                f"/{path}",
+                "metadata",
+                "changed in the session and in a fork, differently",
+            )
             for path, node in theirs.nodes.items()
             if self.mine.nodes.get(path, _ABSENT) not in (before.nodes.get(path, _ABSENT), node)
             and self.owners.nodes.get(path) != (copy_id, self.mine.nodes.get(path))
         ]
         conflicts += [
-            Conflict(f"/{path}", "chunks", "written in the session and deleted in a fork")
+            Conflict(
+                ConflictKind.DELETE,
+                f"/{path}",
+                "chunks",
+                "written in the session and deleted in a fork",
+            )
             for node_id, path in replaced.items()
             if self._moved(before, node_id)
         ]
@@ -258,10 +268,12 @@ class Merge:
         for node_id, parts in theirs.tables.items():
             if node_id not in paths:
                 lost = [tuple(c) for c in theirs.rows(parts[0]).coords()[:20].tolist()]
-                conflicts.append(Conflict("/?", "chunks", reason, tuple(lost)))
+                conflicts.append(Conflict(ConflictKind.DELETE, "/?", "chunks", reason, tuple(lost)))
         for node_id, refs in theirs.chunks.items():
             if node_id not in paths:
-                conflicts.append(Conflict("/?", "chunks", reason, tuple(sorted(refs)[:20])))
+                conflicts.append(
+                    Conflict(ConflictKind.DELETE, "/?", "chunks", reason, tuple(sorted(refs)[:20]))
+                )
                 continue
             twice = []
             for coords, ref in refs.items():
@@ -275,7 +287,9 @@ class Merge:
             if twice:
                 differs = "written with different bytes by two writers of the same session"
                 where = tuple(sorted(twice)[:20])
-                conflicts.append(Conflict(f"/{paths[node_id]}", "chunks", differs, where))
+                conflicts.append(
+                    Conflict(ConflictKind.CHUNK, f"/{paths[node_id]}", "chunks", differs, where)
+                )
         return conflicts
 
     def _cut_conflicts(self, before: ChangeSet, theirs: ChangeSet) -> list[Conflict]:
@@ -302,5 +316,9 @@ class Merge:
                     cut += [tuple(c) for c in table.coords()[out][:20].tolist()]
             if cut:
                 reason = "written by one writer and cut off by another of the same session"
-                conflicts.append(Conflict(f"/{path}", "chunks", reason, tuple(sorted(cut)[:20])))
+                conflicts.append(
+                    Conflict(
+                        ConflictKind.SHAPE, f"/{path}", "chunks", reason, tuple(sorted(cut)[:20])
+                    )
+                )
         return conflicts

@@ -31,7 +31,7 @@ from zarr_manifests.engine.objects.metadata import create_own
 from zarr_manifests.engine.objects.spill import Spill
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.errors import Conflict, InvalidArgumentError, StorageError
+from zarr_manifests.errors import Conflict, ConflictKind, InvalidArgumentError, StorageError
 from zarr_manifests.format.chunk_table import UNSET, ChunkRef, ChunkTable, InlineRef, NativeRef
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Box, Coords
@@ -622,7 +622,9 @@ class Workspace(Overlay):
             array, coords = chunk
             if self.ref(array, coords) is not None and not same_bytes(self.ref(array, coords), ref):
                 reason = "written with different bytes by two writers of the same session"
-                conflicts.append(Conflict(f"/{array.path}", "chunks", reason, (coords,)))
+                conflicts.append(
+                    Conflict(ConflictKind.CHUNK, f"/{array.path}", "chunks", reason, (coords,))
+                )
             self._drop(slot)
             self._hold(array, coords, ref)
         return conflicts

@@ -18,7 +18,7 @@ from typing import Final
 
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.root.roots import RootAt, RootReader, Roots
-from zarr_manifests.errors import Conflict, ConflictError, FencedError
+from zarr_manifests.errors import Conflict, ConflictError, ConflictKind, FencedError
 from zarr_manifests.format.root import COLLECTOR, COMPACTOR, Branch, Root, known_ref
 from zarr_manifests.planning.conflict.admission import Refusal, Writer, admission
 
@@ -94,13 +94,13 @@ def admitted(
             raise ConflictError(
                 f"snapshot {amends[1]} is not the head of {branch!r} any more, and only a "
                 "head can be amended; nothing was committed. Commit the changes as a new snapshot",
-                [Conflict("/", "history", "the branch has moved")],
+                [Conflict(ConflictKind.HISTORY, "/", "history", "the branch has moved")],
             )
         case Refusal.NO_PARENT if amends:
             raise ConflictError(
                 f"the snapshot before {amends[1]} has expired, so that one cannot be amended; "
                 f"nothing was committed. Commit the changes to {branch!r} as a new snapshot",
-                [Conflict("/", "history", "the snapshot before has expired")],
+                [Conflict(ConflictKind.HISTORY, "/", "history", "the snapshot before has expired")],
             )
         case _:
             raise _fenced(root, keys)

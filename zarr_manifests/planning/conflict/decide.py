@@ -23,7 +23,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from zarr_manifests.errors import Conflict, InvalidArgumentError
+from zarr_manifests.errors import Conflict, ConflictKind, InvalidArgumentError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import IndexArray
@@ -113,9 +113,15 @@ class _Pair:
     theirs: NodeChange
     reads: Reads
 
-    def found(self, component: Component, reason: str, rows: IndexArray | None = None) -> Conflict:
+    def found(
+        self,
+        kind: ConflictKind,
+        component: Component,
+        reason: str,
+        rows: IndexArray | None = None,
+    ) -> Conflict:
         listed = () if rows is None else tuple(map(tuple, rows[:_LISTED_CHUNKS].tolist()))
-        return Conflict(_shown(self.mine.path), str(component), reason, listed)
+        return Conflict(kind, _shown(self.mine.path), str(component), reason, listed)
 
 
 type _Rule = Callable[[_Pair], Iterator[_Found]]
@@ -258,12 +264,18 @@ def _never(mine: Component, theirs: Component, *, policy: bool = False) -> _Rule
         Component.DELETE: "it was deleted or moved",
     }
 
+    kind = ConflictKind.SHAPE
+    if Component.DELETE in (mine, theirs):
+        kind = ConflictKind.DELETE
+    elif Component.STRUCTURE in (mine, theirs):
+        kind = ConflictKind.STRUCTURE
+
     def rule(pair: _Pair) -> Iterator[_Found]:
         rows = None
         change = pair.mine if mine is Component.CHUNKS else pair.theirs
         if Component.CHUNKS in (mine, theirs) and change.chunks is not None:
             rows = change.chunks.coords()
-        conflict = pair.found(mine, f"{done[theirs]} by a commit that came first", rows)
+        conflict = pair.found(kind, mine, f"{done[theirs]} by a commit that came first", rows)
         yield _Found(conflict, pair.node_id, deletion=policy)
 
     return rule
@@ -283,8 +295,11 @@ def _same_chunks(pair: _Pair) -> Iterator[_Found]:
     same = agree(a, b, coords)
     differ = coords[~same | pair.reads.at(pair.node_id, coords)]
     if len(differ):
-        reason = _appended(pair, differ) or "also written by a commit that came first"
-        yield _Found(pair.found(Component.CHUNKS, reason, differ), pair.node_id, np.asarray(differ))
+        appended = _appended(pair, differ)
+        kind = ConflictKind.CHUNK if appended is None else ConflictKind.APPEND
+        reason = appended or "also written by a commit that came first"
+        conflict = pair.found(kind, Component.CHUNKS, reason, differ)
+        yield _Found(conflict, pair.node_id, np.asarray(differ))
 
 
 def _appended(pair: _Pair, differ: IndexArray) -> str | None:
@@ -329,7 +344,7 @@ def _cut_off(
         lost |= ~inside(coords, shrinker.after.array.grid.hi)
     if lost.any():
         component = Component.CHUNKS if writer is pair.mine else Component.SHRINK
-        yield _Found(pair.found(component, reason, coords[lost]))
+        yield _Found(pair.found(ConflictKind.SHAPE, component, reason, coords[lost]))
 
 
 def _both_grow(pair: _Pair) -> Iterator[_Found]:
@@ -338,14 +353,14 @@ def _both_grow(pair: _Pair) -> Iterator[_Found]:
     if (a == b and len(a) == 1) or _shape(pair.mine) == _shape(pair.theirs):
         return
     reason = "it was made larger along other axes by a commit that came first"
-    yield _Found(pair.found(Component.GROWTH, reason))
+    yield _Found(pair.found(ConflictKind.SHAPE, Component.GROWTH, reason))
 
 
 def _both_shrink(pair: _Pair) -> Iterator[_Found]:
     """Both made it smaller: a conflict unless to the same shape with the same truncation."""
     if _shape(pair.mine) != _shape(pair.theirs) or pair.mine.cut != pair.theirs.cut:
         reason = "it was made smaller otherwise by a commit that came first"
-        yield _Found(pair.found(Component.SHRINK, reason))
+        yield _Found(pair.found(ConflictKind.SHAPE, Component.SHRINK, reason))
 
 
 def _shape(change: NodeChange) -> object:
@@ -358,7 +373,7 @@ def _same_attributes(pair: _Pair) -> Iterator[_Found]:
     for key in sorted(a.keys() & b.keys()):
         if a[key] != b[key]:
             reason = f"attribute {key!r} was given another value by a commit that came first"
-            conflict = pair.found(Component.ATTRIBUTES, reason)
+            conflict = pair.found(ConflictKind.ATTRIBUTE, Component.ATTRIBUTES, reason)
             yield _Found(conflict, pair.node_id, attribute=key)
 
 
@@ -376,10 +391,12 @@ def _both_create(mine: Changes, theirs: Changes) -> Iterator[_Found]:
     for path, node_id in taken.items():
         twin = theirs.nodes[other[path]] if path in other else None
         if twin is not None and not _same_creation(mine.nodes[node_id], twin):
-            yield _in_the_way(path, Component.CREATE, "also made by a commit that came first")
+            yield _in_the_way(
+                ConflictKind.CREATE, path, Component.CREATE, "also made by a commit that came first"
+            )
         elif elsewhere.get(node_id, path) != path:
             reason = f"made at {_shown(elsewhere[node_id])} by a commit that came first"
-            yield _in_the_way(path, Component.CREATE, reason)
+            yield _in_the_way(ConflictKind.CREATE, path, Component.CREATE, reason)
     yield from _below_arrays(mine, theirs)
 
 
@@ -405,21 +422,21 @@ def _below_arrays(mine: Changes, theirs: Changes) -> Iterator[_Found]:
                 if top in arrays:
                     where = path if one is mine else top
                     reason = "a node would lie below an array that a commit has changed"
-                    yield _in_the_way(where, Component.CREATE, reason)
+                    yield _in_the_way(ConflictKind.CREATE, where, Component.CREATE, reason)
 
 
 def _create_beside_delete(mine: Changes, theirs: Changes) -> Iterator[_Found]:
     """They deleted or moved something at, above or below what I make."""
     reason = "at, above or below it something was deleted or moved by a commit that came first"
     for path in _related(mine.taken, theirs.left, _unlike(mine, theirs)):
-        yield _in_the_way(path, Component.CREATE, reason)
+        yield _in_the_way(ConflictKind.DELETE, path, Component.CREATE, reason)
 
 
 def _delete_beside_create(mine: Changes, theirs: Changes) -> Iterator[_Found]:
     """They made something at, above or below what I delete."""
     reason = "at, above or below it something was made by a commit that came first"
     for path in _related(mine.left, theirs.taken, _unlike(mine, theirs)):
-        yield _in_the_way(path, Component.DELETE, reason)
+        yield _in_the_way(ConflictKind.DELETE, path, Component.DELETE, reason)
 
 
 def _both_delete(mine: Changes, theirs: Changes) -> Iterator[_Found]:
@@ -427,7 +444,7 @@ def _both_delete(mine: Changes, theirs: Changes) -> Iterator[_Found]:
     unlike = _unlike(mine, theirs)
     reason = "at, above or below it something else was deleted or moved by a commit that came first"
     for path in _related(mine.left, theirs.left, unlike):
-        yield _in_the_way(path, Component.DELETE, reason)
+        yield _in_the_way(ConflictKind.DELETE, path, Component.DELETE, reason)
 
 
 def _unlike(mine: Changes, theirs: Changes) -> set[bytes]:
@@ -477,7 +494,7 @@ def _same_keys(mine: Changes, theirs: Changes) -> Iterator[_Found]:
                 change = nodes.get(top)
                 if change is not None and _may_have(change, top, key_of(entry.path)):
                     where = entry.path if one is mine else top
-                    yield _in_the_way(where, Component.CREATE, reason)
+                    yield _in_the_way(ConflictKind.CREATE, where, Component.CREATE, reason)
 
 
 def _may_have(change: NodeChange, path: str, key: str) -> bool:
@@ -489,8 +506,8 @@ def _may_have(change: NodeChange, path: str, key: str) -> bool:
     return is_array and (documents or bool(change.documents.grown) or change.documents.shrunk)
 
 
-def _in_the_way(path: str, component: Component, reason: str) -> _Found:
-    return _Found(Conflict(_shown(path), str(component), reason))
+def _in_the_way(kind: ConflictKind, path: str, component: Component, reason: str) -> _Found:
+    return _Found(Conflict(kind, _shown(path), str(component), reason))
 
 
 def _shown(path: str) -> str:
@@ -571,14 +588,16 @@ def _read_conflicts(mine: Changes, theirs: Changes, reads: Reads) -> Iterator[_F
             coords = coords[reads.at(node_id, coords)]
             if len(coords):
                 reason = "read here, and written by a commit that came first"
-                yield _Found(replace(pair.found(_C, reason, coords), component="read"))
+                yield _Found(
+                    replace(pair.found(ConflictKind.READ, _C, reason, coords), component="read")
+                )
         if change.cut is not None and reads.beyond(node_id, change.cut):
             reason = "chunks that were read were cut off by a commit that came first"
-            yield _Found(replace(pair.found(_C, reason), component="read"))
+            yield _Found(replace(pair.found(ConflictKind.READ, _C, reason), component="read"))
     for _, change in theirs:
         paths = {node.path for node in (change.before, change.after) if node is not None}
         if change.documents == DocumentChange() and change.taken is change.left is None:
             continue  # only its chunks have changed
         for path in sorted(paths & reads.documents):
             reason = "its metadata was read here, and changed by a commit that came first"
-            yield _Found(Conflict(_shown(path), "read", reason))
+            yield _Found(Conflict(ConflictKind.READ, _shown(path), "read", reason))

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from zarr_manifests.errors import Conflict
+from zarr_manifests.errors import Conflict, ConflictKind
 from zarr_manifests.format.nodes import Node, NodeKind
 
 __all__ = ["decide_nodes", "same_structure"]
@@ -34,14 +34,14 @@ def decide_nodes(
         elsewhere = [place for place in found if place not in concerned]
         if elsewhere:
             reason = f"it is at {_shown(elsewhere[0])} here"
-            conflicts.append(Conflict(_shown(path), "metadata", reason))
+            conflicts.append(Conflict(ConflictKind.METADATA, _shown(path), "metadata", reason))
         elif _same(now, to):
             continue
         elif _same(now, was):
             changes[path] = to
         else:
             reason = "it is not here" if now is None else "it is something else here"
-            conflicts.append(Conflict(_shown(path), "metadata", reason))
+            conflicts.append(Conflict(ConflictKind.METADATA, _shown(path), "metadata", reason))
     merged = {**here, **changes}
     result = {path: node for path, node in merged.items() if node is not None}
     return changes, conflicts + _misplaced(changes, result)
@@ -81,10 +81,10 @@ def _misplaced(changes: Mapping[str, Node | None], result: Nodes) -> list[Confli
         above = path.rpartition("/")[0]
         if path and path not in changes and above in gone and above not in result:
             reason = "it would be in a group that no longer exists"
-            conflicts.append(Conflict(_shown(path), "metadata", reason))
+            conflicts.append(Conflict(ConflictKind.METADATA, _shown(path), "metadata", reason))
         if path in changes and above and above not in result:
             reason = "its group is not here"
-            conflicts.append(Conflict(_shown(path), "metadata", reason))
+            conflicts.append(Conflict(ConflictKind.METADATA, _shown(path), "metadata", reason))
         parts = path.split("/")
         for end in range(len(parts) if path else 0):
             top = "/".join(parts[:end])
@@ -92,7 +92,7 @@ def _misplaced(changes: Mapping[str, Node | None], result: Nodes) -> list[Confli
             new = path in changes or top in changes
             if new and array is not None and array.kind is NodeKind.ARRAY:
                 reason = f"it would lie below the array {_shown(top)}"
-                conflicts.append(Conflict(_shown(path), "metadata", reason))
+                conflicts.append(Conflict(ConflictKind.METADATA, _shown(path), "metadata", reason))
     return conflicts
 
 

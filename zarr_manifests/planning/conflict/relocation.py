@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from zarr_manifests.errors import Conflict
+from zarr_manifests.errors import Conflict, ConflictKind
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.planning.conflict.components import Changes, Component, NodeChange
 
@@ -102,23 +102,25 @@ def plan_relocation(
             axis = axes.get(node_id)
             if node_id not in both and axis is not None and _grown(change, axis):
                 reason = f"only one of two commits appends to it along {dim!r}"
-                conflicts.append(Conflict(f"/{change.path}", "growth", reason))
+                conflicts.append(Conflict(ConflictKind.APPEND, f"/{change.path}", "growth", reason))
             elif change.before is None and change.after and _axis(change.after, dim) is not None:
                 reason = f"it was made beside two appends along {dim!r}"
-                conflicts.append(Conflict(f"/{change.path}", "create", reason))
+                conflicts.append(Conflict(ConflictKind.APPEND, f"/{change.path}", "create", reason))
     found = []
     for node_id in sorted(both, key=lambda each: mine.nodes[each].path):
         ours, other, axis = mine.nodes[node_id], theirs.nodes[node_id], axes[node_id]
         if not (_appends(ours, axis) and _appends(other, axis)):
             reason = f"besides an append along {dim!r}, it was changed in another way"
-            conflicts.append(Conflict(f"/{ours.path}", "growth", reason))
+            conflicts.append(Conflict(ConflictKind.APPEND, f"/{ours.path}", "growth", reason))
             continue
         moved = _relocation(ours, other, node_id, axis)
         found.append(moved)
         if moved.steps is None and len(_shape(ours.before)) > 1:
             conflicts.append(_uneven(moved, dim))
     reason = f"arrays that share {dim!r} were made longer by different lengths"
-    conflicts += [Conflict(f"/{r.path}", "growth", reason) for r in _uneven_spans(found)]
+    conflicts += [
+        Conflict(ConflictKind.APPEND, f"/{r.path}", "growth", reason) for r in _uneven_spans(found)
+    ]
     conflicts.sort(key=lambda conflict: conflict.path)
     return ([], conflicts) if conflicts else (found, [])
 
@@ -139,7 +141,7 @@ def _uneven(moved: Relocation, dim: str) -> Conflict:
         "whole chunks are relocated in arrays of more than one axis. Append in multiples of the "
         "chunk, or open a new session and append there"
     )
-    return Conflict(f"/{moved.path}", "growth", reason)
+    return Conflict(ConflictKind.APPEND, f"/{moved.path}", "growth", reason)
 
 
 def _relocation(ours: NodeChange, other: NodeChange, node_id: bytes, axis: int) -> Relocation:
