@@ -28,7 +28,7 @@ sweep: setup  ## run what CI runs after make test: more seeds, all faults of the
 	.venv/bin/pytest -m simulation --seeds 2000 -n auto tests/simulation
 
 simulate: setup  ## try other seeds than make sweep does (MINUTES=10 FIRST=100000)
-	.venv/bin/python -m zarr_manifests.testing.simulation --minutes $(MINUTES) --first $(FIRST)
+	.venv/bin/python tests/simulation --minutes $(MINUTES) --first $(FIRST)
 
 bench: setup  ## compare with other stores; ARGS="--quick --only small-read-fused" and so on
 	.venv/bin/python -m pip install --disable-pip-version-check --quiet \

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from simulated import Outcome, simulate
 from zarr_manifests.engine.commit import landing as commit
 from zarr_manifests.engine.commit import rebase as rebasing
 from zarr_manifests.engine.commit import relocate as relocating
@@ -37,7 +38,6 @@ from zarr_manifests.ids import new_session_id
 from zarr_manifests.planning.conflict import admission
 from zarr_manifests.planning.conflict import decide as rules
 from zarr_manifests.planning.tables.merge import select
-from zarr_manifests.testing.simulation import Outcome, simulate
 
 BUDGET = 2000
 """How many seeds may be tried for a mutant: as many as `make test` tries."""

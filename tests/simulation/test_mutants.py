@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+import mutants
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "guide" / "simulation.md"
 
 
-def load() -> ModuleType:
-    """`mutants.py` beside this file, which is a program as well."""
-    place = Path(__file__).with_name("mutants.py")
-    spec = importlib.util.spec_from_file_location("simulation_mutants", place)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-mutants = load()
-
-
 @pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_seed_within_the_budget_finds_the_fault(mutant: object) -> None:
+def test_a_seed_within_the_budget_finds_the_fault(mutant: mutants.Mutant) -> None:
     seed = mutants.SEEDS[mutant.name]
     assert 0 <= seed < mutants.BUDGET
     assert mutants.run(mutant, seed).failure is not None

@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
+from simulated import CALLS, simulate
+from simulated.process import Process
 from zarr_manifests.engine.edit import forks
-from zarr_manifests.testing.simulation import CALLS, simulate
-from zarr_manifests.testing.simulation.process import Process
 
 BATCH = 20
 
@@ -29,8 +30,7 @@ def test_seeds_keep_all_promises(batch: int) -> None:
     for seed in range(batch, batch + BATCH):
         outcome = simulate(seed)
         if outcome.failure is not None:
-            again = f"again: python -m zarr_manifests.testing.simulation --seed {seed}"
-            failed.append(f"seed {seed}: {outcome.failure}\n{again}")
+            failed.append(f"seed {seed}: {outcome.failure}\nagain: {outcome.again}")
         else:
             assert outcome.calls >= 200
     if failed:
@@ -45,7 +45,7 @@ def test_the_same_seed_gives_the_same_trace() -> None:
 
 
 def test_the_trace_is_the_same_in_another_process_whatever_strings_hash_to() -> None:
-    command = [sys.executable, "-m", "zarr_manifests.testing.simulation", "--seed", "3"]
+    command = [sys.executable, str(Path(__file__).parent), "--seed", "3"]
     shown = [
         subprocess.run(
             command,

@@ -10,13 +10,8 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
 
-from zarr_manifests.errors import SnapshotExpiredError
-from zarr_manifests.format.root import ROOT_KEY
-from zarr_manifests.repository import Repository
-from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.testing.faulty import SimulatedCrash
-from zarr_manifests.testing.simulation.accidents import Recoverer, recover
-from zarr_manifests.testing.simulation.actors import (
+from simulated.accidents import Recoverer, recover
+from simulated.actors import (
     Actor,
     Brancher,
     Compactor,
@@ -27,9 +22,9 @@ from zarr_manifests.testing.simulation.actors import (
     check_session,
     setup,
 )
-from zarr_manifests.testing.simulation.farm import Farm, Foreman, Worker
-from zarr_manifests.testing.simulation.judge import Judge, Known
-from zarr_manifests.testing.simulation.keepers import (
+from simulated.farm import Farm, Foreman, Worker
+from simulated.judge import Judge, Known
+from simulated.keepers import (
     Backgrounder,
     Collector,
     ExclusiveWriter,
@@ -40,10 +35,15 @@ from zarr_manifests.testing.simulation.keepers import (
     Restorer,
     Verifier,
 )
-from zarr_manifests.testing.simulation.process import Process
-from zarr_manifests.testing.simulation.rivals import Appender, Resolver, Witness
-from zarr_manifests.testing.simulation.storage import Shelf, Weather
-from zarr_manifests.testing.simulation.world import BrokenPromiseError, World
+from simulated.process import Process
+from simulated.rivals import Appender, Resolver, Witness
+from simulated.storage import Shelf, Weather
+from simulated.world import BrokenPromiseError, World
+from zarr_manifests.errors import SnapshotExpiredError
+from zarr_manifests.format.root import ROOT_KEY
+from zarr_manifests.repository import Repository
+from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.testing import SimulatedCrash
 
 __all__ = ["CALLS", "Outcome", "simulate"]
 
@@ -119,6 +119,11 @@ class Outcome:
     counts: Mapping[str, int]
     failure: BaseException | None
 
+    @property
+    def again(self) -> str:
+        """The command that runs the seed again and prints its trace."""
+        return f"python tests/simulation --seed {self.seed}"
+
 
 def simulate(seed: int, *, calls: int = CALLS) -> Outcome:
     """Run the schedule of a seed.
@@ -132,7 +137,7 @@ def simulate(seed: int, *, calls: int = CALLS) -> Outcome:
 
     Examples
     --------
-    >>> from zarr_manifests.testing.simulation import simulate
+    >>> from simulated import simulate
     >>> outcome = simulate(1)
     >>> outcome.failure is None, outcome.calls >= 200
     (True, True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from simulated.process import Process
 from zarr_manifests.errors import (
     ConflictError,
     CorruptObjectError,
@@ -14,7 +15,6 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.root import ROOT_KEY
 from zarr_manifests.ids import snapshot_key
 from zarr_manifests.repository import Repository
-from zarr_manifests.testing.simulation.process import Process
 
 __all__ = ["Recoverer", "recover"]
 

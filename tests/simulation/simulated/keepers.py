@@ -13,6 +13,16 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
+from simulated.actors import (
+    branch_for,
+    gone,
+    read_chunk,
+    scribble,
+)
+from simulated.attempts import RefChange
+from simulated.judge import Judge
+from simulated.process import Process
+from simulated.world import BrokenPromiseError
 from zarr_manifests.engine.compact.background import compact_alone
 from zarr_manifests.errors import (
     ConflictError,
@@ -24,16 +34,6 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
 )
 from zarr_manifests.repository import Repository
-from zarr_manifests.testing.simulation.actors import (
-    branch_for,
-    gone,
-    read_chunk,
-    scribble,
-)
-from zarr_manifests.testing.simulation.attempts import RefChange
-from zarr_manifests.testing.simulation.judge import Judge
-from zarr_manifests.testing.simulation.process import Process
-from zarr_manifests.testing.simulation.world import BrokenPromiseError
 
 __all__ = [
     "Backgrounder",

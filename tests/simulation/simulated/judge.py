@@ -22,6 +22,18 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
 
+from simulated.attempts import Attempt, RefChange
+from simulated.model import (
+    Change,
+    Node,
+    SetChunk,
+    State,
+    apply_all,
+    effects,
+    without_detours,
+)
+from simulated.storage import Shelf
+from simulated.world import BrokenPromiseError, World
 from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.compact.repack_chunks import REPACKED
 from zarr_manifests.engine.objects.chunks import SessionKeys
@@ -39,18 +51,6 @@ from zarr_manifests.ids import crc32c, session_of, session_start, snapshot_id_of
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.session import Session
 from zarr_manifests.store import workspace_of
-from zarr_manifests.testing.simulation.attempts import Attempt, RefChange
-from zarr_manifests.testing.simulation.model import (
-    Change,
-    Node,
-    SetChunk,
-    State,
-    apply_all,
-    effects,
-    without_detours,
-)
-from zarr_manifests.testing.simulation.storage import Shelf
-from zarr_manifests.testing.simulation.world import BrokenPromiseError, World
 
 __all__ = ["ACCOUNTS", "Judge", "Known"]
 

@@ -7,6 +7,11 @@ from dataclasses import replace
 from itertools import count
 from typing import Final
 
+from simulated.attempts import Attempt, RefChange, Terms
+from simulated.judge import Judge
+from simulated.model import Change
+from simulated.storage import Weather, Wire
+from simulated.world import BrokenPromiseError, World
 from zarr_manifests.errors import (
     CommitOutcomeUnknownError,
     FencedError,
@@ -17,12 +22,7 @@ from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.session import Session
 from zarr_manifests.store import workspace_of
-from zarr_manifests.testing.faulty import SimulatedCrash
-from zarr_manifests.testing.simulation.attempts import Attempt, RefChange, Terms
-from zarr_manifests.testing.simulation.judge import Judge
-from zarr_manifests.testing.simulation.model import Change
-from zarr_manifests.testing.simulation.storage import Weather, Wire
-from zarr_manifests.testing.simulation.world import BrokenPromiseError, World
+from zarr_manifests.testing import SimulatedCrash
 
 __all__ = ["Process"]
 

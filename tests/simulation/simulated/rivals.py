@@ -10,11 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from zarr_manifests.errors import ConflictError, ManifestsError
-from zarr_manifests.planning.conflict.decide import Choice
-from zarr_manifests.session import Session
-from zarr_manifests.store import workspace_of
-from zarr_manifests.testing.simulation.actors import (
+from simulated.actors import (
     ACCOUNTS,
     CELLS,
     branch_for,
@@ -24,9 +20,13 @@ from zarr_manifests.testing.simulation.actors import (
     put,
     read_chunk,
 )
-from zarr_manifests.testing.simulation.attempts import LOG, STEP, Terms
-from zarr_manifests.testing.simulation.model import Change, Resize, SetAttribute, SetChunk, State
-from zarr_manifests.testing.simulation.process import Process
+from simulated.attempts import LOG, STEP, Terms
+from simulated.model import Change, Resize, SetAttribute, SetChunk, State
+from simulated.process import Process
+from zarr_manifests.errors import ConflictError, ManifestsError
+from zarr_manifests.planning.conflict.decide import Choice
+from zarr_manifests.session import Session
+from zarr_manifests.store import workspace_of
 
 __all__ = ["Appender", "Resolver", "Witness"]
 

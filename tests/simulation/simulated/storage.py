@@ -23,10 +23,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from simulated.world import World
 from zarr_manifests.errors import ObjectNotFoundError, StorageError
 from zarr_manifests.storage import Capabilities, ObjectInfo, Tagged, Token, check_key
-from zarr_manifests.testing.faulty import SimulatedCrash
-from zarr_manifests.testing.simulation.world import World
+from zarr_manifests.testing import SimulatedCrash
 
 __all__ = ["Shelf", "Weather", "Wire", "received_by"]
 

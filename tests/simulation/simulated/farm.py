@@ -12,6 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from simulated.actors import (
+    CELLS,
+    branch_for,
+    gone,
+    payload,
+    put,
+    read_chunk,
+    scribble,
+)
+from simulated.model import Change, SetChunk, State
+from simulated.process import Process
+from simulated.storage import received_by
+from simulated.world import BrokenPromiseError
 from zarr_manifests.engine.edit.change_set import ForkState
 from zarr_manifests.engine.edit.forks import revive
 from zarr_manifests.engine.objects.chunks import SessionKeys
@@ -24,19 +37,6 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.store import ManifestStore, freeze_store
-from zarr_manifests.testing.simulation.actors import (
-    CELLS,
-    branch_for,
-    gone,
-    payload,
-    put,
-    read_chunk,
-    scribble,
-)
-from zarr_manifests.testing.simulation.model import Change, SetChunk, State
-from zarr_manifests.testing.simulation.process import Process
-from zarr_manifests.testing.simulation.storage import received_by
-from zarr_manifests.testing.simulation.world import BrokenPromiseError
 
 __all__ = ["Farm", "Foreman", "Result", "Task", "Worker"]
 
@@ -72,7 +72,7 @@ class Farm:
 
 def _received(process: Process, copy: bytes) -> ForkState:
     with received_by(process.wire):
-        state: ForkState = pickle.loads(copy)  # noqa: S301 - this process made it
+        state: ForkState = pickle.loads(copy)
     return state
 
 

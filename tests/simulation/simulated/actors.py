@@ -11,19 +11,9 @@ from typing import Final, Protocol
 
 from zarr.core.buffer import cpu
 
-from zarr_manifests.errors import (
-    AlreadyExistsError,
-    ConflictError,
-    FencedError,
-    ManifestsError,
-    NotFoundError,
-    SnapshotExpiredError,
-)
-from zarr_manifests.session import Session
-from zarr_manifests.store import ManifestStore, workspace_of
-from zarr_manifests.testing.simulation.attempts import LOG, STEP, RefChange
-from zarr_manifests.testing.simulation.judge import ACCOUNTS
-from zarr_manifests.testing.simulation.model import (
+from simulated.attempts import LOG, STEP, RefChange
+from simulated.judge import ACCOUNTS
+from simulated.model import (
     Change,
     CreateNode,
     DeleteNode,
@@ -34,8 +24,18 @@ from zarr_manifests.testing.simulation.model import (
     State,
     document_of,
 )
-from zarr_manifests.testing.simulation.process import Process
-from zarr_manifests.testing.simulation.world import BrokenPromiseError
+from simulated.process import Process
+from simulated.world import BrokenPromiseError
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    FencedError,
+    ManifestsError,
+    NotFoundError,
+    SnapshotExpiredError,
+)
+from zarr_manifests.session import Session
+from zarr_manifests.store import ManifestStore, workspace_of
 
 __all__ = [
     "ACCOUNTS",

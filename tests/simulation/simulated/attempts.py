@@ -6,9 +6,9 @@ from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from simulated.model import Change, Resize, SetChunk, State
 from zarr_manifests.errors import Conflict
 from zarr_manifests.planning.conflict.decide import Choice, Policy
-from zarr_manifests.testing.simulation.model import Change, Resize, SetChunk, State
 
 __all__ = ["LOG", "STEP", "Attempt", "RefChange", "Terms"]
 

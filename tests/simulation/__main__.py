@@ -1,8 +1,7 @@
 """Run a seed again and print its trace, or run many.
 
-`python -m zarr_manifests.testing.simulation --seed 7` replays one;
-`python -m zarr_manifests.testing.simulation --seeds 10000` runs so many,
-`--minutes 10` runs for that long, from `--first` on. The exit status is 1 if a seed fails.
+`python tests/simulation --seed 7` replays one. `--seeds 10000` runs that many, `--minutes 10` runs
+for that long, both from `--first` on and on all cores. The exit status is 1 if a seed fails.
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ import time
 import traceback
 from collections.abc import Sequence
 from itertools import count
+from pathlib import Path
 
-from zarr_manifests.testing.simulation.schedule import Outcome, simulate
+from simulated import Outcome, simulate
 
 
 def _show(outcome: Outcome, *, trace: bool) -> None:
@@ -28,9 +28,7 @@ def _show(outcome: Outcome, *, trace: bool) -> None:
     )
     if outcome.failure is not None:
         sys.stdout.write("".join(traceback.format_exception(outcome.failure)))
-        sys.stdout.write(
-            f"\nagain: python -m zarr_manifests.testing.simulation --seed {outcome.seed}\n"
-        )
+        sys.stdout.write(f"\nagain: {outcome.again}\n")
 
 
 def _run_many(seeds: Sequence[int] | count[int], until_s: float) -> int:
@@ -49,14 +47,14 @@ def _run_many(seeds: Sequence[int] | count[int], until_s: float) -> int:
 
 def _share(arguments: Sequence[str], workers: int) -> int:
     """The same in several processes, each with its share of the seeds."""
-    command = [sys.executable, "-m", "zarr_manifests.testing.simulation", *arguments]
+    command = [sys.executable, str(Path(__file__).parent), *arguments]
     running = [subprocess.Popen([*command, "--worker", f"{i}/{workers}"]) for i in range(workers)]
     return max([process.wait() for process in running])
 
 
 def main(arguments: Sequence[str]) -> int:
     """Do what the command line says; the exit status."""
-    parser = argparse.ArgumentParser("python -m zarr_manifests.testing.simulation")
+    parser = argparse.ArgumentParser("python tests/simulation")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--seed", type=int, help="run this one and print its trace")
     what.add_argument("--seeds", type=int, help="run so many")
