@@ -1,10 +1,10 @@
-"""Compactions that nobody waits for.
+"""Compactions in the background.
 
-A commit that makes one due only puts its branch into a queue, which a few threads work off. Such a
-compaction keeps to its own thread and its own view of the repository: it shares neither pool nor
-cache with those who read and write. Invariants: a branch is in the queue at most once; there are
-never more threads than the repository that asks allows; what is in the queue when the interpreter
-exits is done before it does; a forked child begins with an empty queue.
+A commit that makes a compaction due only puts its branch into a queue, which a few threads process.
+Such a compaction uses its own thread and its own view of the repository; it shares no thread pool
+or cache with readers and writers. Invariants: a branch is in the queue at most once; there are
+never more threads than the repository's configuration allows; the queue is finished before the
+interpreter exits; a forked child starts with an empty queue.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CACHE_BYTES = 64 << 20
 
 
 class _Queue:
-    """Branches that are due, and how many threads are at work."""
+    """Branches that are due, and the number of running threads."""
 
     def __init__(self) -> None:
         self.reset()
@@ -60,7 +60,7 @@ def compact_soon(context: Context, branch: str) -> None:
 
 
 def _work() -> None:
-    """Work the queue off."""
+    """Process the queue until it is empty."""
     while True:
         with _QUEUE.lock:
             if not _QUEUE.due:
@@ -75,12 +75,12 @@ def _work() -> None:
 
 
 def compact_alone(context: Context, branch: str) -> None:
-    """Compact the branch as the background does it: now, on this thread, with nothing shared."""
+    """Compact the branch now, on this thread, without sharing anything, as in the background."""
     compact_branch(_alone(context), branch, CompactionMode.MAJOR)
 
 
 def _alone(context: Context) -> Context:
-    """The same repository, for one thread."""
+    """The same repository, for use by a single thread."""
     runtime = replace(context.runtime, parallel=_in_turn)
     alone = context.unshared_by(runtime, CacheOptions(max_size=_CACHE_BYTES))
     alone.roots.read()
@@ -88,5 +88,5 @@ def _alone(context: Context) -> Context:
 
 
 def _in_turn[R](calls: Sequence[Callable[[], R]]) -> list[R]:
-    # Pools take no more work once the interpreter exits; and their threads are for the foreground.
+    # Pools refuse work once the interpreter exits, and their threads are for the foreground.
     return [call() for call in calls]

@@ -1,16 +1,15 @@
-"""Compaction: the live deltas of a branch rolled up into runs, and merged into the base.
+"""Compaction: merging a branch's live deltas into runs and into the base.
 
-1. What has piled up for leaves of the base is merged into them (`engine.repack`), and a new node
-   table goes with that. Other manifests stay linked, same object, same key.
-2. Entries of the read list of which nothing is left to say are dropped, oldest first; of the
-   others, neighbours become runs (`engine.rollup`), as `planning.compaction` says.
-3. The new read list is committed as a REWRITE of its own. It changes no data, so it never
-   conflicts: if the branch has moved meanwhile, newer deltas stay on top, provided that what was
-   compacted is still there as it was. If it is not, somebody else was faster and this compaction
-   is dropped.
+1. Leaves of the base with enough pending changes are rewritten with these changes (`merge_leaves`),
+   together with a new node table. Other manifests stay as they are, under the same keys.
+2. The oldest entries of the read list that the base now covers are dropped. Neighbours among the
+   others are merged into runs (`runs`), as `planning.upkeep.compaction_triggers` decides.
+3. The new read list is committed as a REWRITE. It changes no data, so it never conflicts: if the
+   branch has moved, newer deltas stay on top, provided that the compacted entries are unchanged. If
+   they are not, somebody else was faster and this compaction is dropped.
 
-Invariant: no entry is dropped before all older ones are. So what is read outside the boxes of all
-leaves, where nothing tells what has been merged, is right without a record of it.
+Invariant: an entry is dropped only together with all older ones. So outside the boxes of all
+leaves, where no record says what has been merged, reads are right without one.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ _BASE_COPY_BYTES = 256 * 1024
 
 @dataclass(slots=True)
 class _Compacted:
-    """A new base and read list, uploaded but for the snapshot."""
+    """A new base and read list; everything is encoded but the snapshot."""
 
     old: tuple[DeltaEntry, ...]
     base: BlobRef | None
@@ -75,13 +74,13 @@ class _Compacted:
     manifests: tuple[ManifestRef, ...]
     entries: tuple[DeltaEntry, ...]
     kept: dict[int, int]
-    """Position in the old read list -> in the new one, of entries that stay as they are."""
+    """Old position in the read list -> new position, of entries that stay as they are."""
     log: BlobRef
     commit_id: bytes
     message: str
     uploads: list[Upload] = field(default_factory=list)
     indexed: list[IndexEntry] = field(default_factory=list)
-    """What the index is to say of leaves that are new."""
+    """New entries for the presence index, of the new leaves."""
 
 
 def compact_branch(
@@ -93,16 +92,16 @@ def compact_branch(
     size_ratio: float | None = None,
     claim: bool = False,
 ) -> tuple[CompactionReport, BlobRef | None]:
-    """Compact a branch's head; `size_ratio` is used instead of the configuration's.
+    """Compact a branch's head; `size_ratio` overrides the configuration.
 
-    With `claim`, compactions that are under way are shut out first.
+    With `claim`, running compactions are shut out first.
 
     Raises
     ------
     FencedError
-        If somebody else has claimed compactions meanwhile; nothing is changed.
+        If somebody else has claimed compactions in the meantime; nothing is changed.
     CorruptObjectError
-        If something that is to be merged is damaged; nothing is changed.
+        If something to merge is damaged; nothing is changed.
     """
     ratio = context.config.compaction.size_ratio if size_ratio is None else size_ratio
     with tallied_reads() as read:
@@ -198,7 +197,7 @@ class _Work:
         return self._mode is CompactionMode.FULL
 
     def estimate(self, before: CompactionReport) -> CompactionReport:
-        """What `do` would do, by what the read list says and without fetching anything."""
+        """Estimate what `do` would do from the read list, without fetching anything."""
         pending = self._pending()
         due = {ref.blob.key for ref in self._base}
         if not self._everything:
@@ -259,7 +258,7 @@ class _Work:
         )
 
     def _base_is_due(self) -> bool:
-        """Whether what is pending is worth a new base: its node table is written as a whole."""
+        """Whether enough is pending for a new base, whose node table is written as a whole."""
         if self._mode is CompactionMode.MINOR:
             return False
         entries, base = self._view.snapshot.deltas, self._view.snapshot.base
@@ -298,19 +297,19 @@ class _Work:
         return done.manifests, done.uploads
 
     def _droppable(self, base: BaseIndex, sequence: int) -> int:
-        """How many of the oldest entries say nothing that the base does not say."""
+        """How many of the oldest entries the base fully covers."""
         for position, entry in enumerate(self._view.snapshot.deltas):
             if entry.last > sequence or any(self._unmerged(base, position, entry)):
                 return position
         return len(self._view.snapshot.deltas)
 
     def _settled(self, base: BaseIndex) -> set[bytes]:
-        """Nodes of which the read list says nothing that the base does not say."""
+        """Nodes whose changes in the read list are all in the base."""
         entries = enumerate(self._view.snapshot.deltas)
         return self._facts.keys() - {n for at in entries for n in self._unmerged(base, *at)}
 
     def _unmerged(self, base: BaseIndex, position: int, entry: DeltaEntry) -> Iterator[bytes]:
-        """Nodes of which the entry says something that the base does not say."""
+        """Nodes with changes of the entry that are not in the base."""
         for part in entry.parts():
             if part.node_id not in self._facts or not part.count:
                 continue
@@ -329,7 +328,7 @@ class _Work:
                     yield node_id
 
     def _holds_more(self, part: Part) -> bool:
-        """Whether chunks may lie in the box and outside all leaves, of which the list must tell."""
+        """Whether chunks may be in the box but outside all leaves, so that the entry is needed."""
         if part.node_id not in self._read:
             return True
         return len(self._heap.outside(part.node_id).within(part.box)) > 0
@@ -337,7 +336,7 @@ class _Work:
     def _rolled_up(
         self, dropped: int
     ) -> tuple[tuple[DeltaEntry, ...], dict[int, int], list[Upload]]:
-        """The read list that is left, where entries that stay have gone, and the runs' objects."""
+        """The new read list, the new positions of entries that stay, and objects to upload."""
         left = self._view.snapshot.deltas[dropped:]
         sizes = [Size(sum(p.count for p in e.parts()), e.first < e.last) for e in left]
         groups = dict(merge_groups(sizes, self._context.config.compaction.fan_in))
@@ -367,11 +366,11 @@ def _land(
     done: _Compacted,
     keys: SessionKeys,
 ) -> BlobRef | None:
-    """Put the new read list under the branch; None if somebody else has compacted meanwhile."""
+    """Commit the new read list; None if somebody else has compacted in the meantime."""
     if not context.storage.capabilities.turns:
         return _land_on(context, at, branch, view, done, done.uploads, keys)
     creates = [partial(context.objects.create, u.key, u.data) for u in done.uploads]
-    context.runtime.parallel(creates)  # nobody is to wait for this
+    context.runtime.parallel(creates)  # before the turn, so that nobody waits for it
     with context.roots.turn():
         return _land_on(context, context.roots.read(), branch, view, done, (), keys)
 
@@ -385,14 +384,14 @@ def _land_on(
     uploads: Sequence[Upload],
     keys: SessionKeys,
 ) -> BlobRef | None:
-    """The same, as often as others come first; with the uploads that are still to be made."""
+    """The same, repeated if others come first; `uploads` are still to be written."""
     for attempt in range(_ATTEMPTS):
         root = context.roots.with_branch(at.root, branch)
         refusal = admission(root, Writer(keys.start, compacts=True), branch)
         if refusal is Refusal.OVERTAKEN:
             raise overtaken(root, COMPACTOR, keys.start)
         if refusal is not None:
-            return None  # behind the fence, what was uploaded may be collected
+            return None  # behind the fence: the uploads may be collected
         tip = root.branches[branch]
         current = view if tip.head.key == view.ref.key else context.open_branch(tip)
         known = current.snapshot.deltas[: len(done.old)]
@@ -459,7 +458,7 @@ def _try(
     old = context.roots.with_branch(at.root, branch)
     tip = old.branches[branch]
     if done.indexed:
-        # On top of what the index says by now: somebody may have built it meanwhile.
+        # On top of the index as it is now: somebody may have built it in the meantime.
         names = [name for ref in done.manifests for name in leaf_names(ref)]
         tip, directory = with_entries(context, tip, keys, done.indexed, names)
         calls.append(partial(context.objects.create, directory.key, directory.data))
@@ -475,7 +474,7 @@ def _try(
 
 
 def _moved_digests(current: Snapshot, done: _Compacted) -> tuple[DigestEntry, ...]:
-    """Those digests whose deltas are all still there, at their new places."""
+    """The digests whose deltas are all still there, at their new positions."""
     shift = len(done.entries) - len(done.old)
     places = dict(done.kept)
     places |= {i: i + shift for i in range(len(done.old), len(current.deltas))}
@@ -490,7 +489,7 @@ def _moved_digests(current: Snapshot, done: _Compacted) -> tuple[DigestEntry, ..
 def with_coordinate_copies(
     view: SnapshotView, manifests: Sequence[ManifestRef], known: Mapping[str, bytes]
 ) -> tuple[ManifestRef, ...]:
-    """The directory, carrying copies of the manifests that hold coordinates while they fit."""
+    """The directory with copies of small manifests of coordinates, up to a total size."""
     coordinates = {
         node.node_id
         for node in view.nodes.values()

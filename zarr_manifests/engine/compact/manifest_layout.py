@@ -1,9 +1,8 @@
-"""In which manifests chunk refs are and why, what reading them costs, and what a plan would give.
+"""Which manifests hold which chunk refs, what reading them costs, and what a plan would change.
 
-Where refs are is read off the base's directory, and nothing else. What would be, and what anything
-costs, is found by doing it: a full compaction runs on a scratch storage that nobody sees, and the
-repository is opened there as by a process that has read nothing yet, whose requests are counted.
-So both are exact.
+The present layout is read from the base's directory alone. A planned layout, and all costs, are
+measured: a full compaction runs on a scratch storage, which is then opened as by a new process,
+with its requests counted. So both are exact.
 """
 
 from __future__ import annotations
@@ -45,19 +44,19 @@ __all__ = ["layout_now", "plan_layout", "read_costs"]
 
 
 def layout_now(context: ReadContext, view: SnapshotView) -> ManifestLayout:
-    """In which manifests the refs of a snapshot are."""
+    """Return which manifests hold the refs of a snapshot."""
     return _layout(context.config, view, view.manifests, _pending_rows(view))
 
 
 def read_costs(context: Context, point: Point) -> ReadCosts:
-    """What a process that has read nothing yet fetches to open and to read that snapshot."""
+    """Measure what a new process fetches to open and to read that snapshot."""
     return _costs(unmetered(context.storage), context.config, context.runtime, point)
 
 
 def plan_layout(
     context: Context, config: RepositoryConfig | Mapping[str, Any], point: Point
 ) -> ManifestLayout:
-    """What a full compaction under that configuration would make of the snapshot.
+    """Return the layout that a full compaction with that configuration would give the snapshot.
 
     Raises
     ------
@@ -73,7 +72,7 @@ def plan_layout(
     if branch is None:
         branch = f"planned-{context.runtime.random_bytes(12).hex()}"
         refs.create_branch(branch, wanted)
-    # It is saved, too: the root is larger or smaller by that.
+    # The configuration is saved as well, since it is part of the root and its size.
     there.roots.update(
         lambda root: replace(root, config=config), "save config", "", "", REF_ATTEMPTS
     )
@@ -89,7 +88,7 @@ def plan_layout(
 
 
 def _opened(storage: Storage, config: RepositoryConfig, runtime: Runtime) -> tuple[Context, Refs]:
-    """The repository as a process opens it that has read nothing yet."""
+    """The repository as a new process opens it."""
     storage = metered(storage, Meter())
     roots = Roots(storage, runtime)
     at = roots.read()
@@ -118,7 +117,7 @@ def _cost(counted: Metrics) -> ReadCost:
 
 
 def _read_last_step(view: SnapshotView, node: Node) -> None:
-    """Fetch what says where the last chunks along the first axis are."""
+    """Fetch the locations of the last chunks along the first axis."""
     leaves = view.index.placed(node.node_id)
     end = max((leaf.part.box.hi[:1] for leaf in leaves), default=())
     view.overlay(node.node_id)

@@ -1,14 +1,14 @@
-"""Merging what is pending into leaves of the base, and packing these anew.
+"""Merging pending changes into leaves of the base, and packing the leaves into manifests.
 
-Which leaves are due is estimated from the boxes and row counts that the read list names, without
-fetching anything: an entry's refs are taken to lie evenly in their box. Refs outside all leaves
-count for the leaves in the same cells of the array's layout; where there is no leaf they are due
-at once.
+Which leaves are due is estimated from the boxes and row counts in the read list, without fetching
+anything: the refs of an entry are assumed to be spread evenly in their box. Refs outside all leaves
+count for the leaves in the same cells of the array's layout; without such leaves they are due at
+once.
 
-What is due, and every other leaf of the same manifests, is folded with what is pending inside its
-box, cut into leaves, which are encoded side by side, and planned into manifests; in steps, so that
-beside what is pending no more than about `STEP_REFS` refs are in memory at a time. Between two
-steps the base is a whole one.
+The due leaves, and all other leaves of their manifests, are merged with pending changes in their
+boxes, cut into new leaves, encoded in parallel, and packed into manifests. This happens in steps,
+so that besides pending changes only about `STEP_REFS` refs are in memory. After each step the base
+is complete.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _ENCODED_ROWS: Final = 2_000_000
 
 @dataclass(slots=True)
 class Pending:
-    """What live entries hold for one node, by estimate.
+    """Estimated pending changes of one node.
 
     Parameters
     ----------
@@ -64,9 +64,9 @@ class Pending:
     new : float
         Pending refs in cells without a leaf.
     outside : bool
-        Whether some may lie outside all leaves.
+        Whether some may be outside all leaves.
     refs : int
-        Pending refs in all.
+        All pending refs.
     """
 
     leaves: dict[tuple[Coords, Coords], float] = field(default_factory=dict)
@@ -75,11 +75,11 @@ class Pending:
     refs: int = 0
 
     def of(self, leaf: Part) -> float:
-        """Pending refs of a leaf."""
+        """The pending refs of a leaf."""
         return self.leaves.get((leaf.box.lo, leaf.box.hi), 0.0)
 
     def add(self, part: Part, weight: float) -> None:
-        """Count refs for a leaf."""
+        """Add pending refs to a leaf."""
         corners = part.box.lo, part.box.hi
         self.leaves[corners] = self.leaves.get(corners, 0.0) + weight
 
@@ -87,11 +87,11 @@ class Pending:
 def pending_of(
     context: ReadContext, view: SnapshotView, base: BaseIndex, facts: NodeFacts
 ) -> dict[bytes, Pending]:
-    """What is pending, by node."""
+    """Return the pending changes, by node."""
     found: dict[bytes, Pending] = {}
     for position, entry in enumerate(view.snapshot.deltas):
         for part in entry.parts():
-            if part.node_id in facts:  # else the node is gone
+            if part.node_id in facts:  # else the node was deleted
                 pending = found.setdefault(part.node_id, Pending())
                 _count_part(context, base, facts, pending, part, entry.last)
         for node_id, cut in view.truncations(position).items():
@@ -134,9 +134,9 @@ def _count_cut(base: BaseIndex, pending: Pending, node_id: bytes, cut: Coords, l
 
 
 def due_manifests(base: BaseIndex, pending: Mapping[bytes, Pending], ratio: float) -> set[str]:
-    """Keys of the manifests for which so much is pending that they are to be written again.
+    """Keys of the manifests with enough pending refs to be rewritten.
 
-    What counts is the manifest, since all its leaves are written with one of them.
+    Counted per manifest, since all its leaves are rewritten together.
     """
     sums: dict[str, float] = {}
     for node_id, mine in pending.items():
@@ -159,10 +159,10 @@ def due_changes(
     *,
     everything: bool,
 ) -> tuple[dict[bytes, Change], set[bytes]]:
-    """Coordinates, by node, of what is to be merged; and the nodes whose entries that takes.
+    """Return the coordinates to merge, by node, and the nodes whose entries are needed for that.
 
-    Of the chunks outside all leaves those that belong to leaves that are due or to none, then one
-    in each leaf that is due.
+    These are the chunks outside all leaves that belong to due leaves or to none, and one chunk in
+    each due leaf.
     """
     config = context.config.chunk_manifests
     keys = {ref.blob.key for ref in base} if everything else due_manifests(base, pending, ratio)
@@ -193,7 +193,7 @@ def due_changes(
 def _rows_due(
     coords: IndexArray, layout: Layout, base: BaseIndex, node_id: bytes, due: set[Box]
 ) -> IndexArray:
-    """Which of the chunks outside all leaves belong to one that is due, or to none."""
+    """Which of the chunks outside all leaves belong to a due leaf, or to none."""
     if base.ndim(node_id) is None:
         return np.arange(len(coords))
     wanted = np.zeros(len(coords), np.bool_)
@@ -206,22 +206,22 @@ def _rows_due(
 
 @dataclass(slots=True)
 class Repacked:
-    """The base's directory as it has become, and what was done for that.
+    """The base's new directory, and what was written for it.
 
     Parameters
     ----------
     manifests : tuple of ManifestRef
         The directory.
     uploads : dict of str to bytes
-        Manifests of it that were written here and are small, by key.
+        The small ones among the new manifests, by key.
     entries : list of IndexEntry
-        What the index of initialised chunks may say of the leaves that were written here.
+        Entries for the index of initialized chunks, of the new leaves.
     bitmaps : list of Upload
-        Objects that these entries name; they are not written here.
+        Objects that these entries refer to; they are still to be written.
     refs : int
-        Refs written.
+        Number of refs written.
     bytes_written, manifests_written, manifests_replaced : int
-        What that cost.
+        The cost of that.
     """
 
     manifests: tuple[ManifestRef, ...]
@@ -239,7 +239,7 @@ _KEPT_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """A leaf to be written, and what the index is to say of it."""
+    """A leaf to write, and its data for the index."""
 
     part: Part
     data: bytes
@@ -248,7 +248,7 @@ class _Leaf:
 
 
 def set_names(manifests: Sequence[ManifestRef]) -> dict[str, str]:
-    """The manifest set of each manifest, by key."""
+    """The set that each manifest was packed for, by key."""
     return {ref.blob.key: ref.packed_for for ref in manifests if ref.packed_for}
 
 
@@ -263,7 +263,7 @@ def repack(
     *,
     everything: bool,
 ) -> Repacked:
-    """Write the leaves that hold the changed chunks anew, with all that is pending in them."""
+    """Rewrite the leaves of the changed chunks, with all that is pending in them."""
     config = context.config.chunk_manifests
     gone = {part.node_id for ref in base for part in ref.parts if part.node_id not in facts}
     deleted = gone if everything else _mostly_dead(base, gone, ratio)
@@ -316,7 +316,7 @@ def _write(
     packed_for: str,
     sequence: int,
 ) -> tuple[ManifestRef, bytes]:
-    """Write a manifest whose leaves have all changes up to the sequence; its bytes if small."""
+    """Write a manifest whose leaves are merged up to the sequence; return its bytes if small."""
     manifest = Manifest(tuple((leaf.part, leaf.data) for leaf in leaves))
     data = manifest.encode()
     context.objects.create(key, data)
@@ -326,7 +326,7 @@ def _write(
 
 
 def _mostly_dead(base: BaseIndex, gone: set[bytes], ratio: float) -> set[bytes]:
-    """Deleted nodes that take up enough of a manifest for it to be written again."""
+    """Deleted nodes that take up enough of a manifest for it to be rewritten."""
     found: set[bytes] = set()
     for ref in base:
         dead = [part for part in ref.parts if part.node_id in gone]
@@ -336,9 +336,9 @@ def _mostly_dead(base: BaseIndex, gone: set[bytes], ratio: float) -> set[bytes]:
 
 
 def _steps(closure: Closure, base: BaseIndex, *, whole_arrays: bool) -> Iterator[Closure]:
-    """The closure in parts of at most about `STEP_REFS`.
+    """Split the closure into parts of about `STEP_REFS` at most.
 
-    To lay an array out anew all its leaves have to be there at once.
+    With `whole_arrays`, all leaves of an array are in one part, so that it can be split anew.
     """
     rest = closure.with_whole_arrays(base) if whole_arrays else closure
     while rest:
@@ -347,10 +347,10 @@ def _steps(closure: Closure, base: BaseIndex, *, whole_arrays: bool) -> Iterator
 
 
 def _folded(context: ReadContext, heap: Heap, base: BaseIndex, due: Due) -> list[_Leaf]:
-    """The due leaves of a node with all that is pending in their boxes, as they are now, encoded.
+    """Merge and encode the due leaves of a node with all that is pending in their boxes.
 
-    With them comes every pending chunk that then lies in the box of one: in there a reader takes
-    the leaf's word for all that is older.
+    This includes every pending chunk that is in the box of a new leaf: inside it, a reader ignores
+    everything older than the leaf.
     """
     tables = [*_leaves(context, heap, base, due)]
     if due.layout is not None:
@@ -358,7 +358,7 @@ def _folded(context: ReadContext, heap: Heap, base: BaseIndex, due: Due) -> list
     while tables:
         merged = merge_layers([Layer(None, tuple(tables))]).table
         assert merged is not None  # none of them is empty
-        tables.clear()  # for the sake of memory
+        tables.clear()  # frees memory
         cuts = due.cut(merged.coords(), base)
         more = heap.take_within(due.node_id, [cut.box for cut in cuts])
         if not more:
@@ -370,7 +370,7 @@ def _folded(context: ReadContext, heap: Heap, base: BaseIndex, due: Due) -> list
 def _encoded(
     context: ReadContext, node_id: bytes, table: ChunkTable, cuts: Sequence[Cut]
 ) -> list[_Leaf]:
-    """The leaves that the table is cut into, encoded; some side by side, as that takes memory."""
+    """Encode the leaves that the table is cut into; only some in parallel, to limit memory."""
 
     def encode(cut: Cut) -> _Leaf:
         taken = take(table, cut.rows, cut.box)
@@ -390,7 +390,7 @@ def _encoded(
 
 
 def _leaves(context: ReadContext, heap: Heap, base: BaseIndex, due: Due) -> Iterator[ChunkTable]:
-    """The due leaves, with what is pending in their boxes."""
+    """The due leaves, merged with what is pending in their boxes."""
     refs = {key: base[key] for _, key in due.leaves}
     context.objects.prefetch([(ref.blob, Manifest) for ref in refs.values()])
     for part, key in due.leaves:

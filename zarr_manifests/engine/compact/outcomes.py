@@ -1,4 +1,4 @@
-"""Compactions, counted and told to the log; and the one that a commit makes due."""
+"""Compactions with their metrics and log entries, and the compaction that a commit makes due."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = ["compact", "compact_if_due", "observed_compaction"]
 
 _LOG = logging.getLogger(__name__)
 _OVERDUE: Final = 4
-"""So many times what makes a compaction due, and a writer no longer leaves it to another one."""
+"""At this multiple of `max_delta_count` a writer compacts even if another process should."""
 
 
 def compact(context: Context, branch: str, mode: str, *, dry_run: bool) -> CompactionReport:
-    """Compact a branch because somebody asked for it: compactions under way are shut out.
+    """Compact a branch on request, shutting out running compactions.
 
     Raises
     ------
@@ -60,7 +60,7 @@ def observed_compaction(
     dry_run: bool = False,
     claim: bool = False,
 ) -> tuple[CompactionReport, BlobRef | None]:
-    """As `engine.compact.compact_branch`."""
+    """Like `compact_branch`, with metrics and a log entry."""
     with observed(context, "compaction", branch) as landing:
         found, landing.head = compact_branch(
             context, branch, mode, dry_run=dry_run, size_ratio=size_ratio, claim=claim
@@ -75,9 +75,9 @@ def observed_compaction(
 
 
 def compact_if_due(context: Context, branch: str, view: SnapshotView) -> SnapshotView | None:
-    """The compacted head to go on from, if the commit that made `view` had to compact its branch.
+    """Compact the branch if the commit that made `view` makes it due; return the compacted head.
 
-    None if no compaction is due, if the background does it, or if it failed: then the next commit
+    None if no compaction is due, if the background does it, or if it failed; the next commit then
     makes it due again.
     """
     rewrite, options = context.config.commits.mode == "rewrite", context.config.compaction
@@ -90,10 +90,10 @@ def compact_if_due(context: Context, branch: str, view: SnapshotView) -> Snapsho
         with context.roots.only_here("compaction") as alone:
             overdue = len(view.snapshot.deltas) > _OVERDUE * options.max_delta_count
             if not (alone or rewrite or overdue):
-                return None  # whoever does it does it for all, unless it has been stopped
+                return None  # another process compacts for all, unless it was stopped
             ratio = 0.0 if rewrite else None
             head = observed_compaction(context, branch, CompactionMode.MAJOR, ratio)[1]
-        # Somebody may have reset the branch meanwhile; then it is not of this commit.
+        # The branch may have been reset in the meantime; the head is then unrelated to this commit.
         if head is not None and deltas_between(context, view, head) is not None:
             return context.open_view(head)
     except ManifestsError:

@@ -1,18 +1,17 @@
-"""The index of initialised chunks: kept, and asked.
+"""The index of initialized chunks: keeping it up to date, and using it.
 
-What is asked about a snapshot is answered from the live deltas' chunk tables (as for any read) on
-top of the base, and of the base from bitmaps of its leaves where the index has them, and else from
-the leaves themselves. On top of a leaf that is merged to a sequence comes only what is newer.
-Invariant: whatever of the index is missing, behind or cannot be read is as if it were not there,
-so answers never depend on it.
+A query merges the live deltas' chunk tables, as any read does, with the base. For the base it uses
+bitmaps of leaves where the index has them, and the leaves themselves otherwise. Only deltas newer
+than a leaf apply to it. Invariant: an index that is missing, outdated or unreadable counts as
+absent, so results never depend on it.
 
-To keep it, whoever writes new leaves calls `index_leaves` for what to upload beside them, and
-`with_entries` for the branch that names it. A compaction does, in the swap that makes its leaves
-those of the branch; `build_index` does both for leaves that are there. A commit writes no leaves.
+A writer of new leaves calls `index_leaves` for the objects to upload, and `with_entries` for the
+branch that refers to them. A compaction does so in the swap that installs its leaves; `build_index`
+does so for existing leaves. A commit writes no leaves.
 
-Each branch of the root names a directory, or none; it names the bitmaps' objects (`blobs`) and
-what belongs to other indexes (`others`). These are reachable, and nothing else under `indexes/`
-is: the manifests that entries are about are not reached through them.
+Each branch of the root refers to a directory, or to none. The directory refers to bitmap objects
+(`blobs`) and to objects of other indexes (`others`). These are reachable, and nothing else under
+`indexes/` is. Index entries do not make the manifests they describe reachable.
 """
 
 from __future__ import annotations
@@ -85,9 +84,9 @@ class _Leaf:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Leaves of a node that are merged to the same sequence, and what is laid over just them.
+    """Leaves of a node that are merged up to the same sequence, and the overlay on top of them.
 
-    To the group of those that have no live changes belongs what lies in no leaf.
+    The group of leaves without live changes also has everything outside all leaves.
     """
 
     leaves: list[_Leaf]
@@ -109,9 +108,9 @@ def _leaves_of(view: SnapshotView) -> list[_Leaf]:
 
 
 def index_pointer(context: ReadContext, branch: str | None = None) -> BlobRef | None:
-    """Where the directory of the branch is, as of the newest root seen; of `main` if none is given.
+    """The index directory of the branch (default `main`), as of the newest root seen.
 
-    It is true of whatever is read: an index of another branch knows less of it, not other things.
+    It is valid for any snapshot: another branch's index has fewer entries for it, never wrong ones.
     """
     name = "main" if branch is None else branch
     tip = context.roots.with_branch(context.roots.latest.root, name).branches.get(name)
@@ -119,14 +118,14 @@ def index_pointer(context: ReadContext, branch: str | None = None) -> BlobRef | 
 
 
 class Presence:
-    """Which chunks of a snapshot are there. Made for a few questions; reads what they need.
+    """Which chunks of a snapshot exist. Fetches only what the queries need.
 
-    It asks the index of the branch; that of `main` if none is given.
+    It uses the index of the branch, or of `main` if none is given.
 
     Attributes
     ----------
     counted : bool
-        Whether a leaf had to be read, as the index did not say what was asked.
+        Whether a leaf had to be read because the index did not have it.
     """
 
     def __init__(self, context: ReadContext, view: SnapshotView, branch: str | None = None) -> None:
@@ -140,7 +139,7 @@ class Presence:
         self.counted = False
 
     def coords(self, node_id: bytes, region: Box) -> IndexArray:
-        """Coordinates (int64[n, ndim]) of the chunks in the region that are there, in C order."""
+        """Coordinates (int64[n, ndim]) of the chunks in the region that exist, in C order."""
         groups = self._groups(node_id, region)
         if not region.size:
             return np.empty((0, region.ndim), np.int64)
@@ -157,15 +156,15 @@ class Presence:
         return parts[0] if len(parts) == 1 else laid_over(np.concatenate(parts), None, region)
 
     def count(self, node_id: bytes) -> int:
-        """Number of chunks that are there."""
+        """Number of chunks that exist."""
         groups = self._groups(node_id)
         leaves = self._by_node.get(node_id, [])
         return sum(leaf.count for leaf in leaves) + self._difference(node_id, groups)
 
     def stored_bytes(self, node_id: bytes) -> int | None:
-        """Bytes of all chunks that are there; None if the index does not tell.
+        """Bytes of all chunks that exist; None if the index cannot tell.
 
-        It does not where chunks of the base were overwritten or removed since.
+        It cannot if chunks of the base were overwritten or removed since.
         """
         leaves = self._by_node.get(node_id, [])
         entries = [self._entry(leaf) for leaf in leaves]
@@ -179,9 +178,9 @@ class Presence:
         return sum(known) + sum(int(table.length.sum()) for table in tables if table is not None)
 
     def _groups(self, node_id: bytes, region: Box | None = None) -> list[_Group]:
-        """The node's leaves, and the rows of live deltas, each of which counts in one group.
+        """The node's leaves and the rows of live deltas, in groups; each row is in one group.
 
-        Given a region, rows elsewhere may be missing.
+        With a region, rows outside it may be missing.
         """
         leaves = self._by_node.get(node_id, [])
         overlay = self._view.overlay(node_id, 0, region)
@@ -199,7 +198,7 @@ class Presence:
         return groups
 
     def _difference(self, node_id: bytes, groups: Sequence[_Group]) -> int:
-        """How many chunks more there are than in the base."""
+        """How many more chunks exist than in the base."""
         due = [_concerned(group) for group in groups]
         bitmaps = self._bitmaps(node_id, [leaf for leaves in due for leaf in leaves])
         more = 0
@@ -220,7 +219,7 @@ class Presence:
         return more
 
     def _bitmaps(self, node_id: bytes, leaves: Sequence[_Leaf]) -> dict[Box, Bitmap]:
-        """The bitmaps of these leaves of the node, by box, fetched in one round."""
+        """The bitmaps of these leaves, by box, fetched in one round."""
         entries = [self._entry(leaf) for leaf in leaves]
         blobs = {e.blob.key: e.blob for e in entries if e is not None}
         loads = [partial(self._load, blob) for blob in blobs.values()]
@@ -250,11 +249,11 @@ class Presence:
         try:
             return self._context.objects.load(blob, Bitmaps)
         except _UNUSABLE:
-            return None  # as if it were not there: the leaves say the same
+            return None  # as if missing: the leaves say the same
 
 
 def _concerned(group: _Group) -> list[_Leaf]:
-    """Leaves of the group that what is laid over it may change."""
+    """Leaves of the group that its overlay may change."""
     cut, table = group.overlay.truncated, group.overlay.table
     rows = None if table is None else table.coords()
 
@@ -266,13 +265,13 @@ def _concerned(group: _Group) -> list[_Leaf]:
 
 
 def _directory(context: ReadContext, pointer: BlobRef | None) -> IndexDirectory:
-    """The directory at that place; an empty one if it cannot be had."""
+    """The directory at the pointer; an empty one if it cannot be read."""
     if pointer is None:
         return IndexDirectory({})
     try:
         return context.objects.load(pointer, IndexDirectory)
     except _UNUSABLE:
-        return IndexDirectory({})  # as if it were not there: it can be built again
+        return IndexDirectory({})  # as if missing: it can be rebuilt
 
 
 def initialized_coords(
@@ -282,9 +281,9 @@ def initialized_coords(
     *,
     branch: str | None,
 ) -> IndexArray:
-    """Coordinates (int64[n, ndim]) of the array's chunks in the region that are there.
+    """Coordinates (int64[n, ndim]) of the array's chunks in the region that exist.
 
-    `branch` says whose index is asked.
+    `branch` selects the index to use.
     """
     node = workspace.node(node_path(path))
     if node is None or node.array is None:
@@ -303,7 +302,7 @@ def initialized_coords(
 def array_stats(
     context: ReadContext, view: SnapshotView, path: str, branch: str | None
 ) -> ArrayStats:
-    """How many chunks and bytes of an array are there, from the index of the branch if it knows.
+    """Count the chunks and bytes of an array, with the help of the branch's index.
 
     Raises
     ------
@@ -330,14 +329,14 @@ def array_stats(
 
 
 def leaf_names(ref: ManifestRef) -> list[LeafName]:
-    """What the leaves of a manifest of the base are known by."""
+    """Names that identify the leaves of a base's manifest in the index."""
     return [(part.node_id, part.box, ref.blob.key, ref.blob.crc32c) for part in ref.parts]
 
 
 def index_leaves(
     keys: SessionKeys, leaves: Iterable[tuple[bytes, BlobRef, int, Bitmap]]
 ) -> tuple[list[Upload], list[IndexEntry]]:
-    """What to upload for new leaves (node id, manifest, bytes of chunks, bitmap); their entries."""
+    """Objects to upload for leaves (node id, manifest, chunk bytes, bitmap), and index entries."""
     made = []
     for node_id, blob, stored, bitmap in leaves:
         size = len(bitmap.bits or b"") + 2 * (0 if bitmap.index is None else len(bitmap.index))
@@ -346,7 +345,7 @@ def index_leaves(
     groups: list[list[tuple[bytes, BlobRef, int, Bitmap, int]]] = []
     nbytes = 0
     for one in made:
-        # Large ones lie apart, array by array: who asks about one fetches no other's.
+        # Large bitmaps are stored by array, so that a query for one array fetches no other's.
         other = bool(groups) and one[4] > _SMALL_BYTES and one[0] != groups[-1][-1][0]
         if not groups or other or nbytes + one[4] > _BITMAPS_BYTES:
             groups.append([])
@@ -371,9 +370,10 @@ def with_entries(
     entries: Sequence[IndexEntry],
     live_leaves: Iterable[LeafName],
 ) -> tuple[Branch, Upload]:
-    """The branch with these entries in its index, and the directory to upload before the swap.
+    """Add entries to the branch's index; return the branch and the directory to upload.
 
-    Of older entries, those of `live_leaves`, the branch's base, are kept: others would keep bitmaps
+    Of older entries only those of `live_leaves`, the leaves of the branch's base, are kept. Others
+    would keep bitmaps of old leaves from being collected.
     of leaves from being collected that only old snapshots have, or nothing has any more.
     """
     known = _directory(context, branch.index)
@@ -385,7 +385,7 @@ def with_entries(
 
 
 def build_index(context: Context, branch: str) -> IndexReport:
-    """Index the leaves of the branch's base that the index does not have yet."""
+    """Index the leaves of the branch's base that are not indexed yet."""
     return opened(partial(_build_index, context, branch))
 
 
@@ -427,7 +427,7 @@ def _build_index(context: Context, branch: str) -> IndexReport:
 def _usable(
     context: ReadContext, pointer: BlobRef | None, leaves: Sequence[_Leaf]
 ) -> set[LeafName]:
-    """Those of the leaves that the index has, and whose bitmaps can be read."""
+    """The leaves that are in the index with readable bitmaps."""
     entries = _directory(context, pointer).entries
     found = [entries[leaf.name] for leaf in leaves if leaf.name in entries]
 
@@ -435,7 +435,7 @@ def _usable(
         try:
             context.objects.load(blob, Bitmaps)
         except _UNUSABLE:
-            return False  # it is built again
+            return False  # it is rebuilt
         return True
 
     blobs = {entry.blob.key: entry.blob for entry in found}

@@ -1,18 +1,18 @@
-"""Repacking: chunks move out of packs that are mostly dead, and no value changes.
+"""Repacking: moving chunks out of packs that are mostly dead, without changing any value.
 
-1. What the head refers to says how much of each chunk object is live; a listing says how large the
-   objects are. Those whose live part is too small are due, in rounds of a bounded number of chunks.
+1. The head's refs give the live part of each chunk object; a listing gives their sizes. Objects
+   with too small a live part are due, in rounds of a bounded number of chunks.
 2. A round reads the live chunks of its packs, a few packs at a time, verifies their checksums, and
    writes them into new packs.
-3. The moved refs are committed as a REWRITE: a delta in the read list, and a log of the commit that
-   is empty, since nothing was changed. So it is in no other commit's way. A chunk that somebody has
-   written, unset or cut off meanwhile keeps what they made of it: before each attempt at the swap,
-   the rows whose chunk is not exactly where it was are left out.
-4. At last what is pending is merged into the base, by which the head stops naming the old packs.
-   They are garbage once the snapshots that name them have expired.
+3. The moved refs are committed as a REWRITE: a delta in the read list, and an empty commit log,
+   since nothing has changed. So it conflicts with no other commit. If others write, unset or cut
+   off a chunk in the meantime, their change stands: before each swap, rows whose chunk has moved or
+   changed are left out.
+4. Finally all pending changes are merged into the base, so that the head no longer refers to the
+   old packs. They become garbage once the snapshots that refer to them have expired.
 
-Invariant: a chunk's new ref has the length and the checksum of its old one, and its object is
-durable before the swap.
+Invariant: a chunk's new ref has the length and checksum of the old one, and its object is durable
+before the swap.
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ from zarr_manifests.reports import RepackReport
 __all__ = ["REPACKED", "Progress", "repack_chunks"]
 
 type Progress = Callable[[str, int], None]
-"""Called with what is being done and how many objects of it are done."""
+"""Called with a description of the work, and the number of objects done."""
 type _Moved = tuple[bytes, ChunkTable, ChunkTable]
-"""Node id, and the rows that move, as they were and as they are to be."""
+"""Node id, and the rows that move, before and after."""
 
 REPACKED: Final = "repack chunks"
 """The message of a commit that moves chunks."""
 ROUND_CHUNKS = 250_000
 _ABREAST: Final = 8
-"""Packs that are read, and then written, side by side."""
+"""Packs that are read, and then written, in parallel."""
 _ATTEMPTS: Final = 10
 _NAMED: Final = 5
 _MERGES: Final = 3
@@ -89,13 +89,13 @@ def repack_chunks(
     Raises
     ------
     InvalidArgumentError
-        If `min_live` is out of its range.
+        If `min_live` is out of range.
     NotFoundError
         If there is no such branch.
     CorruptObjectError
-        If chunks that were to be moved are damaged or missing; all others have been moved.
+        If chunks to move are damaged or missing; all others have been moved.
     FencedError
-        If a collection has shut the repacking out.
+        If the repacking is behind the fence of a collection.
     ConflictError
         If the branch was deleted, or others came first too often.
     """
@@ -147,13 +147,13 @@ def _head(context: ReadContext, at: RootAt, branch: str) -> SnapshotView:
 
 
 def _node_ids(view: SnapshotView) -> list[bytes]:
-    """What may have chunks, in the order of paths."""
+    """Nodes that may have chunks, in order of paths."""
     listed = (view.nodes[path] for path in sorted(view.nodes))
     return [node.node_id for node in listed if node.kind is not NodeKind.GROUP]
 
 
 def _uses(context: ReadContext, view: SnapshotView, progress: Progress) -> dict[str, Use]:
-    """How much of each chunk object is live at the head; one array's refs in memory at a time."""
+    """The live part of each chunk object at the head; one array's refs are in memory at a time."""
     found: dict[str, Use] = {}
     for done, node_id in enumerate(_node_ids(view)):
         progress("looking at refs", done)
@@ -165,12 +165,12 @@ def _uses(context: ReadContext, view: SnapshotView, progress: Progress) -> dict[
 
 
 def _sizes(context: ReadContext, uses: dict[str, Use]) -> dict[str, int]:
-    """Bytes of the objects, by key, from one listing: it also knows of dead bytes at their end."""
+    """Sizes of the objects by key, from one listing, which includes dead bytes at their ends."""
     return {info.key: info.nbytes for info in context.storage.list("chunks/") if info.key in uses}
 
 
 def _merged(context: Context, branch: str) -> BlobRef | None:
-    """Merge all that is pending into the base; None if others were faster, time and again."""
+    """Merge all pending changes into the base; None if others were repeatedly faster."""
     for _ in range(_MERGES):
         report, head = observed_compaction(context, branch, CompactionMode.MAJOR, 0.0)
         if head is not None or not report.deltas_before:
@@ -180,7 +180,7 @@ def _merged(context: Context, branch: str) -> BlobRef | None:
 
 @dataclass(slots=True)
 class _Repacking:
-    """The rounds of one repacking, and what has come of them."""
+    """The rounds of one repacking, and their results."""
 
     context: Context
     branch: str
@@ -194,7 +194,7 @@ class _Repacking:
     damaged: list[tuple[Range, str]] = field(default_factory=list)
 
     def move(self, packs: frozenset[str]) -> BlobRef | None:
-        """Move what is live in these packs; the new head, None if nothing was left to move."""
+        """Move the live chunks of these packs; return the new head, None if there were none."""
         view, tables = opened(partial(self._rows_in, packs))
         moves = Moves(tables)
         for step in by_bytes(moves.ranges, _ABREAST * self.context.config.pack_bytes):
@@ -205,7 +205,7 @@ class _Repacking:
     def _rows_in(
         self, packs: frozenset[str]
     ) -> tuple[SnapshotView, list[tuple[bytes, ChunkTable]]]:
-        """The head, and by node the chunks that lie in these packs."""
+        """The head, and by node the chunks that are in these packs."""
         view = _head(self.context, self.context.roots.read(), self.branch)
         tables = []
         for node_id in _node_ids(view):
@@ -244,7 +244,7 @@ class _Repacking:
         create_own(self.context.storage, key, b"".join(chunks))
 
     def _read(self, ranges: Sequence[Range]) -> list[tuple[Range, bytes]]:
-        """The chunks at these ranges of one object; those that are damaged are noted instead."""
+        """The chunks at these ranges of one object; damaged ones are recorded instead."""
         spans: list[tuple[int, int]] = []
         for one in ranges:
             if spans and one.offset <= sum(spans[-1]):
@@ -270,9 +270,9 @@ class _Repacking:
         return found
 
     def check_damaged(self) -> None:
-        """Raise if what could not be moved is still referred to.
+        """Raise if chunks that could not be moved are still referred to.
 
-        What is not was changed meanwhile, and perhaps collected.
+        Others have been changed meanwhile, and may have been collected.
         """
         if not self.damaged:
             return
@@ -297,7 +297,7 @@ class _Repacking:
     # --- the commit ----------------------------------------------------------------------------
 
     def _land(self, view: SnapshotView, moved: Sequence[_Moved]) -> BlobRef | None:
-        """Commit the moved refs, as far as nobody has changed their chunks; the new head."""
+        """Commit the moved refs of unchanged chunks; return the new head."""
         context, branch = self.context, self.branch
         commit_id = context.runtime.random_bytes(COMMIT_ID_BYTES)
         total = sum(len(new) for _, _, new in moved)
@@ -320,7 +320,7 @@ class _Repacking:
     def _standing(
         self, view: SnapshotView, moved: Sequence[_Moved]
     ) -> tuple[RootAt, SnapshotView, list[tuple[bytes, ChunkTable]]]:
-        """The root, the head by now, and the new rows of those chunks that nobody has changed."""
+        """The root, the current head, and the new rows of those chunks that nobody has changed."""
         context, branch = self.context, self.branch
         at = context.roots.read()
         tip = context.roots.with_branch(at.root, branch).branches.get(branch)
@@ -379,7 +379,7 @@ class _Repacking:
         before = current.snapshot
         held = {part.node_id for part in delta.embedded.directory()}
         coordinates = coordinate_ids(current.nodes.values(), held)
-        # As a run of two, so that nobody takes it for the log of a commit that has changed chunks.
+        # As a run of two, so that it is not mistaken for the log of a commit that changed chunks.
         first, last = before.sequence + 1, before.sequence + 2
         entry = DeltaEntry.of(moved, delta, last, coordinates, first=first)
         return replace(
@@ -390,7 +390,7 @@ class _Repacking:
             message=REPACKED,
             metadata={},
             written_ms=max(self.context.runtime.now_ms(), before.written_ms),
-            # Of no array there are more chunks or bytes than before.
+            # No array has more chunks or bytes than before.
             deltas=(*before.deltas, replace(entry, counts=())),
             log=log,
             totals={},
@@ -399,7 +399,7 @@ class _Repacking:
 
 
 def _unchanged(current: SnapshotView, moved: Sequence[_Moved]) -> list[tuple[bytes, ChunkTable]]:
-    """The new rows of those chunks that are, in this snapshot, exactly where they were."""
+    """The new rows of those chunks that are still exactly where they were in this snapshot."""
     alive, kept = set(_node_ids(current)), []
     for node_id, old, new in moved:
         coords = old.coords()
@@ -416,7 +416,7 @@ def _unchanged(current: SnapshotView, moved: Sequence[_Moved]) -> list[tuple[byt
 def _delta(
     commit_id: bytes, kept: Sequence[tuple[bytes, ChunkTable]], keys: SessionKeys
 ) -> tuple[Delta, list[Upload]]:
-    """A delta of these rows, and the objects of it, its own last."""
+    """A delta of these rows, and the objects to upload for it, its own last."""
     encoded = {
         node_id: Manifest.of([(node_id, part) for part in split(table, LEAF_ROWS)])
         for node_id, table in kept

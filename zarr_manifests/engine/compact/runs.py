@@ -1,8 +1,8 @@
-"""Runs: several neighbours of a read list merged into one delta.
+"""Runs: neighbouring entries of a read list, merged into one delta.
 
-A run says of each chunk and node what the newest of its entries says, and of each node how far
-older chunks are cut off. Unset rows stay, since the base has not been reached. Invariant: applied
-to anything older, a run has the effect of its entries one after the other.
+For each chunk and node a run has the newest entry's state, and for each node the combined
+truncation. UNSET rows are kept, since the base may still have the chunk. Invariant: applied to any
+older state, a run has the same effect as its entries one after the other.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def roll_up(
     entries: Sequence[DeltaEntry],
     keys: SessionKeys,
 ) -> tuple[DeltaEntry, list[Upload]]:
-    """Merge neighbours of the view's read list; the run's entry, and what to upload for it."""
+    """Merge neighbours of the view's read list; return the run's entry and objects to upload."""
     wanted = [(entry.log, Delta) for entry in entries]
     context.objects.prefetch(
         [*wanted, *((ref.blob, Manifest) for e in entries for ref in e.manifests)]
@@ -52,7 +52,7 @@ def roll_up(
     parts: dict[bytes, list[ChunkTable]] = {}
     for node_id, layers in _layers(context, entries, deltas).items():
         if node_id not in alive:
-            continue  # nobody can ask for its chunks here
+            continue  # the node was deleted
         merged = merge_layers(layers)
         if merged.truncated is not None:
             truncated[node_id] = merged.truncated
@@ -95,7 +95,7 @@ def roll_up(
 def _layers(
     context: ReadContext, entries: Sequence[DeltaEntry], deltas: Sequence[Delta]
 ) -> dict[bytes, list[Layer]]:
-    """What each entry says of each node's chunks, oldest first."""
+    """The layers of each node's chunks, oldest first."""
     layers: dict[bytes, list[Layer]] = {}
     for entry, delta in zip(entries, deltas, strict=True):
         tables: dict[bytes, list[ChunkTable]] = {}

@@ -1,8 +1,7 @@
-"""A storage that keeps what is written to itself, over one that stays as it is.
+"""A scratch storage: writes go to memory, over a storage that is not changed.
 
-What a repository does there it does as on the storage below, and nobody ever sees it. Invariant:
-the root is the one of the moment it was made, whatever others do meanwhile; all other objects
-never change.
+A repository works on it as on the storage below, without being seen. Invariant: the root is that of
+the moment when the scratch storage was made, whatever others do later; other objects never change.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ __all__ = ["ScratchStorage"]
 
 
 class ScratchStorage(MemoryStorage):
-    """Reads what there is below; writes, which are new objects and the root, go to memory."""
+    """Reads from the storage below; writes (new objects and the root) go to memory."""
 
     def __init__(self, below: Storage) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Whether what a snapshot says of how much there is agrees with its tables.
+"""Comparing a snapshot's counters with its chunk tables.
 
-Base and read list count the chunks of each node and their bytes, and the snapshot all of them
-together. A number that is called exact has to be so; any other must not be less than what there is.
-What a commit has not touched is counted where it was, at the snapshot before.
+The base and the read list count chunks and bytes of each node, and the snapshot stores their sums.
+A number marked exact must be exact; any other must be an upper bound. Nodes that a commit did not
+touch are checked at the snapshot before.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ __all__ = ["wrong_counters"]
 
 
 def wrong_counters(view: SnapshotView, parent: Snapshot | None = None) -> list[str]:
-    """What is wrong with the counters of a snapshot.
+    """Describe what is wrong with the counters of a snapshot; empty if nothing is.
 
     Parameters
     ----------
     view : SnapshotView
         The snapshot.
     parent : Snapshot, optional
-        The one before it, if the counters of that are known to be looked at.
+        The snapshot before it, if its counters are checked too.
 
     Raises
     ------
     ManifestsError
-        If a table cannot be had.
+        If a table cannot be read.
     """
     tallies, nodes = tallies_of(view), list(view.nodes.values())
     told = alive_tallies(tallies, nodes)
@@ -53,7 +53,7 @@ def wrong_counters(view: SnapshotView, parent: Snapshot | None = None) -> list[s
 
 
 def _touched(snapshot: Snapshot, parent: Snapshot | None) -> set[bytes] | None:
-    """The nodes whose chunks are others than in the snapshot before; None if it may be any."""
+    """The nodes whose chunks differ from the snapshot before; None if any node's may."""
     own = snapshot.deltas[-1] if snapshot.deltas else None
     if (
         parent is None
@@ -82,7 +82,7 @@ def _against(told: Tally, chunks: int, nbytes: int) -> Iterator[str]:
 
 
 def _wrong_sums(snapshot: Snapshot, due: dict[str, int]) -> Iterator[str]:
-    """Sums that are not those of the single counters; an old snapshot has none."""
+    """Sums that differ from the counters; old snapshots have no sums."""
     for name, number in snapshot.sums.items():
         if due.get(name) != number:
             due_number = due.get(name, "not known")

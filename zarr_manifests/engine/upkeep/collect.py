@@ -1,20 +1,19 @@
-"""Collecting garbage, safe beside writers and readers and without trust in clocks.
+"""Garbage collection, safe beside concurrent writers and readers, without trust in clocks.
 
-1. One swap raises the fence, removes the leases whose time is up, and notes that a collection has
-   begun. From then on no session that began before the fence and holds no lease can commit. The
-   new root is archived before anything is deleted, so that what `recover` finds first is a root
-   that needs nothing of it.
-2. All that this root reaches is marked. If anything cannot be read, nothing is deleted.
-3. Dead is what is not marked, of sessions behind the fence that hold no lease. It is looked for in
-   what the pending snapshots reach, and by listing objects, from `swept` on or, every tenth time,
-   all of them.
-4. What is dead is deleted: chunks first and snapshots last, so that whoever is killed meanwhile
-   leaves what leads to the rest.
-5. Another swap notes what has been done: `swept` advances, and what was pending is so no more.
+1. One swap raises the fence, removes expired leases, and notes that a collection has begun. From
+   then on, a session that began before the fence and holds no lease cannot commit. The new root is
+   archived before anything is deleted, so that `recover` first finds a root that needs none of it.
+2. Everything that this root reaches is marked. If anything cannot be read, nothing is deleted.
+3. Dead objects are unmarked objects of sessions behind the fence that hold no lease. They are found
+   through the pending snapshots, and by listing objects: from `swept` on, or all of them every
+   tenth time.
+4. Dead objects are deleted: chunks first and snapshots last, so that after a crash the objects that
+   lead to the rest still exist.
+5. Another swap notes what was done: it advances `swept` and removes the pending snapshots.
 
-Why nothing dead can come alive: a later commit refers only to objects of its own session, which
-began at the fence or later or holds a lease, and to what its parent reaches, which is a snapshot
-that was in history after the first swap or is younger.
+Why a dead object stays dead: a later commit refers only to objects of its own session, which began
+at the fence or later or holds a lease, and to objects that its parent reaches. The parent is a
+snapshot that was in history after the first swap, or a newer one.
 """
 
 from __future__ import annotations
@@ -61,11 +60,11 @@ from zarr_manifests.storage.protocol import KeepsTemporaryFiles
 __all__ = ["Progress", "archived_versions", "collect", "live_snapshots"]
 
 type Progress = Callable[[str, int], None]
-"""Called with what is being done and how many objects of it are done."""
+"""Called with a description of the work, and the number of objects done."""
 
 _ATTEMPTS = 100
 _BATCH = 1_000
-# Chunks first and snapshots last: what leads to something goes after it.
+# Chunks first and snapshots last: an object goes before those that lead to it.
 _KINDS: Final = (
     "chunks",
     "reports",
@@ -83,14 +82,14 @@ _TEMP_AGE_MS: Final = 24 * 3_600_000
 def collect(
     context: Context, grace_ms: int, *, dry_run: bool, progress: Progress
 ) -> CollectionReport:
-    """Delete what nothing leads to and no writer can refer to any more.
+    """Delete objects that nothing reaches and no writer can refer to any more.
 
     Raises
     ------
     CorruptObjectError
         If something that is reached cannot be read; nothing was deleted.
     FencedError
-        If another collection has begun meanwhile, which goes on with what is left.
+        If another collection has begun in the meantime; it goes on with the rest.
     """
     before = context.roots.read()
     root = _begin(context, before, grace_ms, dry_run=dry_run)
@@ -129,7 +128,7 @@ def collect(
 
 
 def _begin(context: Context, before: RootAt, grace_ms: int, *, dry_run: bool) -> Root:
-    """The root as it stands once the fence is raised; archived."""
+    """Raise the fence; return the new root, archived."""
     now_ms = context.runtime.now_ms()
 
     def change(root: Root) -> Root:
@@ -157,9 +156,10 @@ def _begin(context: Context, before: RootAt, grace_ms: int, *, dry_run: bool) ->
 
 
 def _end(context: Context, begun: Root, *, alone: bool) -> None:
-    """Note what has been done; refused if another collection has begun meanwhile.
+    """Note what was done; refused if another collection has begun in the meantime.
 
-    `alone` says that there is something that leases alone keep: of any age, and listed nowhere.
+    `alone` says whether only leases keep some snapshots: these may be of any age and are not
+    listed.
     """
     leases = context.roots.leases(begun)
     done = set(begun.pending)
@@ -185,7 +185,7 @@ def _updated(context: Context, change: Callable[[Root], Root], what: str) -> Roo
 def _times(context: ReadContext, root: Root, cutoff_ms: int) -> Iterator[tuple[int, int]]:
     """Versions of the root and when they were written, newest first.
 
-    Of those that only archives know, the newest that was written by `cutoff_ms`.
+    Of the versions that only archives know, it has just the newest one written by `cutoff_ms`.
     """
     yield root.version, root.written_ms
     for entry in reversed(root.log):
@@ -205,7 +205,7 @@ def _times(context: ReadContext, root: Root, cutoff_ms: int) -> Iterator[tuple[i
 
 
 def archived_versions(context: ReadContext) -> list[int]:
-    """The versions of the root that there is an archive of, oldest first."""
+    """The versions of the root that are archived, oldest first."""
     found = (info.key.partition("/")[2] for info in context.storage.list("root/"))
     return [int(text) for text in found if len(text) == 20 and text.isdecimal()]
 
@@ -214,7 +214,7 @@ def archived_versions(context: ReadContext) -> list[int]:
 
 
 def live_snapshots(context: ReadContext, whole: Root) -> Iterator[tuple[BlobRef, Snapshot]]:
-    """All snapshots that branches, tags and leases lead to; some more than once."""
+    """All snapshots that branches, tags and leases reach; some more than once."""
     starts = [(branch.head, branch.floor) for branch in whole.branches.values()]
     starts += [(ref, tag_floor(whole, ref)) for ref in whole.tags.values()]
     seen: set[tuple[str, str | None]] = set()
@@ -232,7 +232,7 @@ def live_snapshots(context: ReadContext, whole: Root) -> Iterator[tuple[BlobRef,
 
 
 def _leased(context: ReadContext, lease: Lease) -> tuple[BlobRef, Snapshot]:
-    """The snapshot of a lease that no branch and no tag leads to any more."""
+    """The snapshot of a lease that no branch or tag reaches any more."""
     try:
         return snapshot_at(context, lease.snapshot)
     except ObjectNotFoundError as error:
@@ -241,9 +241,9 @@ def _leased(context: ReadContext, lease: Lease) -> tuple[BlobRef, Snapshot]:
 
 
 def _mark(context: ReadContext, root: Root, progress: Progress) -> tuple[set[str], bool]:
-    """Keys of all that the root reaches, and whether leases alone lead to some of it.
+    """Keys of everything the root reaches, and whether only leases reach some of it.
 
-    Of indexes that cannot be read, all there are count as reached.
+    If an index cannot be read, all indexes count as reached.
     """
     whole = context.roots.whole(root)
     marked: set[str] = set()
@@ -276,12 +276,12 @@ def _follow(
 
 
 def _index_keys(context: ReadContext, pointer: BlobRef) -> set[str]:
-    """Keys of an index; nobody needs one, so what cannot be read keeps all and fails nothing."""
+    """Keys of an index; if it cannot be read, of all indexes, since no reader depends on one."""
     try:
         directory = context.objects.load(pointer, IndexDirectory)
     except (CorruptObjectError, UnsupportedFormatError):
         return {info.key for info in context.storage.list("indexes/")}
-    if directory.others:  # of a kind that is not known here
+    if directory.others:  # indexes of an unknown kind
         return {info.key for info in context.storage.list("indexes/")}
     return {pointer.key, *(blob.key for blob in directory.blobs)}
 
@@ -306,7 +306,7 @@ def _find_dead(
             if looked % 1_000 == 0:
                 progress("looking", looked)
             if _began(info.key) >= root.fence:
-                break  # in the order of keys only younger ones come
+                break  # in key order, only younger ones follow
             if is_dead(info.key, marked, root.fence, leased):
                 found[info.key] = info
     if start > 0:
@@ -332,13 +332,13 @@ def _sized(context: ReadContext, key: str) -> ObjectInfo:
     try:
         return context.storage.head(key)
     except ObjectNotFoundError:
-        return ObjectInfo(key, -1, 0)  # an earlier collection was killed after it had deleted it
+        return ObjectInfo(key, -1, 0)  # deleted by an earlier collection that was then killed
 
 
 def _pending_keys(
     context: ReadContext, pending: Iterable[PendingDeletion], marked: set[str]
 ) -> set[str]:
-    """Keys of what the pending snapshots reach and the root does not."""
+    """Keys of everything that pending snapshots reach, without what the root reaches."""
     found: set[str] = set()
     seen = set(marked)
 
@@ -346,7 +346,7 @@ def _pending_keys(
         try:
             return context.objects.load(link.ref, link.kind)
         except CorruptObjectError:
-            return None  # deleted already, or damaged: what it led to is found by listing all
+            return None  # deleted already, or damaged: a full listing finds what it led to
 
     for piece in pending:
         starts = []
@@ -365,7 +365,7 @@ def _pending_keys(
 
 
 def _archived_pages(context: ReadContext, root: Root) -> set[str]:
-    """Keys of the pages that kept archives name: these are complete only with them."""
+    """Keys of the pages that kept archives refer to: an archive is incomplete without them."""
     first = first_archive_kept(root.version, root.fence)
     kept = [version for version in archived_versions(context) if version >= first]
 
@@ -390,7 +390,7 @@ def _old_archives(context: ReadContext, root: Root) -> list[ObjectInfo]:
 
 
 def _delete(context: Context, keys: Iterable[str], epoch: int, progress: Progress) -> None:
-    """Delete the objects, one kind after the other, for as long as the epoch is ours."""
+    """Delete the objects, one kind after the other, as long as the epoch is ours."""
     groups: dict[str, list[str]] = {kind: [] for kind in _KINDS}
     for key in keys:
         groups.setdefault(key.partition("/")[0], []).append(key)

@@ -1,11 +1,11 @@
 """Expiry: moving the floors of branches, in one swap.
 
-What leaves history is listed in the root as pending until a collection has deleted its objects.
-Nothing is deleted here.
+Snapshots that leave history are listed in the root as pending until a collection has deleted their
+objects. Nothing is deleted here.
 
-Invariant: what is leased stays in history. A branch's floor goes no higher than a leased snapshot.
-The first expiry also takes from tags what is before them; it is put off while a leased snapshot is
-in no other history.
+Invariant: leased snapshots stay in history. A branch's floor never rises above a leased snapshot.
+The first expiry also ends the history of tags; it is put off while a leased snapshot is only in the
+history of a tag.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A branch's history in two: what it keeps, and what leaves it."""
+    """A branch's history, split into what it keeps and what leaves it."""
 
     kept: list[Aged]
     gone: list[Aged]
@@ -41,7 +41,7 @@ class _Cut:
 
 
 def expire(context: Context, retention: Retention, *, dry_run: bool) -> ExpiryReport:
-    """Cut the history of every branch where the retention says."""
+    """Cut the history of every branch as the retention says."""
     report = ExpiryReport()
 
     def change(root: Root) -> Root:
@@ -71,7 +71,7 @@ def expire(context: Context, retention: Retention, *, dry_run: bool) -> ExpiryRe
         update = context.roots.update
         swap = partial(update, change, "expire snapshots", "", "", _ATTEMPTS)
         with_reserve(context.storage, swap)
-        keep_reserve(context.storage)  # what is left of it, for the collection that follows
+        keep_reserve(context.storage)  # for the collection that follows
     return report
 
 
@@ -89,9 +89,9 @@ def _cut(
 def _held_by_tags(
     context: ReadContext, whole: Root, cuts: Mapping[str, _Cut], leased: Set[str]
 ) -> str | None:
-    """A leased snapshot that would leave history with what is before tags, if there is one."""
+    """A leased snapshot that is only in a tag's history, which would be lost; None if none is."""
     if has_expired(whole):
-        return None  # tags have lost that
+        return None  # tags have already lost their history
     of_branches = {aged.snapshot_id for cut in cuts.values() for aged in (*cut.kept, *cut.gone)}
     of_tags = {snapshot_id_of(ref.key) for ref in whole.tags.values()}
     due = leased - of_branches - of_tags
@@ -101,13 +101,13 @@ def _held_by_tags(
             if snapshot_id_of(older.key) in due:
                 return snapshot_id_of(older.key)
             if older.key in seen:
-                break  # all that is older was looked at by way of another tag
+                break  # the older ones were checked for another tag
             seen.add(older.key)
     return None
 
 
 def _applied(whole: Root, cuts: Mapping[str, _Cut]) -> Root:
-    """The root with the floors where the cuts are; every branch has one from the first on."""
+    """The root with floors where the branches were cut; every branch then has one."""
     branches = {
         name: replace(branch, floor=cuts[name].kept[-1].snapshot_id)
         for name, branch in whole.branches.items()
@@ -117,7 +117,7 @@ def _applied(whole: Root, cuts: Mapping[str, _Cut]) -> Root:
         [cut.gone for cut in cuts.values()],
         [cut.last_parent for cut in cuts.values()],
     )
-    # At the first expiry tags lose what is before them, which is listed nowhere.
+    # The first expiry also cuts the history of tags, which is not listed as pending.
     listed = pending is not None and whole.branches["main"].floor is not None
     listed = listed or (pending is not None and not whole.tags)
     return replace(

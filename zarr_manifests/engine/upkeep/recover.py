@@ -1,22 +1,22 @@
-"""Going back: the operations log, restoring refs, and a root made anew from an archive.
+"""Going back: the operations log, restoring refs, and a new root made from an archive.
 
-A *restore* is an ordinary swap: branches and tags become those of an older version, and nothing
-else does. It is refused, inside the swap, for versions older than the last collection, whose
+A *restore* is an ordinary swap that sets branches and tags to those of an older version and changes
+nothing else. Inside the swap it is refused for versions older than the last collection, whose
 snapshots may have been deleted.
 
-A *recovery* is for a repository whose root is lost, damaged, or leads to what is. The newest
-archive of which all that it reaches is there becomes the root, under a version that is higher than
-any there has been. Its fence is that version, it has no leases, and its epochs are raised. So no
-writer of before can go on, and no version comes twice.
+A *recovery* is for a repository whose root is lost, damaged, or refers to damaged objects. The
+newest archive from which everything can be reached becomes the root, with a version higher than any
+before. Its fence is that version, it has no leases, and its epochs are raised. So no earlier writer
+can go on, and no version occurs twice.
 
-The newest version there has been is known only from a root that can be read. The newest archive
-tells less: the version after it may have been acknowledged and left no archive, and leases are
-taken, renewed and given up in versions that are never archived. So where the root cannot be read
-the new one keeps a wide distance from the newest archive.
+The newest version is known only if the root can be read. The newest archive may be older: the
+version after it may have been acknowledged without leaving an archive, and versions that only
+change leases are never archived. So if the root cannot be read, the new version keeps a large
+distance from the newest archive.
 
-A collection of garbage may be under way. It deletes nothing that the root it has made reaches, nor
-any root after that. So an archive from before a collection that is not known to have ended is not
-taken, unless the caller says that it has.
+A garbage collection may be running. It deletes nothing that its own root or a later one reaches. So
+an archive from before a collection is not used unless that collection is known to have ended, or
+the caller says that it has.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ __all__ = [
 _ATTEMPTS = 100
 _KINDS = (COMPACTOR, COLLECTOR)
 _LOOKS: Final = 10
-# More swaps for leases than will ever follow each other without one operation between them, which
-# leaves an archive: at a hundred a second, three hours of nothing else. The twelve digits of a
-# session's start still have room for a million recoveries.
+# More swaps for leases than can follow each other without an operation between them, which leaves
+# an archive: three hours at a hundred a second. The twelve digits of a session's start still leave
+# room for a million recoveries.
 _UNSEEN_VERSIONS: Final = 1_000_000
 
 
 def operations(context: ReadContext) -> Iterator[LoggedOperation]:
-    """All operations that the root and its archives know, newest first."""
+    """Yield all operations that the root and its archives know, newest first."""
     root = context.roots.read().root
     versions, oldest = archived_versions(context), root.version + 1
     while True:
@@ -74,7 +74,7 @@ def operations(context: ReadContext) -> Iterator[LoggedOperation]:
             if entry.version < oldest:
                 yield LoggedOperation.of(entry)
         oldest = min(oldest, root.log[0].version if root.log else 0)
-        # The archive of the oldest one so far tells of those before it: no single one is needed.
+        # This archive's log reaches further back, so no single archive is needed.
         while versions and versions[-1] > oldest:
             versions.pop()
         if not versions:
@@ -82,11 +82,11 @@ def operations(context: ReadContext) -> Iterator[LoggedOperation]:
         try:
             root = context.roots.archived(versions.pop())
         except ObjectNotFoundError:
-            return  # a collection is removing the oldest ones
+            return  # a collection is removing the oldest archives
 
 
 def restore_refs(context: Context, version: int, *, dry_run: bool = False) -> RestoreReport:
-    """Let branches and tags be what they were in that version.
+    """Set branches and tags to what they were in that version.
 
     Raises
     ------
@@ -143,7 +143,7 @@ def _heads(root: Root) -> dict[str, BlobRef]:
 def _moved(
     before: Mapping[str, BlobRef], after: Mapping[str, BlobRef]
 ) -> dict[str, tuple[str | None, str | None]]:
-    """The ids of snapshots before and after, of those names for which they are not the same."""
+    """Snapshot ids before and after, for the names whose snapshot changes."""
 
     def at(refs: Mapping[str, BlobRef], name: str) -> str | None:
         return snapshot_id_of(refs[name].key) if name in refs else None
@@ -160,7 +160,7 @@ def _check_restorable(root: Root, version: int) -> None:
         )
     if version >= root.version:
         raise InvalidArgumentError(
-            f"version {version} is not older than the root is now ({root.version})"
+            f"version {version} is not older than the current version, {root.version}"
         )
 
 
@@ -170,21 +170,21 @@ def _check_restorable(root: Root, version: int) -> None:
 def recover(
     storage: Storage, runtime: Runtime, *, dry_run: bool = False, collections_ended: bool = False
 ) -> RecoveryReport:
-    """Make a new root from the newest archive whose closure is there.
+    """Make a new root from the newest archive from which everything can be reached.
 
     Raises
     ------
     InvalidArgumentError
-        If the root is there and all it reaches, so that nothing is to be recovered.
+        If the root and everything it reaches is sound, so that there is nothing to recover.
     NotARepositoryError
         If there is no archive.
     CorruptObjectError
-        If there is none of which all is there.
+        If no archive reaches everything it needs.
     ConflictError
-        If somebody else makes or changes the root meanwhile, or a collection may be under way that
-        deletes what the archive leads to.
+        If somebody else changes the root in the meantime, or a running collection may delete what
+        the archive needs.
     StorageError
-        If the storage fails. Nothing was changed, unless the answer of the swap was lost, or only
+        If the storage fails. Nothing was changed, unless the answer to the swap was lost, or only
         the archive of the new root could not be written.
     """
     if not (storage.capabilities.cas or dry_run):
@@ -199,7 +199,7 @@ def recover(
         found, problem = _archived(storage, runtime, version)
         if found is not None and not problem:
             if current is not None and current.repository_id != found.repository_id:
-                current = None  # another repository's says nothing of the versions of this one
+                current = None  # another repository's root says nothing about this one's versions
             next_version = _after_all(versions[0], current)
             if not collections_ended:
                 mine = [root for root in newer if root.repository_id == found.repository_id]
@@ -213,7 +213,7 @@ def recover(
                         f"somebody else has changed the root of {storage.url} meanwhile; look at "
                         "it first"
                     )
-                roots.archive(at)  # or the next recovery could make the same version again
+                roots.archive(at)  # else the next recovery could make the same version again
             heads = {name: snapshot_id_of(ref.key) for name, ref in sorted(_heads(new).items())}
             lost = range(version + 1, next_version)
             return RecoveryReport(version, new.version, heads, lost, skipped, dry_run)
@@ -226,9 +226,9 @@ def recover(
 
 
 def _damaged(storage: Storage, runtime: Runtime) -> tuple[Token | None, Root | None]:
-    """What lies where the root belongs; refused if all is well with it.
+    """Return the token and the root found in the root's place; raise if the root is sound.
 
-    What a root lacks that others have replaced meanwhile, a collection may have deleted.
+    If objects are missing and the root has changed meanwhile, a collection may have deleted them.
     """
     token, current = _current(storage)
     for _ in range(_LOOKS):
@@ -252,7 +252,7 @@ def _damaged(storage: Storage, runtime: Runtime) -> tuple[Token | None, Root | N
 def _check_collections(
     storage: Storage, version: int, newer: Sequence[Root], skipped: Mapping[int, str]
 ) -> None:
-    """Refuse an archive that a collection began after, unless that is known to have ended."""
+    """Refuse an archive if a collection began after it that is not known to have ended."""
     readable = {root.version for root in newer}
     begun = unended_since(version, newer, [at for at in skipped if at not in readable])
     if begun is None:
@@ -277,7 +277,7 @@ def _versions(storage: Storage) -> list[int]:
 
 
 def _current(storage: Storage) -> tuple[Token | None, Root | None]:
-    """What lies where the root belongs, and the root, if it is one."""
+    """The token of what is in the root's place, and the root if it is readable."""
     try:
         tagged = storage.get_tagged(ROOT_KEY)
     except ObjectNotFoundError:
@@ -289,16 +289,16 @@ def _current(storage: Storage) -> tuple[Token | None, Root | None]:
 
 
 def _after_all(archived: int, current: Root | None) -> int:
-    """A version that no root has had, from the newest archived one and the root that was read."""
+    """A version that no root has had, given the newest archived one and the readable root."""
     if current is not None and current.version >= archived:
-        return current.version + 1  # what replaced it would be there in its place
+        return current.version + 1  # a newer root would be in its place
     return archived + _UNSEEN_VERSIONS
 
 
 def _archived(storage: Storage, runtime: Runtime, version: int) -> tuple[Root | None, str]:
-    """The archived root, if it can be read, and why it cannot be taken.
+    """The archived root if it can be read, and why it cannot be used.
 
-    A storage that fails is no reason for that.
+    An error of the storage is raised, since it says nothing about the archive.
     """
     root = None
     try:
@@ -314,7 +314,7 @@ def _archived(storage: Storage, runtime: Runtime, version: int) -> tuple[Root | 
 def _renewed(
     archived: Root, branches: Mapping[str, Branch], version: int, runtime: Runtime
 ) -> Root:
-    """The root to be, of that version, from an archived one and all of its branches."""
+    """The new root, of that version, from an archived one and all its branches."""
     now_ms, operation = runtime.now_ms(), runtime.random_bytes(16)
     entry = LogEntry(version, now_ms, "recover", "", "", operation).signed(runtime.who())
     pages = {s: refs for s, refs in archived.pages.items() if s not in ("branches", "leases")}

@@ -1,17 +1,17 @@
-"""Verifying: everything that can be reached is there and is what its pointer says.
+"""Verification: everything reachable exists and matches its pointers.
 
-Every metadata object is read from the storage and decoded, and never taken from a cache or a copy;
-copies are compared with it. Of every chunk object all ranges that are referred to are read and
-their checksums compared. Beyond single objects: snapshots and their deltas, digests and logs agree;
-leaves of a base do not overlap; counters say what there is; pages have the names they should;
-archives are of the versions they should be, and none is missing that an operation should have left.
+Every metadata object is read from the storage and decoded, never taken from a cache or a copy;
+copies are compared with it. Every referenced range of every chunk object is read and its checksum
+compared. Beyond single objects it checks: snapshots agree with their deltas, digests and logs;
+leaves of a base do not overlap; counters are right; pages have the expected names; archives have
+the expected versions, and no archive of an operation is missing.
 
-What is found is collected, not raised. Virtual chunks lie elsewhere and are not looked at.
+Problems are collected, not raised. Virtual chunks are stored elsewhere and not checked.
 
-Others may write and collect meanwhile. The root is read before anything else, so that all it needs
-was there. What a collection has deleted since, no later root needs. So if anything is wrong and the
-root has changed, all is looked at again as of the newer root, but for chunks that were sound: what
-is wrong twice was not deleted by a collection.
+Others may write and collect concurrently. The root is read first, so everything it needs existed
+then. Objects that a collection has deleted since are not needed by any later root. So if there are
+problems and the root has changed, everything is checked again for the newer root, except chunks
+that were sound. A problem found both times was not caused by a collection.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class _Found:
     objects: int = 0
     ranges: dict[str, set[_Range]] = field(default_factory=dict)
     sound: dict[str, set[_Range]] = field(default_factory=dict)
-    """Ranges that were read and are what they should be."""
+    """Ranges that were read and match their checksums."""
     patient: bool = True
-    """Whether it is noted, not raised, that the storage fails; that says nothing of an object."""
+    """Whether storage errors are recorded, not raised; they say nothing about an object."""
 
     def add(self, key: str, error: BaseException | str) -> None:
         if (
@@ -84,7 +84,7 @@ class _Found:
 
 
 def verify(context: ReadContext, progress: Callable[[str, int], None]) -> VerifyReport:
-    """Read all that can be reached, and say what is wrong with it."""
+    """Read everything that can be reached, and report what is wrong."""
     found = _Found()
     root = _root(context, found)
     counts = _look(context, root, found, progress)
@@ -110,12 +110,12 @@ def verify(context: ReadContext, progress: Callable[[str, int], None]) -> Verify
 
 
 def _has_changed(root: Root, newer: Root) -> bool:
-    """Whether others have changed anything since."""
+    """Whether the root was replaced since."""
     return newer.write_id != root.write_id
 
 
 def _root(context: ReadContext, found: _Found) -> Root | None:
-    """The root as it is now; None, and told of, if it cannot be read."""
+    """The current root; None, with a problem recorded, if it cannot be read."""
     try:
         root = Root.from_object(context.storage.get_tagged(ROOT_KEY).data)
     except ManifestsError as error:
@@ -130,7 +130,7 @@ def _root(context: ReadContext, found: _Found) -> Root | None:
 def _look(
     context: ReadContext, root: Root | None, found: _Found, progress: Callable[[str, int], None]
 ) -> tuple[int, int, int]:
-    """Look at all that the root needs, and at the archives; counts of chunk objects and chunks."""
+    """Check everything the root needs, and the archives; count chunk objects and chunks."""
     fresh = _fresh(context)
     archived = _check_archives(fresh, root, found)
     if root is None:
@@ -146,12 +146,12 @@ def _look(
 
 
 def closure_problems(context: ReadContext, root: Root) -> tuple[Problem, ...]:
-    """What is wrong with what the root reaches; of chunk objects it is asked if they are there.
+    """What is wrong with what the root reaches; chunk objects are only checked for existence.
 
     Raises
     ------
     StorageError
-        If the storage fails, so that it cannot be told.
+        If the storage fails, so that it cannot be determined.
     """
     found = _Found(patient=False)
     fresh = _fresh(context)
@@ -162,7 +162,7 @@ def closure_problems(context: ReadContext, root: Root) -> tuple[Problem, ...]:
 
 
 def _fresh(context: ReadContext) -> ReadContext:
-    """The same repository without anything known of it."""
+    """The same repository with empty caches."""
     where = context.repository_id, context.storage, context.runtime
     return ReadContext.unshared(*where, context.config)
 
@@ -173,7 +173,7 @@ def _fresh(context: ReadContext) -> ReadContext:
 def _check_closure(
     context: ReadContext, root: Root, found: _Found, progress: Callable[[str, int], None]
 ) -> list[tuple[BlobRef, Snapshot]]:
-    """What can be reached; the snapshots among it."""
+    """Check everything reachable; return the snapshots among it."""
     whole = _check_pages(context, root, found)
     if whole is None:
         return []
@@ -220,7 +220,7 @@ def _check_counters(
         try:
             wrong = wrong_counters(context.open_view(ref), parent)
         except ManifestsError as error:
-            if not found.problems:  # else it is one of these that it stumbles over
+            if not found.problems:  # else one of these problems causes it
                 found.add(ref.key, error)
             continue
         if wrong:
@@ -230,7 +230,7 @@ def _check_counters(
 
 
 def _snapshots(context: ReadContext, whole: Root, found: _Found) -> Iterator[BlobRef]:
-    """What branches, tags and leases lead to; a line that breaks is told of and ends there."""
+    """The snapshots of branches, tags and leases; a broken history is recorded and ends there."""
     parts = [replace(whole, branches={n: b}, tags={}, leases=()) for n, b in whole.branches.items()]
     main = {"main": whole.branches["main"]} if "main" in whole.branches else {}
     parts.append(replace(whole, branches=main))
@@ -250,7 +250,7 @@ def _snapshots(context: ReadContext, whole: Root, found: _Found) -> Iterator[Blo
 
 
 def _load(context: ReadContext, found: _Found, link: Link) -> Any:
-    """The object as it is in the storage; None, and told of, if it is not what it should be."""
+    """The object as stored; None, with a problem recorded, if it is not what it should be."""
     ref = link.ref
     try:
         data = context.storage.get(ref.key, 0, ref.length + 1)
@@ -285,7 +285,7 @@ def _check_alone(value: Any) -> None:
 
 
 def _check_unknown(context: ReadContext, found: _Found, value: Any) -> None:
-    """Of indexes that are not known here: that their bytes are those that were written."""
+    """Check the bytes of indexes of an unknown kind."""
     for ref in value.others.values() if isinstance(value, IndexDirectory) else ():
         found.objects += 1
         try:
@@ -297,7 +297,7 @@ def _check_unknown(context: ReadContext, found: _Found, value: Any) -> None:
 
 
 def _check_snapshot(context: ReadContext, found: _Found, ref: BlobRef, snapshot: Snapshot) -> None:
-    """Its own log, and what it says of its deltas and digests."""
+    """Check its log, and what it says about its deltas and digests."""
     try:
         snapshot.check_repository(ref.key, context.repository_id)
         delta_of(context, snapshot)
@@ -315,7 +315,7 @@ def _check_snapshot(context: ReadContext, found: _Found, ref: BlobRef, snapshot:
 
 
 def _check_pages(context: ReadContext, root: Root, found: _Found) -> Root | None:
-    """The root with all that its pages have; None if one of them is not right."""
+    """The root with the entries of all its pages; None if a page is wrong."""
     before = len(found.problems)
     read: list[Page] = []
     for section, pages in root.pages.items():
@@ -335,7 +335,7 @@ def _check_pages(context: ReadContext, root: Root, found: _Found) -> Root | None
 
 
 def _first_kept(root: Root) -> int:
-    """The oldest version whose archive, with its pages, no collection removes that has begun."""
+    """The oldest version whose archive and pages no collection so far removes."""
     return first_archive_kept(root.collected, root.fence) if root.collected else 0
 
 
@@ -364,8 +364,8 @@ def _check_archives(context: ReadContext, root: Root | None, found: _Found) -> d
 
 
 def _check_log(root: Root, archived: dict[int, Root], found: _Found) -> None:
-    """That every operation has left an archive, of those that no collection has removed."""
-    # Before any collection, older ones may have been removed by hand.
+    """Check that every operation has left an archive, except those that a collection removed."""
+    # Before the first collection, older ones may have been removed by hand.
     first = _first_kept(root) if root.collected else min(archived, default=root.version)
     entries: dict[int, LogEntry] = {}
     for one in (*archived.values(), root):
@@ -382,7 +382,7 @@ def _check_log(root: Root, archived: dict[int, Root], found: _Found) -> None:
 
 
 def _check_newest(context: ReadContext, archived: dict[int, Root], found: _Found) -> None:
-    """That the root is as new as its archives; it is read once more, since they were listed."""
+    """Check that the root is as new as its archives; it is read again, after they were listed."""
     newest, root = max(archived), _root(context, _Found())
     if root is not None and newest > root.version:
         found.add(
