@@ -61,7 +61,7 @@ __all__ = [
 
 
 def moved_tops(moved: Mapping[str, str]) -> dict[str, str]:
-    """New path by old of what was moved, without what only went along with its group.
+    """New path by old path of moved nodes, without those that moved along with their group.
 
     Examples
     --------
@@ -178,7 +178,7 @@ class ArrayStats:
     stored_bytes : int or None
         Bytes of these, as stored; None if the index does not tell: `Repository.du` counts them.
     counted : bool
-        Whether manifests were read for it, as the index did not have what was asked.
+        Whether manifests were read, because the index lacked the answer.
     """
 
     path: str
@@ -248,7 +248,7 @@ class ArrayUsage:
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """Chunk refs and the bytes of their chunks: exactly so many, or so many at most.
+    """A number of chunks and of their bytes, each exact or an upper bound.
 
     Parameters
     ----------
@@ -257,7 +257,7 @@ class Amount:
     nbytes : int or None
         Bytes of all of them; None if nothing is known of these.
     refs_exact, nbytes_exact : bool
-        Whether there are exactly so many; else there are no more.
+        Whether the number is exact; else it is an upper bound.
     """
 
     refs: int
@@ -272,22 +272,22 @@ class Amount:
 
     @classmethod
     def of(cls, tally: Tally) -> Amount:
-        """What is tallied."""
+        """The amount that the tally says."""
         return cls(tally.chunks, tally.nbytes, tally.chunks_exact, tally.nbytes_exact)
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayTotals:
-    """How much there is of one array, or of one key that is no part of any.
+    """Chunks and bytes of one array, or of one key that is not part of an array.
 
     Parameters
     ----------
     path : str
         Its absolute path.
     total : Amount
-        What there is of it in the snapshot.
+        Chunks and bytes in the snapshot.
     delta : Amount
-        How much more that is than in the snapshot before; less than nothing if it is less.
+        The difference to the snapshot before; negative if there is less now.
     """
 
     path: str
@@ -302,18 +302,18 @@ class ArrayTotals:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """How much there is in a snapshot, as it says itself.
+    """Chunks and bytes of every array of a snapshot, as the snapshot counts them.
 
     Parameters
     ----------
     snapshot_id : str
         The snapshot.
     arrays : tuple of ArrayTotals
-        By path, of every array and of every key that is no part of one.
+        By path, of every array and of every key that is not part of one.
     total : Amount
         All of them together.
     delta : Amount
-        How much more that is than in the snapshot before, what was deleted included.
+        The difference to the snapshot before, deleted arrays included.
     """
 
     snapshot_id: str
@@ -336,7 +336,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one snapshot refers to, and what each snapshot of its history has brought.
+    """Exact chunks and bytes of every array of a snapshot, and what each commit before it wrote.
 
     Parameters
     ----------
@@ -363,7 +363,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a session has changed and not committed.
+    """The uncommitted changes of a session.
 
     Parameters
     ----------
@@ -640,7 +640,7 @@ class PreloadState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PreloadedManifest:
-    """A manifest, or delta, with chunk refs of an array that is to be preloaded.
+    """A manifest or delta with chunk refs of an array that is preloaded.
 
     Parameters
     ----------
@@ -665,7 +665,7 @@ class PreloadedManifest:
 
 @dataclass(frozen=True, slots=True)
 class PreloadReport:
-    """What a session has fetched ahead, and what not.
+    """What a session has prefetched, and what it has not.
 
     Parameters
     ----------
@@ -733,7 +733,7 @@ class CollectionReport:
     temporary_files : int
         Files removed that killed writers have left on a local disk.
     complete : bool
-        Whether it was looked at all objects there are.
+        Whether all objects of the repository were looked at.
     dry_run : bool
         Whether nothing was changed or deleted.
     """
@@ -845,15 +845,15 @@ class LoggedOperation:
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """What going back to an older version has moved, or would.
+    """The branches and tags that `restore_refs` has moved, or would move.
 
     Parameters
     ----------
     version : int
         The version whose branches and tags these are.
     branches, tags : mapping of str to (str or None, str or None)
-        Those that are not what they were before: the ids of their snapshots before and after,
-        None where there was none, or is none any more.
+        By name, of those that differ: the ids of their snapshots before and after; None where
+        there is no such branch or tag.
     dry_run : bool
         Whether nothing was changed.
     """

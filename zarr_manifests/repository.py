@@ -1,9 +1,9 @@
 """`Repository`: a versioned store of Zarr hierarchies, with its branches, tags and history.
 
-Each method checks nothing and does nothing itself: it hands over to the part of the engine that
-does. Invariants: of all processes that create a repository at one place at once, one succeeds;
-only `save_config` changes the saved configuration; the virtual containers and caches a repository
-was opened with go with its pickles and are never saved.
+Each method hands over to the room of the engine that does the work, so the file is long because of
+its documentation. Invariants: if several processes create a repository at one place at once, one
+succeeds; only `save_config` changes the saved configuration; the virtual containers and caches that
+a repository was opened with go with its pickles and are never saved.
 """
 
 from __future__ import annotations
@@ -284,17 +284,17 @@ class Repository:
 
     @property
     def storage(self) -> Storage:
-        """Where it lies."""
+        """The storage of the repository."""
         return unmetered(self._context.storage)
 
     @property
     def url(self) -> str:
-        """The URL it can be opened with."""
+        """The URL to open the repository with."""
         return self._context.storage.url
 
     @property
     def repository_id(self) -> str:
-        """32 hexadecimal digits, drawn when it was made."""
+        """The id of the repository: 32 hexadecimal digits, chosen when it was created."""
         return self._context.repository_id
 
     @property
@@ -776,11 +776,11 @@ class Repository:
     # --- branches and tags -------------------------------------------------------------------
 
     def list_branches(self) -> dict[str, str]:
-        """Snapshot id of every branch's head, by name."""
+        """The snapshot id of every branch's head, by name."""
         return self._refs.branches()
 
     def list_tags(self) -> dict[str, str]:
-        """Snapshot id of every tag, by name."""
+        """The snapshot id of every tag, by name."""
         return self._refs.tags()
 
     def create_branch(self, name: str, snapshot_id: str | None = None) -> None:

@@ -45,7 +45,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class HeldLease:
-    """A lease that is held, as `Repository.lease` gives it."""
+    """A lease on a snapshot, as `Repository.lease` gives it."""
 
     def __init__(self, held: Held, runtime: Runtime) -> None:
         self._held, self._runtime = held, runtime
@@ -61,7 +61,7 @@ class HeldLease:
 
     @property
     def lost(self) -> bool:
-        """Whether it is not to be relied on, so that `check` raises."""
+        """Whether the lease no longer protects the snapshot, so that `check` raises."""
         try:
             self.check()
         except ManifestsError:
@@ -71,10 +71,9 @@ class HeldLease:
     def check(self) -> None:
         """Raise if the lease was lost, or was not renewed within its timeout.
 
-        It asks this process's clocks, not the storage. A lease that was not renewed in time may
-        still be there; renewing is tried again, and once it succeeds `check` raises nothing again.
-        While the clocks of this machine and of whoever collects garbage agree, nothing the snapshot
-        needs was deleted as long as `check` raises nothing.
+        It compares clocks and sends no request. As long as it raises nothing, no object that the
+        snapshot needs was deleted, provided that the clocks of this machine and of the collector
+        agree. A lease that was renewed late may still hold: then `check` raises nothing again.
 
         Raises
         ------
