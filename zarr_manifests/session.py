@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from zarr_manifests.commits import Commits
-from zarr_manifests.contents import status_of, usage_of
 from zarr_manifests.display import html_page
 from zarr_manifests.engine.commit.request import TipCheck
 from zarr_manifests.engine.compact.presence_index import initialized_coords
 from zarr_manifests.engine.edit.bulk_chunks import find_chunks, stream_chunks
 from zarr_manifests.engine.edit.change_set import ForkState
+from zarr_manifests.engine.edit.contents import status_of, usage_of
 from zarr_manifests.engine.edit.forks import freeze
 from zarr_manifests.engine.edit.move_nodes import (
     move_node,
