@@ -1,62 +1,43 @@
-"""Changing what is at Zarr keys, over a snapshot.
+"""Writes at Zarr keys over a snapshot: chunk bytes go out, and changes are kept until a commit.
 
-A key is a document, a chunk or an opaque entry, as `engine.overlay` tells them apart. Invariants:
-
-- A key reads what was last written to it, whatever it is classified as. When a document arrives,
-  goes, or changes how chunks are keyed, entries below it change their class and keep their value.
-  Documents of a second format at a node's path are opaque, and become the node's when its own go.
-- A byte-identical document, a byte-identical inline chunk of a coordinate (an append in xarray
-  writes all coordinates anew) and the unset of an absent chunk change nothing.
-- A shrink cuts off whole chunks for good: a later growth does not bring them back.
-- A node that is deleted and made again has a new id, and none of its old chunks.
+What a change makes of nodes and chunk references is for `node_edits`; here is where bytes go, and
+who may write. Invariants: a chunk is referenced only once its bytes are stored or staged; a copy
+that nobody asked for is noticed, or reports what it changes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Final
 
-from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState, same_bytes
-from zarr_manifests.engine.edit.overlay import OPAQUE, Overlay, check_key
+from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState
+from zarr_manifests.engine.edit.node_edits import NodeEdits
+from zarr_manifests.engine.edit.overlay import OPAQUE, check_key
 from zarr_manifests.engine.edit.pack_uploads import Flight, PackWrites
-from zarr_manifests.engine.edit.packs import Pack, Packs, StagedRef, native_ref
+from zarr_manifests.engine.edit.packs import Pack, StagedRef, native_ref
 from zarr_manifests.engine.edit.reporting_copies import refuse_in_copy, set_reported, unset_reported
-from zarr_manifests.engine.objects.chunks import ChunkReader, SessionKeys
+from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import create_own
 from zarr_manifests.engine.objects.spill import Spill
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.errors import Conflict, ConflictKind, InvalidArgumentError, StorageError
-from zarr_manifests.format.chunk_table import UNSET, ChunkRef, ChunkTable, InlineRef, NativeRef
+from zarr_manifests.errors import InvalidArgumentError, StorageError
+from zarr_manifests.format.chunk_table import ChunkRef, ChunkTable, InlineRef, NativeRef
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Box, Coords
-from zarr_manifests.ids import NODE_ID_BYTES, crc32c
-from zarr_manifests.keys import (
-    DOCUMENTS,
-    V3_DOCUMENT,
-    ArrayMeta,
-    document_path,
-    join,
-    node_documents,
-    parse_documents,
-    split,
-)
-from zarr_manifests.planning.tables.merge import narrower
+from zarr_manifests.ids import crc32c
+from zarr_manifests.keys import document_path, split
 from zarr_manifests.runtime import forks_made
 
 __all__ = ["Workspace"]
 
-_MOST_SINGLE: Final = 100_000
-"""Refs of one node that are kept one by one."""
 
-
-class Workspace(Overlay):
-    """A snapshot, a change set, and the rules of Zarr's keys. Thread-safe.
+class Workspace(NodeEdits):
+    """What a store reads and writes: a snapshot, changes of it, and where bytes go. Thread-safe.
 
     Parameters
     ----------
@@ -98,15 +79,11 @@ class Workspace(Overlay):
         origin: ForkState | None = None,
     ) -> None:
         super().__init__(context)
-        self.storage = context.storage
         self.inline = context.storage.capabilities.inline
-        self.runtime = context.runtime
-        self.inline_chunk_bytes = context.config.inline_chunk_bytes
         self.most_packed = max(self.inline_chunk_bytes, context.config.pack_chunk_bytes)
         self.origin = origin
         self.closed: str | None = None
         self._writes = PackWrites(self.storage, self.runtime)
-        self._most_single = max(2, min(_MOST_SINGLE, context.config.spill_refs // 4))
         self.token: str | None = None
         self.start_at(view, keys)
         if origin is not None:
@@ -121,25 +98,13 @@ class Workspace(Overlay):
         self.pid = os.getpid()
         self._forks_before = forks_made()
         self._noticeable_in: int | None = None
-        self.packs = Packs(self.context.config.pack_bytes, self._new_chunk_key)
         self.pickled = False
         self.frozen: ChangeSet | None = None
-        self.reader = self._reader(view)
-
-    def _reader(self, view: SnapshotView) -> ChunkReader:
-        of = self.context
-        return ChunkReader(self.storage, view.snapshot_id, of.containers, of.chunks)
 
     @property
     def copied(self) -> bool:
         """Whether other processes may have copies that nobody asked for by `fork`."""
         return self.pickled or self._forks_before != forks_made()
-
-    def rebase(self, view: SnapshotView, changes: ChangeSet) -> None:
-        """Have these changes on this snapshot instead; names of new objects stay the session's."""
-        self.view, self.changes = view, changes
-        self.packs.relocate(changes)
-        self.reader = self._reader(view)
 
     def set(self, key: str, data: bytes | memoryview, *, in_loop: bool = False) -> None:
         """Write `data` at the key; a view is of more than `most_packed` bytes.
@@ -318,10 +283,6 @@ class Workspace(Overlay):
             return StagedRef.of(bytes(data))
         return native_ref(self._new_chunk_key(), 0, len(data), crc32c(data))
 
-    def _new_chunk_key(self) -> str:
-        assert self.keys is not None  # the store refuses writes before they come here
-        return self.keys.next("chunks")
-
     def _record(self, key: str, path: str | None, ref: ChunkRef, data: bytes | memoryview) -> bool:
         """Note a chunk that was stored; False if a commit came between and it must be again.
 
@@ -341,41 +302,6 @@ class Workspace(Overlay):
             self.changes.unsynced.append(ref.key)
         self._put(key, ref)
         return True
-
-    def _hold(self, node: Node, coords: Coords, ref: ChunkRef) -> None:
-        """Put the ref into the change set; all refs that get there do so by this way."""
-        refs = self.changes.chunks.setdefault(node.node_id, {})
-        refs[coords] = ref
-        if isinstance(ref, StagedRef):
-            self.packs.stage(ref, node.node_id, coords)
-        if len(refs) % self._most_single == 0:
-            self._gather(node.node_id)
-
-    def _gather(self, node_id: bytes) -> None:
-        """Make a table of single refs, which take much more memory; staged ones stay single."""
-        refs = self.changes.chunks[node_id]
-        staged = {at: ref for at, ref in refs.items() if isinstance(ref, StagedRef)}
-        if len(staged) < len(refs):
-            del self.changes.chunks[node_id]
-            rest = {at: ref for at, ref in refs.items() if at not in staged}
-            self.changes.put_table(node_id, ChunkTable.of(rest))
-            if staged:
-                self.changes.chunks[node_id] = {**staged}
-
-    def _put(self, key: str, ref: ChunkRef) -> None:
-        chunk = self.chunk_at(key)
-        if chunk is None:
-            opaque = self.node(OPAQUE + key) or self._new_node(OPAQUE + key, NodeKind.OPAQUE)
-            chunk = opaque, ()
-        node, coords = chunk
-        if (
-            isinstance(ref, InlineRef)
-            and node.array is not None
-            and node.array.is_coordinate(node.path)
-            and self.ref(node, coords) == ref
-        ):
-            return
-        self._hold(node, coords, ref)
 
     def delete(self, key: str) -> None:
         """Remove what is at the key, if anything."""
@@ -415,16 +341,6 @@ class Workspace(Overlay):
                         if key.startswith(prefix):
                             self.delete(key)
 
-    def _unset(self, node: Node, coords: Coords) -> None:
-        if self.ref(node, coords) is None:
-            return
-        refs = self.changes.chunks.setdefault(node.node_id, {})
-        refs.pop(coords, None)
-        if self.ref(node, coords) is not None:
-            refs[coords] = UNSET
-        elif not refs:
-            del self.changes.chunks[node.node_id]
-
     def put_table(self, path: str, grid: Box, table: ChunkTable) -> None:
         """Lay a table of refs over the array at `path`, which has that grid.
 
@@ -444,35 +360,6 @@ class Workspace(Overlay):
                 )
             self._settle_staged(node)
             self.changes.put_table(node.node_id, table)
-
-    def _drop(self, path: str) -> None:
-        """Delete a node and all its chunks."""
-        node = self.node(path)
-        if node is None:
-            return
-        self.changes.forget(node.node_id)
-        self._change_node(path, None, differs=path in self.view.nodes)
-
-    def _new_node(
-        self, path: str, kind: NodeKind, documents: Mapping[str, bytes] | None = None
-    ) -> Node:
-        node = Node(path, self.runtime.random_bytes(NODE_ID_BYTES), kind, documents or {})
-        self._change_node(path, node)
-        return node
-
-    def _change_node(self, path: str, node: Node | None, *, differs: bool = True) -> None:
-        """Have this node, or none, at the path; all changes of nodes come by this way."""
-        self._stamp = object()  # also before: an interrupt may come between
-        if differs:
-            self.changes.nodes[path] = node
-        else:
-            self.changes.nodes.pop(path, None)
-        self._stamp = object()
-
-    def put_node(self, path: str, node: Node | None) -> None:
-        """Have this node, or none, at the path; its chunks are not looked at."""
-        with self.lock:
-            self._change_node(path, node, differs=self.view.nodes.get(path) != node)
 
     def settled_chunks(self, node: Node) -> ChunkTable | None:
         """As `chunks`, with no chunk staged: a table would carry its bytes as if it were inline."""
@@ -494,148 +381,3 @@ class Workspace(Overlay):
             if self._is_stored(node):
                 assert node.array is not None
                 self.changes.truncated[node.node_id] = (0,) * len(node.array.shape)
-
-    # --- documents ---------------------------------------------------------------------------
-
-    def _set_document(self, path: str, key: str, data: bytes | memoryview) -> bool:
-        """Take `data` as a metadata document of the node at `path`; False if it is none."""
-        name = split(key)[1]
-        with self.lock:
-            documents = {**self._documents(path), name: bytes(data)}
-            self._settle_node(path, documents, name)
-            return name in node_documents(documents)
-
-    def _documents(self, path: str) -> dict[str, bytes]:
-        """What lies at the path under names of documents, be it the node's or opaque."""
-        node = self.node(path)
-        found = {} if node is None else dict(node.documents)
-        for name in DOCUMENTS:
-            opaque = self.node(OPAQUE + join(path, name))
-            ref = None if opaque is None else self.ref(opaque, ())
-            if ref is not None:
-                found[name] = self.reader.read(ref, 0, ref.length)
-        return found
-
-    def _settle_node(self, path: str, documents: Mapping[str, bytes], changed: str) -> None:
-        """Make the node that these documents at its path ask for; the others become opaque.
-
-        The one that is being `changed`, if it is none of the node's, is left to the caller.
-        """
-        node, due = self.node(path), node_documents(documents)
-        before = {} if node is None else node.documents
-        for name in due.keys() - before.keys():
-            self._drop(OPAQUE + join(path, name))
-        if before == due:
-            return
-        if node is None or not due:
-            self._replace_node(path, due)
-        else:
-            self._update_node(node, due)
-        for name in before.keys() - due.keys() - {changed}:
-            data = before[name]
-            # Not written right now, since the lock is held.
-            small = len(data) <= self.inline_chunk_bytes
-            self._put(join(path, name), InlineRef(data) if small else StagedRef.of(data))
-
-    def _update_node(self, node: Node, documents: Mapping[str, bytes]) -> None:
-        was, now = node.meta, parse_documents(documents)
-        if isinstance(was, ArrayMeta) and isinstance(now, ArrayMeta):
-            # From one format to the other is no resize: chunks off the grid become opaque.
-            resize = (V3_DOCUMENT in node.documents) == (V3_DOCUMENT in documents)
-            stays = was.same_chunking(now) and (resize or was.grid == now.grid)
-            if stays:
-                self._truncate(node, was.grid.hi, now.grid.hi)
-        else:
-            stays = type(was) is type(now)
-        if not stays:
-            self._replace_node(node.path, documents)
-            return
-        self._change_node(node.path, replace(node, documents=documents))
-        if isinstance(now, ArrayMeta):
-            self._adopt(node.path)
-
-    def _truncate(self, node: Node, before: Coords, after: Coords) -> None:
-        if all(b <= a for b, a in zip(before, after, strict=True)):
-            return
-        refs = self.changes.chunks.get(node.node_id, {})
-        for coords in [c for c in refs if any(x >= n for x, n in zip(c, after, strict=True))]:
-            del refs[coords]
-        self.changes.cut_tables(node.node_id, after)
-        if self._is_stored(node):
-            cut = narrower(self.changes.truncated.get(node.node_id), after)
-            self.changes.truncated[node.node_id] = cut if cut is not None else after
-
-    def _is_stored(self, node: Node) -> bool:
-        """Whether the snapshot has the node, there or, if it was moved, elsewhere."""
-        return node.node_id in self.view.by_id
-
-    def _replace_node(self, path: str, documents: Mapping[str, bytes]) -> None:
-        """Put a new node at the path (or none); chunks of the old one keep their keys' values."""
-        old = self.node(path)
-        kept: dict[str, ChunkRef] = {}
-        if old is not None and old.array is not None:
-            table = self.chunks(old)
-            for coords in map(tuple, table.coords().tolist() if table is not None else ()):
-                ref = self.ref(old, coords)
-                if ref is not None:
-                    kept[join(path, old.array.chunk_keys.encode(coords))] = ref
-        if old is not None:
-            self._drop(path)
-        if documents:
-            is_array = isinstance(parse_documents(documents), ArrayMeta)
-            self._new_node(path, NodeKind.ARRAY if is_array else NodeKind.GROUP, documents)
-        for key, ref in kept.items():
-            self._put(key, ref)
-        if documents:
-            self._adopt(path)
-
-    def _adopt(self, path: str) -> None:
-        """Opaque entries below a new or grown array that are its chunks become its chunks."""
-        below = OPAQUE + (path + "/" if path else "")
-        for slot, node in self.nodes().items():
-            if node.kind is NodeKind.OPAQUE and slot.startswith(below):
-                chunk = self.chunk_at(slot[1:])
-                ref = self.ref(node, ()) if chunk is not None else None
-                if chunk is not None and ref is not None:
-                    self._drop(slot)
-                    self._hold(*chunk, ref)
-        end = len(path)
-        while end > 0:
-            end = max(path.rfind("/", 0, end), 0)
-            above = self.node(path[:end])
-            if above is not None and above.array is not None:
-                self._take_from(above, above.array, path + "/")
-
-    def adopt_merged(self) -> list[Conflict]:
-        """Opaque entries that a merge has brought beside the array they are chunks of.
-
-        A fork that began before an array was made or had grown wrote its chunks as opaque
-        entries. Returns those whose chunk the session holds with other bytes.
-        """
-        conflicts = []
-        for slot, node in list(self.changes.nodes.items()):
-            if node is None or node.kind is not NodeKind.OPAQUE:
-                continue
-            chunk, ref = self.chunk_at(slot[1:]), self.ref(node, ())
-            if chunk is None or ref is None:
-                continue
-            array, coords = chunk
-            if self.ref(array, coords) is not None and not same_bytes(self.ref(array, coords), ref):
-                reason = "written with different bytes by two writers of the same session"
-                conflicts.append(
-                    Conflict(ConflictKind.CHUNK, f"/{array.path}", "chunks", reason, (coords,))
-                )
-            self._drop(slot)
-            self._hold(array, coords, ref)
-        return conflicts
-
-    def _take_from(self, above: Node, meta: ArrayMeta, below: str) -> None:
-        """Chunks of an array further up that now belong to one nested in its key space."""
-        table = self.chunks(above)
-        for coords in map(tuple, table.coords().tolist() if table is not None else ()):
-            key = join(above.path, meta.chunk_keys.encode(coords))
-            chunk = self.chunk_at(key) if key.startswith(below) else None
-            ref = self.ref(above, coords)
-            if chunk is not None and ref is not None and chunk[0].node_id != above.node_id:
-                self._unset(above, coords)
-                self._hold(*chunk, ref)
