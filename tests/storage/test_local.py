@@ -353,7 +353,7 @@ def test_the_root_is_a_file(tmp_path: Path) -> None:
 def test_a_place_that_is_a_file_is_called_that(tmp_path: Path, below: str) -> None:
     file = tmp_path / "script.py"
     file.write_bytes(b"")
-    said = f"since {file} is a file and no folder"
+    said = f"{file} is a file, not a folder"
     place = str(file / below)
     for url in (place, f"file://{place}", file / below):
         with pytest.raises(InvalidArgumentError, match=f"{said}: choose another path, or move"):

@@ -1,4 +1,4 @@
-"""Bytes under keys: the storage contract and the backends that keep it.
+"""Bytes under keys: the storage contract and its backends.
 
 A backend knows nothing of Zarr. `from_url` opens one by its URL; `zarr_manifests.testing` has
 wrappers that count, delay and break the calls of any of them.

@@ -1,15 +1,15 @@
-"""The system calls by which a local storage changes a disk, in one place.
+"""The system calls by which a local storage changes the disk, in one place.
 
-A new object is written to a temporary file and gets its name only when it is whole, by `link`
-(fails if the name is taken) or `rename` (replaces). Where the system can, the temporary file has
-no name (`O_TMPFILE`), so a killed process leaves nothing behind; elsewhere, and for the moment
+A new object is written to a temporary file and gets its name only when it is complete, by `link`
+(fails if the name is taken) or `rename` (replaces). Where the system supports it, the temporary
+file has no name (`O_TMPFILE`), so a killed process leaves nothing behind. Elsewhere, and just
 before a rename, its name starts with `.tmp-`, which no key can.
 
-On macOS an fsync ends when the drive has the bytes, which may be in a cache that loses them with
-the power. There `F_FULLFSYNC` reaches the disk; it is taken wherever the filesystem has it.
+On macOS an fsync ends when the drive has the bytes, possibly in a cache that loses them with the
+power. `F_FULLFSYNC` reaches the disk, and is used wherever the filesystem supports it.
 
-Nothing here says when to fsync; that is `LocalStorage`'s business. A subclass can record, drop
-or fail what passes through (see `zarr_manifests.testing.CrashDisk`).
+`LocalStorage` decides when to fsync, not this module. A subclass can record, drop or fail calls
+(see `zarr_manifests.testing.CrashDisk`).
 """
 # Paths are plain strings here, since pathlib costs as much as the system calls:
 # ruff: noqa: PTH102, PTH104, PTH106, PTH108, PTH112
@@ -34,8 +34,8 @@ __all__ = ["TEMP_PREFIX", "PosixDisk", "Temp", "filesystem_type", "is_remote_fil
 TEMP_PREFIX = ".tmp-"
 _COUNTER = itertools.count()
 _F_FULLFSYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)  # only macOS has it
-# What a filesystem says that has none. A disk that fails says something else, and is not asked
-# again: a second fsync succeeds over what was lost.
+# The errors of a filesystem without it. Other errors are real, and fsync is then not repeated:
+# a second one succeeds although data was lost.
 _NO_FULLFSYNC = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY, errno.ENOSYS}
 _NO_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
 _REMOTE = re.compile(
@@ -66,7 +66,7 @@ class Temp:
 
 
 class PosixDisk:
-    """Calls that change the disk.
+    """The calls that change the disk.
 
     Parameters
     ----------
@@ -93,35 +93,35 @@ class PosixDisk:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
                 fd = with_room(partial(os.open, path, flags, 0o666))
                 return Temp(fd, directory, path)
-            except FileExistsError:  # left behind by a killed process of the same number
+            except FileExistsError:  # left by a killed process with the same number
                 continue
 
     def write(self, temp: Temp, data: bytes | memoryview) -> None:
-        """Write all of `data`."""
+        """Write all of `data` to the file."""
         rest = memoryview(data)
         while rest:
             rest = rest[os.write(temp.fd, rest) :]
 
     def begin_sync(self, fd: int) -> None:
-        """Let the system begin to write an open file, so that a later fsync finds less to do.
+        """Ask the system to start writing an open file, so that a later fsync waits less.
 
-        A hint, where the system takes one: what it does not do, and what fails, the fsync does.
+        Only a hint, where the system supports it; errors are left to the fsync.
         """
         if _sync_file_range is not None:
             _sync_file_range(fd, 0, 0, _SYNC_FILE_RANGE_WRITE)
 
     def fsync_file(self, fd: int) -> None:
-        """Bring the bytes of an open file to the disk."""
+        """Flush the bytes of an open file to the disk."""
         _fsync(fd)
 
     def fsync_dir(self, directory: str) -> None:
-        """Bring the names in a folder to the disk."""
+        """Flush the names in a folder to the disk."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         fd = with_room(lambda: os.open(directory, flags))
         try:
             _fsync(fd)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # a filesystem that has no fsync for folders
+            if error.errno != errno.EINVAL:  # a filesystem without fsync for folders
                 raise
         finally:
             os.close(fd)
@@ -135,7 +135,7 @@ class PosixDisk:
         os.rmdir(directory)
 
     def reserve(self, path: str, nbytes: int) -> None:
-        """Have a file that takes so much room at least; it stays as it was where there is less."""
+        """Make a file take at least `nbytes` of disk space; unchanged if there is not enough."""
         fd = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
         try:
             size = os.fstat(fd).st_size
@@ -153,17 +153,17 @@ class PosixDisk:
             os.close(fd)
 
     def link(self, temp: Temp, path: str) -> None:
-        """Name the temporary file `path`; `FileExistsError` if that is taken."""
+        """Give the temporary file the name `path`; `FileExistsError` if it is taken."""
         if temp.path is None:
-            # With a folder's descriptor given Python calls linkat, which follows the link in
-            # /proc; without it would call link, which does not.
+            # With a folder's descriptor, Python calls linkat, which follows the link in /proc.
+            # Without it, Python calls link, which does not.
             os.link(f"/proc/self/fd/{temp.fd}", path, src_dir_fd=temp.fd, follow_symlinks=True)
         else:
             os.link(temp.path, path)
 
     def rename(self, temp: Temp, path: str) -> None:
-        """Name the temporary file `path`, replacing what has that name."""
-        while temp.path is None:  # only what has a name can replace
+        """Give the temporary file the name `path`, replacing an existing file."""
+        while temp.path is None:  # a rename needs a name
             name = _temp_path(temp.directory)
             try:
                 PosixDisk.link(self, temp, name)
@@ -195,7 +195,7 @@ def _temp_path(directory: str) -> str:
 
 
 def filesystem_type(path: str, mountinfo: str) -> str:
-    """The type of the filesystem that `path` lies on, or would lie on.
+    """Return the type of the filesystem that `path` is or would be on.
 
     Parameters
     ----------
@@ -222,9 +222,9 @@ def filesystem_type(path: str, mountinfo: str) -> str:
 
 
 def is_remote_filesystem(path: str) -> str | None:
-    """The type of the filesystem at `path` if it is a network or FUSE one, as far as is known.
+    """Return the type of the filesystem at `path` if it is known to be a network or FUSE one.
 
-    Only Linux says; elsewhere the answer is None.
+    None otherwise, and always on systems other than Linux.
     """
     if not sys.platform.startswith("linux"):
         return None

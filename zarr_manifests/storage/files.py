@@ -1,10 +1,10 @@
-"""Opening files: regular ones only, never waiting, and through no links that are not allowed.
+"""Opening files: regular ones only, without waiting, and not through forbidden links.
 
-Whoever made a folder may have put a named pipe, a device or a symbolic link where a file should be.
-Opening a pipe would wait for somebody to write to it, a device may never end, and a link may lead
-to any file of the machine. So files are opened here, and looked at before anything is read.
+A folder's owner may have put a named pipe, a device or a symbolic link where a file should be.
+Opening a pipe would wait for a writer, a device may never end, and a link may lead to any file on
+the machine. So files are opened here, and checked before anything is read.
 
-Where a process has no descriptor left, files that are only kept open to save time are closed first.
+If the process has no descriptor left, files that are only kept open to save time are closed first.
 """
 # Paths are plain strings here, since pathlib costs as much as the system calls:
 
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-# A folder that is only passed through need not be readable.
+# A folder on the way need not be readable.
 _FOLDER: Final = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 _SHORT: Final = (errno.EMFILE, errno.ENFILE)
 _HINTS: Final = {
@@ -49,12 +49,12 @@ _given_up: list[Callable[[], None]] = []
 
 
 def give_up_when_short(close: Callable[[], None]) -> None:
-    """Have `close` called when the process has no descriptor left."""
+    """Register `close` to be called when the process has no descriptor left."""
     _given_up.append(close)
 
 
 def with_room[T](call: Callable[[], T]) -> T:
-    """What a call gives that needs a descriptor, tried again once those that can go are closed."""
+    """Return what `call` returns; without a descriptor left, close spare files and call again."""
     try:
         return call()
     except OSError as error:
@@ -73,26 +73,26 @@ def open_regular(
     dir_fd: int | None = None,
     named: str | None = None,
 ) -> int:
-    """Open a regular file; its descriptor.
+    """Open a regular file; return its descriptor.
 
     Parameters
     ----------
     path : str
-        Links in its folders are followed, and the file itself must not be one.
+        Links among its folders are followed; the file itself must not be one.
     flags : int
-        To open it with; for reading, unless others are given.
+        Flags to open it with; by default for reading.
     follow_links : bool
-        Let the file itself be a link.
+        Allow the file itself to be a link.
     dir_fd : int, optional
         The folder that the path is relative to.
     named : str, optional
-        What errors call it, if that is not the path.
+        Its name in errors, by default the path.
 
     Raises
     ------
     OSError
-        With `ELOOP` if it is a symbolic link, `EISDIR` if it is a folder, and `ENXIO` if it is
-        something else that is no regular file.
+        With `ELOOP` for a symbolic link, `EISDIR` for a folder, and `ENXIO` for anything else that
+        is no regular file.
     """
     flags |= os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW)
     try:
@@ -116,10 +116,10 @@ def open_regular(
 
 
 def open_below(root: str, key: str, *, follow_links: bool = False) -> int:
-    """Open the regular file `key` below the folder `root` to read it; its descriptor.
+    """Open the regular file `key` below the folder `root` for reading; return its descriptor.
 
-    The root may be a link, or lie below one. Without `follow_links` every folder below it is opened
-    as what it is, so that a link which is put there meanwhile is refused too.
+    The root may be a link or lie below one. Without `follow_links`, each folder below it is opened
+    separately without following links, so a link put there in the meantime is refused too.
 
     Raises
     ------
@@ -142,12 +142,12 @@ def open_below(root: str, key: str, *, follow_links: bool = False) -> int:
 
 
 def open_inside(root: str, path: str) -> int:
-    """Open the regular file `path` below `root`, wherever links lead as long as that is there.
+    """Open the regular file `path` below `root`, following links that stay below `root`.
 
     Raises
     ------
     OSError
-        With `EXDEV` if it leads out of the root, else as `open_below`.
+        With `EXDEV` if it leads out of the root, else like `open_below`.
     """
     root = os.path.realpath(root, strict=True)
     inside = root.rstrip("/") + "/"
@@ -169,7 +169,7 @@ def _opened_folder(name: str, at: int, path: str) -> int:
 
 
 def check_folders(root: str, key: str) -> None:
-    """See that no folder above the object `key` and below the root is a link.
+    """Check that no folder between the root and the object `key` is a link.
 
     Raises
     ------
@@ -182,13 +182,13 @@ def check_folders(root: str, key: str) -> None:
         try:
             mode = os.lstat(at).st_mode
         except FileNotFoundError:
-            return  # it is going to be made
+            return  # it will be made
         if stat.S_ISLNK(mode):
             raise link_refused(at)
 
 
 def link_refused(path: str) -> OSError:
-    """The error of a symbolic link that is not followed."""
+    """The error for a symbolic link that is not followed."""
     return OSError(errno.ELOOP, f"{path} is a symbolic link")
 
 
@@ -197,6 +197,6 @@ def _odd(path: str) -> OSError:
 
 
 def explained(error: OSError, action: str, path: str) -> str:
-    """What happened and what to do next."""
+    """Describe an error and what to do about it."""
     hint = _HINTS.get(error.errno or 0, "see the error of the system above")
     return f"cannot {action} {path} ({error.strerror or error}): {hint}"

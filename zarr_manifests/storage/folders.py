@@ -1,19 +1,19 @@
-"""The folders that objects lie in: made, brought to the disk, and removed when they are empty.
+"""The folders of objects: made, flushed to the disk, and removed when they are empty.
 
-A name is on the disk only if the names of the folders above it are. That costs an fsync for each of
-them, so a storage remembers which ones it has seen to. Invariants:
+A name is only on the disk if the names of all folders above it are. That costs an fsync per folder,
+so a storage remembers the folders it has flushed. Invariants:
 
-- *Only what is seen to is known*: a folder that is there may have been made by another process a
-  moment ago, whose machine stops before it has brought the folder's name to the disk.
-- *What is known holds for as long as nobody has removed a folder*, which another process may do,
-  and a third one make it again. Whoever removes folders makes the lock file one byte longer first,
-  and holds the lock until they are gone. A writer looks at its length once what it wrote has its
-  name. If that is in a folder made again, the file had grown before; if not, it is in the folder
-  that was known, which is not empty any more, and stays.
-- *Nothing is lost by a removal*: the system removes no folder with anything in it, and a writer
+- *Only flushed folders are known.* A folder that exists may have been made a moment ago by another
+  process that has not flushed its name yet.
+- *Known folders stay known as long as nobody removes folders.* Another process may remove one, and
+  a third may make it again. So whoever removes folders first makes the lock file one byte longer,
+  and holds the lock until they are gone. A writer checks its length after its file has a name. If
+  the folder was made again, the lock file had grown before. If not, the folder is the known one,
+  and it stays, since it is no longer empty.
+- *Nothing is lost by a removal.* The system removes no folder with anything in it, and a writer
   that finds its folder gone makes it again.
-- Some folders are never removed: the one that holds all, those directly below it, hidden ones,
-  and what lies below a folder with a lock file of its own, which is another storage's.
+- Some folders are never removed: the root, those directly below it, hidden ones, and everything
+  below a folder with a lock file of its own, which belongs to another storage.
 """
 # Paths are plain strings here, since pathlib costs as much as the system calls:
 # ruff: noqa: PTH112, PTH116, PTH119, PTH120
@@ -32,30 +32,30 @@ from zarr_manifests.storage.locks import exclusive
 __all__ = ["Folders"]
 
 _A_TURN = 64  # folders removed while others wait
-_STAYS = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT}  # or somebody else has removed it
+_STAYS = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT}  # the last: somebody else has removed it
 
 
 class Folders:
-    """The folders at and below a root, as one storage knows them.
+    """The folders at and below a root, as known to one storage.
 
     Parameters
     ----------
     root : str
-        The absolute path of the folder that holds all.
+        The absolute path of the root folder.
     lock : str
-        The path of its lock file, which is held wherever an object is deleted.
+        The path of its lock file, which is held while objects are deleted.
     disk : PosixDisk
         Makes the system calls that change the disk.
     """
 
     def __init__(self, root: str, lock: str, disk: PosixDisk) -> None:
         self._root, self._lock, self._disk = root, lock, disk
-        # The length of the lock file, and folders whose own name is known to be on the disk.
+        # The length of the lock file, and folders whose own names are known to be on the disk.
         self._known: tuple[int, set[str]] = (0, {"/"})
-        self._made: set[str] = set()  # folders made here whose name may not be
+        self._made: set[str] = set()  # folders made here whose names may not be on the disk
 
     def make(self, folder: str) -> None:
-        """Make the folder, and those above it that are missing."""
+        """Make the folder and missing folders above it."""
         missing = []
         while not os.path.isdir(folder):
             missing.append(folder)
@@ -71,25 +71,25 @@ class Folders:
             self._made.add(folder)
 
     def sync(self, folders: Iterable[str]) -> None:
-        """Bring the names in these folders to the disk, and the folders' own, each once.
+        """Flush the names in these folders, and the folders' own names, each once.
 
-        In each of them lies what the caller has just written or found.
+        Each folder contains a file that the caller has just written or found.
         """
         settled, to_sync = self._settled(), dict.fromkeys(folders)
         unsettled: dict[str, None] = {}
         for folder in tuple(to_sync):
-            # What lies at or below the root is settled only once this storage has seen to it.
+            # A folder at or below the root is known only once this storage has flushed it.
             while (folder not in settled and folder not in unsettled) and (
                 len(folder) >= len(self._root) or folder in self._made
             ):
                 unsettled[folder] = None
                 folder = os.path.dirname(folder)
                 to_sync[folder] = None
-        for folder in sorted(to_sync, reverse=True):  # what is deeper first
+        for folder in sorted(to_sync, reverse=True):  # deepest first
             try:
                 self._disk.fsync_dir(folder)
             except PermissionError:
-                # The folder above the root need not be readable; then the root was not made here.
+                # The folder above the root may be unreadable; then the root was not made here.
                 if len(folder) >= len(self._root) or self._root in self._made:
                     raise
         settled.update(unsettled)
@@ -102,15 +102,15 @@ class Folders:
             removals = 0
         seen, settled = self._known
         if seen != removals:
-            # A new set: what another thread adds to the one of before is not known any more.
+            # A new set: what other threads add to the old one is no longer known.
             settled = {"/"}
             self._known = removals, settled
         return settled
 
     def leftovers(self, before_ms: int) -> tuple[list[str], list[str]]:
-        """Temporary files and empty folders that nobody has changed since then.
+        """Return temporary files and empty folders that have not changed since then.
 
-        Nothing is changed here, and what is found may be another a moment later.
+        Nothing is changed here. The result may be outdated a moment later.
 
         Parameters
         ----------
@@ -120,7 +120,7 @@ class Folders:
         Returns
         -------
         tuple of (list of str, list of str)
-            Paths of files, and of folders that hold at most such files and folders, deeper ones
+            Paths of files, and of folders that have only such files and folders in them, deepest
             first.
         """
         files: list[str] = []
@@ -146,10 +146,10 @@ class Folders:
         return files, empty
 
     def remove(self, folders: Iterable[str]) -> None:
-        """Remove those of them that are empty, the first ones first."""
+        """Remove the empty ones of these folders, in order."""
         for some in batched(folders, _A_TURN):
-            # No object is deleted meanwhile, so nobody who has seen the file grow can have
-            # found a folder with an object in it that is empty now.
+            # No object is deleted while we hold the lock. So nobody who has seen the file grow can
+            # have found an object in a folder that is empty now.
             with exclusive(self._lock):
                 os.truncate(self._lock, os.stat(self._lock).st_size + 1)  # takes no room
                 for folder in some:
@@ -161,6 +161,6 @@ class Folders:
 
 
 def _is_old(path: str, before_ms: int) -> bool:
-    with contextlib.suppress(FileNotFoundError):  # who made it has done with it
+    with contextlib.suppress(FileNotFoundError):  # its writer has just finished
         return os.stat(path).st_mtime_ns // 1_000_000 < before_ms
     return False

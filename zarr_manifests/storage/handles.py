@@ -1,21 +1,20 @@
-"""Files that ranges are read of, kept open for a moment: most reads then are one system call.
+"""Files kept open for a moment, so that most range reads are a single system call.
 
 Invariants:
 
-- Only for ranges, which are asked of objects that are never replaced. What is replaced, the root
-  state, is read whole, and by a file opened for that one read.
-- *An object that was deleted is missing*: at once if this process has deleted it, else at the
-  latest `KEPT_S` after that. Until then its own bytes are read, never another object's.
-- *Bounded*: at most `MOST` files, and a quarter of those that the process may have open. When it
-  may open no more, all of them are closed. The room that a deleted object took on the disk is free
-  when the next file is opened after `KEPT_S`, or when the process ends.
-- A file is closed when nobody reads it any more, not when it is forgotten: a number that is being
-  read from never becomes another file's.
-- Small ranges that follow one another are cut out of what was read ahead, which belongs to the open
-  file, is never more than `AHEAD_BYTES`, and ends with it. As files never change, it is what the
-  disk would say.
-- A forked child closes its copies. Reads say where they begin, so a parent and a child that read
-  the same open file do not move each other.
+- Only used for ranges, which are read from objects that are never replaced. The root, which is
+  replaced, is read whole from a file opened for that one read.
+- *A deleted object is missing*: at once if this process has deleted it, otherwise after `KEPT_S` at
+  the latest. Until then its own bytes are read, never another object's.
+- *Bounded*: at most `MOST` files, and a quarter of those that the process may have open. If the
+  process cannot open any more, all are closed. The disk space of a deleted object is free when the
+  next file is opened after `KEPT_S`, or when the process ends.
+- A file is closed when nobody reads it any more, not when it is dropped from here. So a descriptor
+  never changes its file during a read.
+- Small sequential ranges are served from bytes that were read ahead. These belong to the open file,
+  are at most `AHEAD_BYTES`, and are dropped with it. As files never change, they equal the disk's.
+- A forked child closes its copies. Reads give their own offset, so a parent and a child that read
+  the same open file do not affect each other.
 """
 
 from __future__ import annotations
@@ -49,24 +48,24 @@ MOST: Final = 64
 
 _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # off Linux a read just waits
 _COPIED_BYTES: Final = 16 * 1024
-"""Up to here to read and to copy takes less than to ask first, or a call of the system for each."""
+"""Up to this size, reading and copying is faster than asking first, or a system call for each."""
 _SMALL_BYTES: Final = 64 * 1024
 _NOWHERE: Final = 2**63
 _now_s: Final = SYSTEM.monotonic_s
 
 
 class Handle:
-    """An open file; it is closed with the last reference to this object.
+    """An open file; closed with the last reference to this object.
 
     Attributes
     ----------
     fd : int
-        Its number.
+        Its descriptor.
     until_s : float
-        Until when it is used without being opened anew.
+        Until when it is used without being opened again.
     ahead : tuple of int and bytes
-        Bytes that were read ahead, behind where they begin in the file; empty ones begin where the
-        last read ended.
+        The offset of bytes that were read ahead, and the bytes. If they are empty, the offset is
+        the end of the last read.
     """
 
     __slots__ = ("ahead", "fd", "until_s")
@@ -81,19 +80,19 @@ class Handle:
             close(self.fd)  # type: ignore[operator]
 
 
-_open: dict[str, Handle] = {}  # by path, from the one opened first to the one opened last
+_open: dict[str, Handle] = {}  # by path, oldest first
 _lock = ForkSafeLock()
 os.register_at_fork(after_in_child=_open.clear)
 
 
 def opened(path: str) -> Handle | None:
-    """The file at the path if it was opened a moment ago; keep the object while reading."""
+    """The file at the path if it is open; keep the object while reading."""
     found = _open.get(path)
     return found if found is not None and _now_s() < found.until_s else None
 
 
 def known(path: str, start: int, length: int) -> bytes | None:
-    """The bytes of that range, if they were read ahead of a file that was opened a moment ago."""
+    """The bytes of the range if they were read ahead of an open file."""
     handle = opened(path)
     if handle is not None:
         at, ahead = handle.ahead
@@ -103,7 +102,7 @@ def known(path: str, start: int, length: int) -> bytes | None:
 
 
 def handle_of(path: str, open_it: Callable[[], int]) -> Handle:
-    """The file at the path, opened now or a moment ago; keep the object while reading.
+    """The file at the path, opened if it is not open yet; keep the object while reading.
 
     Raises
     ------
@@ -113,7 +112,7 @@ def handle_of(path: str, open_it: Callable[[], int]) -> Handle:
     found = opened(path)
     if found is not None:
         return found
-    _drop(_most() - 1)  # first: the process may have no descriptor left
+    _drop(_most() - 1)  # before opening: the process may have no descriptor left
     new = Handle(open_it())
     with _lock:
         _open.pop(path, None)
@@ -123,7 +122,7 @@ def handle_of(path: str, open_it: Callable[[], int]) -> Handle:
 
 
 def _drop(most: int) -> None:
-    """Forget what is overdue, and what was opened first of more than so many."""
+    """Drop files that are overdue, and the oldest ones beyond `most`."""
     with _lock:
         now_s = _now_s()
         while _open:
@@ -134,7 +133,7 @@ def _drop(most: int) -> None:
 
 
 def _most() -> int:
-    """How many files are kept open: what else the process opens needs room as well."""
+    """How many files are kept open, leaving descriptors for the rest of the process."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MOST if allowed == resource.RLIM_INFINITY else max(1, min(MOST, allowed // 4))
 
@@ -148,10 +147,10 @@ give_up_when_short(_give_up)
 
 
 def ahead_of(handle: Handle, start: int, length: int) -> int:
-    """How many bytes to read for a range: more where it goes on from the ones before it.
+    """How many bytes to read for a range: more if it continues the ranges before it.
 
-    Threads that share the ranges of a file among them ask for them in nearly that order: one that
-    lags behind a little changes nothing.
+    Threads that share the ranges of a file read them in nearly that order. A thread that lags a
+    little behind does not stop reading ahead.
     """
     at, data = handle.ahead
     if length > _COPIED_BYTES:
@@ -164,13 +163,13 @@ def ahead_of(handle: Handle, start: int, length: int) -> int:
 
 
 def at_hand(handle: Handle, start: int, length: int) -> bytes | None:
-    """The bytes of a small range, if they can be had without waiting for the disk."""
+    """The bytes of a small range if they are available without waiting for the disk."""
     if _NOWAIT is None or length > _COPIED_BYTES:
         return None
     data = bytearray(ahead_of(handle, start, length))
     try:
         count = os.preadv(handle.fd, [data], start, _NOWAIT)
-    except OSError:  # the read itself will say; or this filesystem cannot tell
+    except OSError:  # unsupported by the filesystem, or the read itself will raise it
         return None
     if count < length:
         return None
@@ -180,9 +179,9 @@ def at_hand(handle: Handle, start: int, length: int) -> bytes | None:
 
 
 def would_block(handle: Handle, start: int, length: int) -> bool:
-    """Whether a read of that range has to wait for the disk, as far as can be told.
+    """Whether reading the range has to wait for the disk, as far as can be determined.
 
-    Looked at are its first and its last byte: the system reads many pages at once.
+    Only its first and last byte are checked, since the system reads many pages at once.
     """
     if _NOWAIT is None:
         return False
@@ -192,12 +191,12 @@ def would_block(handle: Handle, start: int, length: int) -> bool:
             os.preadv(handle.fd, [bytearray(1)], at, _NOWAIT)
     except BlockingIOError:
         return True
-    except OSError:  # the read itself will say; or this filesystem cannot tell
+    except OSError:  # unsupported by the filesystem, or the read itself will raise it
         return False
     return False
 
 
 def forget(path: str) -> None:
-    """Open the file at the path anew next time: it was deleted or replaced."""
+    """Open the file at the path again next time, since it was deleted or replaced."""
     with _lock:
         _open.pop(path, None)

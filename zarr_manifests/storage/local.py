@@ -2,28 +2,27 @@
 
 How each promise is kept:
 
-- *Whole or absent*: bytes go to a temporary file first, which gets its name when it is written.
-- *One winner of `create`*: the name is given by `link`, which fails if it is taken.
+- *Whole or absent*: bytes go to a temporary file, which gets its name when it is complete.
+- *One winner of `create`*: `link` gives the name, and fails if it is taken.
 - *One winner of `cas`*: the swap compares and renames while it holds `flock` on `.lock`, a file
-  that is never unlinked. `put` and `delete_many` take the same lock for their one call, so no
-  swap can miss them. The lock ends with the process that holds it.
-- *Durable*: the file is fsynced before it gets its name, and after that its folder, and each
-  folder above whose own name is not known to be on the disk yet, before the call returns. A
-  `create` that finds the object there makes it durable too, since its caller may rely on it.
-  An fsync that fails is never made good by a later one of the same file: the system drops the
-  pages that it could not write, and then has nothing left to fail on.
-  What is large and is left for a later `sync` is given to the system to write at once, so that
-  the fsync waits less; that promises nothing.
-- The token of a version is a digest of its bytes. Bytes that return are the same version again,
-  so whoever swaps puts something unique into what it writes.
+  that is never unlinked. `put` and `delete_many` hold the same lock, so no swap can miss them. The
+  lock ends with the process that holds it.
+- *Durable*: before the call returns, the file is fsynced, then gets its name, and then its folder
+  is fsynced, and each folder above whose name is not known to be on the disk. A `create` that finds
+  the object makes it durable too, since its caller may rely on it. If an fsync fails, a later one
+  of the same file proves nothing: the system drops pages that it could not write, and then reports
+  no error. Large files that are left for a later `sync` are handed to the system to write at once.
+  That shortens the fsync and promises nothing.
+- The token of a version is a digest of its bytes. The same bytes are the same version, so a caller
+  of `cas` has to write something unique.
 
-Folders are made when they are missing, and removed when they are empty (see `folders`). Ranges
-are read of files that stay open for a moment (see `handles`).
+Missing folders are made, and empty ones removed (see `folders`). Files from which ranges are read
+stay open for a moment (see `handles`).
 
 Files that no key can name, such as the lock and temporary files, do not exist for a reader.
 
-Objects are regular files, and unless `follow_links` is given neither they nor the folders below the
-root are symbolic links. A read is refused also if a link is put there at that moment; a write looks
+Objects are regular files. Without `follow_links`, neither they nor the folders below the root may
+be symbolic links. A read is refused even if a link is put there at that moment; a write checks
 before it begins.
 """
 # Paths are plain strings here, since pathlib costs as much as the system calls:
@@ -87,33 +86,33 @@ __all__ = ["LocalStorage"]
 _CAPABILITIES = Capabilities(inline=True, durable=True, shared=True, turns=True)
 _LOCK_NAME = ".lock"
 _RESERVE_NAME = ".reserve"
-# What is not durable yet is going to be: from here on it pays to begin at once.
+# What will be synced later; from this size on it pays to begin writing at once.
 _BEGUN_BYTES = 128 * 1024
-# Up to here a read allocates what it was asked for, beyond it looks at the size first.
+# Up to this size a read allocates what was asked for; beyond it checks the file's size first.
 _UNCHECKED_READ_BYTES = 256 * 1024
 
 
 class LocalStorage:
-    """Storage in a folder of a local disk.
+    """Storage in a local folder.
 
-    Nothing is made on the disk before the first write.
+    Nothing is written to the disk before the first write.
 
     Parameters
     ----------
     path : str or os.PathLike
-        The folder; `~` is expanded, and a relative path is taken from where the process is now.
+        The folder; `~` is expanded. A relative path is resolved now, against the working directory.
     force : bool
-        Write to network and FUSE filesystems too. Their locks and renames are often not safe
-        between machines: only with one writer at a time.
+        Also write to network and FUSE filesystems. Their locks and renames are often not safe
+        between machines: use it only with a single writer at a time.
     follow_links : bool
-        Take symbolic links below the folder for what they lead to. Links above it always are.
+        Follow symbolic links below the folder. Links above it are always followed.
     disk : PosixDisk, optional
         Makes the system calls that change the disk.
 
     Raises
     ------
     InvalidArgumentError
-        If the path is empty, or has a character that no path can have.
+        If the path is empty or contains an invalid character.
 
     Examples
     --------
@@ -140,7 +139,7 @@ class LocalStorage:
         self._prefix = self._path.rstrip("/") + "/"
         self._force = force
         self._follow = follow_links
-        # What one storage may read is not at hand for another that may not.
+        # What one storage may read must not be served to another that may not.
         self._at_hand = self._prefix + ("/" if follow_links else "")
         self._disk = disk or PosixDisk()
         self._writable = False
@@ -175,14 +174,14 @@ class LocalStorage:
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         if length is not None:
             handle = opened(self._at_hand + key)
-            if handle is not None:  # as `known`, whose call takes 2 % of a small read
+            if handle is not None:  # like `known`, whose call would cost 2 % of a small read
                 at, data = handle.ahead
                 if 0 <= start - at <= len(data) - length <= len(data):
                     return data[start - at : start - at + length]
         check_range(start, length)
         try:
             if length is not None:
-                handle = self._handle(key)  # kept for as long as its number is read from
+                handle = self._handle(key)  # a reference keeps the descriptor open during the read
                 most = ahead_of(handle, start, length)
                 data = _read(handle.fd, start, most)
                 if most > length:
@@ -198,7 +197,7 @@ class LocalStorage:
             raise self._read_error(error, key) from error
 
     def _handle(self, key: str) -> Handle:
-        # Only what is a key's is ever opened, so what is open needs no second check.
+        # Only files of valid keys are ever opened, so an open file needs no second check.
         path = self._at_hand + key
         return opened(path) or handle_of(path, lambda: self._open(check_key(key)))
 
@@ -224,7 +223,7 @@ class LocalStorage:
 
     def get_tagged(self, key: str) -> Tagged:
         try:
-            fd = self._open(check_key(key))  # never one that was opened before
+            fd = self._open(check_key(key))  # always newly opened
             try:
                 data = _read(fd, 0, MAX_TAGGED_BYTES + 1)
             finally:
@@ -256,16 +255,16 @@ class LocalStorage:
             return None
         except NotADirectoryError as error:
             raise InvalidArgumentError(
-                f"objects cannot lie in {self._path}, since {self._not_a_folder()} is a file and "
-                "no folder: choose another path, or move the file away"
+                f"objects cannot be stored in {self._path}: {self._not_a_folder()} is a file, not "
+                "a folder: choose another path, or move the file away"
             ) from error
         except OSError as error:
             raise StorageError(explained(error, "read", self._path)) from error
-        # Hidden files are the system's or this storage's own.
+        # Hidden files belong to the system or to this storage.
         return next((n for n in names if not n.startswith(".") and not is_key(n)), None)
 
     async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        # Here if the system has the bytes at hand, since a thread takes ten times as long.
+        # Without a thread, which takes ten times as long, if the system has the bytes in memory.
         if length:
             ahead = known(self._at_hand + key, start, length)
             if ahead is not None:
@@ -316,14 +315,14 @@ class LocalStorage:
             check_key(then_create[0])
         with self._writing(key):
             if self._token_at(key) != token:
-                return None  # lost before anything was written
+                return None  # refused before anything was written
             with (
                 self._temp(path, data, durable=True) as temp,
                 exclusive(self._prefix + _LOCK_NAME),
             ):
                 if not self._swap(temp, key, token):
                     return None
-                # What follows a swap must not reach the disk before it.
+                # A later object must not reach the disk before the swap it depends on.
                 self._folders.sync([os.path.dirname(path)])
                 if then_create is not None:
                     self._create_after(*then_create)
@@ -343,18 +342,18 @@ class LocalStorage:
                 self._forget(key)
 
     def turn(self, name: str) -> Turn:
-        """A turn, which is a lock file or two of its own; see `TakesTurns`."""
+        """A turn, made of one or two lock files; see `TakesTurns`."""
         if not (name.isascii() and name.isalpha()):
             raise InvalidArgumentError(f"{name!r} names no turn; names are letters")
         with self._writing(name):
-            self._folders.make(self._path)  # the turn may come before the first object
+            self._folders.make(self._path)  # the turn may be taken before the first object
             return FileTurn(f"{self._prefix}{_LOCK_NAME}-{name}")
 
     def remove_temporary(self, before_ms: int) -> int:
-        """Remove files of killed writers, and empty folders, that nobody has changed since then.
+        """Remove temporary files of killed writers, and empty folders, unchanged since then.
 
-        The folder itself and those directly below it stay. A writer may be writing to a folder
-        at this very moment: then it makes the folder again.
+        The folder itself and those directly below it stay. A writer whose folder is removed at that
+        moment makes it again.
 
         Parameters
         ----------
@@ -364,13 +363,13 @@ class LocalStorage:
         Returns
         -------
         int
-            How many files were removed.
+            The number of files removed.
         """
         count = 0
         with self._translated(self._path):
             files, folders = self._folders.leftovers(before_ms)
             for path in files:
-                with contextlib.suppress(FileNotFoundError):  # its writer has done it
+                with contextlib.suppress(FileNotFoundError):  # its writer has finished
                     self._disk.unlink(path)
                     count += 1
             self._folders.remove(folders)
@@ -392,10 +391,10 @@ class LocalStorage:
     async def create_async(self, key: str, data: bytes, *, durable: bool = True) -> bool:
         return self.create(key, data, durable=durable)
 
-    # --- how ---------------------------------------------------------------------------------
+    # --- internals ---------------------------------------------------------------------------
 
     def _create(self, key: str, data: bytes | memoryview, durable: bool) -> bool:
-        """Write and link; the name itself is not brought to the disk."""
+        """Write and link the file; its name is not flushed to the disk."""
         path = self._prefix + key
         if self._is_there(path):
             return False
@@ -407,8 +406,8 @@ class LocalStorage:
         return True
 
     def _create_after(self, key: str, data: bytes) -> None:
-        # fsynced before it has a name, so whole or absent whatever happens. The swap it follows
-        # has succeeded, and a failure here is not the swap's.
+        # fsynced before it has a name, so it is whole or absent in any case. The swap before it has
+        # succeeded, and is not affected by a failure here.
         with contextlib.suppress(StorageError), self._writing(key):
             self._create(key, data, durable=True)
 
@@ -418,7 +417,7 @@ class LocalStorage:
         except FileNotFoundError:
             return False
         if not stat.S_ISREG(mode):
-            os.close(open_regular(path, follow_links=self._follow))  # raises what it is
+            os.close(open_regular(path, follow_links=self._follow))  # raises if it is no object
         return True
 
     def _swap(self, temp: Temp, key: str, token: Token | None) -> bool:
@@ -447,7 +446,7 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def _temp(self, path: str, data: bytes | memoryview, durable: bool) -> Iterator[Temp]:
-        """A written temporary file beside `path`, gone in the end if it was not renamed."""
+        """A written temporary file beside `path`, removed at the end unless it was renamed."""
         folder = os.path.dirname(path)
         try:
             temp = self._disk.open_temp(folder)
@@ -467,7 +466,7 @@ class LocalStorage:
                 self._disk.unlink(temp.path)
 
     def _name(self, give: Callable[[Temp, str], None], temp: Temp, path: str) -> None:
-        """Give the file its name, though its folder was removed since the file was opened."""
+        """Give the file its name, even if its folder was removed since the file was opened."""
         try:
             give(temp, path)
         except FileNotFoundError:
@@ -475,12 +474,12 @@ class LocalStorage:
             give(temp, path)
 
     def _sync_file(self, key: str) -> None:
-        """Bring the bytes of a file that has a name to the disk, unless that failed before."""
+        """Flush the bytes of a named file to the disk; raise if that has failed before."""
         path, fd = self._prefix + key, self._open(key)
         try:
             if path in self._lost and self._lost[path] == _identity(fd):
                 raise StorageError(
-                    f"{path} could not be brought to the disk, and its bytes may be lost whatever "
+                    f"{path} could not be written to the disk, and its bytes may be lost whatever "
                     "a later attempt says: its chunk must be written again, or the changes made "
                     "again in a new session"
                 )
@@ -506,7 +505,7 @@ class LocalStorage:
             elif key.startswith(prefix) and key > after and is_key(key):
                 try:
                     found = entry.stat()
-                except FileNotFoundError:  # deleted since
+                except FileNotFoundError:  # deleted in the meantime
                     continue
                 except OSError as error:
                     raise self._read_error(error, key) from error
@@ -517,7 +516,7 @@ class LocalStorage:
         try:
             if not self._follow:
                 check_folders(self._path, folder)
-            # In key order a folder stands where its name with the slash does.
+            # In key order, a folder sorts by its name with a slash.
             with with_room(lambda: os.scandir(self._prefix + folder)) as entries:
                 return sorted(
                     (entry.name + "/" if entry.is_dir() else entry.name, entry)
@@ -567,12 +566,12 @@ class LocalStorage:
     def _read_error(self, error: OSError, key: str) -> StorageError:
         if isinstance(error, FileNotFoundError | NotADirectoryError):
             file = self._not_a_folder() if isinstance(error, NotADirectoryError) else None
-            why = "" if file is None else f", since {file} is a file and no folder"
+            why = "" if file is None else f": {file} is a file, not a folder"
             return ObjectNotFoundError(f"there is no object {key!r} in {self._path}{why}")
         return StorageError(explained(error, "read", self._prefix + key))
 
     def _not_a_folder(self) -> str | None:
-        """What lies at the path, or is to lie above it, and is none."""
+        """The file in place of the folder, or of a folder above it; None if there is none."""
         place = self._path
         while not os.path.lexists(place):
             place = os.path.dirname(place)
@@ -586,7 +585,7 @@ def _reopen(
 
 
 def _is_encodable(path: str) -> bool:
-    """Whether the system can be given the path: not so a lone surrogate that it never gave."""
+    """Whether the path can be encoded for the system; lone surrogates from elsewhere cannot."""
     try:
         os.fsencode(path)
     except UnicodeEncodeError:
@@ -595,7 +594,7 @@ def _is_encodable(path: str) -> bool:
 
 
 def _identity(fd: int) -> tuple[int, int]:
-    """What tells a file from one that later takes its name."""
+    """What distinguishes a file from a later file of the same name."""
     found = os.fstat(fd)
     return found.st_dev, found.st_ino
 
@@ -605,7 +604,7 @@ def _token(data: bytes) -> Token:
 
 
 def _read(fd: int, start: int, length: int | None) -> bytes:
-    """At most `length` bytes from `start` on; fewer only where the file ends."""
+    """Read up to `length` bytes from `start` on; fewer only at the end of the file."""
     if length is None or length > _UNCHECKED_READ_BYTES:
         rest = max(os.fstat(fd).st_size - start, 0)
         length = rest if length is None else min(rest, length)

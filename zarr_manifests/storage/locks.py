@@ -1,8 +1,8 @@
-"""Lock files, held against other threads and other processes.
+"""Lock files, exclusive among threads and processes.
 
-Invariants: a lock ends with the process that holds it, whatever becomes of that process, and with
-the block that holds it, wherever an interrupt comes; a forked child holds none of its parent's; the
-files stay where they are, since a lock on a file that has lost its name excludes nobody.
+Invariants: a lock ends with its process, however that ends, and with the block that holds it, even
+if it is interrupted; a forked child holds none of its parent's locks; lock files are never removed,
+since a lock on a file without a name excludes nobody.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from zarr_manifests.storage.files import explained, open_regular
 
 __all__ = ["FileTurn", "LockFile", "exclusive"]
 
-# A forked child shares its parent's open files, and a lock lasts until the last of them is
-# closed: a child that outlives a killed parent would keep it. So a child closes them (and does
-# not unlock, which would unlock the parent's). No fork may come between the opening of a file
-# and its entry here. An interrupt may come between any two steps, so nothing but those who hold a
-# lock keeps its file, which is closed with the last of them.
+# A forked child shares its parent's open files, and a lock lasts until the last copy is closed: a
+# child that outlives a killed parent would keep it. So a child closes the files. (It does not
+# unlock them, which would unlock the parent's.) No fork may come between the opening of a file and
+# its entry here. An interrupt may come between any two steps. So only the holder of a lock refers
+# to its file, which is closed with the last reference.
 _held: set[weakref.ref[FileIO]] = set()
 _fork_guard = threading.RLock()
 
@@ -47,7 +47,7 @@ os.register_at_fork(
 
 @contextlib.contextmanager
 def exclusive(path: str) -> Iterator[None]:
-    """Hold the lock file at `path`, as soon as nobody else does."""
+    """Wait for the lock file at `path` and hold it for the block."""
     file = _opened(path)
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -57,12 +57,12 @@ def exclusive(path: str) -> Iterator[None]:
 
 
 class LockFile:
-    """A lock file that is asked for again and again until it is free, without waiting for it.
+    """A lock file that is polled instead of waited for.
 
     Raises
     ------
     OSError
-        If there can be no such file.
+        If the file cannot be made.
     """
 
     __slots__ = ("_file", "_path")
@@ -71,12 +71,12 @@ class LockFile:
         self._path, self._file = path, _opened(path)
 
     def take(self) -> bool:
-        """Hold it, unless somebody else does; whether it is held.
+        """Try to take the lock; return whether it is held.
 
         Raises
         ------
         StorageError
-            If the system refuses.
+            If the system refuses the lock.
         """
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -87,20 +87,20 @@ class LockFile:
         return True
 
     def end(self) -> None:
-        """Hold it and ask for it no more."""
+        """Release the lock, or stop asking for it."""
         _close(self._file)
 
 
 class FileTurn:
-    """A turn at what the lock file at `path` stands for.
+    """A turn, represented by the lock file at `path`.
 
-    Who has asked in vain tries to be next, by a lock file beside it, which one of those who wait
-    can be. So one asks often, and the turn is taken at once when it ends; the others need not.
+    Of those that wait, one becomes the next by taking a second lock file. It polls often, so that
+    the turn passes quickly; the others poll rarely.
 
     Raises
     ------
     OSError
-        If there can be no such file.
+        If the file cannot be made.
     """
 
     __slots__ = ("_lock", "_next", "_path", "is_next")
@@ -112,20 +112,20 @@ class FileTurn:
         self.is_next = False
 
     def take(self) -> bool:
-        """Have it, unless somebody else does; whether it is had."""
+        """Try to take the turn; return whether it is held."""
         if self._lock.take():
             self._leave_line()
             return True
         if self.is_next:
             return False
-        with contextlib.suppress(OSError):  # who cannot be next asks all the same, if not often
+        with contextlib.suppress(OSError):  # without being next, it polls rarely
             if self._next is None:
                 self._next = LockFile(f"{self._path}-next")
             self.is_next = self._next.take()
         return False
 
     def end(self) -> None:
-        """Have it and wait for it no more."""
+        """Release the turn, or stop waiting for it."""
         self._leave_line()
         self._lock.end()
 
@@ -149,7 +149,7 @@ def _open(path: str, flags: int) -> int:
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        # Of no storage, whatever it may follow: a lock lies where the objects do.
+        # Refused whatever the storage follows: a lock must be in the folder of the objects.
         raise OSError(errno.ENXIO, f"the lock file {path} is a symbolic link") from error
 
 
@@ -158,7 +158,7 @@ def _close(file: FileIO) -> None:
         with _fork_guard:
             if not file.closed:  # as a forked child has
                 with contextlib.suppress(OSError):
-                    fcntl.flock(file, fcntl.LOCK_UN)  # now, should a child still have the file open
+                    fcntl.flock(file, fcntl.LOCK_UN)  # at once, even if a child has the file open
                 file.close()
     finally:
         file.close()

@@ -1,14 +1,14 @@
-"""Objects in a dict of this process.
+"""Objects in memory, in a dict of this process.
 
 Invariants:
 
-- All stores of one name share one dict, for as long as the process lives.
-- Every change is made under one lock of the module, held only for dictionary operations and
-  across a fork, so that a forked child finds it free and its copy of the objects whole.
+- All stores with the same name share one dict, as long as the process lives.
+- Every change is made under one lock of the module. It is held only for dictionary operations and
+  during a fork, so that a forked child finds it free and its copy of the objects consistent.
 - Tokens come from one counter, so an object that is deleted and made again gets a new one.
-- A pickle carries the name and the process it was made in. It is usable there and nowhere else:
-  another process has other objects, or none, under that name. Elsewhere every operation fails,
-  and not the unpickling, since a worker that cannot unpickle a task has nobody to tell.
+- A pickle contains the name and the process it was made in, and works only there: another process
+  has other objects, or none, under that name. Elsewhere every operation fails. Unpickling itself
+  does not fail, since a worker that cannot unpickle a task cannot report the error.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ _CAPABILITIES = Capabilities(inline=True, durable=False, shared=False)
 class MemoryStorage:
     """Storage in the memory of this process.
 
-    A forked child works on a copy of its own: what it writes is not seen by its parent.
+    A forked child works on its own copy; its parent does not see its writes.
 
     Parameters
     ----------
     name : str, optional
-        Stores of the same name share their objects. Without one the store is on its own and
+        Stores of the same name share their objects. A store without a name shares nothing and
         cannot be pickled.
 
     Raises

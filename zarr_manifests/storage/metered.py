@@ -1,7 +1,7 @@
-"""A storage whose calls are counted, at the cost of a method call and a free lock.
+"""A storage that counts its calls, at the cost of a method call and an uncontended lock.
 
-Invariant: it behaves in every respect as what it wraps. It does not travel: its pickle is that of
-the storage it wraps, and whoever opens that in another process counts for that process.
+Invariant: it behaves like the storage it wraps. Its pickle is that of the wrapped storage, so
+another process does its own counting.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = ["MeteredStorage", "meter_of", "metered", "unmetered"]
 
 
 class MeteredStorage:
-    """Passes every call on to `storage` and counts it in `meter`.
+    """Passes every call to `storage` and counts it in `meter`.
 
-    `sync` is no request: it has no counterpart where objects are durable once written.
+    `sync` is not counted: where written objects are durable, it needs no request.
     """
 
     __slots__ = ("meter", "storage")
@@ -158,17 +158,17 @@ class MeteredStorage:
 
 
 def metered(storage: Storage, meter: Meter | None = None) -> MeteredStorage:
-    """The storage with its calls counted; one that counts already stays as it is."""
+    """The storage with its calls counted; unchanged if they are counted already."""
     if isinstance(storage, MeteredStorage) and meter in (None, storage.meter):
         return storage
     return MeteredStorage(unmetered(storage), meter or Meter())
 
 
 def unmetered(storage: Storage) -> Storage:
-    """The storage itself."""
+    """The storage without the wrapper that counts its calls."""
     return storage.storage if isinstance(storage, MeteredStorage) else storage
 
 
 def meter_of(storage: ReadableStorage) -> Meter:
-    """What counts the storage's calls; one of its own if nothing does."""
+    """The meter of the storage, or a new one if its calls are not counted."""
     return storage.meter if isinstance(storage, MeteredStorage) else Meter()

@@ -1,17 +1,17 @@
-"""The clients of object stores, which are obstore's, and the processes they live in.
+"""Clients of object stores, made by obstore, per process.
 
 Invariants:
 
-- Nothing of obstore is imported before the first call to an object store.
-- *A forked child has a client of its own.* obstore's threads do not exist in a child, and what
-  asks for them waits for ever. Its library is therefore loaded a second time in the child, from a
-  copy, so that nothing of the parent's is shared.
-- *The interpreter does not end amid a call*: at exit, calls under way are waited for, `_EXIT_S`
-  at most. A thread of the library that comes back to an interpreter that has gone can crash.
-- *Every call ends*: what cannot be reached fails after some seconds, what does not answer after
-  two minutes; bodies of many bytes are given longer.
-- Only the store's own host is asked, see `object_redirects`, unless redirects are allowed.
-- Credentials are the client's to find, in the environment or from the machine. They are in no
+- obstore is not imported before the first call to an object store.
+- *A forked child has its own client.* obstore's threads do not exist in a child, and a call to them
+  would wait forever. So the child loads the library a second time, from a copy, and shares nothing
+  with its parent.
+- *The interpreter does not end during a call*: at exit it waits for running calls, at most
+  `_EXIT_S`. A thread of the library that returns to an interpreter that is gone can crash.
+- *Every call ends*: an unreachable store fails after some seconds, a store that does not answer
+  after two minutes; large bodies get more time.
+- Only the store's own host is contacted (see `object_redirects`), unless redirects are allowed.
+- The client finds credentials itself, in the environment or from the machine. They are in no
   option, and so in no pickle.
 """
 
@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 LARGE_BYTES: Final = 8 * 1024 * 1024
-"""Bodies beyond this are given longer."""
+"""Bodies larger than this get more time."""
 
 _EXIT_S: Final = 30.0
 _SETTLE_S: Final = 0.2
@@ -62,18 +62,18 @@ _ENDPOINT_VARIABLES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long is waited for a store, and how often and how soon it is asked again.
+    """Timeouts and retries of an object store.
 
     Parameters
     ----------
     connect_s, request_s, large_request_s : float
-        For a connection, for an answer, and for one with a large body.
+        Timeouts of a connection, of an answer, and of one with a large body.
     tries : int
-        Further tries at most.
+        The largest number of retries.
     tries_s : float
-        The time after which there are none.
+        The time after which there are no more retries.
     first_wait_s, longest_wait_s : float
-        Before the first further try, then twice as long each time.
+        The wait before the first retry, doubled each time, and its limit.
     """
 
     connect_s: float = 5.0
@@ -85,12 +85,12 @@ class Patience:
     longest_wait_s: float = 2.0
 
     def wait_s(self, attempt: int) -> float:
-        """How long to wait at most after that try, counted from 0."""
+        """The longest wait after that try, counted from 0."""
         return min(self.longest_wait_s, self.first_wait_s * 2.0**attempt)
 
     @property
     def retry_config(self) -> dict[str, Any]:
-        """The same, in the words of the client."""
+        """The same, as options of the client."""
         return {
             "max_retries": self.tries,
             "retry_timeout": timedelta(seconds=self.tries_s),
@@ -107,7 +107,7 @@ PATIENCE = Patience()
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """obstore, as this process has it."""
+    """obstore, as loaded in this process."""
 
     obstore: Any
     stores: Any
@@ -116,7 +116,7 @@ class Library:
 
 @dataclass(slots=True)
 class _Here:
-    """What this process has."""
+    """State of this process."""
 
     library: Library | None = None
     generation: int = 0
@@ -132,24 +132,24 @@ def _forget() -> None:
     _HERE.library = None
     _HERE.generation += 1
     _HERE.inherited = _HERE.inherited or f"{_NAME}._obstore" in sys.modules
-    _HERE.calls = set()  # they are the parent's
+    _HERE.calls = set()  # they belong to the parent
 
 
 os.register_at_fork(after_in_child=_forget)
 
 
 def generation() -> int:
-    """A number that changes in a forked child, where clients must be made anew."""
+    """A number that changes in a forked child, which needs new clients."""
     return _HERE.generation
 
 
 def check_installed(scheme: str) -> None:
-    """Refuse a URL of an object store if the package that speaks with it is not there.
+    """Refuse a URL of an object store if the package for it is not installed.
 
     Raises
     ------
     UnsupportedStorageError
-        If it is not.
+        If it is not installed.
     """
     if importlib.util.find_spec(_NAME) is None:
         raise UnsupportedStorageError(
@@ -158,7 +158,7 @@ def check_installed(scheme: str) -> None:
 
 
 def library() -> Library:
-    """The library for this process; loaded if that is due."""
+    """The library for this process, loaded on first use."""
     found = _HERE.library
     if found is None:
         with _LOCK:
@@ -177,7 +177,7 @@ def _load() -> Library:
 
 @contextlib.contextmanager
 def _copied() -> Iterator[None]:
-    """Import from a copy of the library, and leave the modules of others as they are."""
+    """Import from a copy of the library, leaving other modules as they are."""
     kept = {name: mod for name, mod in sys.modules.items() if name.partition(".")[0] == _NAME}
     inner = f"{_NAME}._obstore"
     source = kept[inner].__file__
@@ -198,8 +198,8 @@ def _copied() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _copy_of(source: str) -> Iterator[str]:
-    """A copy that has a name of its own for as long as the block lasts."""
-    if sys.platform == "linux":  # folders for temporary files may be closed to programs
+    """A copy of the file, whose name is valid for the block."""
+    if sys.platform == "linux":  # folders for temporary files may forbid execution
         fd = os.memfd_create(_NAME)
         try:
             with Path(source).open("rb") as original, open(fd, "wb", closefd=False) as copy:
@@ -213,7 +213,7 @@ def _copy_of(source: str) -> Iterator[str]:
 
 
 class _Finder:
-    """Finds one module in a file of another name."""
+    """Finds one module in a file with another name."""
 
     def __init__(self, name: str, path: str) -> None:
         self._name, self._path = name, path
@@ -225,12 +225,12 @@ class _Finder:
         return importlib.util.spec_from_file_location(name, self._path, loader=loader)
 
 
-# --- calls under way -------------------------------------------------------------------------
+# --- running calls ---------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def calling() -> Iterator[None]:
-    """A call is under way until the block is left."""
+    """Register a running call for the block."""
     calls, call = _HERE.calls, object()
     calls.add(call)
     try:
@@ -245,7 +245,7 @@ def _wait_for_calls() -> None:
     until_s = SYSTEM.monotonic_s() + _EXIT_S
     while _HERE.calls and SYSTEM.monotonic_s() < until_s:
         SYSTEM.sleep(0.005)
-    # The library's thread still lets go of what it has handed over, for which it needs Python.
+    # The library's thread still has to release objects, for which it needs Python.
     SYSTEM.sleep(_SETTLE_S)
 
 
@@ -257,7 +257,7 @@ atexit.register(_wait_for_calls)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an object store is, and how it is spoken with; no secrets.
+    """Where an object store is, and how to connect to it; without secrets.
 
     Parameters
     ----------
@@ -266,9 +266,9 @@ class Place:
     bucket : str
         The bucket or container; the whole URL for `"http"`.
     prefix : str
-        Where in it, without slashes at its ends; may be empty.
+        The prefix, without slashes at its ends; may be empty.
     options : tuple of (str, value)
-        As given.
+        The options as given.
     """
 
     kind: str
@@ -277,7 +277,7 @@ class Place:
     options: tuple[tuple[str, str | bool], ...] = ()
 
     def endpoint(self) -> str | None:
-        """The endpoint given, here or in the environment now; None for the provider's own."""
+        """The endpoint, from the options or the environment; None for the provider's own."""
         given = dict(self.options).get("endpoint")
         names = _ENDPOINT_VARIABLES.get(self.kind, ())
         return (
@@ -285,12 +285,12 @@ class Place:
         )
 
     def client(self, endpoint: str | None, *, large: bool) -> Any:
-        """A client of this process; for large bodies one that waits longer.
+        """A client of this process; with `large`, one with longer timeouts.
 
         Raises
         ------
         InvalidArgumentError
-            If the endpoint is not one.
+            If the endpoint is invalid.
         """
         stores, options = library().stores, dict(self.options)
         request_s = PATIENCE.large_request_s if large else PATIENCE.request_s
@@ -315,7 +315,7 @@ class Place:
             config["skip_signature"] = True
         if endpoint is not None:
             config["base_url" if self.kind == "gs" else "endpoint"] = endpoint
-            if self.kind == "s3":  # the variable of this name would come first
+            if self.kind == "s3":  # else the environment variable would take precedence
                 config["aws_endpoint_url_s3"] = endpoint
         if self.kind == "gs":
             return stores.GCSStore(self.bucket, config=config, **settings)
@@ -344,7 +344,7 @@ class Place:
 
 
 def _s3_config(options: Mapping[str, str | bool]) -> dict[str, Any]:
-    config: dict[str, Any] = {"conditional_put": "etag"}  # whatever the environment says
+    config: dict[str, Any] = {"conditional_put": "etag"}  # regardless of the environment
     if "region" in options:
         config["region"] = options["region"]
     if "virtual_hosted" in options:

@@ -1,8 +1,8 @@
-"""What an object store's client says went wrong, as an error of this package.
+"""Errors of an object store's client, translated to errors of this package.
 
-Invariant: nothing of the client's own words is passed on. They hold addresses, with signed queries
-among them, and whatever the server has sent, which may be what it was sent: keys and tokens. What
-is passed on is the kind of the failure, the status, and the server's code if it is a known one.
+Invariant: no text of the client is passed on. It contains addresses, some with signed queries, and
+whatever the server sent, which may repeat keys and tokens. Only the kind of the failure, the
+status, and a known error code are passed on.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ _NO_ANSWER: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The kind of a failure, without the words of the client or the server.
+    """The kind of a failure, without any text of the client or the server.
 
     Parameters
     ----------
@@ -108,9 +108,9 @@ class Failure:
     status : int, optional
         The status of the answer, if there was one.
     code : str, optional
-        The code in the answer, if it is one of those known here.
+        The error code in the answer, if it is a known one.
     host : str
-        Where a redirect led, if that is known.
+        The host of a redirect, if known.
     """
 
     kind: str
@@ -120,7 +120,7 @@ class Failure:
 
     @property
     def range_beyond(self) -> bool:
-        """Whether the object is there, and ends before the range begins."""
+        """Whether the object exists but ends before the range begins."""
         return self.status == 416
 
     @property
@@ -130,7 +130,7 @@ class Failure:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What kind of failure the client's error tells of."""
+    """Classify the client's error."""
     text = str(error)[:_READ_CHARS]
     status = _STATUS.search(text)
     codes = [code for code in _CODE.findall(text) if code in _HINTS]
@@ -179,7 +179,7 @@ def _without_answer(text: str) -> str:
 
 
 def storage_error(failure: Failure, doing: str, key: str, url: str) -> StorageError:
-    """The error to raise: what was done, to what, why it failed, and what to do about it."""
+    """The error to raise: the action, the object, the reason, and what to do about it."""
     if failure.kind == "absent":
         return ObjectNotFoundError(f"there is no object {key!r} in {url}")
     where = f"{key!r} in {url}" if key else url

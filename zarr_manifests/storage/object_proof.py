@@ -1,7 +1,7 @@
-"""Whether a store heeds the conditions of a write, without which commits could be lost.
+"""Testing whether a store respects conditional writes, without which commits could be lost.
 
-A server may take the conditions and ignore them. Unless its provider promises that it does not, it
-is tried before the first conditional write of a process, and what was found holds for all of it.
+A server may accept the conditions and ignore them. Unless its provider promises to respect them,
+the store is tested before the first conditional write of a process, and the result is kept.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["Proof"]
 
 
 class Proof:
-    """Whether a store heeds conditions; found out once in a process, for each place.
+    """Whether a store respects conditions, determined once per process and place.
 
     Parameters
     ----------
     place : Place
-        Where the store is.
+        The store.
     """
 
     _made: ClassVar[dict[tuple[Place, str | None], str]] = {}
@@ -34,7 +34,7 @@ class Proof:
 
     @cached_property
     def endpoint(self) -> str | None:
-        """The endpoint when it was first asked for, whatever the environment says later."""
+        """The endpoint as it was on first use, even if the environment changes later."""
         return self._place.endpoint()
 
     @property
@@ -43,7 +43,7 @@ class Proof:
 
     @property
     def _is_promised(self) -> bool:
-        """Whether the provider says so itself."""
+        """Whether the provider promises it."""
         endpoint = self.endpoint
         if self._place.kind == "az" and os.environ.get("AZURE_STORAGE_USE_EMULATOR"):
             return False
@@ -52,18 +52,18 @@ class Proof:
 
     @property
     def due(self) -> bool:
-        """Whether it is neither promised nor found out."""
+        """Whether it is neither promised nor tested yet."""
         return not self._is_promised and self._name not in self._made
 
     @property
     def failed(self) -> str:
-        """What the store takes no notice of; empty if nothing is known."""
+        """The condition that the store ignores; empty if none is known."""
         if self._place.kind == "http":
             return "any condition"
         return self._made.get(self._name, "")
 
     def make(self, find_out: Callable[[], str]) -> None:
-        """Find it out: the call names what is not heeded; an error proves nothing."""
-        with self._lock:  # who comes second waits for the first
+        """Run the test: `find_out` returns the ignored condition; an error decides nothing."""
+        with self._lock:  # a second caller waits for the first
             if self.due:
                 self._made[self._name] = find_out()

@@ -1,12 +1,11 @@
-"""Redirects of an object store to other hosts, which lead nowhere.
+"""Blocking redirects of an object store to other hosts.
 
-The client follows redirects by itself, sends the session token of the credentials along, and
-cannot be told not to. It can be told of a proxy, and which hosts to ask without one. The proxy it
-is told of is a listener in this process, which refuses everything and notes who was to be asked.
-So requests to the store's own host go there directly, and what a redirect would send to another
-ends here.
+The client follows redirects by itself, sends the session token of the credentials along, and has no
+option against it. But it has options for a proxy, and for hosts to contact without one. So its
+proxy is a listener in this process, which refuses everything and notes the requested host. Requests
+to the store's own host bypass the proxy, and redirects to other hosts end there.
 
-Where the environment names a proxy, requests have to take that one, and the client is left alone.
+If the environment sets a proxy, requests have to use it, and redirects are not blocked.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _READ_S: Final = 2.0
 _DRAINS: Final = 100
 _HOST: Final = re.compile(r"[a-z0-9._:\[\]-]{1,255}")
 _OWN: Final = {"s3": "amazonaws.com", "gs": "googleapis.com", "az": "blob.core.windows.net"}
-# Where credentials are asked for: services of the machine, the providers' own, and what these say.
+# Sources of credentials: services of the machine, the providers' own, and these variables' hosts.
 _SOURCES: Final = {
     "s3": ("169.254.0.0/16", "fd00:ec2::/32", "amazonaws.com"),
     "gs": ("169.254.0.0/16", "metadata.google.internal", "googleapis.com", "accounts.google.com"),
@@ -41,16 +40,16 @@ _VARIABLES: Final = ("AWS_", "GOOGLE_", "AZURE_", "AZURITE_", "IDENTITY_", "MSI_
 
 
 def confined(kind: str, url: str | None, *, credentials: bool) -> dict[str, str]:
-    """The options by which a client asks no other host than its own.
+    """Return client options with which it contacts no other host than the store's.
 
     Parameters
     ----------
     kind : str
         `"s3"`, `"gs"`, `"az"` or `"http"`.
     url : str, optional
-        Where the store is; None for the provider's own.
+        The store's URL; None for the provider's own.
     credentials : bool
-        Whether it asks for credentials, which come from other hosts.
+        Whether it requests credentials, which come from other hosts.
     """
     if any(name in ("http", "https", "all") for name in urllib.request.getproxies()):
         return {}
@@ -64,7 +63,7 @@ def confined(kind: str, url: str | None, *, credentials: bool) -> dict[str, str]
 
 
 def refused_host() -> str:
-    """The host that was last not asked, as far as is known here."""
+    """The last host that was refused, if known."""
     return _listener().refused
 
 
@@ -85,14 +84,14 @@ def _hosts_of_environment() -> Iterable[str]:
 
 
 class _Listener:
-    """Refuses whatever it is asked.
+    """A proxy that refuses every request.
 
     Attributes
     ----------
     port : int
-        Where it listens, on this machine only; 0, where nobody can, if it does not.
+        The port it listens on, on this machine only; 0, which is unreachable, if it does not.
     refused : str
-        The host that it was last asked for.
+        The last host that was requested.
     """
 
     def __init__(self) -> None:
@@ -127,13 +126,13 @@ class _Listener:
         self.refused = _asked(head.split(b"\r\n", 1)[0].decode(errors="replace"))
         connection.sendall(_ANSWER)
         connection.shutdown(socket.SHUT_WR)
-        for _ in range(_DRAINS):  # what is not read would reset the connection before the answer
+        for _ in range(_DRAINS):  # unread bytes would reset the connection before the answer
             if not connection.recv(_HEAD_BYTES):
                 return
 
 
 def _asked(line: str) -> str:
-    """The host that a request to a proxy is for."""
+    """The host in a request to a proxy."""
     method, _, rest = line.partition(" ")
     target = rest.partition(" ")[0]
     host = target if method == "CONNECT" else urllib.parse.urlsplit(target).netloc
@@ -142,7 +141,7 @@ def _asked(line: str) -> str:
 
 
 class _Here:
-    """The one of this process."""
+    """The listener of this process."""
 
     listener: _Listener | None = None
 
@@ -158,7 +157,7 @@ def _listener() -> _Listener:
 
 
 def _forget() -> None:
-    if _Here.listener is not None:  # its thread is the parent's
+    if _Here.listener is not None:  # its thread belongs to the parent
         _Here.listener.close()
         _Here.listener = None
 

@@ -1,22 +1,22 @@
-"""Objects in an object store: Amazon S3 and what speaks as it does, Google Cloud, Azure, HTTP.
+"""Objects in an object store: Amazon S3 and compatible ones, Google Cloud, Azure, HTTP.
 
 How each promise is kept:
 
-- *Whole or absent*: an object is written by one request, and is there when that is answered.
+- *Whole or absent*: an object is written by one request, and exists when that is answered.
 - *One winner of `create` and of `cas`*: the store decides, by the conditions `If-None-Match` and
-  `If-Match` (the generation, on Google Cloud). A store that takes no notice of them would lose
-  commits without a word, so one that does not promise them is put to the test before the first
-  conditional write of this process: see `object_proof`. One that fails is read-only.
-- *Durable*: so the providers promise of every write that they have confirmed. `sync` asks only
-  whether there is an object that somebody else has written.
-- *A lost answer is no error*: what may be done twice (reading, deleting, writing once) is asked
-  again for a while. A swap is not. Where the first request did take effect the second is refused,
-  so who calls finds out by reading: `create` and `cas` say what the store said.
-- The token of a version is the store's own (etag, generation). Where the etag is a digest, bytes
-  that return are the same version again, so whoever swaps puts something unique into them.
+  `If-Match` (the generation, on Google Cloud). A store that ignores them would silently lose
+  commits. So a store that does not promise them is tested before the first conditional write of a
+  process (see `object_proof`). If it fails, it is read-only.
+- *Durable*: the providers promise it for every confirmed write. `sync` only checks that objects
+  written by others exist.
+- *A lost answer is no error*: requests that may be repeated (reading, deleting, writing once) are
+  repeated for a while. A swap is not. If the first request did take effect, the repeated one is
+  refused, and the caller finds out by reading: `create` and `cas` return what the store answered.
+- The token of a version is the store's own (etag, generation). Where the etag is a digest, the same
+  bytes are the same version, so a caller of `cas` has to write something unique.
 
-Nothing that the client or the server says is passed on, see `object_errors`; nor is an error
-chained to theirs.
+No text of the client or the server is passed on (see `object_errors`), and errors are not chained
+to theirs.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from zarr_manifests.storage.protocol import (
 
 __all__ = ["ObjectStorage"]
 
-# A request takes 0.34 ms of the processor, 256 KiB more in one of them 0.15 ms, and with TLS more.
+# A request costs 0.34 ms of processor time, 256 KiB more in one request 0.15 ms, and more with TLS.
 _CAPABILITIES: Final = Capabilities(
     inline=False, durable=True, shared=True, gap_bytes=256 * 1024, span_bytes=4 * 1024 * 1024
 )
@@ -74,7 +74,7 @@ _LISTED_FROM: Final = 8
 _REMEMBERED: Final = 200_000
 _VERSION_TRIES: Final = 5
 _ALPHABET: Final = "-./0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
-_PROOF_KEY: Final = ".probe"  # no key, so nobody else's, and in no listing
+_PROOF_KEY: Final = ".probe"  # not a valid key, so it is no object and never listed
 _PROOF: Final = (
     b"Here it was tried whether this store heeds conditions. Leave it: it saves a request.\n"
 )
@@ -84,12 +84,12 @@ _NO_SUCH_ETAG: Final = '"00000000000000000000000000000000"'
 class ObjectStorage:
     """Storage below a prefix of an object store; opened by `from_url`.
 
-    Nothing is asked of the store before the first call.
+    The store is not contacted before the first call.
 
     Parameters
     ----------
     place : Place
-        Where it is.
+        The store and prefix.
 
     Examples
     --------
@@ -101,8 +101,8 @@ class ObjectStorage:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._clients: dict[tuple[int, bool], Any] = {}
-        self._proof = Proof(place)  # of the endpoint that the clients are given, too
-        # Written by this object and not yet named to `sync`: these need not be asked for.
+        self._proof = Proof(place)  # also fixes the endpoint that the clients use
+        # Written by this object and not passed to `sync` yet: these are known to exist.
         self._written: dict[str, None] = {}
 
     def __repr__(self) -> str:
@@ -165,7 +165,7 @@ class ObjectStorage:
         )
 
     def _read_spans(self, key: str, spans: Sequence[tuple[int, int]]) -> list[bytes] | None:
-        """The spans, of one version; None if it was replaced meanwhile."""
+        """The spans, from one version; None if the object was replaced in the meantime."""
         if len(spans) == 1:
             return [self.get(key, spans[0][0], spans[0][1] - spans[0][0])]
         tag: dict[str, Any] = {}
@@ -190,7 +190,7 @@ class ObjectStorage:
 
         def get() -> tuple[bytes, Any]:
             answer = library().obstore.get(self._client(), key)
-            if answer.meta["size"] > MAX_TAGGED_BYTES:  # it is not read to its end
+            if answer.meta["size"] > MAX_TAGGED_BYTES:  # too large, so it is not read to its end
                 first = next(iter(answer.stream(min_chunk_size=MAX_TAGGED_BYTES + 1)))
                 return bytes(first), answer.meta
             return bytes(answer.bytes()), answer.meta
@@ -228,14 +228,14 @@ class ObjectStorage:
                 yield _info(key, meta)
 
     def _listed(self, prefix: str, offset: str) -> Iterator[Any]:
-        """What the store lists from there on; more than was asked for."""
+        """The store's listing from `offset` on, which may include more than was asked for."""
         folder, _, _ = prefix.rpartition("/")
         stream: Any = None
         last = begun = ""
 
         def page() -> Any:
             nonlocal stream, begun
-            if stream is None:  # one that has failed has ended; another goes on where it was
+            if stream is None:  # a failed stream has ended; a new one continues where it was
                 begun = last
                 at = last or offset or None
                 stream = iter(
@@ -249,12 +249,12 @@ class ObjectStorage:
             return metas
 
         while (metas := self._ask("list", "", page)) is not None:
-            # A store may take no notice of where it is to begin.
+            # A store may ignore the offset.
             yield from (meta for meta in metas if not begun or meta["path"] > begun)
             last = metas[-1]["path"] if metas else last
 
     def stray(self) -> str | None:
-        """A name among the first thousand that no key is."""
+        """The first of the first thousand names that is not a valid key."""
         if self._place.kind == "http":
             return None
         for meta in itertools.islice(self._listed("", ""), _LISTED):
@@ -324,16 +324,16 @@ class ObjectStorage:
                 return None
             raise storage_error(found, "write", key, self.url)
         if then_create is not None:
-            with contextlib.suppress(RuntimeError):  # no threads any more: the program ends
+            with contextlib.suppress(RuntimeError):  # no more threads: the program is ending
                 SYSTEM.background(partial(self._create_after, *then_create))
         return self._token(found, data)
 
     def _create_after(self, key: str, data: bytes) -> None:
-        # The swap it follows has succeeded, and a failure here is not the swap's.
+        # The swap before it has succeeded, and is not affected by a failure here.
         self._repeated(partial(self._put, key, data, "create"))
 
     def _is_contended(self, found: Any) -> bool:
-        """Whether nothing was written, and nothing found out: on S3 a 409, elsewhere no answer."""
+        """Whether the outcome is unknown or a retry is asked for: a 409 on S3, or no answer."""
         return isinstance(found, Failure) and found.status == 409 and self._place.kind == "s3"
 
     def _put(self, key: str, data: bytes | memoryview, mode: Any) -> Any:
@@ -348,7 +348,7 @@ class ObjectStorage:
                 self._written.pop(key, None)
             found = self._repeated(partial(self._delete, batch))
             if isinstance(found, Failure) and found.kind == "absent":
-                # Where deletions are single requests, one of them may stop at what is not there.
+                # Where deletions are single requests, one may stop at a missing object.
                 for key in batch:
                     found = self._repeated(partial(self._delete, [key]))
                     if isinstance(found, Failure) and found.kind != "absent":
@@ -374,7 +374,7 @@ class ObjectStorage:
                     self.head(key)
 
     def _check_listed(self, folder: str, keys: set[str]) -> None:
-        """As `head` of each of the keys, by as few requests as the listing takes."""
+        """Like `head` for each of the keys, with as few requests as the listing takes."""
         last = max(keys)
         found = {
             info.key
@@ -405,10 +405,10 @@ class ObjectStorage:
             found = await asyncio.to_thread(self._repeated, again)
         return self._created(found, key, durable=durable)
 
-    # --- how ---------------------------------------------------------------------------------
+    # --- internals ---------------------------------------------------------------------------
 
     def _client(self, nbytes: int | None = None) -> Any:
-        """The client of this process, for a body of that size; None if it may be any."""
+        """The client of this process for a body of that size; None for an unknown size."""
         at = generation(), nbytes is not None and nbytes > LARGE_BYTES
         client = self._clients.get(at)
         if client is None:
@@ -416,7 +416,7 @@ class ObjectStorage:
         return client
 
     def _answer(self, call: Callable[[], Any]) -> Any:
-        """What the call gives, or the `Failure` it ended with."""
+        """Return what the call returns, or the `Failure` it ended with."""
         with calling():
             try:
                 return call()
@@ -432,10 +432,10 @@ class ObjectStorage:
         return found
 
     def _repeated(self, call: Callable[[], Any]) -> Any:
-        """As `_answer`, made again for a while if it failed for the moment only.
+        """Like `_answer`, repeated for a while if the failure may be temporary.
 
-        For what may be done twice. It is made twice at least: an answer that does not come may
-        have taken all of the time.
+        Only for calls that may be repeated. It makes at least two attempts, since waiting for the
+        first answer may have taken all the time.
         """
         patience = object_clients.PATIENCE
         until_s = SYSTEM.monotonic_s() + patience.tries_s
@@ -448,9 +448,9 @@ class ObjectStorage:
         return found
 
     def _is_passing(self, found: Any) -> bool:
-        """Whether the answer was lost, or somebody else is at the same object at this moment.
+        """Whether the answer was lost, or another request to the same object was running.
 
-        The client itself asks again where the store says that it fails, or cannot be reached.
+        The client itself retries if the store reports an error or cannot be reached.
         """
         return isinstance(found, Failure) and (found.is_lost or self._is_contended(found))
 
@@ -464,7 +464,7 @@ class ObjectStorage:
                 return self._failure(error)
 
     def _ask(self, doing: str, key: str, call: Callable[[], Any]) -> Any:
-        """What the call gives; an error is not raised amid the client's, so not chained to it."""
+        """Return what the call returns; errors are raised outside the client's, so not chained."""
         found = self._repeated(call)
         if isinstance(found, Failure):
             raise storage_error(found, doing, key, self.url)
@@ -472,7 +472,7 @@ class ObjectStorage:
 
     def _token(self, meta: Any, data: bytes) -> Token:
         etag, version = meta.get("e_tag"), meta.get("version")
-        if self._place.kind == "http":  # nothing is swapped there
+        if self._place.kind == "http":  # where nothing is swapped
             return etag or hashlib.blake2b(data, digest_size=20).hexdigest()
         if not etag or (self._place.kind == "gs" and not version):
             raise UnsupportedStorageError(
@@ -482,13 +482,13 @@ class ObjectStorage:
         return f"{version} {etag}" if self._place.kind == "gs" else str(etag)
 
     def _version(self, token: Token) -> dict[str, str] | None:
-        """The condition that the object is still this version; None if no object can be it."""
+        """The condition that the object is still this version; None if no object can match."""
         if self._place.kind != "gs":
             return {"e_tag": token} if token else None
         version, _, etag = token.partition(" ")
         return {"version": version, "e_tag": etag} if version.isdigit() and etag else None
 
-    # --- whether conditions are heeded ---------------------------------------------------------
+    # --- whether the store respects conditions -------------------------------------------------
 
     def _prove(self) -> None:
         self._refuse_http()
@@ -512,8 +512,8 @@ class ObjectStorage:
             )
 
     def _try_conditions(self) -> str:
-        """The header that the store takes no notice of; empty if it heeds them."""
-        for _ in range(2):  # the first may be the first ever
+        """The header that the store ignores; empty if it respects them."""
+        for _ in range(2):  # the object may not exist at the first attempt
             found = self._repeated(partial(self._put, _PROOF_KEY, _PROOF, "create"))
             if isinstance(found, Failure):
                 break
@@ -536,12 +536,12 @@ class ObjectStorage:
 
 
 def _info(key: str, meta: Any) -> ObjectInfo:
-    # A listing may say milliseconds; what answers for one object knows seconds.
+    # A listing may have milliseconds; a single object's time has only seconds.
     return ObjectInfo(key, meta["size"], int(meta["last_modified"].timestamp()) * 1000)
 
 
 def _listable(after: str) -> str:
-    """The name, if the client takes it as it is; else what comes before all names."""
+    """The name if the client accepts it unchanged, else a name that sorts before all keys."""
     try:
         return check_prefix(after)
     except InvalidArgumentError:
@@ -549,9 +549,9 @@ def _listable(after: str) -> str:
 
 
 def _just_before(prefix: str) -> str:
-    """A name before all keys that start so, with few keys between; empty if there is none."""
+    """A name just before all keys with this prefix; empty if there is none."""
     if not prefix or prefix.endswith("/"):
-        return ""  # what is listed is the folder's anyway
+        return ""  # the listing covers just the folder anyway
     head, at = prefix[:-1], _ALPHABET.index(prefix[-1])
     if at and _ALPHABET[at - 1] == "/" and (not head or head.endswith("/")):
         at -= 1  # a segment is never empty
@@ -559,7 +559,7 @@ def _just_before(prefix: str) -> str:
 
 
 def _spans(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Where to read so that all ranges are in it: (start, end), apart and in order."""
+    """Disjoint spans (start, end) that cover all ranges, in order."""
     spans: list[tuple[int, int]] = []
     for start, length in sorted(ranges):
         end = start + length

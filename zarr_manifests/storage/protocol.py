@@ -43,10 +43,10 @@ __all__ = [
 ]
 
 MAX_TAGGED_BYTES: Final = 1 << 24
-"""How large an object may be that is swapped."""
+"""The largest object that can be swapped."""
 
 type Token = str
-"""Names one version of one object; only equality means anything."""
+"""Identifies one version of one object; can only be compared for equality."""
 
 # Disks limit a name to 255 bytes; 200 leave room for what a backend adds to it.
 _SEGMENT = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}"
@@ -57,7 +57,7 @@ _MAX_OFFSET = 2**62  # beyond any object, within what system calls take
 
 
 def check_key(key: str) -> str:
-    """Return `key` if it is one that a storage accepts.
+    """Return `key` if it is a valid storage key.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def check_key(key: str) -> str:
 
 
 def is_key(name: str) -> bool:
-    """Whether a storage accepts the name as a key.
+    """Whether the name is a valid storage key.
 
     Examples
     --------
@@ -144,20 +144,20 @@ class Capabilities:
     cas : bool
         Compare-and-swap is atomic. Without it a repository is read-only.
     inline : bool
-        Calls are so cheap (memory, a local disk) that they are made on the calling thread, in
-        an event loop too.
+        Calls are so cheap (memory, a local disk) that they are made on the calling thread, even
+        in an event loop.
     durable : bool
-        What has been written survives a crash of the machine (false for memory).
+        Written objects survive a crash of the machine (false for memory).
     shared : bool
         Another process that opens the same URL sees the same objects (false for memory).
     turns : bool
-        Writers of one machine can take turns; see `TakesTurns`.
+        Writers on one machine can take turns; see `TakesTurns`.
     gap_bytes : int
-        Ranges of one object that an event loop asks for at once, with no more between them that
-        nobody asked for, are fetched as one request. So many bytes should take about as long as
-        one request more takes of the processor. Not looked at where calls are `inline`.
+        In an event loop, ranges of one object with gaps of at most this size are fetched in one
+        request. Reading so many bytes should cost about as much processor time as another request.
+        Ignored where calls are `inline`.
     span_bytes : int
-        Bytes of such a request at most, unless one range alone is longer.
+        The largest size of such a request, unless a single range is longer.
 
     Raises
     ------
@@ -201,11 +201,11 @@ class Tagged:
 
 @runtime_checkable
 class ReadableStorage(Protocol):
-    """Bytes under keys below one prefix, to read. Every `Storage` is one."""
+    """Read access to bytes under keys below one prefix. Every `Storage` is one."""
 
     @property
     def url(self) -> str:
-        """The URL that opens this storage again, free of secrets."""
+        """The URL that opens this storage again, without secrets."""
         ...
 
     @property
@@ -214,42 +214,42 @@ class ReadableStorage(Protocol):
         ...
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        """Bytes of the object from `start` on, at most `length` of them.
+        """Return at most `length` bytes of the object, from `start` on.
 
-        A range that ends beyond the object gives what there is (b"" if nothing).
+        A range that ends beyond the object is cut (to b"" if it begins there).
         Raises `ObjectNotFoundError` if there is no such object.
         """
         ...
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """As `get` for each `(start, length)`, from one version of the object."""
+        """Like `get` for each `(start, length)`, from one version of the object."""
         ...
 
     def get_tagged(self, key: str) -> Tagged:
-        """The object and its token, from one response.
+        """Return the object and its token, from one response.
 
-        What is swapped is small: of an object of more than `MAX_TAGGED_BYTES` there are only so
-        many bytes and at least one more, whatever its size.
+        Of an object larger than `MAX_TAGGED_BYTES`, it may return only the beginning, but always
+        more than `MAX_TAGGED_BYTES`.
         """
         ...
 
     def head(self, key: str) -> ObjectInfo:
-        """Size and time of the object; `ObjectNotFoundError` if there is none."""
+        """Return size and time of the object; `ObjectNotFoundError` if there is none."""
         ...
 
     def list(self, prefix: str = "", after: str = "") -> Iterator[ObjectInfo]:
-        """Objects whose key starts with `prefix` and sorts after `after`, in key order."""
+        """Yield objects whose key starts with `prefix` and sorts after `after`, in key order."""
         ...
 
     def stray(self) -> str | None:
-        """Name of something that lies at the place and that no key can name; None if nothing is.
+        """The name of something at the place that is not a valid key; None if there is nothing.
 
-        So that a repository is not made among somebody's other files.
+        Used to refuse creating a repository among other files.
         """
         ...
 
     async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        """As `get`, for an event loop."""
+        """Like `get`, for an event loop."""
         ...
 
 
@@ -258,14 +258,14 @@ class Storage(ReadableStorage, Protocol):
     """Bytes under keys below one prefix. Thread-safe, picklable where `shared` is true."""
 
     def put(self, key: str, data: bytes, *, durable: bool = True) -> None:
-        """Write the object, replacing what is there."""
+        """Write the object, replacing an existing one."""
         ...
 
     def create(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> bool:
-        """Write the object if there is none; False, and nothing is changed, if there is.
+        """Write the object if it does not exist; False, without a change, if it does.
 
-        With `durable=False` the object may be lost in a crash until `sync` has named it. A
-        `memoryview` is of bytes, and is the caller's again when the call returns.
+        With `durable=False` the object may be lost in a crash until it is passed to `sync`. A
+        `memoryview` has to be of bytes, and is not used after the call returns.
         """
         ...
 
@@ -277,84 +277,84 @@ class Storage(ReadableStorage, Protocol):
         *,
         then_create: tuple[str, bytes] | None = None,
     ) -> Token | None:
-        """Replace the object if `token` still names its version; None if it does not.
+        """Replace the object if `token` is the token of its version; None if it is not.
 
-        A `token` of None demands that there is no object. Durable when it returns.
-        `then_create` is a `(key, bytes)` to put-if-absent right after a swap that took effect:
-        under the same lock where the storage has one, elsewhere in the background, unawaited.
-        Its failure is never an error of the swap.
+        A `token` of None requires that the object does not exist. The swap is durable on return.
+        `then_create` is a `(key, bytes)` to put-if-absent right after a successful swap: under the
+        same lock if the storage has one, otherwise in the background without waiting. Its failure
+        is never an error of the swap.
         """
         ...
 
     def delete_many(self, keys: Iterable[str]) -> None:
-        """Delete the objects; keys that do not exist are no error."""
+        """Delete the objects; missing keys are no error."""
         ...
 
     def sync(self, keys: Iterable[str]) -> None:
-        """Make objects written with `durable=False` survive a crash."""
+        """Make objects written with `durable=False` durable."""
         ...
 
     async def create_async(self, key: str, data: bytes, *, durable: bool = True) -> bool:
-        """As `create`, for an event loop."""
+        """Like `create`, for an event loop."""
         ...
 
 
 @runtime_checkable
 class KeepsTemporaryFiles(Protocol):
-    """A storage in which there can be files that are no objects, and folders of none."""
+    """A storage that may have temporary files, and folders without objects."""
 
     def remove_temporary(self, before_ms: int) -> int:
-        """Remove what nobody has changed since then; the number of files, without folders."""
+        """Remove those unchanged since then; return the number of files, without folders."""
         ...
 
 
 class KeepsRoom(Protocol):
-    """Room that is set aside."""
+    """Reserved space."""
 
     def keep(self) -> int:
-        """Set it aside, as far as there is some; how many bytes."""
+        """Reserve space if there is enough; return the number of bytes."""
         ...
 
     def give_up(self) -> bool:
-        """Let others have it; whether there was any."""
+        """Release the space; return whether there was any."""
         ...
 
 
 @runtime_checkable
 class KeepsReserve(Protocol):
-    """A storage that can be full, and has set room aside for what makes room."""
+    """A storage that can be full, with space reserved for operations that free space."""
 
     @property
     def reserve(self) -> KeepsRoom:
-        """That room."""
+        """The reserved space."""
         ...
 
 
 class Turn(Protocol):
-    """A writer's turn, which it has to ask for until it has it."""
+    """A writer's turn; `take` is repeated until it succeeds."""
 
     def take(self) -> bool:
-        """Whether it has it now."""
+        """Try to take the turn; return whether it is held."""
         ...
 
     @property
     def is_next(self) -> bool:
-        """Whether nobody else who waits comes first; then it may ask again soon."""
+        """Whether this writer is the next one; it may then ask again soon."""
         ...
 
     def end(self) -> None:
-        """Have it no more, or ask for it no more."""
+        """Release the turn, or stop asking for it."""
         ...
 
 
 @runtime_checkable
 class TakesTurns(Protocol):
-    """A storage in which the writers of one machine can take turns at what one of them does.
+    """A storage on which writers of one machine can take turns.
 
-    A turn is a courtesy that saves work: nothing relies on it, and who has waited long enough goes
-    ahead without. It ends with the process that has it.
+    A turn only saves work; nothing relies on it. A writer that has waited long enough goes ahead
+    without one. A turn ends with the process that holds it.
     """
 
     def turn(self, name: str) -> Turn:
-        """A turn at what is named so (letters), not taken yet."""
+        """The turn with that name (letters), not taken yet."""
         ...

@@ -1,7 +1,7 @@
-"""Room on a disk that is set aside for what makes room.
+"""Disk space reserved for operations that free space.
 
-An expiry and a collection write a root before anything can be deleted. On a disk that is full they
-could not. So a repository keeps a file of nothing, which they delete first.
+An expiry and a collection write a root before anything can be deleted, which fails on a full disk.
+So a repository keeps an empty file of some size, which they delete first.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ RESERVE_BYTES: Final = 256 * 1024
 
 
 class Reserve:
-    """A file that takes room.
+    """A file that reserves disk space.
 
     Parameters
     ----------
     path : str
-        Where it is.
+        The path of the file.
     disk : PosixDisk
         Makes the system calls that change the disk.
     """
@@ -31,19 +31,19 @@ class Reserve:
         self._path, self._disk = path, disk
 
     def keep(self) -> int:
-        """Set room aside; how much, which is less where less is left."""
+        """Reserve space; return how much, which is less if less is left."""
         nbytes = RESERVE_BYTES
         while nbytes >= RESERVE_BYTES // 8:
             try:
                 self._disk.reserve(self._path, nbytes)
-            except OSError:  # nobody relies on it
+            except OSError:  # the reserve is optional
                 nbytes //= 2
             else:
                 return nbytes
         return 0
 
     def give_up(self) -> bool:
-        """Let others have the room; whether there was any."""
+        """Release the space; return whether there was any."""
         try:
             self._disk.unlink(self._path)
         except OSError:

@@ -1,4 +1,4 @@
-"""From a URL to the storage it names.
+"""Opening the storage that a URL names.
 
 A URL holds no secrets: one with a user or a password is refused, and no message repeats more of
 a refused URL than its scheme.
@@ -39,7 +39,7 @@ _OBJECT_OPTIONS: Final[dict[str, dict[str, type]]] = {
 }
 _SECRET: Final = re.compile(r"(?i).*(key|secret|token|password|credential|sas|signature).*")
 _BUCKET: Final = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]{0,254}")
-# What the client, or the store, would write in another way than it is given.
+# Characters that the client or the store would write differently.
 _ODD: Final = re.compile(r"""[\x00-\x1f\x7f\\{}^%`\[\]"<>~#|*?]""")
 _HTTP: Final = re.compile(
     r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:/[^?#\x00-\x20]*)?"
@@ -53,24 +53,24 @@ def from_url(url: str | os.PathLike[str], **options: object) -> Storage:
     ----------
     url : str or os.PathLike
         A path or `file://` URL of a local folder, `memory://<name>`, `s3://bucket/prefix`,
-        `gs://bucket/prefix`, `az://container/prefix`, or, to be read only, `https://host/path`.
+        `gs://bucket/prefix`, `az://container/prefix`, or, read-only, `https://host/path`.
     **options
-        For a local folder: `force` (bool), to write to network filesystems too; `follow_links`
-        (bool), to take symbolic links in it for what they lead to. For object stores:
-        `endpoint` (str), where it is not the provider's own; `allow_http` (bool), if that is an
-        http:// URL; `anonymous` (bool), to read without credentials; on S3 `region` (str) and
-        `virtual_hosted` (bool), if the bucket is part of the host's name; on Azure `account`
-        (str). For a web server: `allow_redirects` (bool), to follow it to other hosts. Credentials
-        are no options: they are found in the environment or from the machine.
+        For a local folder: `force` (bool) also writes to network filesystems; `follow_links`
+        (bool) follows symbolic links in it. For object stores: `endpoint` (str), if it is not the
+        provider's own; `allow_http` (bool), if that is an http:// URL; `anonymous` (bool), to read
+        without credentials; on S3 `region` (str) and `virtual_hosted` (bool), if the bucket is part
+        of the host name; on Azure `account` (str). For a web server: `allow_redirects` (bool), to
+        follow redirects to other hosts. Credentials are no options: they come from the environment
+        or from the machine.
 
     Raises
     ------
     UnsupportedStorageError
         If the scheme of the URL is not one of these, or needs a package that is not installed.
     ConfigError
-        If an option is unknown or of the wrong type; names all of them.
+        If options are unknown or of the wrong type; it names all of them.
     InvalidArgumentError
-        If the URL is malformed, or has a user or a password in it.
+        If the URL is malformed, or contains a user or a password.
 
     Examples
     --------
