@@ -1,13 +1,13 @@
-"""What a dataset has to agree on with the arrays that it goes on with.
+"""Whether a dataset agrees with the existing arrays that it is written to.
 
-xarray writes values into arrays that are there and leaves their attributes alone. So values mean
-what the attributes of the first write say: days since 1990 that are appended to days since 1980 are
-ten years off, and times that cannot be told in whole days are written in hours, which nobody will
-know of. An append makes some arrays longer, and a dataset opens only if all arrays of a dimension
-are of one length. Here such writes are refused, before anything is written.
+xarray writes values into existing arrays and leaves their attributes alone. So values mean what the
+attributes of the first write say: days since 1990 appended to days since 1980 are ten years off.
+And times that are no whole days are written in hours, without the array saying so. An append makes
+some arrays longer, and a dataset opens only if all arrays of a dimension have the same length. Such
+writes are refused here, before anything is written.
 
-Invariants: no data is read but times and index coordinates; and what is read is none of what the
-session has read, so that its commit goes on top of others' as before.
+Invariants: no data is read but times and index coordinates; these reads do not count as reads of
+the session, so its commit can still be rebased onto others'.
 """
 
 from __future__ import annotations
@@ -37,38 +37,37 @@ _MEANING: Final = ("units", "calendar")
 _ENCODING: Final = (*_MEANING, "scale_factor", "add_offset")
 _PACKING: Final = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
 _CLOSE: Final = 1e-6
-"""Relative; coordinates that differ by less come from the same grid."""
+"""Relative; coordinates that differ by less are from the same grid."""
 _OFF: Final = (np.timedelta64(1, "s"), timedelta(seconds=1))
-"""By so much times are off that are others, and not just rounded; of numpy's, and of cftime's."""
+"""Times that differ by less were only rounded; for numpy's times, and for cftime's."""
 _LISTED: Final = 5
 
 
 def check_agreement(
     ds: xr.Dataset, store: ManifestStore, group: str, append_dim: Hashable | None
 ) -> None:
-    """Refuse a dataset that would mean something else once it is in the arrays of the group.
+    """Refuse a dataset whose values would change their meaning in the group's arrays.
 
     Parameters
     ----------
     ds : Dataset
-        What is to be written.
+        The dataset to write.
     store : ManifestStore
-        Where to; its session has not changed anything yet.
+        The store to write to; its session has no changes yet.
     group : str
         Path of the group, which has arrays.
     append_dim : hashable, optional
-        The dimension that is appended along.
+        The dimension to append along.
 
     Raises
     ------
     InvalidArgumentError
-        If units or calendar are others than those of an array that is there, or times cannot be
-        told in these; if values are packed already, and those that are there are not; or if after
-        the append arrays would not be of one length, or an index coordinate would not be that of
-        what is there.
+        If units or calendar differ from an existing array's, or times cannot be stored in them; if
+        values are packed already and the existing ones are not; or if after the append arrays would
+        differ in length, or an index coordinate would not match the existing one.
     """
     workspace = workspace_of(store)
-    # What is looked at here is no read that the commit depends on.
+    # Looking at this is no read that the commit depends on.
     reader = ManifestStore(Workspace(workspace.context, workspace.view), read_only=True)
     arrays = {
         split(path)[1]: node
@@ -85,14 +84,14 @@ def check_agreement(
 
 
 def meaning_of_bounds(name: str, there: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Units and calendar of the times that an array has the bounds of, which need not repeat them.
+    """Return units and calendar that a bounds array takes over from its times.
 
     Parameters
     ----------
     name : str
-        Of the array.
+        Name of the array.
     there : iterable of mapping
-        The attributes of the arrays of its group.
+        The attributes of the arrays in its group.
     """
     for attributes in there:
         if attributes.get("bounds") == name and " since " in str(attributes.get("units")):
@@ -101,7 +100,7 @@ def meaning_of_bounds(name: str, there: Iterable[Mapping[str, Any]]) -> dict[str
 
 
 class _Stored:
-    """An array that is there; its attributes are known, and it is opened for more than these."""
+    """An existing array: its attributes, and the array itself, opened on first use."""
 
     def __init__(self, node: Node, store: ManifestStore, meaning: Mapping[str, Any]) -> None:
         self._node, self._store = node, store
@@ -181,7 +180,7 @@ def _check_variable(
 
 
 def _same_units(one: str, other: str) -> bool:
-    """Whether both stand for the same; reference dates can be written in several ways."""
+    """Whether both units are equivalent; a reference date can be written in several ways."""
     if one == other:
         return True
     if " since " not in one or " since " not in other:
@@ -194,7 +193,7 @@ def _same_units(one: str, other: str) -> bool:
 
 
 def _is_time(variable: xr.Variable) -> bool:
-    """Whether it has times, or spans of time; cftime's are objects that know their calendar."""
+    """Whether it has times or durations, including cftime objects."""
     if variable.dtype.kind in "mM":
         return True
     return bool(variable.dtype == object and variable.size) and hasattr(
@@ -203,7 +202,7 @@ def _is_time(variable: xr.Variable) -> bool:
 
 
 def _check_times(name: str, variable: xr.Variable, stored: _Stored) -> None:
-    """Refuse times that would be read as others."""
+    """Refuse times that would be read back differently."""
     given, attributes, dtype = np.ravel(variable.values), stored.attributes, stored.array.dtype
     meaning = {key: attributes[key] for key in _MEANING if key in attributes}
     if not given.size:
@@ -219,7 +218,7 @@ def _check_times(name: str, variable: xr.Variable, stored: _Stored) -> None:
         read = _decoded(encoded.values, meaning, cftime=given.dtype == object)
         off = np.flatnonzero(_off(read, given))
         what = f"{given[off[0]]} would be read as {read[off[0]]}" if off.size else ""
-    except (ValueError, TypeError, KeyError) as error:  # of another calendar, or no date at all
+    except (ValueError, TypeError, KeyError) as error:  # another calendar, or not a date
         what = f"what would be written would not be these times ({error})"
     if what:
         raise InvalidArgumentError(
@@ -233,7 +232,7 @@ def _check_times(name: str, variable: xr.Variable, stored: _Stored) -> None:
 def _off(read: Any, given: Any) -> npt.NDArray[np.bool_]:
     if read.dtype.kind == given.dtype.kind:
         return np.asarray(np.abs(read - given) >= _OFF[given.dtype.kind == "O"])
-    # Of other calendars, or so far off that numpy has no such dates.
+    # Of another calendar, or beyond the dates that numpy supports.
     texts = given.astype("M8[s]").astype(str) if given.dtype.kind == "M" else given.astype(str)
     told: npt.NDArray[np.bool_] = np.array([time.isoformat() for time in read]) != texts
     return told
@@ -242,7 +241,7 @@ def _off(read: Any, given: Any) -> npt.NDArray[np.bool_]:
 def _encoded(name: str, values: Any, encoding: Mapping[str, Any]) -> xr.Variable:
     """The values as xarray would write them."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what they warn of is what is looked for
+        warnings.simplefilter("ignore")  # what they warn of is what this looks for
         own = xr.Variable(("values",), values, {}, dict(encoding))
         return encode_cf_variable(own, name=name)
 

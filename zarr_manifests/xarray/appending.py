@@ -1,12 +1,12 @@
-"""Appends that look at the labels that are there: what to skip, to write over, and to append.
+"""Appends that compare labels: which rows to skip, to write over, and to append.
 
-What is done is planned from the index coordinate of one snapshot (`planning.appends`). `plan` reads
-it, and `check` plans again on the tip that a commit is about to land on: if something else comes
-out, the commit is a conflict, and `write` begins again there.
+An append is planned from the index coordinate of one snapshot (`planning.conflict.append_labels`).
+`plan` reads it, and `check` plans again on the tip that a commit is about to land on. If the plan
+differs, the commit is a conflict, and `write` starts over there.
 
-Invariant: labels are compared as they would be read back. Those that are given are encoded as the
-array that is there has it, and decoded together with the ones in it; so what was rounded when it
-was stored is found again.
+Invariant: labels are compared as they would be read back. Given labels are encoded like the
+existing array and decoded together with its labels, so that a label that was rounded when it was
+stored is found again.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class Append:
     group : str
         Path of the group.
     labels : Variable
-        The coordinate, as it is given.
+        The coordinate as given.
     on_existing : {"error", "skip", "replace"}
-        What to do with labels that are there.
+        What to do with labels that exist already.
     sort : {"keep"} or None
         Whether rows may be appended that leave the labels unsorted.
     relocate : bool
-        Whether rows may land behind those that others append meanwhile.
+        Whether rows may be put behind those that others append in the meantime.
     """
 
     dim: str
@@ -83,16 +83,16 @@ class Append:
         *,
         relocate: bool,
     ) -> Append | None:
-        """The append of a dataset; None if it has no index coordinate to look at.
+        """Return the append of a dataset; None if it has no index coordinate to compare.
 
         Raises
         ------
         InvalidArgumentError
-            If there is none and `on_existing` needs one.
+            If there is no index coordinate and `on_existing` needs one.
         """
         labels = ds.variables.get(dim)
         if labels is not None and labels.dims == (dim,):
-            given = labels.copy(deep=False).load()  # and not in the caller's dataset
+            given = labels.copy(deep=False).load()  # without loading the caller's dataset
             return cls(str(dim), group, given, on_existing, sort, relocate)
         if on_existing != "error":
             raise InvalidArgumentError(
@@ -103,12 +103,12 @@ class Append:
         return None
 
     def plan(self, context: Context, view: SnapshotView) -> AppendPlan:
-        """What is to be done with each row on this snapshot.
+        """Plan what to do with each row on this snapshot.
 
         Raises
         ------
         AlreadyExistsError, InvalidArgumentError
-            As `plan_append` does.
+            Like `plan_append`.
         """
         node = view.nodes.get(join(self.group, self.dim))
         if node is None or not _is_index(node, self.dim):
@@ -120,12 +120,12 @@ class Append:
         return plan_append(self.dim, there, given, self.on_existing, keep_order=keep)
 
     def check(self, context: Context, planned: AppendPlan, on: SnapshotView) -> None:
-        """Refuse a tip on which something else would have to be done than was planned.
+        """Refuse a tip on which the plan would differ.
 
         Raises
         ------
         ConflictError
-            If it is so.
+            If it differs.
         """
         path = f"/{join(self.group, self.dim)}"
         try:
@@ -153,17 +153,17 @@ class Append:
         )
 
     def goes_on(self, before: AppendPlan, now: AppendPlan) -> bool:
-        """Whether to write again, planned anew, after a conflict.
+        """Whether to write again with a new plan after a conflict.
 
-        Rows that are skipped or replaced know their places whatever has come first; others go
-        behind it only where that was asked for.
+        Skipped and replaced rows keep their places whatever came first. Appended rows go behind it
+        only if `relocate` allows it.
         """
         return self.on_existing != "error" or (self.relocate and before.start != now.start)
 
     def parts(
         self, ds: xr.Dataset, planned: AppendPlan, nodes: Mapping[str, Node]
     ) -> Iterator[tuple[xr.Dataset, slice | None]]:
-        """What to write: each part, and where it goes; None is behind what is there."""
+        """Yield the parts to write and where they go; None is the end of the array."""
         fixed = [name for name, v in ds.variables.items() if self.dim not in v.dims]
         for run in planned.replaced:
             values = ds.drop_vars([*fixed, self.dim])
@@ -176,7 +176,7 @@ class Append:
     def _rows(
         self, ds: xr.Dataset, rows: Sequence[int], start: int, nodes: Mapping[str, Node]
     ) -> xr.Dataset:
-        """These rows; each chunk from `start` on lies within one dask block again."""
+        """Select rows and rechunk, so that each chunk from `start` on is within one dask block."""
         first = rows[0] if rows else 0
         in_a_row = [*rows] == [*range(first, first + len(rows))]
         if in_a_row and len(rows) == ds.sizes[self.dim] and self.on_existing == "error":
@@ -188,7 +188,7 @@ class Append:
                 continue
             names = node.array.dimension_names or ()
             if not rows and self.dim in variable.dims:
-                variable.data = np.empty(variable.shape, variable.dtype)  # or a block is computed
+                variable.data = np.empty(variable.shape, variable.dtype)  # else a block is computed
             elif self.dim in names and self.dim in variable.dims:
                 chunk = node.array.chunk_shape[names.index(self.dim)]
                 blocks = aligned_blocks(variable.chunksizes[self.dim], start, chunk)
@@ -198,9 +198,9 @@ class Append:
     def _decoded(
         self, context: Context, view: SnapshotView
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """The labels that are there, and those given as they would be read back; of one type.
+        """The existing labels, and the given ones as they would be read back, of one type.
 
-        That they are read is noted nowhere: `check` looks at them again.
+        These reads are not recorded as reads of the session: `check` compares the labels again.
         """
         reader = ManifestStore(Workspace(context, view), read_only=True)
         backend: Any = ZarrStore.open_group(
@@ -208,7 +208,7 @@ class Append:
         )
         raw = backend.open_store_variable(self.dim).load()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what they warn of, `write` itself says
+            warnings.simplefilter("ignore")  # `write` itself reports what they warn of
             given = self.labels.copy(deep=False)
             given.encoding = decode_cf_variable(self.dim, raw).encoding
             encoded = np.asarray(backend.encode_variable(given, name=self.dim).values)

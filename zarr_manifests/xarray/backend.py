@@ -1,4 +1,4 @@
-"""The engine that opens a repository: xarray's Zarr backend on the store of a read-only session."""
+"""The engine that opens a repository: xarray's Zarr backend on a read-only session's store."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def _options(
 class ManifestsBackendEntrypoint(BackendEntrypoint):
     """The engine `zarr_manifests` of `xarray.open_dataset` and `xarray.open_datatree`.
 
-    It takes a path, a URL, a storage or a `Repository`, and besides the usual decoding options:
+    It takes a path, a URL, a storage or a `Repository`. Besides the usual decoding options it has:
 
-    - `branch`, `tag`, `snapshot_id`, `as_of`: which version to open, as in
-      `Repository.readonly_session`; the head of `main` by default.
-    - `group`: the path of the group; the root by default.
+    - `branch`, `tag`, `snapshot_id`, `as_of`: the version to open, as in
+      `Repository.readonly_session`; by default the head of `main`.
+    - `group`: the path of the group; by default the root.
 
     The dataset stays at the snapshot that was opened, whatever is committed later. Errors are
     those of `Repository.open` and `Repository.readonly_session`, and `NotFoundError` if there is
@@ -84,9 +84,9 @@ class ManifestsBackendEntrypoint(BackendEntrypoint):
     open_dataset_parameters = tuple(signature(_options).parameters)
 
     def guess_can_open(self, filename_or_obj: Any) -> bool:
-        """Whether a repository is there, which one small read tells; anything else is not ours.
+        """Whether a repository is there, decided by one small local read.
 
-        Of what is far away nothing is asked for a guess: name the engine.
+        Remote locations are not asked for a guess: pass the engine's name.
         """
         if isinstance(filename_or_obj, Repository | Storage):
             return True
@@ -114,8 +114,8 @@ class ManifestsBackendEntrypoint(BackendEntrypoint):
 class _PinnedVariable(xr.Variable):
     """A variable whose dask array is named after the contents it reads.
 
-    xarray names it after the URL that was opened, but what a URL holds changes with each commit:
-    dask would take chunks of two snapshots for the same and compute with the wrong ones.
+    xarray names it after the URL, but the contents of a URL change with each commit: dask would
+    take chunks of two snapshots for the same and compute with the wrong ones.
     """
 
     __slots__ = ()
@@ -155,7 +155,7 @@ def _open_store(
 
 
 def _known_group(store: ManifestStore, group: str | None) -> str:
-    """The group's path without slashes around it."""
+    """The group's path without slashes at its ends."""
     path = (group or "").strip("/")
     workspace = workspace_of(store)
     node = workspace.node(path)

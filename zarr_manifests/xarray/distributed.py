@@ -1,12 +1,12 @@
-"""Writing where dask computes in other processes: each block to a fork of its own.
+"""Writing where dask computes in other processes: each block is written to a fork of its own.
 
 1. The documents of all arrays, and all data in memory, are written to the session.
-2. Each dask block is a task: it makes a fork of its own, writes its block there and returns
-   what that changed, which is a few references and no data.
-3. What has come back, once a block, is merged into the session, which commits.
+2. Each dask block is a task. It makes its own fork of the session, writes its block there, and
+   returns its changes, which are a few references and no data.
+3. One result for each block is merged into the session, which then commits.
 
-A task that runs twice writes to another fork each time; only the one whose result came back
-counts. Two tasks that wrote to the same chunk make the merge fail, so nothing is lost silently.
+A task that runs twice writes to a different fork each time; only the result that came back counts.
+If two tasks wrote to the same chunk, the merge fails, so nothing is lost silently.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["computed_elsewhere", "write_elsewhere"]
 
 
 def computed_elsewhere(ds: xr.Dataset) -> bool:
-    """Whether dask arrays in it may be computed by other processes than this one."""
+    """Whether its dask arrays may be computed by other processes."""
     if find_spec("dask") is None:
         return False
     from dask import local, threaded
@@ -53,24 +53,24 @@ def write_elsewhere(
     region: Any,
     encoding: Mapping[Hashable, Mapping[str, Any]],
 ) -> None:
-    """Write a dataset to the session, each dask block of it wherever dask computes.
+    """Write a dataset to the session, with each dask block written where dask computes it.
 
-    Takes what `Dataset.to_zarr` takes.
+    Takes the arguments of `Dataset.to_zarr`.
     """
     storage, keys = workspace_of(session.store).storage, workspace_of(session.store).keys
     _check_reachable(storage)
-    if isinstance(storage, Unmade):  # others are going to look for what it holds back
+    if isinstance(storage, Unmade):  # other processes need the objects it holds back
         assert keys is not None
         storage.begin(object_key("chunks", keys.session_id, 0))
     writer = _write_in_memory(ds, session.store, options, region, encoding)
-    # What a fork is made of, and not a fork: unpickling one opens the snapshot, which may fail.
+    # The state of a fork, not a fork: unpickling a fork opens the snapshot, which may fail.
     origin = freeze_store(session.fork().store)
     written = _write_blocks(origin, writer)
     session.merge(*(_fork_with(origin, copy_id, own) for copy_id, own in written))
 
 
 def _check_reachable(storage: Storage) -> None:
-    """Refuse work elsewhere on a storage of this process alone: it would never come to an end."""
+    """Refuse to compute elsewhere on a storage of this process only: it would never finish."""
     from dask.base import compute
     from dask.delayed import delayed
 
@@ -91,7 +91,7 @@ def _write_in_memory(
     region: Any,
     encoding: Mapping[Hashable, Mapping[str, Any]],
 ) -> Any:
-    """What `Dataset.to_zarr` does, up to the dask arrays: these are left in the writer."""
+    """Do what `Dataset.to_zarr` does, except for dask arrays, which are left in the writer."""
     from xarray.backends import ZarrStore
     from xarray.backends.common import ArrayWriter
     from xarray.backends.writers import _validate_dataset_names, dump_to_store
@@ -99,7 +99,7 @@ def _write_in_memory(
     _validate_dataset_names(ds)
     ds = ds.copy()
     for variable in ds.variables.values():
-        if variable.size == 0:  # Zarr takes no chunks of no length
+        if variable.size == 0:  # Zarr accepts no chunks of length 0
             variable.load()
     writer: Any = ArrayWriter()  # type: ignore[no-untyped-call]
     zarr_store: Any = ZarrStore.open_group(
@@ -116,15 +116,15 @@ def _write_in_memory(
 
 
 type _Written = tuple[str, ChangeSet]
-"""Id of a fork, and what was changed there and not before."""
+"""Id of a fork, and its own changes."""
 
 
 def _write_blocks(origin: ForkState, writer: Any) -> Sequence[_Written]:
-    """Write each dask block to a fork of its own, wherever dask computes."""
+    """Write each dask block to a fork of its own, where dask computes it."""
     from dask.base import compute, persist
     from dask.delayed import delayed
 
-    # The result of a task, and not a literal, goes to each worker once and not with each block.
+    # The result of a task goes to each worker once; a literal would go with each block.
     shared = delayed(_unchanged, pure=False)(origin)
     written = [
         source.map_blocks(
@@ -140,8 +140,8 @@ def _write_blocks(origin: ForkState, writer: Any) -> Sequence[_Written]:
             writer.sources, writer.targets, writer.regions, strict=True
         )
     ]
-    # Persisted together, so that work which arrays share is done once; `compute` would try to put
-    # what the blocks return together to arrays.
+    # Persisted together, so that work shared by arrays is done once; `compute` would try to
+    # assemble arrays from what the blocks return.
     persisted = persist(*written)  # type: ignore[no-untyped-call]
     blocks = [block for array in persisted for block in array.to_delayed().ravel()]
     results: tuple[_Written, ...] = compute(*blocks)  # type: ignore[no-untyped-call]
@@ -153,7 +153,7 @@ def _unchanged(origin: ForkState) -> ForkState:
 
 
 def _start(region: Sequence[slice] | None, shape: Sequence[int]) -> tuple[int, ...]:
-    """Where the region begins."""
+    """The start of the region."""
     if not region:
         return (0,) * len(shape)
     return tuple(part.indices(n)[0] for part, n in zip(region, shape, strict=True))
@@ -180,10 +180,10 @@ def _write_block(
 
 
 def _fork_with(origin: ForkState, copy_id: str, own: ChangeSet) -> Fork:
-    """The fork as it was when the block had been written; of chunks, those of the block's array."""
+    """The fork as it was after the block was written, with chunks of the block's array only."""
     changed = own.touched()
     kept = {node: refs for node, refs in origin.before.chunks.items() if node in changed}
-    # Nothing is spilled here: the session that merges them does that.
+    # Nothing is spilled here: the session that merges the forks does that.
     before = replace(origin.before, chunks=kept, unsynced=[], spill=None)
     after = before.copy()
     after.unsynced, after.reads = own.unsynced, own.reads

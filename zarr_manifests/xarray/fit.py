@@ -1,15 +1,15 @@
-"""Whether values are read back as what they are, out of the arrays that they are written to.
+"""Whether values survive being written to an array and read back.
 
-xarray packs and casts without looking: 330 K, in an array of 16 bits that holds 250 to 300 K, is
-read back as 264. Here values that would be read as others are refused. What only rounds is fine:
-within the step of a packing, or the precision of a floating-point type.
+xarray packs and casts without checking: 330 K, in a 16-bit array packed for 250 to 300 K, is read
+back as 264 K. Here such values are refused. Rounding is allowed: within the step of a packing, or
+the precision of a floating-point type.
 
-A look at the least and the greatest value clears most parts of an array, and comparisons clear most
-values of any other part. What is left xarray itself encodes and decodes, and what differs is
-refused; so nothing is refused that would have been read back as it was.
+Most parts of an array pass by their smallest and largest value, and most values of the other parts
+by comparisons. For the rest, xarray itself encodes and decodes the values, and those that differ
+are refused. So no value is refused that would have been read back correctly.
 
-Invariants: values in memory are looked at before anything is written, dask's where and when they
-are computed, once; and never more than a few MB are copied.
+Invariants: values in memory are checked before anything is written; dask values are checked once,
+when and where they are computed; no more than a few MB are copied.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ _PACKED: Final = ("scale_factor", "add_offset")
 _MISSING: Final = ("_FillValue", "missing_value")
 _ENCODING: Final = (*_PACKED, *_MISSING, "_Unsigned", "units", "calendar", "dtype")
 _PART: Final = 2**17
-"""Values looked at together; the cache of a processor holds them."""
+"""Number of values checked together, so that they fit in a processor's cache."""
 _LISTED: Final = 3
 _ULPS: Final = 8
-"""By so many of their last digits a value can be off that is packed and unpacked."""
+"""How many units in the last place packing and unpacking may change a value."""
 _EXACT: Final = 2**53
-"""Up to here each integer is a float."""
+"""Up to here every integer is exactly a float."""
 _NEAR: Final = 1e-3
-"""Relative; what is so near to the end of a range is looked at in its own right."""
+"""Relative; values this near to the end of a range are checked one by one."""
 _SECOND: Final = (np.timedelta64(1, "s"), timedelta(seconds=1))
-"""Of numpy's times, and of cftime's."""
+"""Tolerances of numpy's times, and of cftime's."""
 
 
 class MisfitError(Exception):
-    """Raised where dask computes: a variable, and what of it does not fit."""
+    """Raised where dask computes: a variable, and the values that do not fit."""
 
     def __init__(self, name: str, misfits: tuple[Misfit, ...]) -> None:
         super().__init__(name, misfits)
@@ -62,7 +62,7 @@ class MisfitError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """A value, where it is, and what it would be read back as."""
+    """A value, its position, and what it would be read back as."""
 
     index: tuple[int, ...]
     given: str
@@ -76,23 +76,23 @@ def looked_at(
     options: Mapping[str, Any],
     encoding: Mapping[Hashable, Mapping[str, Any]],
 ) -> Iterator[xr.Dataset]:
-    """The dataset to write in the block; its dask arrays are checked when they are computed.
+    """Yield the dataset to write; its dask arrays are checked when they are computed.
 
     Parameters
     ----------
     ds : Dataset
-        What is to be written. Of arrays in memory the values are checked now.
+        The dataset to write. Values of arrays in memory are checked now.
     store : ManifestStore
-        Where to; its session has not changed anything yet.
+        The store to write to; its session has no changes yet.
     options : mapping
-        What `Dataset.to_zarr` is given: `group`, `mode` and `append_dim`.
+        The arguments of `Dataset.to_zarr`: `group`, `mode` and `append_dim`.
     encoding : mapping
-        By variable, for those that are new.
+        Encodings of new variables, by name.
 
     Raises
     ------
     InvalidArgumentError
-        If values would be read back as others; now, or at the end of the block.
+        If values would be read back differently; now, or at the end of the block.
     """
     fits = _fits(ds, store, options, encoding)
     try:
@@ -117,7 +117,7 @@ def _checked(ds: xr.Dataset, fits: Mapping[str, Fit]) -> xr.Dataset:
 
 
 def _explained(error: MisfitError, ds: xr.Dataset, fit: Fit) -> str:
-    """What does not fit, where it is, what would fit, and what to do."""
+    """Describe what does not fit, where it is, what would fit, and what to do."""
     told = "; ".join(
         f"{found.given} {_place(ds, fit.name, found.index)}would be read back as {found.read}"
         for found in error.misfits
@@ -153,7 +153,7 @@ def _checked_block(block: Any, *, fit: Fit, block_info: Any) -> Any:
     return block
 
 
-# --- how each variable is kept -------------------------------------------------------------------
+# --- how each variable is stored -----------------------------------------------------------------
 
 
 def _fits(
@@ -168,7 +168,7 @@ def _fits(
         if name in there:
             along = options["append_dim"]
             if options["mode"] == "a-" and along is not None and along not in variable.dims:
-                continue  # xarray leaves it as it is
+                continue  # xarray does not change it
             how: Mapping[str, Any] = there[name]
         else:
             how = encoding.get(name, variable.encoding)
@@ -182,13 +182,13 @@ def _fits(
 def _encodings_there(
     ds: xr.Dataset, store: ManifestStore, options: Mapping[str, Any]
 ) -> dict[Hashable, dict[str, Any]]:
-    """How xarray would encode what goes to arrays that are there; it reads no chunks for it."""
+    """How xarray would encode values for existing arrays; this reads no chunks."""
     from xarray.backends import ZarrStore
 
     workspace, group = workspace_of(store), options["group"]
     if options["mode"] == "w" or (group or "") not in workspace.view.nodes:
         return {}
-    # What is looked at here is no read that the commit depends on.
+    # Looking at this is no read that the commit depends on.
     reader: Any = ManifestStore(Workspace(workspace.context, workspace.view), read_only=True)
     opened: Any = ZarrStore.open_group(reader, mode="r", group=group, consolidated=False)
     names = {str(name): name for name in ds.variables}
@@ -207,22 +207,22 @@ def _encodings_there(
 
 @dataclass(frozen=True)
 class Fit:
-    """How a variable is kept, and whether values are read back as what they are.
+    """How a variable is stored, and whether its values survive that.
 
     Parameters
     ----------
     name : str
-        Of the variable.
+        Name of the variable.
     given : dtype
-        What is to be written.
+        Type of the values to write.
     attributes : mapping
-        The variable's own; what they say of packing is about values that are packed already.
+        The variable's own attributes; with packing among them, the values are packed already.
     encoding : mapping
         How xarray encodes it.
     stored : dtype, optional
-        That of the array that is there; None if there is none.
+        Type of the existing array; None if there is none.
     lazy : bool
-        Whether values are computed by dask.
+        Whether dask computes the values.
     """
 
     name: str
@@ -233,14 +233,14 @@ class Fit:
     lazy: bool
 
     def check(self, values: npt.NDArray[Any], start: Sequence[int] = ()) -> None:
-        """Look at values, the first of which is at `start`.
+        """Check values, the first of which is at position `start`.
 
         Raises
         ------
         MisfitError
-            If some would be read back as others.
+            If some would be read back differently.
         """
-        # Along memory, which is fast; which values come first in it is all the same.
+        # In memory order, which is fast; the order of values does not matter.
         axes = sorted(range(values.ndim), key=lambda axis: -abs(values.strides[axis]))
         along = values.transpose(axes)
         for places, given in self._all_doubtful(along):
@@ -261,9 +261,9 @@ class Fit:
 
     @property
     def needs_no_check(self) -> bool:
-        """Whether all values of the type are kept as they are."""
+        """Whether all values of the type are stored unchanged."""
         if self._is_time and self.stored is None and "units" not in self.encoding:
-            return True  # xarray chooses units that tell them all
+            return True  # xarray chooses units that fit all of them
         if self._takes_texts:
             return False
         if self._dtype.kind in "OT" or (self.given.kind in "OT" and self._dtype.kind not in "SU"):
@@ -276,7 +276,7 @@ class Fit:
 
     @property
     def range_text(self) -> str:
-        """What fits."""
+        """Describe the values that fit."""
         if self._is_time:
             return f"times as {self._dtype} in {self.encoding.get('units', 'whole units')!r}"
         if self._takes_texts:
@@ -302,12 +302,12 @@ class Fit:
             return f"{text}, where {codes} stands for NaN"
         return f"{text}, and no NaN" if self._codes or self._dtype.kind == "b" else text
 
-    # --- what is sure -----------------------------------------------------------------------------
+    # --- values that surely fit -------------------------------------------------------------------
 
     def _all_doubtful(
         self, values: npt.NDArray[Any]
     ) -> Iterator[tuple[npt.NDArray[np.intp], npt.NDArray[Any]]]:
-        """Values of which xarray itself has to tell whether they fit, and where they are."""
+        """Values that xarray itself has to encode and decode to decide, and their positions."""
         places, found, count, seen = [], [], 0, 0
         for part in _parts(values):
             at = self._doubtful(part)
@@ -322,7 +322,7 @@ class Fit:
             yield np.concatenate(places), np.concatenate(found)
 
     def _doubtful(self, part: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
-        """Where they are in a part."""
+        """Their positions in a part."""
         if not self._sure:
             return np.arange(part.size)
         is_float = part.dtype.kind == "f"
@@ -345,9 +345,9 @@ class Fit:
 
     @cached_property
     def _sure(self) -> list[tuple[float, float]]:
-        """Ranges all of which is read back as it was, in order; empty if none is known.
+        """Ranges whose values are all read back correctly, in order; empty if none is known.
 
-        Of floats that go into plain integers, the whole ones.
+        For floats stored as plain integers, this holds for whole numbers.
         """
         whole = self.given.kind in "biu"
         if self.given.kind not in "biuf" or self._dtype.kind not in "iuf":
@@ -359,14 +359,14 @@ class Fit:
             most = 2 ** (info.nmant + 1) if whole else float(info.max) * (1 - _NEAR)
             return _between(-most, most, self._missing, _NEAR)
         if not whole and "_Unsigned" in self.encoding and self._dtype.itemsize == 8:
-            return []  # xarray casts floats to signed integers on the way
+            return []  # xarray casts floats to signed integers first
         ranges = _between(*self._codes, self._missing, 0)
         if whole and not self._packed:
             return ranges
         return [self._inner(lo, hi) for lo, hi in ranges]
 
     def _inner(self, lo: float, hi: float) -> tuple[float, float]:
-        """Values that are surely kept as codes of that range, however they are rounded."""
+        """Values that are surely stored as codes of that range, however they are rounded."""
         low, high = self._ends(lo, hi)
         margin = 2 * self._looseness() * (abs(low) + abs(high) + abs(self._offset))
         if self._packed:
@@ -375,15 +375,15 @@ class Fit:
 
     @property
     def _keeps_nan(self) -> bool:
-        # Of what takes a float's place, only codes that a float can be are sure.
+        # Of integers stored for floats, only codes that a float can represent are sure.
         exact = bool(self._missing) and max(map(abs, self._missing)) <= _EXACT
         return self._codes is None or exact
 
     @cached_property
     def _dtype(self) -> np.dtype[Any]:
-        """What values are kept as; of times, if nothing is said, xarray chooses."""
+        """The type that values are stored as; xarray chooses one for times if none is given."""
         wanted = self.encoding.get("dtype", self.given) if self.stored is None else self.stored
-        if self.stored is None and wanted == "S1":  # how files have texts; xarray casts none to it
+        if self.stored is None and wanted == "S1":  # text in files; xarray casts nothing to it
             wanted = self.given
         try:
             return np.dtype(object if wanted is str else wanted)
@@ -392,7 +392,7 @@ class Fit:
 
     @property
     def _takes_texts(self) -> bool:
-        """Whether an array of texts is there, to which what is missing would be one as well."""
+        """Whether the existing array has text, in which missing values would become text too."""
         texts = self.stored is not None and self.stored.kind in "OT" and self.given.kind == "O"
         return texts and not self._is_time
 
@@ -402,7 +402,7 @@ class Fit:
 
     @cached_property
     def _codes(self) -> tuple[int, int] | None:
-        """The least and the greatest integer that is kept; None if it is not integers."""
+        """The smallest and largest integer that is stored; None if it is not integers."""
         if self._dtype.kind not in "iu":
             return None
         unsigned = self.encoding.get("_Unsigned")
@@ -414,7 +414,7 @@ class Fit:
 
     @cached_property
     def _missing(self) -> list[float]:
-        """What is kept for missing values, if it is not NaN."""
+        """The values stored for missing ones, except NaN."""
         given = [np.ravel(self.encoding.get(key, np.nan)) for key in _MISSING]
         numbers = [x for many in given for x in many.tolist() if isinstance(x, int | float)]
         if self._codes is None:
@@ -439,15 +439,15 @@ class Fit:
         return float(_plain(self.encoding.get("add_offset")) or 0)
 
     def _ends(self, *codes: float) -> list[float]:
-        """Of packed values, what they stand for, in order."""
+        """The values that codes stand for, in order."""
         if not self._packed:
             return list(codes)
         return sorted(code * self._scale + self._offset for code in codes)
 
-    # --- what differs -----------------------------------------------------------------------------
+    # --- values that differ -----------------------------------------------------------------------
 
     def _differences(self, part: npt.NDArray[Any]) -> tuple[npt.NDArray[np.bool_], Any]:
-        """Which values would be read back as others, and what as."""
+        """Which values would be read back differently, and as what."""
         if self._takes_texts:
             read = self._read_back(part)
             return xr.Variable("x", part).isnull().values & (read == read.astype(str)), read
@@ -462,7 +462,7 @@ class Fit:
         off = missing != np.isnan(read)
         with np.errstate(all="ignore"):
             if self.given.kind in "biu" and not self._packed and self._dtype.kind in "bf":
-                # As integers, since a float that is near is none that is the same.
+                # Compared as integers, since a nearby float is not the same integer.
                 other = read.astype(np.int64 if self.given.kind == "b" else self.given) != part
             else:
                 wide = np.complex128 if "c" in (read.dtype.kind, part.dtype.kind) else np.float64
@@ -473,7 +473,7 @@ class Fit:
         return off | (other & ~missing), read
 
     def _tolerance(self, part: npt.NDArray[Any], read: np.dtype[Any]) -> Any:
-        """How far off values may be."""
+        """How much values may differ."""
         size: Any = abs(part.astype(np.complex128 if part.dtype.kind == "c" else np.float64))
         size[~np.isfinite(size)] = 0.0
         if self._packed:
@@ -485,16 +485,16 @@ class Fit:
         return size * float(info.eps) + float(info.smallest_subnormal)
 
     def _looseness(self, *more: np.dtype[Any]) -> float:
-        """How much of a number the arithmetic of packing may round away."""
+        """The relative error that the arithmetic of packing may cause."""
         packing = [np.asarray(self.encoding.get(key)).dtype for key in _PACKED]
         floats = [t for t in (self.given, self._dtype, *packing, *more) if t.kind in "fc"]
         return _ULPS * max((float(np.finfo(t).eps) for t in floats), default=0.0)
 
     def _read_back(self, part: npt.NDArray[Any]) -> Any:
-        """What xarray would read, had it written the values."""
+        """The values that xarray would read after writing these."""
         if part.dtype.kind == "c" and self._dtype.kind != "c":
             part = part.real
-        # A dimension of the variable's name, since xarray warns of other variables.
+        # A dimension with the variable's name, since xarray warns about other variables.
         own = xr.Variable((self.name,), part, dict(self.attributes), dict(self.encoding))
         with np.errstate(all="ignore"):
             if self.lazy and self._is_time:  # whose units xarray does not change, as it does else
@@ -504,11 +504,11 @@ class Fit:
                 encoded = encode_cf_variable(own, name=self.name)
             kept = encoded.values if self.stored is None else encoded.values.astype(self.stored)
             said = encoded.attrs.items()
-            # Its own attributes tell of values that are packed already, and so are these.
+            # Packing in its own attributes means that the values are packed already.
             attributes = {k: _plain(v) for k, v in said if k not in self.attributes}
             raw = xr.Variable((self.name,), kept, attributes)
             unit: Any = np.datetime_data(part.dtype)[0] if part.dtype.kind == "M" else "ns"
-            own_kind = True if part.dtype == object else None  # else where numpy has no such dates
+            own_kind = True if part.dtype == object else None  # None: where numpy has no such dates
             times = xr.coders.CFDatetimeCoder(use_cftime=own_kind, time_unit=unit)
             decoded = decode_cf_variable(
                 self.name,
@@ -520,18 +520,18 @@ class Fit:
 
 
 def _parts(values: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
-    """All of it, one after another, in rows; without a copy where memory has them so."""
+    """All values in parts, as rows; without a copy where they are contiguous in memory."""
     flags: Any = ["external_loop", "buffered", "refs_ok", "zerosize_ok"]
     for part in np.nditer(values, flags, order="C", buffersize=_PART):
         yield np.atleast_1d(part)
 
 
 def _apart(given: npt.NDArray[Any], read: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Which times are others, and not just rounded."""
+    """Which times differ by more than rounding."""
     if given.dtype.kind == read.dtype.kind:
         apart: npt.NDArray[np.bool_] = abs(read - given) >= _SECOND[given.dtype.kind == "O"]
         return apart
-    # Read as cftime's: of another calendar than numpy's, or beyond its dates.
+    # Read as cftime objects: another calendar than numpy's, or beyond its dates.
     pairs = zip(given.astype("M8[s]").tolist(), read.tolist(), strict=True)
     differ = [
         isinstance(own, datetime) and abs(time - type(time)(*own.timetuple()[:6])) > _SECOND[1]
@@ -543,7 +543,7 @@ def _apart(given: npt.NDArray[Any], read: npt.NDArray[Any]) -> npt.NDArray[np.bo
 def _index(
     at: int, shape: Sequence[int], axes: Sequence[int], start: Sequence[int]
 ) -> tuple[int, ...]:
-    """Where a value is that is the `at`-th along memory."""
+    """The index of the `at`-th value in memory order."""
     place = dict(zip(axes, np.unravel_index(at, shape), strict=True))
     return tuple(int(place[axis]) + (start[axis] if start else 0) for axis in range(len(shape)))
 
@@ -551,7 +551,7 @@ def _index(
 def _between(
     lo: float, hi: float, holes: Sequence[float], near: float
 ) -> list[tuple[float, float]]:
-    """The ranges from `lo` to `hi` that no hole is in."""
+    """The ranges from `lo` to `hi` without the holes."""
     inside = [hole for hole in holes if lo <= hole <= hi]
     gaps = [1 if near == 0 else near * abs(hole) + near for hole in inside]
     starts = [lo, *(hole + gap for hole, gap in zip(inside, gaps, strict=True))]
@@ -560,7 +560,7 @@ def _between(
 
 
 def _plain(value: Any) -> Any:
-    """A number as JSON has it."""
+    """A number as JSON represents it."""
     return value.item() if isinstance(value, np.generic | np.ndarray) and value.size == 1 else value
 
 

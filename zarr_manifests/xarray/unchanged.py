@@ -1,6 +1,6 @@
-"""What a session has written that is there already, byte for byte.
+"""Which of a session's chunks are in its snapshot already, byte for byte.
 
-Checksums almost always tell that something differs; only where they do not, bytes are compared.
+A differing checksum shows most changes; bytes are compared only if the checksums are equal.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["changes_nothing", "drop_unchanged"]
 
 
 def changes_nothing(workspace: Workspace) -> bool:
-    """Whether all that was written is what the snapshot has at these places already."""
+    """Whether the snapshot has everything that was written already."""
     changes = workspace.changes
     if changes.nodes or changes.truncated:
         return False
@@ -26,7 +26,7 @@ def changes_nothing(workspace: Workspace) -> bool:
 
 
 def drop_unchanged(workspace: Workspace) -> None:
-    """Leave out of the changes each chunk that is there already, but for those set in bulk."""
+    """Drop written chunks that the snapshot has already, except those set in bulk."""
     same = [
         (node_id, coords)
         for node_id, coords, new in workspace.changes.refs()

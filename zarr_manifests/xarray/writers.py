@@ -1,7 +1,7 @@
-"""`write`: a dataset into a repository, in one commit.
+"""`write`: writing a dataset to a repository in one commit.
 
-Where dask works in threads of this process, its tasks write to the session's own store. Anywhere
-else `distributed` has it written to forks.
+If dask computes in threads of this process, its tasks write to the session's own store. Otherwise
+`distributed` writes the dataset to forks.
 """
 
 from __future__ import annotations
@@ -67,80 +67,81 @@ def write(
     sort: Literal["keep"] | None = None,
     check: Literal["values", "encoding"] | None = "values",
 ) -> str:
-    """Write a dataset into a repository in one commit, and make the repository if need be.
+    """Write a dataset to a repository in one commit; make the repository if necessary.
 
-    Whatever fails, either all of the dataset is committed or nothing, and no repository is made.
+    If anything fails, nothing is committed and no repository is made.
 
     Parameters
     ----------
     ds : Dataset
-        What to write. It may be lazy, also when it is read from the same repository, and its
-        dask arrays may be computed in threads, processes or on a distributed cluster that
-        reaches the storage. Each chunk must lie within one dask block.
+        The dataset. It may be lazy, even if it is read from the same repository, and its dask
+        arrays may be computed in threads, processes or on a distributed cluster that reaches the
+        storage. Each chunk must lie within one dask block.
     location : str, path, Storage or Repository
         Where the repository is, or is to be made.
     message : str
-        Why, for the history.
+        The commit message.
     branch : str
         The branch to commit to.
     group : str, optional
-        Path of the group; the root by default.
+        Path of the group; by default the root.
     mode : {"w", "w-", "a", "a-", "r+"}, optional
-        As in `Dataset.to_zarr`. `w` replaces the group and all below it, `a` writes over
-        variables that are there and adds others. By default what is there is never written over
-        unless `append_dim` or `region` says where.
+        As in `Dataset.to_zarr`. `w` replaces the group and everything below it, `a` writes over
+        existing variables and adds others. By default nothing existing is overwritten, unless
+        `append_dim` or `region` says where.
     append_dim : hashable, optional
         Append along this dimension; if the group has no data yet, it is created.
     region : mapping or "auto", optional
-        Write to this part of the arrays that are there, as in `Dataset.to_zarr`.
+        Write to this part of the existing arrays, as in `Dataset.to_zarr`.
     encoding : mapping, optional
-        By variable, for variables that are new.
+        Encodings of new variables, by name.
     metadata : mapping, optional
-        Kept with the commit: strings, numbers, lists and maps.
+        Stored with the commit: strings, numbers, lists and maps.
     config : RepositoryConfig or mapping, optional
-        For the repository if it is made; if it is there, used instead of its own for this write.
+        The configuration of a new repository; for an existing one, used instead of its own in this
+        write.
     relocate : bool, default False
-        Goes with `append_dim`: if others append meanwhile, land behind them, as in
+        Only with `append_dim`: if others append in the meantime, append behind them, as in
         `Session.relocate_appends`, or by writing again.
     on_existing : {"error", "skip", "replace"}, default "error"
-        Goes with `append_dim`: what to do with labels of that dimension's index coordinate that
-        are there already. `skip` leaves these rows out, `replace` writes them over what is there;
-        the other rows are appended. With both, the same call twice makes one commit.
+        Only with `append_dim`: what to do with rows whose labels in that dimension's index
+        coordinate exist already. `skip` leaves these rows out, `replace` writes them over the
+        existing ones; other rows are appended. With both, repeating a call makes no second commit.
     sort : {"keep"}, optional
-        Goes with `append_dim`: with `keep`, append in the order given, although the index
-        coordinate is not sorted then. By default that is an error.
+        Only with `append_dim`: `keep` appends in the order given, even if the index coordinate is
+        then unsorted. By default that is an error.
     check : {"values", "encoding"} or None, default "values"
-        What is refused: values that would be read back as others, and whatever has another
-        encoding than the arrays that are there; the latter only; or nothing. Values of dask
-        arrays are looked at when they are computed.
+        What to refuse. `values`: values that would be read back differently, and encodings that
+        contradict the existing arrays. `encoding`: the latter only. None: nothing. Values of dask
+        arrays are checked when they are computed.
 
     Returns
     -------
     str
-        The new snapshot's id; that of the branch's head if every byte was there already.
+        The id of the new snapshot; if every byte existed already, that of the branch's head.
 
     Raises
     ------
     AlreadyExistsError
-        If the group has data, and neither `mode`, `append_dim` nor `region` says what to do; or
-        labels of an append are there already, and `on_existing` does not.
+        If the group has data, and none of `mode`, `append_dim` and `region` is given; or if labels
+        of an append exist already and `on_existing` is "error".
     NotARepositoryError
-        If `region`, `mode="r+"` or another branch than `main` is given, and there is none.
+        If there is no repository, and `region`, `mode="r+"` or another branch than `main` is given.
     NotFoundError
         If there is no such branch, or nothing that `region` could be part of.
     InvalidArgumentError
-        If arguments contradict each other, or `encoding` has names that are unknown. If values
-        would mean something else in the arrays that are there, whose attributes stay: other units,
-        or times that cannot be told in theirs. If an append would leave arrays of different
-        lengths, replace an index coordinate, leave its labels unsorted, or has a label twice. If
-        values do not fit: beyond the range of a packing or a type, NaN where nothing stands for
-        it, fractions in integers, longer texts.
+        If arguments contradict each other, or `encoding` has unknown names. If values would change
+        their meaning in existing arrays, whose attributes stay: other units, or times that cannot
+        be stored in the existing ones. If an append would leave arrays of different lengths,
+        replace an index coordinate, leave its labels unsorted, or has a label twice. If values do
+        not fit: beyond the range of a packing or a type, NaN without a missing value, fractions in
+        integers, texts that are too long.
     ConflictError
-        If somebody else has committed to the same chunks or metadata meanwhile, or two tasks
-        wrote to the same chunk.
+        If others have committed to the same chunks or metadata in the meantime, or two tasks wrote
+        to the same chunk.
     ValueError
-        From xarray, if the dataset does not go with what is there, or its dask blocks with the
-        chunks.
+        From xarray, if the dataset does not match the existing arrays, or its dask blocks do not
+        match the chunks.
 
     Examples
     --------
@@ -173,7 +174,7 @@ def write(
     def into(repository: Repository) -> str:
         @contextmanager
         def begun() -> Iterator[tuple[xr.Dataset, Session, dict[str, Any]]]:
-            """The dataset as it is to be written, a session to write it to, and how."""
+            """The dataset to write, the session to write it to, and the options."""
             session = repository.writable_session(branch)
             if relocate:
                 session.relocate_appends(append_dim)  # type: ignore[arg-type]  # checked there
@@ -206,7 +207,7 @@ def _into(
     *,
     make: bool,
 ) -> str:
-    """Write into the repository there, or into one that the first commit makes."""
+    """Write into an existing repository, or into one that the first commit makes."""
     storage = location if isinstance(location, Storage) else from_url(location)
     if make and not Repository.exists(storage):
         unmade = Unmade(storage)
@@ -221,7 +222,7 @@ def _into(
 
 
 def _made_by_others(unmade: Unmade, error: BaseException) -> bool:
-    """Take back what was written; whether somebody else has made a repository meanwhile."""
+    """Withdraw what was written; return whether somebody else has made a repository."""
     try:
         others = unmade.withdraw() or isinstance(error, AlreadyExistsError)
         return others and isinstance(error, ManifestsError) and Repository.exists(unmade.storage)
@@ -236,7 +237,7 @@ def _append(
     encoding: Mapping[Hashable, Mapping[str, Any]],
     commit: Callable[..., str],
 ) -> str:
-    """Plan an append, write and commit it; and again if others have changed what it rests on."""
+    """Plan, write and commit an append; repeat if others have changed what the plan is based on."""
     planned: AppendPlan | None = None
     conflict: ConflictError | None = None
     attempts = 0
@@ -269,7 +270,7 @@ def _commit(
     metadata: Mapping[str, Any],
     check_tip: TipCheck | None = None,
 ) -> str:
-    """Id of the new snapshot, or of the session's if nothing is to be committed."""
+    """Commit and return the snapshot's id; the session's own if there is nothing to commit."""
     if changes_nothing(workspace_of(session.store)):
         return session.snapshot_id
     return commit_checked(session, message, metadata, check_tip)
@@ -343,7 +344,7 @@ def _zarr_options(
     append_dim: Hashable | None,
     region: _Region | None,
 ) -> dict[str, Any]:
-    """Arguments for xarray's Zarr backend, by what is there already."""
+    """Arguments for xarray's Zarr backend, depending on what exists already."""
     url = workspace_of(store).storage.url
     arrays = sorted(
         node_path.rpartition("/")[2]
@@ -373,7 +374,7 @@ def _zarr_options(
 
 
 def _zarr_format(store: ManifestStore, path: str, *, replaced: bool) -> int:
-    """That of the group, or of the nearest above it; no node is seen from one of another format."""
+    """The format of the group or its nearest parent; nodes of different formats do not mix."""
     nodes = workspace_of(store).nodes()
     if replaced and not path:
         return 3
