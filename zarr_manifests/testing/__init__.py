@@ -1,8 +1,7 @@
-"""For tests: storages that count, delay, fail and crash, and a check of recorded transactions.
+"""Test tools: storages that count, delay, fail and crash, and a checker of recorded transactions.
 
-Each storage wraps any storage, and they wrap one another:
-`CountingStorage(LatencyStorage(MemoryStorage()))` counts sequential rounds as they would be on
-an object store.
+Each storage wraps any other one, so they can be combined:
+`CountingStorage(LatencyStorage(MemoryStorage()))` counts sequential rounds as on an object store.
 """
 
 from zarr_manifests.testing.copies import copy_of

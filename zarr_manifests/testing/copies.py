@@ -1,4 +1,4 @@
-"""A storage as it is at one moment, to try something on it more than once."""
+"""Copies of a storage at one moment, to try something more than once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["copy_of"]
 
 
 def copy_of(storage: Storage) -> MemoryStorage:
-    """All objects of a storage, in memory; what is done to the copy the storage does not see.
+    """Return a copy of all objects of a storage, in memory, independent of the original.
 
     Examples
     --------

@@ -21,7 +21,7 @@ _NO_ROUNDS = frozenset({"sync", "create_after"})
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One call that was made.
+    """One call of a storage.
 
     Parameters
     ----------
@@ -33,10 +33,10 @@ class Record:
     nbytes : int
         Bytes of the object that were sent or received.
     start, end : float
-        When the call was made and when it returned, in seconds of a clock that never goes back.
+        When the call was made and when it returned, in seconds of a monotonic clock.
     asked : tuple of int
-        Steps of a clock that counts (`runtime.asked_at`): when the threads that led to the call
-        were asked for, and when it was made.
+        Steps of a counting clock (`runtime.asked_at`): when the threads that led to the call were
+        started, and when it was made.
     ended : int
         The step at which it returned.
     """
@@ -51,19 +51,19 @@ class Record:
 
 
 class CountingStorage(WrappedStorage):
-    """Keeps a log of the calls made to a storage.
+    """Logs the calls made to a storage.
 
-    A call that fails is a request too. A call that takes several ranges or keys is one, and so
-    is a `list`, however far it is read. `sync` is in the log and is neither a request nor a
-    round: it has no counterpart where objects are durable once written. A pickled copy starts
-    with an empty log.
+    A call that fails counts as a request. A call with several ranges or keys counts as one, and so
+    does a `list`, however far it is read. `sync` is in the log but is neither a request nor a
+    round: where written objects are durable, it needs none. A pickled copy starts with an empty
+    log.
 
     Parameters
     ----------
     storage : Storage
-        The storage the calls are passed on to. Where that is `inline`, the code may make calls
-        in turn that it makes side by side elsewhere: put a `LatencyStorage` between to count
-        the rounds of a storage that is far away; its latency may be 0.
+        The storage the calls are passed to. If it is `inline`, code may make calls one by one that
+        it makes in parallel elsewhere: put a `LatencyStorage` in between to count the rounds of a
+        remote storage; its latency may be 0.
 
     Examples
     --------
@@ -89,16 +89,16 @@ class CountingStorage(WrappedStorage):
 
     @property
     def log(self) -> list[Record]:
-        """The calls since the beginning or the last `reset`, in the order in which they ended."""
+        """The calls since the start or the last `reset`, in the order in which they ended."""
         return self._log
 
     def reset(self) -> None:
-        """Start with an empty log."""
+        """Empty the log."""
         self._log = []
 
     @property
     def requests(self) -> int:
-        """How many calls were made, without `sync`."""
+        """The number of calls, without `sync`."""
         return sum(record.op not in _NO_REQUESTS for record in self._log)
 
     @property
@@ -108,16 +108,17 @@ class CountingStorage(WrappedStorage):
 
     @property
     def bytes_written(self) -> int:
-        """Bytes of objects sent, whether or not they took effect."""
+        """Bytes of objects sent, whether or not the calls took effect."""
         return sum(record.nbytes for record in self._log if record.op in _WRITES)
 
     def rounds(self) -> int:
-        """The length of the longest chain of calls each of which waited for the one before.
+        """The length of the longest chain of calls that waited for each other.
 
-        A call has waited for all that had returned when it was asked for; and on a thread of
-        `Runtime.parallel`, when that was asked to run it, and for earlier calls of its own. How
-        soon threads begin and how long calls take makes no difference. What follows a swap
-        (`create_after`) is not waited for and does not count.
+        A call has waited for all calls that had returned when it was made. On a thread of
+        `Runtime.parallel`, it has waited for those that had returned when `parallel` was called,
+        and for earlier calls on that thread. So the result does not depend on when threads start or
+        how long calls take. The create after a swap (`create_after`) is not waited for and does
+        not count.
         """
         # By the steps that led to a thread: when calls of it, and of threads it asked for in turn,
         # returned; and the longest chain up to each of these, 0 before the first.

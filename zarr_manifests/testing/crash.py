@@ -1,18 +1,18 @@
-"""A local disk that loses, at a crash, whatever was not fsynced.
+"""A local disk that loses everything that was not fsynced when it crashes.
 
-The model is as unkind as POSIX allows:
+The model is as strict as POSIX allows:
 
-- The bytes of a file are on the disk once the file has been fsynced. Before that a crash leaves
-  the file empty or cut short.
-- A name (made by `link`, `rename`, `mkdir`, or removed by `unlink`, `rmdir`) is on the disk once
-  its folder has been fsynced, whether or not the file was. Before that a crash undoes it: the name
-  is gone, the replaced or removed file is back, the folder is gone with all that was in it. A
-  removed folder that is back is as it was on the disk: what was done in it, and was not brought
-  there before the folder went, is undone too, whatever is in a new folder of that name.
-- With a random generator each of these is lost or kept by chance. Of the changes to one name,
-  those that are kept come before those that are lost.
+- The bytes of a file are on the disk once the file is fsynced. Before that, a crash leaves the file
+  empty or truncated.
+- A change of a name (by `link`, `rename`, `mkdir`, `unlink` or `rmdir`) is on the disk once its
+  folder is fsynced, whether or not the file was. Before that, a crash undoes it: a new name is
+  gone, a replaced or removed file is back, and a new folder is gone with everything in it. A
+  removed folder comes back as it was on the disk: changes in it that were not flushed before its
+  removal are undone too, whatever is in a new folder of that name.
+- With a random generator, each of these is lost or kept by chance. Of several changes to one name,
+  the earlier ones are kept first.
 
-Only what this process does through the disk is tracked.
+Only changes that this process makes through the disk are tracked.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class _Change:
     before: bytes | None
     before_synced: bool = True
     inside: tuple[_Change, ...] | None = None
-    """Of a removed folder: what was changed in it and was not on the disk."""
+    """For a removed folder: its changes that were not on the disk."""
 
 
 class CrashDisk(PosixDisk):
-    """Records the calls that change a disk, and can crash.
+    """Records the calls that change the disk, and can crash.
 
     Parameters
     ----------
@@ -68,12 +68,12 @@ class CrashDisk(PosixDisk):
     def __init__(self, *, anonymous: bool = True) -> None:
         super().__init__(anonymous=anonymous)
         self.calls: list[str] = []
-        """The calls since the beginning or the last crash, with paths below the root."""
+        """The calls since the start or the last crash, with paths relative to the root."""
         self.crash_at: int | None = None
-        """The number, counted from 1 in `calls`, of the call that is never made: it and all
-        after it raise `SimulatedCrash`, until `crash` has been called."""
+        """The number of the call, counted from 1 in `calls`, that is never made: it and all later
+        ones raise `SimulatedCrash`, until `crash` is called."""
         self.root = "/"
-        """The folder the paths in `calls` are shown from."""
+        """The folder that paths in `calls` are relative to."""
         self._lock = threading.RLock()
         self._unsynced: set[_File] = set()
         self._changes: list[_Change] = []
@@ -82,15 +82,15 @@ class CrashDisk(PosixDisk):
         raise StorageError("a disk that can crash keeps its state in this process: not picklable")
 
     def crash(self, rng: random.Random | None = None) -> None:
-        """Lose what is not on the disk, and be ready for use again.
+        """Lose what is not on the disk; the disk can then be used again.
 
         Parameters
         ----------
         rng : random.Random, optional
-            Decides what is lost; without one all of it is.
+            Decides what is lost; without it, everything is.
         """
         with self._lock:
-            # Files first: what comes back may get the number of a file that goes.
+            # Files first: a restored file may get the inode of a file that is removed.
             for path in sorted(Path(self.root).rglob("*")):
                 if path.is_file() and _file(path.stat()) in self._unsynced:
                     path.write_bytes(_torn(path.read_bytes(), rng))
@@ -103,7 +103,7 @@ class CrashDisk(PosixDisk):
             temp = super().open_temp(directory)
             if temp.path is not None:
                 self._changes.append(_Change(temp.path, None))
-            self._unsynced.discard(_file(os.fstat(temp.fd)))  # the number may have been used
+            self._unsynced.discard(_file(os.fstat(temp.fd)))  # the inode may have been used before
             return temp
 
     def write(self, temp: Temp, data: bytes | memoryview) -> None:
@@ -161,7 +161,7 @@ class CrashDisk(PosixDisk):
 
 
 class CrashableLocalStorage(LocalStorage):
-    """Local storage whose machine can crash. Not picklable.
+    """Local storage that can crash like its machine. Not picklable.
 
     Parameters
     ----------
@@ -195,7 +195,7 @@ class CrashableLocalStorage(LocalStorage):
         Parameters
         ----------
         rng : random.Random, optional
-            Decides what is lost; without one all of it is.
+            Decides what is lost; without it, everything is.
         """
         self.disk.crash(rng)
         super().__init__(self.path, disk=self.disk)
@@ -206,7 +206,7 @@ def _file(status: os.stat_result) -> _File:
 
 
 def _lose(changes: Sequence[_Change], rng: random.Random | None) -> None:
-    """Undo what is lost; without a random generator all of it is."""
+    """Undo the changes that are lost; without a random generator all of them."""
     by_path: dict[str, list[int]] = {}
     for i, change in enumerate(changes):
         by_path.setdefault(change.path, []).append(i)

@@ -1,8 +1,8 @@
-"""Makes the calls of a storage go wrong, one by one and on purpose.
+"""Injecting faults into the calls of a storage.
 
-Invariants: a call at which no fault fires is passed on unchanged; at most one fault fires at a
-call (the first of those that are due); after a simulated crash nothing reaches the storage, as
-nothing does from a process that is dead.
+Invariants: a call without a fault is passed on unchanged; at most one fault fires per call (the
+first one that is due); after a simulated crash no call reaches the storage, as if the process were
+dead.
 """
 
 from __future__ import annotations
@@ -34,49 +34,49 @@ _KINDS: Final[tuple[str, ...]] = get_args(FaultKind.__value__)
 _READS = frozenset({"get", "get_ranges", "get_tagged"})
 _WRITES = frozenset({"put", "create", "create_after", "cas", "delete_many"})
 _OPS = _READS | _WRITES | {"head", "list", "stray", "sync"}
-# Other faults can befall any call.
+# The other kinds apply to any call.
 _ONLY = {"truncate": _READS, "flip_bits": _READS, "duplicate_late": _WRITES}
 
 
 class SimulatedCrash(BaseException):
-    """The process is dead. Not an `Exception`, so that no handler survives it."""
+    """The simulated death of the process. Not an `Exception`, so that no handler catches it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What goes wrong, and at which calls.
+    """A fault, and the calls at which it fires.
 
     Parameters
     ----------
     kind : str
-        - `fail_before`: an error, and no effect.
-        - `fail_after`: the effect, and an error, as when a request times out.
-        - `lose_answer`: the effect, and its answer is lost underneath: the client library tries
-          again by itself and hands out the answer to that. So `create` says False and `cas` None
-          of the caller's own write.
-        - `duplicate_late`: a write is made once more, `after_calls` calls later, under the same
-          conditions; nobody sees the answer to that.
-        - `truncate`: a read gives only the first half of its bytes.
-        - `flip_bits`: a read gives its bytes with one bit in their middle flipped.
-        - `crash_before`, `crash_after`: `SimulatedCrash`, without or with the effect.
+        - `fail_before`: an error, without effect.
+        - `fail_after`: the effect, then an error, like a request that times out.
+        - `lose_answer`: the effect, but the answer is lost, and the client library repeats the
+          call and returns the second answer. So `create` returns False and `cas` None for the
+          caller's own write.
+        - `duplicate_late`: a write is repeated `after_calls` calls later, under the same
+          conditions; its answer is dropped.
+        - `truncate`: a read returns only the first half of its bytes.
+        - `flip_bits`: a read returns its bytes with one bit in their middle flipped.
+        - `crash_before`, `crash_after`: `SimulatedCrash`, before or after the effect.
     op : str, optional
-        Only calls of this name (`get`, `create`, ...; `create_after` is the `then_create` of a
-        swap); the async twins count as what they are twins of.
+        Only calls with this name (`get`, `create`, ...; `create_after` is the `then_create` of a
+        swap); async variants count as their synchronous ones.
     key : str
-        Only calls one of whose keys matches this pattern (`fnmatch`: `*` goes across slashes).
+        Only calls with a key that matches this pattern (`fnmatch`: `*` also matches slashes).
     skip : int
-        How many matching calls to spare first.
+        How many matching calls to skip first.
     count : int, optional
-        At how many matching calls the fault fires after that; None for ever.
+        At how many matching calls the fault then fires; None for all.
     after_calls : int
-        For `duplicate_late`.
+        For `duplicate_late`: after how many calls the write is repeated.
     error : type
         What the failing kinds raise.
 
     Raises
     ------
     InvalidArgumentError
-        If the kind or the op is unknown, the two do not go together, or a count makes no sense.
+        If the kind or the op is unknown, they do not fit together, or a count is out of range.
 
     Examples
     --------
@@ -105,24 +105,24 @@ class Fault:
             raise InvalidArgumentError(f"skip, count and after_calls make no sense in {self}")
 
     def matches(self, op: str, keys: Sequence[str]) -> bool:
-        """Whether a call of `op` with these keys is one this fault is meant for."""
+        """Whether the fault applies to a call of `op` with these keys."""
         if op not in _ONLY.get(self.kind, _OPS) or self.op not in (None, op):
             return False
         return any(fnmatch.fnmatchcase(key, self.key) for key in keys or ("",))
 
 
 class FaultyStorage(WrappedStorage):
-    """Passes calls on to a storage, with faults.
+    """Passes calls to a storage, with faults.
 
-    The `then_create` of a swap is a call of its own here, `create_after`, so that a crash can
-    come between the two.
+    The `then_create` of a swap is a separate call here, `create_after`, so that a crash can happen
+    between the two.
 
     Parameters
     ----------
     storage : Storage
-        What is wrapped.
+        The storage to wrap.
     faults : sequence of Fault
-        What goes wrong; each counts the calls that match it by itself.
+        The faults; each counts the calls that match it on its own.
 
     Examples
     --------
@@ -138,7 +138,7 @@ class FaultyStorage(WrappedStorage):
     def __init__(self, storage: Storage, faults: Sequence[Fault] = ()) -> None:
         super().__init__(storage)
         self.calls: list[tuple[str, str]] = []
-        """Name and (first) key of every call since the beginning or the last `reset`."""
+        """Name and (first) key of every call since the start or the last `reset`."""
         self._faults = tuple(faults)
         self._lock = threading.Lock()
         self.reset()
@@ -147,7 +147,7 @@ class FaultyStorage(WrappedStorage):
         return type(self), (self._storage, self._faults)
 
     def reset(self) -> None:
-        """Begin anew: no calls counted, no `fail_at`, no repeats due, not crashed."""
+        """Start over: no counted calls, no `fail_at`, no pending repeats, not crashed."""
         with self._lock:
             self.calls = []
             self._seen = [0] * len(self._faults)
@@ -156,14 +156,14 @@ class FaultyStorage(WrappedStorage):
             self._dead = False
 
     def fail_at(self, number: int, kind: FaultKind = "fail_before") -> None:
-        """Let call `number` go wrong, counted from 1 in `calls`.
+        """Make call `number`, counted from 1 in `calls`, fail.
 
-        A kind that cannot befall that call does nothing.
+        A kind that does not apply to that call has no effect.
 
         Raises
         ------
         InvalidArgumentError
-            If the call has been made already, or the kind is unknown.
+            If the call was made already, or the kind is unknown.
         """
         with self._lock:
             if number <= len(self.calls):
@@ -193,7 +193,7 @@ class FaultyStorage(WrappedStorage):
         try:
             return self._around(Call("cas", (key,), run, len(data)))
         finally:
-            # Whatever the caller has been told of it, the swap is what the create follows.
+            # Whatever answer the caller gets, the create follows the swap.
             if applied and then_create is not None:
                 self._create_after(*then_create)
 
@@ -224,7 +224,7 @@ class FaultyStorage(WrappedStorage):
             self._repeat(number)
 
     def _begin(self, call: Call[Any]) -> tuple[int, Fault | None]:
-        """Count the call and find the fault that fires at it; raises if that is at once."""
+        """Count the call and find the fault that fires; raises if it fires before the effect."""
         with self._lock:
             if self._dead:
                 raise SimulatedCrash(f"{call.op} {call.key} after the crash")
@@ -268,7 +268,7 @@ class FaultyStorage(WrappedStorage):
         return result
 
     def _repeat(self, number: int) -> None:
-        """Make the late repeats that are due once call `number` is over."""
+        """Make the repeats that are due after call `number`."""
         with self._lock:
             due = [] if self._dead else [call for at, call in self._late if at <= number]
             self._late = [(at, call) for at, call in self._late if at > number]
@@ -276,7 +276,7 @@ class FaultyStorage(WrappedStorage):
             try:
                 call.run()
             except StorageError:
-                continue  # there is nobody to tell
+                continue  # no caller is waiting for it
 
 
 def _damaged[R](result: R, damage: Callable[[bytes], bytes]) -> R:

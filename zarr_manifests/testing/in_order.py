@@ -1,4 +1,4 @@
-"""A runtime in which the same calls are made in the same order each time."""
+"""A runtime that makes calls in the same order each time."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["in_order"]
 
 
 def in_order(**given: Any) -> Runtime:
-    """One call after another on one thread, no waiting, and no timers; else as `SYSTEM`.
+    """Return a runtime with one thread, without waiting and timers; else like `SYSTEM`.
 
-    What a commit sends comes in the same order each time, so a fault that is to hit a certain call
-    hits it.
+    A commit then makes its calls in the same order each time, so a fault at a certain call always
+    hits the same one.
 
     Parameters
     ----------
     **given
-        Fields of `Runtime` that are to be something else.
+        Fields of `Runtime` to replace.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Lets others do something at one moment of what is done to a storage."""
+"""Running something at one moment between the calls of a storage."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class InterruptingStorage(WrappedStorage):
     Parameters
     ----------
     storage : Storage
-        The storage the calls are passed on to.
+        The storage the calls are passed to.
     action : callable
-        What others do then, by a storage of their own. Called once.
+        What others do at that moment, on a storage of their own. Called once.
     at : int
-        The number of the call that it comes before; 0 for none, until `arm` says it.
+        The number of the call before which it is called; 0 for none, until `arm` sets it.
 
     Attributes
     ----------
     ops : list of str
-        The names of the calls made, since `arm` if that was called.
+        The names of the calls made, since `arm` if it was called.
 
     Examples
     --------

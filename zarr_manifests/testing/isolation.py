@@ -1,19 +1,20 @@
-"""Checks recorded transactions of concurrent sessions for the isolation that was promised.
+"""Checking recorded transactions of concurrent sessions for the promised isolation.
 
-The order of versions is not guessed: the branch's history says who committed after whom, so the
-edges between transactions are exact. `ww` leads from a version's writer to the next one's, `wr`
-from a version's writer to who read it, `rw` from who read a version to who wrote the next. With
-these, by the names that Adya gave them:
+The branch's history gives the order of versions, so the edges between transactions are exact: `ww`
+leads from the writer of a version to the writer of the next, `wr` from the writer of a version to
+its readers, `rw` from the readers of a version to the writer of the next. The anomalies, by Adya's
+names:
 
-- *G1a*, a read of what no committed transaction wrote; *G1b*, of what its writer wrote over again;
-  *G1c*, a cycle of `ww` and `wr`.
+- *G1a*: a read of something that no committed transaction wrote. *G1b*: a read of something that
+  its writer overwrote itself. *G1c*: a cycle of `ww` and `wr`.
 - *G-SIa*: a transaction overwrites a version that was committed after it began (a lost update), or
-  reads one. *G-SIb*: it misses one that was committed before it began.
-- *G2*: a cycle of which each `rw` leaves a transaction that asked to be serialisable. Others may
-  skew; a serialisable one has no `rw` to what was committed before it, so its edges go forward.
+  reads one. *G-SIb*: it misses a version that was committed before it began.
+- *G2*: a cycle in which each `rw` starts at a transaction that asked to be serializable. Others may
+  have write skew. A serializable one has no `rw` to an earlier commit, so its edges lead forward.
 
-Besides, an acknowledged commit is in the history exactly once, a refused one is not, a transaction
-reads what it wrote itself, and a client's next transaction begins no earlier than its last commit.
+Also checked: an acknowledged commit is in the history exactly once, and a refused one is not; a
+transaction reads its own writes; a client's next transaction begins no earlier than its last
+commit.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ class Operation:
     kind : {"read", "write"}
         What it did.
     key : str
-        Of what.
+        What it read or wrote.
     value : hashable
-        What was found there or put there; None if nothing was there, or it was deleted. The
-        more values differ from each other, the more is found out.
+        The value found or written; None if there was none, or it was deleted. Distinct values
+        reveal more violations.
     """
 
     kind: Literal["read", "write"]
@@ -52,24 +53,24 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """What one session did, from its begin to its commit.
+    """The operations of one session, from its start to its commit.
 
     Parameters
     ----------
     name : str
-        Unlike that of any other; the history tells by it who made a snapshot.
+        A unique name, by which the history identifies the author of a snapshot.
     began_at : str
-        Id of the snapshot that the session began with.
+        Id of the snapshot at which the session began.
     operations : tuple of Operation
-        In the order they were done.
+        In the order in which they were done.
     outcome : {"committed", "refused", "unknown", "reader"}
-        What its commit said: unknown if it never answered, reader if there was none to make.
+        The outcome of its commit: unknown if it never answered, reader if it made none.
     snapshot_id : str, optional
-        What a commit that was acknowledged returned.
+        The id that an acknowledged commit returned.
     serializable : bool
-        Whether that was asked for.
+        Whether it asked to be serializable.
     client : str, optional
-        Whose it was; a client does one transaction after another.
+        The client that ran it; a client runs its transactions one after another.
     """
 
     name: str
@@ -83,14 +84,14 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One thing that must not be.
+    """A violation of the promised isolation.
 
     Parameters
     ----------
     kind : str
         `lost`, `duplicate`, `refused`, `internal`, `order`, or one of Adya's names.
     transactions : tuple of str
-        Names of those that are in it.
+        Names of the transactions involved.
     text : str
         What happened.
     """
@@ -103,15 +104,15 @@ class Violation:
 def check_isolation(
     transactions: Iterable[Transaction], history: Sequence[tuple[str, str]]
 ) -> list[Violation]:
-    """Whatever is wrong with these transactions; empty if nothing is.
+    """Return the violations in these transactions; empty if there are none.
 
     Parameters
     ----------
     transactions : iterable of Transaction
-        All there were; those of one client in the order it did them.
+        All transactions; those of one client in the order in which it ran them.
     history : sequence of (str, str)
-        The branch's snapshots, oldest first: id, and name of the transaction that made it, or an
-        empty text if that was none of these.
+        The branch's snapshots, oldest first: the id, and the name of the transaction that made it,
+        or an empty string for none of these.
 
     Returns
     -------
@@ -120,7 +121,7 @@ def check_isolation(
     Raises
     ------
     ValueError
-        If two transactions have one name, or one began at a snapshot that is not in the history.
+        If two transactions have the same name, or one began at a snapshot not in the history.
 
     Examples
     --------
@@ -138,7 +139,7 @@ def check_isolation(
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """A value that a key had from one place in the history on."""
+    """A value of a key, from one place in the history on."""
 
     at: int
     writer: str
@@ -154,7 +155,7 @@ class _Graph:
             self.edges[one].add(other)
 
     def cycle(self) -> tuple[str, ...] | None:
-        """Some cycle; None if there is none."""
+        """Return a cycle, or None if there is none."""
         done: set[str] = set()
         for start in sorted(self.edges):
             path: list[str] = []
@@ -208,19 +209,19 @@ class _Checker:
             cycle = graph.cycle()
             if cycle is not None:
                 self._note(kind, cycle, "each depends on the next, and the last on the first")
-                break  # a cycle of the one graph is one of the other, too
+                break  # a cycle of the one graph is also one of the other
         return self._found
 
     def _note(self, kind: str, names: Iterable[str], text: str) -> None:
         self._found.append(Violation(kind, tuple(names), text))
 
     def _place(self, one: Transaction) -> int | None:
-        """Where in the history its commit is; None if it did not land."""
+        """The place of its commit in the history; None if it did not land."""
         places = self._places.get(one.name)
         return places[0] if places else None
 
     def _all_versions(self) -> dict[str, list[_Version]]:
-        """By key, oldest first; first what was there before, which nobody wrote."""
+        """The versions of each key, oldest first; the first is the initial state."""
         found: dict[str, list[_Version]] = {}
         for one in self._transactions:
             for operation in one.operations:
@@ -284,9 +285,9 @@ class _Checker:
                 self._note("internal", [one.name], f"it wrote {key}: {own[key]!r}, read {value!r}")
 
     def _read_version(self, one: Transaction, key: str, value: Hashable) -> int | None:
-        """The version of the key that it has read, as a place among them; what is wrong is noted.
+        """The version of the key that it has read, by its position; violations are noted.
 
-        Of several with that value it is the one that it was to read, or else the last.
+        Of several versions with that value, it is the expected one if possible, else the last.
         """
         versions, began = self._versions[key], self._snapshots[one.began_at]
         due = max(i for i, version in enumerate(versions) if version.at <= began)

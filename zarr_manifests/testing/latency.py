@@ -1,4 +1,4 @@
-"""Makes a storage as far away as an object store."""
+"""Delaying the calls of a storage, like a remote object store."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ __all__ = ["LatencyStorage"]
 
 
 class LatencyStorage(WrappedStorage):
-    """Waits before every call but `sync`, and says it is not `inline`.
+    """Waits before every call except `sync`, and reports that it is not `inline`.
 
-    The `then_create` of a swap is made in the background after the swap has been answered, as
-    it is where the storage is remote.
+    The `then_create` of a swap runs in the background after the swap, as on a remote storage.
 
     Parameters
     ----------
     storage : Storage
-        The storage the calls are passed on to.
+        The storage the calls are passed to.
     latency_s : float
         Seconds to wait.
     runtime : Runtime
-        Waits, and runs what is done in the background. Only with the default one can the
-        storage be pickled.
+        Used to wait and to run background calls. The storage can only be pickled with the default
+        runtime.
 
     Raises
     ------
@@ -78,7 +77,7 @@ class LatencyStorage(WrappedStorage):
             call = self._create_call("create", after_key, after_data, durable=True)
             try:
                 self._runtime.background(lambda: self._finish(call))
-            except RuntimeError:  # the interpreter exits
+            except RuntimeError:  # the interpreter is exiting
                 self._finish(call)
         return new
 

@@ -1,7 +1,7 @@
-"""A storage around a storage: every call goes through one place.
+"""Base of storages that wrap a storage: every call goes through one method.
 
-Invariant: a wrapper that overrides nothing behaves in every respect as what it wraps. The async
-twins pass through the same hook, under the names of the calls they are twins of.
+Invariant: a wrapper that overrides nothing behaves exactly like the storage it wraps. Async calls
+go through the same hook, under the names of their synchronous variants.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Call[R]:
     keys : tuple of str
         The key, the prefix of a `list`, or all keys of a call that takes many.
     run : callable
-        Makes the call, synchronously, and can do so again.
+        Makes the call synchronously; may be called repeatedly.
     sent_nbytes : int
-        Bytes that are written.
+        Number of bytes written.
     """
 
     op: str
@@ -40,19 +40,19 @@ class Call[R]:
 
     @property
     def key(self) -> str:
-        """The key, or the first of many; empty if there is none."""
+        """The first key; empty if there is none."""
         return self.keys[0] if self.keys else ""
 
 
 class WrappedStorage:
-    """A storage that passes every call on; base of those that do something on the way.
+    """A storage that passes every call on; base class of wrappers.
 
-    A subclass overrides `_around` and `_around_async`. Picklable if what it wraps is.
+    A subclass overrides `_around` and `_around_async`. Picklable if the wrapped storage is.
 
     Parameters
     ----------
     storage : Storage
-        What is wrapped.
+        The storage to wrap.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -69,7 +69,7 @@ class WrappedStorage:
 
     @property
     def storage(self) -> Storage:
-        """The storage that is wrapped."""
+        """The wrapped storage."""
         return self._storage
 
     @property
@@ -98,7 +98,7 @@ class WrappedStorage:
         self._around(Call("put", (key,), run, len(data)))
 
     def create(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> bool:
-        # The call may be made again later, when a view is its owner's.
+        # Copied, since the call may be repeated when the caller has reused the view's buffer.
         return self._around(self._create_call("create", key, bytes(data), durable))
 
     def cas(
@@ -132,12 +132,12 @@ class WrappedStorage:
         self._around(Call("sync", many, lambda: self._storage.sync(many)))
 
     def remove_temporary(self, before_ms: int) -> int:
-        """As the storage that is wrapped, if it has temporary files."""
+        """Like the wrapped storage, if it has temporary files."""
         inner = self._storage
         return inner.remove_temporary(before_ms) if isinstance(inner, KeepsTemporaryFiles) else 0
 
     def turn(self, name: str) -> Turn:
-        """As the storage that is wrapped, if it has turns; no call of its own."""
+        """Like the wrapped storage, if it has turns; not counted as a call."""
         inner = self._storage
         if isinstance(inner, TakesTurns):
             return inner.turn(name)
@@ -160,7 +160,7 @@ class WrappedStorage:
 
 
 def received_nbytes(result: Any) -> int:
-    """How many bytes of objects are in the result of a reading call."""
+    """The number of bytes of objects in the result of a read."""
     if isinstance(result, bytes):
         return len(result)
     if isinstance(result, Tagged):

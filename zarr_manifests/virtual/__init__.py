@@ -1,1 +1,1 @@
-"""References to bytes elsewhere: which places may be read, and how they are."""
+"""References to bytes outside the repository: which places may be read, and how."""

@@ -1,7 +1,7 @@
-"""How much may be made of what somebody else wrote: bytes are counted before they are made.
+"""A bound on the memory that untrusted references may take: bytes are counted before allocation.
 
-A few thousand bytes of references can stand for gigabytes: templates, generated references, and
-columns that are compressed. All that an import reads, makes and keeps counts against one bound.
+A few thousand bytes of references can expand to gigabytes: by templates, generated references and
+compressed columns. Everything an import reads, makes and keeps counts against one bound.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ MAX_REFERENCES: Final = 1 << 20
 
 
 class Budget:
-    """Bytes that an import may still make.
+    """The bytes that an import may still allocate.
 
     Parameters
     ----------
     max_bytes : int
-        How many in all.
+        The total number of bytes.
 
     Raises
     ------
     InvalidArgumentError
-        If that is no positive whole number.
+        If it is not a positive whole number.
 
     Examples
     --------
@@ -44,12 +44,12 @@ class Budget:
         self._most = self.left = check_bound("max_bytes", max_bytes)
 
     def take(self, nbytes: int, what: str) -> None:
-        """Count bytes that are going to be made and kept; an error if they are too many."""
+        """Count bytes that will be made and kept; raise if they are too many."""
         self.check(nbytes, what)
         self.left -= nbytes
 
     def check(self, nbytes: int, what: str) -> None:
-        """See that there may be so many bytes for a moment."""
+        """Raise if so many bytes cannot be used temporarily."""
         if nbytes > self.left:
             raise InvalidArgumentError(
                 f"what is imported takes more than {self._most} bytes of memory, at {what}: pass "
@@ -58,12 +58,12 @@ class Budget:
 
 
 def check_bound(name: str, given: object) -> int:
-    """The bound, which is a positive whole number.
+    """Return the bound if it is a positive whole number.
 
     Raises
     ------
     InvalidArgumentError
-        If it is none.
+        If it is not.
     """
     if not isinstance(given, int) or isinstance(given, bool) or given <= 0:
         raise InvalidArgumentError(f"{name} is {given!r}; a positive whole number is due")

@@ -1,13 +1,12 @@
-"""Containers: the places outside the repository that whoever opened it lets it read.
+"""Containers: the places outside the repository that its opener allows it to read.
 
-A container is a name and a URL prefix. What a repository says about files elsewhere is not
-trusted: it may have been written by anybody, so a file is read only if it lies below a container
-that the opener gave.
+A container is a name and a URL prefix. References in a repository are not trusted, since anybody
+may have written them. So a file is read only if it is below a container that the opener gave.
 
 Invariants:
 
-- Without a container nothing is touched: resolving a source does no I/O.
-- Prefixes and locations are normalised before they are compared, and hold no secrets.
+- Without a container nothing is read: resolving a source does no I/O.
+- Prefixes and locations are normalized before they are compared, and contain no secrets.
 """
 
 from __future__ import annotations
@@ -36,21 +35,21 @@ _NUMBER: Final = r"(?:0|[1-9][0-9]*)"
 _CHUNK: Final = re.compile(
     rf"(.+?)/[^/]+/(?:c(?:(?:/{_NUMBER})+|(?:\.{_NUMBER})+)?|{_NUMBER}(?:[./]{_NUMBER})*)"
 )
-"""A chunk of an array of a Zarr store, and the folder of its array's group."""
+"""A chunk of an array in a Zarr store, and the folder of the array's group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A file or folder elsewhere.
+    """A file or folder outside the repository.
 
     Parameters
     ----------
     scheme : {"file", "memory"}
-        What kind of place it is.
+        The kind of place.
     root : str
-        A folder's absolute path, or the name of a storage in memory.
+        A folder's absolute path, or the name of a memory storage.
     path : str
-        Of the file, below the root; empty for the root itself.
+        The file's path below the root; empty for the root itself.
     """
 
     scheme: Literal["file", "memory"]
@@ -59,7 +58,7 @@ class Place:
 
     @property
     def url(self) -> str:
-        """The URL of it."""
+        """The URL of the place."""
         return _url(self.scheme, posixpath.join(self.root, self.path) if self.path else self.root)
 
 
@@ -71,13 +70,13 @@ def _url(scheme: str, path: str) -> str:
 
 
 def parse_location(url: object) -> tuple[Literal["file", "memory"], str]:
-    """Scheme and normalised path of a URL; a path in memory starts with the storage's name.
+    """Return scheme and normalized path of a URL; a memory path starts with the store's name.
 
     Raises
     ------
     InvalidArgumentError
-        If it is malformed, climbs, or has a user or a password in it. The message repeats no more
-        of it than its scheme.
+        If it is malformed, has `..` segments, or contains a user or a password. The message
+        repeats only its scheme.
     UnsupportedStorageError
         If the scheme is neither `file` nor `memory`.
     """
@@ -132,19 +131,19 @@ class Containers:
     Parameters
     ----------
     prefixes : mapping of str to str
-        Normalised URL of each, by name.
+        Normalized URL prefixes, by name.
     """
 
     prefixes: Mapping[str, str] = field(default_factory=dict)
 
     @staticmethod
     def of(given: Mapping[str, str | os.PathLike[str]] | None) -> Containers:
-        """The containers that `given` names; a path counts as a `file://` URL.
+        """Build containers from URL prefixes by name; a path counts as a `file://` URL.
 
         Raises
         ------
         InvalidArgumentError
-            If a name or prefix is malformed, or a prefix has a user or a password in it.
+            If a name or prefix is malformed, or a prefix contains a user or a password.
         UnsupportedStorageError
             If the scheme of a prefix is not supported.
         """
@@ -158,7 +157,7 @@ class Containers:
         return Containers(prefixes)
 
     def locate(self, url: object) -> tuple[str, str]:
-        """Container (empty if none holds it) and path of a location, as they are stored.
+        """Return container (empty for none) and path of a location, as they are stored.
 
         A location is a URL, or `virtual://<container>/<path>`.
         """
@@ -201,12 +200,12 @@ class Containers:
         return found
 
     def resolve(self, source: VirtualSource) -> Place:
-        """Where a source is, if it may be read.
+        """Return where a source is, if it may be read.
 
         Raises
         ------
         VirtualContainerError
-            If it lies below no container.
+            If it is below no container.
         """
         if source.container:
             prefix = self.prefixes.get(source.container)
@@ -235,16 +234,16 @@ class Containers:
         return _below(scheme, held[1], path[len(held[1]) :].lstrip("/"))
 
     def url_of(self, source: VirtualSource) -> str:
-        """The source's URL where its container is known, else its location as stored."""
+        """The source's URL if its container is known, else its location as stored."""
         if source.container in self.prefixes:
             return self.resolve(source).url
         return source.location
 
 
 def _folder_to_trust(path: str) -> str:
-    """The root of the Zarr store that the file seems to be a chunk of, else the file's folder.
+    """The root of the Zarr store that the file seems to belong to, else the file's folder.
 
-    Nothing is looked at. Of a store whose name does not end in `.zarr`, it is the chunk's group.
+    Decided from names alone. If no folder's name ends in `.zarr`, it is the folder of the group.
     """
     folders = posixpath.dirname(path).split("/")
     for depth, folder in enumerate(folders, 1):

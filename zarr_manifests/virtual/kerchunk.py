@@ -1,15 +1,15 @@
-"""What kerchunk references in JSON say: documents, inline chunks, and where the others are.
+"""Reading kerchunk references in JSON: documents, inline chunks, and locations of other chunks.
 
-Version 0 of the references is a map from keys to what is there; version 1 has templates and
-generated references beside it. Sources: kerchunk's "References specification", and the reference
-file system of fsspec, for what the specification leaves open.
+Version 0 of the references is a map from keys to values or locations. Version 1 adds templates and
+generated references. Sources: kerchunk's "References specification", and the reference file system
+of fsspec for what the specification leaves open.
 
 Invariants:
 
-- Nothing is left out silently, since an absent chunk reads as fill value: what cannot be taken is
-  an error.
-- What a small file can make of itself is bounded, before it is made: the number of references that
-  are generated, and the bytes of everything.
+- Nothing is skipped silently, since an absent chunk reads as fill value: an unusable entry is an
+  error.
+- What a small file can expand to is bounded before it is expanded: the number of generated
+  references, and the bytes of everything.
 """
 # Paths are plain strings here, as in references.py:
 # ruff: noqa: PTH112
@@ -53,31 +53,31 @@ def read_kerchunk(
     max_bytes: int = MAX_BYTES,
     max_references: int = MAX_REFERENCES,
 ) -> References:
-    """What kerchunk references say: a mapping, a JSON file, or a folder of parquet files.
+    """Read kerchunk references: a mapping, a JSON file, or a folder of parquet files.
 
-    Size and time of modification are noted of those files that lie below a container.
+    For files below a container, size and modification time are recorded.
 
     Parameters
     ----------
     given : mapping, str or path
         The references.
     containers : Containers
-        What may be looked at.
+        Places whose files may be inspected.
     max_bytes : int
-        Bytes that may be read and made.
+        The most bytes to read and make.
     max_references : int
-        References that templates may generate.
+        The most references that templates may generate.
 
     Raises
     ------
     NotFoundError
         If there is no such file or folder.
     InvalidArgumentError
-        If it is malformed, or goes beyond a bound.
+        If it is malformed, or exceeds a bound.
     UnsupportedFormatError
-        If it has templates or metadata that are not understood.
+        If its templates or metadata are not supported.
     VirtualContainerError
-        If a chunk is a whole file whose size is not known.
+        If a chunk is a whole file of unknown size.
     """
     budget = Budget(max_bytes)
     most = check_bound("max_references", max_references)
@@ -140,7 +140,7 @@ def _load(path: str, budget: Budget) -> Any:
 
 
 def _parts(found: Any, budget: Budget, most: int) -> tuple[Mapping[str, Any], Templates]:
-    """All references, generated ones among them, and the templates."""
+    """All references, including generated ones, and the templates."""
     given: Any = {}
     generators: Any = []
     if isinstance(found, Mapping) and not {"version", "refs"}.isdisjoint(found):
@@ -156,7 +156,7 @@ def _parts(found: Any, budget: Budget, most: int) -> tuple[Mapping[str, Any], Te
         raise InvalidArgumentError("kerchunk references are a map from keys to references")
     templates = Templates(given, budget)
     if generators:
-        # As fsspec has it: what is generated replaces what is written out.
+        # As in fsspec: generated references replace listed ones.
         found = dict(found) | dict(_generated(generators, templates, budget, most))
     return found, templates
 
@@ -182,7 +182,7 @@ def _generated(
         axes = [_axis(number, name, values) for name, values in dimensions.items()]
         count = math.prod(map(len, axes))
         if not count:
-            continue  # before the other axes, which may be very long, are gone through
+            continue  # an empty axis: skip the others, which may be very long
         left -= count
         if left < 0:
             raise InvalidArgumentError(

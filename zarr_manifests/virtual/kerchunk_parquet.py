@@ -1,19 +1,19 @@
-"""What kerchunk references in parquet files say.
+"""Reading kerchunk references in parquet files.
 
-A folder holds `.zmetadata`, with all documents and a record size R, and for each array files
-`<array>/refs.<n>.parq`, whose row i is chunk n * R + i of the array's grid in C order. Columns:
-`path`, `offset`, `size`, and `raw`. A row with `raw` is an inline chunk, one with neither `raw` nor
-`path` is absent, one whose offset and size are 0 is the whole file. A file that is not there has
-absent chunks only. Source: `LazyReferenceMapper` of fsspec, which writes and reads these files.
+A folder has `.zmetadata`, with all documents and a record size R. Each array has files
+`<array>/refs.<n>.parq`, whose row i is chunk n * R + i of the array's grid in C order. The columns
+are `path`, `offset`, `size` and `raw`. A row with `raw` is an inline chunk; a row with neither
+`raw` nor `path` is absent; offset and size 0 stand for the whole file. A missing file has only
+absent chunks. Source: `LazyReferenceMapper` of fsspec, which writes and reads these files.
 
 Invariants:
 
-- Chunks that lie in files are never looked at one by one: columns stay columns. There is work in
-  Python for each file that is referred to, each inline chunk, and each parquet file.
-- Nothing is left out silently: a row behind the end of an array, and a file of no array, are
-  errors, unless they say nothing.
-- At most one parquet file is held in memory beside what was found, and none of more than
-  `_MOST_RECORD` rows is read. Texts are read as dictionaries, so that what repeats is held once.
+- Chunks in files are processed as columns, never one by one. There is Python work only for each
+  referenced file, each inline chunk, and each parquet file.
+- Nothing is skipped silently: a row beyond the end of an array, or a file that belongs to no array,
+  is an error, unless it has no references.
+- Besides the results, at most one parquet file is in memory, and none with more than `_MOST_RECORD`
+  rows is read. Texts are read as dictionaries, so that repeated ones are stored once.
 - pyarrow reads nothing before the headers of all pages were measured (`parquet_pages`).
 """
 # Paths are plain strings here, as in references.py:
@@ -61,12 +61,12 @@ _TEXTS: Final = ("path", "raw")
 _MOST_RECORD: Final = 1 << 22
 _ROW_BYTES: Final = 32
 _INLINE_BYTES: Final = 128
-"""Of an inline chunk beside its own: its key, and where it is kept."""
+"""Bytes of an inline chunk besides its own: its key, and its place in a dict."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Some chunks of an array; a length of -1 is the whole file."""
+    """Some chunks of an array; a length of -1 stands for the whole file."""
 
     chunk: Column
     source: Column
@@ -75,20 +75,20 @@ class _Rows:
 
 
 def read_parquet(folder: str, files: Files, budget: Budget) -> References:
-    """The references in a folder of parquet files, within the budget of bytes.
+    """Read the references in a folder of parquet files, within the budget of bytes.
 
     Raises
     ------
     NotFoundError
         If the folder has no `.zmetadata`.
     InvalidArgumentError
-        If something in it is malformed, or all together takes too much.
+        If something in it is malformed, or everything together takes too much memory.
     UnsupportedFormatError
-        If an array's metadata is not understood.
+        If an array's metadata is not supported.
     StorageError
         If a file cannot be read.
     VirtualContainerError
-        If a chunk is a whole file whose size is not known.
+        If a chunk is a whole file of unknown size.
     """
     documents, record_size = _metadata(folder, budget)
     arrays = _arrays(folder, documents)
@@ -120,7 +120,7 @@ def _metadata(folder: str, budget: Budget) -> tuple[dict[str, bytes], int]:
     try:
         with os.fdopen(open_inside(folder, ".zmetadata"), "rb") as file:
             nbytes = os.fstat(file.fileno()).st_size
-            # The file, and its documents, each of which is written out again.
+            # The file, and its documents, each of which is encoded again.
             budget.take(2 * nbytes, f"{where}/.zmetadata")
             fields = json.loads(file.read(nbytes))
         found, record_size = fields["metadata"], fields.get("record_size")
@@ -169,7 +169,7 @@ def _arrays(folder: str, documents: Mapping[str, bytes]) -> dict[str, ArrayMeta]
 
 
 def _is_path(path: str) -> bool:
-    """Whether it can be a node's, and a folder below another."""
+    """Whether it can be the path of a node, and of a folder below another."""
     if not path:
         return True
     sound = path.encode(errors="replace").decode() == path and "\0" not in path
@@ -207,7 +207,7 @@ def _read(
     values: dict[str, bytes],
     budget: Budget,
 ) -> _Rows:
-    """The chunks in one parquet file; the inline ones are put among the values."""
+    """Read the chunks in one parquet file; inline ones are added to the values."""
     name = join(path, f"refs.{number}.parq")
     where = Place("file", folder, name).url
     first, size = number * record_size, meta.grid.size
@@ -264,7 +264,7 @@ def _keep_inline(
 
 
 def _table(folder: str, name: str, record_size: int, budget: Budget) -> tuple[Any, int]:
-    """The columns of a parquet file, and how many rows it has."""
+    """The columns of a parquet file, and its number of rows."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -288,7 +288,7 @@ def _table(folder: str, name: str, record_size: int, budget: Budget) -> tuple[An
         texts, sizes = _columns(where, schema)
         with pq.ParquetFile(pa.BufferReader(buffer), read_dictionary=texts) as file:
             table = file.read(columns=texts + sizes)
-            table.validate(full=True)  # positions in dictionaries above all
+            table.validate(full=True)  # above all the positions in dictionaries
     except MalformedParquetError as error:
         raise InvalidArgumentError(f"{where} cannot be read as parquet: {error}") from error
     except (pa.ArrowException, UnicodeDecodeError) as error:  # names are decoded unchecked
@@ -301,10 +301,10 @@ def _table(folder: str, name: str, record_size: int, budget: Budget) -> tuple[An
 
 
 def _columns(where: str, schema: Any) -> tuple[list[str], list[str]]:
-    """The columns of text and of sizes that are there.
+    """The names of the text columns and of the size columns that exist.
 
-    Other types are refused before anything is read: a few bytes of fixed width or in lists can
-    become any number.
+    Other types are refused before anything is read: a few bytes of fixed-size or list values can
+    expand to any size.
     """
     from pyarrow import types
 
@@ -329,7 +329,7 @@ def _columns(where: str, schema: Any) -> tuple[list[str], list[str]]:
 
 
 def _texts(where: str, table: Any, name: str, rows: int) -> tuple[Column, list[Any]]:
-    """A column of texts or bytes, as positions (-1 where null) in a list of the different ones."""
+    """A column of texts or bytes, as positions (-1 for null) in a list of distinct values."""
     import pyarrow as pa
 
     if name not in table.schema.names or pa.types.is_null(table.schema.field(name).type):
@@ -357,7 +357,7 @@ def _filled(indices: Any, least: int = -1) -> NDArray[np.int64]:
 
 
 def _sizes(where: str, table: Any, name: str, rows: int) -> Column:
-    """A column of whole numbers, 0 where null."""
+    """A column of whole numbers, 0 for null."""
     import pyarrow as pa
 
     if name not in table.schema.names:

@@ -1,7 +1,7 @@
-"""Virtual refs as numpy columns: checked as a whole, and made a chunk table without a loop.
+"""Virtual refs as numpy columns, validated as a whole and converted to a chunk table without loops.
 
-Invariant: what `table_of` returns has one row a coordinate, inside the array's grid, and files
-whose locations hold no secrets; `VirtualRefs.of` gives the same columns back.
+Invariant: the table of `table_of` has one row per coordinate, all inside the array's grid, and file
+locations without secrets; `VirtualRefs.of` returns the same columns.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class VirtualRefs:
     source : int64[n]
         Position of each chunk's file in `locations`.
     offset, length : int64[n]
-        Where each chunk is in its file, in bytes.
+        Byte range of each chunk in its file.
     etags : tuple of (str or None)
-        Of the files, where known.
+        Etags of the files, if known.
     modified, sizes : int64[len(locations)]
-        Of the files: time of modification (milliseconds since 1970 UTC) and bytes; -1 where not
-        known.
+        Modification times (milliseconds since 1970 UTC) and sizes of the files in bytes; -1 if
+        unknown.
     checksums : int64[n]
-        crc32c of each chunk; -1 where not known.
+        crc32c of each chunk; -1 if unknown.
     """
 
     index: IndexArray
@@ -65,7 +65,7 @@ class VirtualRefs:
 
     @staticmethod
     def of(table: ChunkTable | None, ndim: int, containers: Containers) -> VirtualRefs:
-        """The virtual rows of a table."""
+        """Build it from the virtual rows of a table."""
         none = np.zeros(0, np.int64)
         if table is None:
             return VirtualRefs(none.reshape(0, ndim), (), none, none, none, (), none, none, none)
@@ -99,12 +99,12 @@ def table_of(
     sizes: npt.ArrayLike | None = None,
     checksums: npt.ArrayLike | None = None,
 ) -> ChunkTable | None:
-    """The chunk table of virtual refs into an array with that grid; None if there are none.
+    """Return the chunk table of virtual refs into an array with that grid; None if empty.
 
     Raises
     ------
     InvalidArgumentError
-        If the columns do not fit together or to the grid, or a location is refused.
+        If the columns do not fit together or do not fit the grid, or a location is refused.
     UnsupportedStorageError
         If the scheme of a location is not supported.
     """
@@ -158,7 +158,7 @@ def _numbers(name: str, values: npt.ArrayLike) -> npt.NDArray[np.int64]:
         raise InvalidArgumentError(f"{name}: whole numbers are due, not {array.dtype}")
     if array.dtype.kind == "u" and array.size and int(array.max()) > 2**63 - 1:
         raise InvalidArgumentError(f"{name}: a value is beyond 2**63")
-    # A copy, since what the caller does with the array afterwards must not change what was set.
+    # A copy, so that later changes to the caller's array have no effect.
     return array.astype(np.int64)
 
 
@@ -207,7 +207,7 @@ def _files(
     if len(texts) != len(tags):
         raise InvalidArgumentError("etags: strings without control characters, or None, are due")
     if modified is not None and np.asarray(modified).dtype.kind == "M":
-        # "Not a time" is the smallest number there is.
+        # "Not a time" is the smallest int64.
         modified = np.maximum(np.asarray(modified).astype("datetime64[ms]").astype(np.int64), -1)
     names: dict[str, int] = {}
     container, paths = np.empty(n, np.int64), []

@@ -1,12 +1,12 @@
-"""How much a parquet file becomes, from the headers of its pages.
+"""Measuring what a parquet file expands to, from the headers of its pages.
 
-A footer states totals, and nothing compares them with the pages. pyarrow allocates what a page
-header asks for, up to 2 GiB for each page. So the headers are read here, before pyarrow reads the
-file. They are Thrift structs in the compact protocol; a field counts only with the type that the
-format gives it, as in pyarrow.
+A footer states totals, but nothing compares them with the pages, and pyarrow allocates what a page
+header asks for, up to 2 GiB per page. So the headers are read here before pyarrow reads the file.
+They are Thrift structs in the compact protocol; as in pyarrow, a field counts only if it has the
+type that the format defines.
 
 Invariant: pyarrow reads no page that is not counted. It starts at the same offset of a column, and
-stops once it has seen as many values as the column states, which is what the counted pages hold.
+stops after as many values as the column states, which is what the counted pages have.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ _MOST_DEPTH: Final = 32
 _I32, _I64, _LIST, _MAP, _STRUCT = 5, 6, 9, 11, 12
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3
 _COUNTED: Final = {_DATA: (5, 2), _DICTIONARY: (7, 2), _DATA_V2: (8, 4)}
-"""By type of page: the field of its own header, and in it the field of the encoding."""
+"""For each page type: the field of its own header, and in it the field of the encoding."""
 _DELTA_BYTE_ARRAY: Final = 7
 _VALUE_BYTES: Final = 16
-"""What pyarrow takes for a value of a dictionary, beside its bytes."""
+"""Bytes that pyarrow takes for each value of a dictionary, besides its content."""
 
 type _Fields = dict[tuple[int, int], Any]
 
 
 class MalformedParquetError(ValueError):
-    """A parquet file is malformed, or may become more than it states."""
+    """The parquet file is malformed, or may expand to more than it states."""
 
 
 def measure(data: bytes) -> tuple[int, int]:
-    """The rows of a parquet file, and the bytes of its pages once they are decompressed.
+    """Return the number of rows of a parquet file, and the decompressed bytes of its pages.
 
     Raises
     ------
     MalformedParquetError
-        If the file is malformed, or the pages do not hold the values that its columns state. Also
-        if a page stores texts without their common prefixes, where a few bytes stand for any
-        number.
+        If the file is malformed, or its pages do not have the values that its columns state. Also
+        if a page stores texts without their common prefixes, where a few bytes can expand to any
+        size.
     """
     if len(data) < 12 or data[:4] != _MAGIC or data[-4:] != _MAGIC:
         raise MalformedParquetError("it does not begin and end as a parquet file does")
@@ -67,7 +67,7 @@ def measure(data: bytes) -> tuple[int, int]:
 
 
 def _column_bytes(data: bytes, column: _Fields) -> int:
-    """Bytes of the pages of a column in one row group."""
+    """Decompressed bytes of a column's pages in one row group."""
     at = _size(column, 9, _I64)
     if (11, _I64) in column:
         at = min(at, _size(column, 11, _I64) or at)
@@ -106,16 +106,16 @@ class _Thrift:
     Parameters
     ----------
     data : bytes
-        Where they are.
+        The bytes to read from.
     at : int
-        Where the next one begins.
+        The position of the next value.
     """
 
     def __init__(self, data: bytes, at: int = 0) -> None:
         self._data, self.at = data, at
 
     def struct(self, depth: int = 0) -> _Fields:
-        """A struct, by number and type of its fields.
+        """Read a struct, as values by number and type of its fields.
 
         Raises
         ------
@@ -133,12 +133,12 @@ class _Thrift:
                 raise MalformedParquetError("its headers have a field twice")
             seen.add(number)
             kind = head & 15
-            # A field of type bool has its value in its type.
+            # The value of a bool field is in its type.
             fields[number, kind] = kind if kind in (1, 2) else self._value(kind, depth + 1)
         return fields
 
     def _value(self, kind: int, depth: int) -> Any:
-        """A value of any type; None for those that no size depends on."""
+        """Read a value of any type; None for types that no size depends on."""
         if depth > _MOST_DEPTH:
             raise MalformedParquetError("its headers are nested too deep")
         if kind == _STRUCT:

@@ -1,10 +1,10 @@
-"""What a plain Zarr store says: documents, and where the chunks are.
+"""Reading a plain Zarr store: its documents, and where its chunks are.
 
-`list_zarr` walks a folder (or a storage in memory) and reads the metadata documents only. What it
-gives, `References`, knows nothing of arrays yet.
+`list_zarr` walks a folder (or a memory storage) and reads only the metadata documents. Its result,
+`References`, knows nothing about arrays yet.
 
-Invariant: nothing is left out silently, since an absent chunk reads as fill value: what cannot be
-taken is an error.
+Invariant: nothing is skipped silently, since an absent chunk reads as fill value: an unusable entry
+is an error.
 """
 # Paths are plain strings here, as what a scan of a folder gives:
 # ruff: noqa: PTH100, PTH112, PTH113, PTH117, PTH118
@@ -43,16 +43,16 @@ _DOCUMENTS: Final = frozenset({"zarr.json", ".zarray", ".zgroup", ".zattrs", ".z
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Numbered:
-    """Chunks of one array that are numbered, and so need no keys.
+    """Chunks of one array that are identified by number instead of keys.
 
     Parameters
     ----------
     path : str
-        Of the array.
+        Path of the array.
     first : int
-        The row of the first of them, the others follow.
+        The row of the first chunk; the others follow.
     chunk : int64[n]
-        Linear index of each in the array's grid of chunks, in C order.
+        Linear index of each chunk in the array's grid, in C order.
     """
 
     path: str
@@ -62,22 +62,22 @@ class Numbered:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class References:
-    """Entries of a Zarr store.
+    """The entries of a Zarr store.
 
     Rows are the entries whose bytes are elsewhere: first those with keys, then the numbered ones.
 
     Parameters
     ----------
     values : mapping of str to bytes
-        Entries whose bytes are known, the metadata documents among them, by key.
+        Entries whose bytes are known, including the metadata documents, by key.
     keys : tuple of str
         Keys of the first rows.
     locations : tuple of str
         URLs of files.
     source, offset, length : int64[n]
-        Position in `locations` of each row's file, and where it is there.
+        Position of each row's file in `locations`, and its byte range there.
     modified, sizes : int64[len(locations)]
-        What is known of the files; -1 where not.
+        Modification times and sizes of the files; -1 if unknown.
     numbered : tuple of Numbered
         The other rows.
     """
@@ -94,7 +94,7 @@ class References:
 
 
 def location_of(given: str | os.PathLike[str]) -> str:
-    """The normalised URL of a URL or of a local path."""
+    """Return the normalized URL of a URL or a local path."""
     text = os.fspath(given)
     if not isinstance(given, str) or "://" not in text:
         return Place("file", os.path.abspath(text)).url
@@ -102,14 +102,14 @@ def location_of(given: str | os.PathLike[str]) -> str:
 
 
 class Files:
-    """The files that references name, each once.
+    """The files that references refer to, without duplicates.
 
     Parameters
     ----------
     containers : Containers
-        What may be looked at: of files that lie below none of them, nothing is known.
+        Places whose files may be inspected; nothing is known of other files.
     budget : Budget
-        Of the bytes that may be made.
+        The bytes that may still be made.
     """
 
     def __init__(self, containers: Containers, budget: Budget) -> None:
@@ -119,7 +119,7 @@ class Files:
         self._numbers: dict[str, int] = {}
 
     def number(self, key: str, given: str) -> int:
-        """The number of the file at a URL or absolute path.
+        """Return the number of the file at a URL or absolute path.
 
         Raises
         ------
@@ -151,12 +151,12 @@ class Files:
         length: Column,
         numbered: Sequence[Numbered] = (),
     ) -> References:
-        """References to the files; a length of -1 means the whole file.
+        """Build references to the files; a length of -1 stands for the whole file.
 
         Raises
         ------
         VirtualContainerError
-            If a whole file lies below no container, so that its size is not known.
+            If a whole file is below no container, so that its size is unknown.
         """
         urls = tuple(self._numbers)
         modified, sizes = np.full(len(urls), -1), np.full(len(urls), -1)
@@ -164,7 +164,7 @@ class Files:
         for i, url in enumerate(urls):
             try:
                 version = reader.version(url)
-            except VirtualContainerError:  # not touched, so nothing is known of it
+            except VirtualContainerError:  # not inspected, so nothing is known of it
                 continue
             modified[i], sizes[i] = version.modified_ms, version.nbytes
         length = np.where(length < 0, sizes[source], length) if len(source) else length
@@ -181,14 +181,14 @@ class Files:
 
 
 def _without_consolidated(values: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The entries without consolidated metadata, which repeats what other documents say.
+    """The entries without consolidated metadata, which only repeats other documents.
 
-    A repository does not offer it, since it would be out of date after the next commit.
+    A repository does not offer it, since the next commit would make it outdated.
 
     Raises
     ------
     InvalidArgumentError
-        If it is malformed, or knows of a document that is not there.
+        If it is malformed, or refers to a document that does not exist.
     """
     kept = dict(values)
     for key, document in values.items():
@@ -198,7 +198,7 @@ def _without_consolidated(values: Mapping[str, bytes]) -> dict[str, bytes]:
             named = _consolidated(key, document, "metadata")[1]
         elif name == "zarr.json" and b'"consolidated_metadata"' in document:
             fields, paths = _consolidated(key, document, "consolidated_metadata", "metadata")
-            if "consolidated_metadata" in fields:  # and not somewhere in its attributes
+            if "consolidated_metadata" in fields:  # at the top level, not in attributes
                 del fields["consolidated_metadata"]
                 kept[key] = json.dumps(fields).encode()
             named = [f"{path}/zarr.json" for path in paths]
@@ -215,7 +215,7 @@ def _without_consolidated(values: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def _consolidated(key: str, document: bytes, *names: str) -> tuple[dict[str, Any], list[str]]:
-    """A document, and the keys of the map that these names lead to; none if there is nothing."""
+    """A document, and the keys of the map at these names; no keys if it has no such map."""
     try:
         found = fields = json.loads(document)
         for name in names:
@@ -226,17 +226,17 @@ def _consolidated(key: str, document: bytes, *names: str) -> tuple[dict[str, Any
 
 
 def list_zarr(url: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> References:
-    """The entries of the Zarr store at `url`, each a file; documents of so many bytes at most.
+    """List the entries of the Zarr store at `url`, each a file; documents count up to `max_bytes`.
 
     Raises
     ------
     NotFoundError
         If there is no Zarr metadata.
     InvalidArgumentError
-        If documents have too many bytes, a folder in it is a symbolic link, or a file one that
-        leads out of the store, or consolidated metadata knows of documents that are not there.
+        If documents exceed `max_bytes`, a folder is a symbolic link, a file is a link that leads
+        out of the store, or consolidated metadata refers to documents that do not exist.
     UnsupportedFormatError
-        If it is a file, such as a ZIP.
+        If it is a file, such as a ZIP archive.
     """
     root = location_of(url)
     scheme, place = parse_location(root)
@@ -273,7 +273,7 @@ def list_zarr(url: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Ref
 
 
 type _Entry = tuple[str, int, int, bytes | None]
-"""Key, bytes, time of modification (ms), and what is in it if it is a document."""
+"""Key, size, modification time (ms), and the content of a document."""
 
 
 def _files_below(root: str, budget: Budget) -> Iterator[_Entry]:

@@ -1,15 +1,14 @@
-"""The templates of kerchunk references: text with expressions in double braces.
+"""Templates of kerchunk references: text with expressions in double braces.
 
-A file of references may have been written by anybody, and a template language such as Jinja is a
-programming language: its sandbox keeps a template from what it must not touch, and not from
-working for hours or filling the memory (`{{ 'a' * 10**10 }}`). So what references are known to
-need is understood here, and everything else is an error: names, whole numbers, `+ - * // %`,
-parentheses, a number formatted by `'%03d' % i`, and a template that is called with values
-(`{{ f(c='t2m') }}`).
+Anybody may have written a file of references, and a template language such as Jinja is a
+programming language. Its sandbox keeps a template from forbidden objects, but not from working for
+hours or filling the memory (`{{ 'a' * 10**10 }}`). So only what references are known to need is
+supported, and everything else is an error: names, whole numbers, `+ - * // %`, parentheses, a
+number formatted by `'%03d' % i`, and a template that is called with values (`{{ f(c='t2m') }}`).
 
 Invariant: rendering takes little time and memory. An expression has at most `_MOST_CHARS`
-characters, numbers are below 2**63, and all texts, those that are rendered and what becomes of
-them, count against a budget.
+characters, numbers are below 2**63, and all texts, before and after rendering, count against a
+budget.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _EXPRESSION: Final = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 _FORMAT: Final = re.compile(r"%0?[0-9]{0,2}d")
 _MOST_CHARS: Final = 200
 _KEPT: Final = 1000
-"""Expressions that are kept compiled."""
+"""Number of compiled expressions to keep."""
 _COMPILED_BYTES: Final = 256
 _OPERATORS: Final[dict[type[ast.operator], Callable[[int, int], int]]] = {
     ast.Add: operator.add,
@@ -45,19 +44,19 @@ _OPERATORS: Final[dict[type[ast.operator], Callable[[int, int], int]]] = {
 
 
 class Templates:
-    """Named texts that others may use.
+    """Named texts that other texts may use.
 
     Parameters
     ----------
     texts : mapping of str to str
-        By name. One with an expression in it is called, the others are used as they are.
+        Texts by name. A text with an expression is called; others are inserted unchanged.
     budget : Budget, optional
-        Of the bytes that rendering may make.
+        The bytes that rendering may make.
 
     Raises
     ------
     InvalidArgumentError
-        If names or texts are no strings.
+        If names or texts are not strings.
 
     Examples
     --------
@@ -76,15 +75,15 @@ class Templates:
         self._rules: dict[str, _Rule] = {}
 
     def render(self, text: str, values: Mapping[str, _Value] | None = None) -> str:
-        """The text, with its expressions replaced by what they come to.
+        """Return the text with its expressions evaluated.
 
         Raises
         ------
         InvalidArgumentError
-            If a name is not known, a number is divided by zero or beyond 2**63, or all texts
-            together become too long.
+            If a name is unknown, a number is divided by zero or beyond 2**63, or all texts
+            together are too long.
         UnsupportedFormatError
-            If an expression is none of those that are understood.
+            If an expression is not supported.
         """
         if "{" not in text:
             return text
@@ -145,7 +144,7 @@ class Templates:
         if not all(keyword.arg for keyword in keywords):
             raise _not_understood(text)
         given = {str(keyword.arg): self._of(text, keyword.value) for keyword in keywords}
-        # It knows nothing but what it is given, so that templates cannot call each other in turn.
+        # It sees only its arguments, so templates cannot call each other recursively.
         body, called = self._texts[name], Templates({}, self._budget)
         return lambda names: called.render(body, {k: rule(names) for k, rule in given.items()})
 

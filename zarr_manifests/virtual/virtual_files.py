@@ -1,12 +1,12 @@
-"""Reading byte ranges of files elsewhere, and only of those that were meant.
+"""Reading byte ranges of files outside the repository, and only of the intended files.
 
 Invariants:
 
-- Nothing outside a container is opened: symbolic links are resolved first, and then every folder
-  on the way is opened without following any, so that a link put there meanwhile is refused too.
-- A file is compared with what was known of it when it was referenced, after its bytes were read:
-  a change before or during the read is noticed.
-- Bytes that are not all there are an error, and so is a file that is not.
+- Nothing outside a container is opened: symbolic links are resolved first, and then every folder on
+  the path is opened without following links. So a link put there in the meantime is refused too.
+- After its bytes are read, a file is compared with what was recorded when it was referenced, so a
+  change before or during the read is detected.
+- Too few bytes are an error, and so is a missing file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["Version", "VirtualReader", "file_version"]
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What tells one version of a file from another."""
+    """What distinguishes versions of a file."""
 
     etag: str
     modified_ms: int
@@ -44,7 +44,7 @@ class Version:
 
 
 def file_version(found: os.stat_result) -> Version:
-    """The version of a local file. Its etag is the one that object_store gives local files."""
+    """The version of a local file. Its etag equals the one that object_store gives local files."""
     modified_us = found.st_mtime_ns // 1000
     etag = f"{found.st_ino:x}-{modified_us:x}-{found.st_size:x}"
     return Version(etag, found.st_mtime_ns // 1_000_000, found.st_size)
@@ -57,12 +57,12 @@ class VirtualReader:
         self._containers = containers
 
     def version(self, url: str) -> Version:
-        """The version that the file at the location has now.
+        """Return the current version of the file at the location.
 
         Raises
         ------
         VirtualContainerError
-            If it lies below no container, or leads out of it. Nothing was read.
+            If it is below no container, or leads out of it. Nothing was read.
         MissingChunkError
             If there is no such file.
         """
@@ -72,16 +72,16 @@ class VirtualReader:
         return read(place, 0, 0, source)[1]
 
     def read(self, ref: VirtualRef, start: int, length: int) -> bytes:
-        """`length` bytes of the chunk from `start` on; both lie within the chunk.
+        """Return `length` bytes of the chunk from `start` on; both are within the chunk.
 
         Raises
         ------
         VirtualContainerError
-            If the file lies below no container, or leads out of it. Nothing was read.
+            If the file is below no container, or leads out of it. Nothing was read.
         MissingChunkError
             If there is no such file.
         VirtualSourceChangedError
-            If the file is not what it was when it was referenced.
+            If the file has changed since it was referenced.
         CorruptObjectError
             If it is too short, or the whole chunk does not match its checksum.
         StorageError
@@ -157,7 +157,7 @@ def _read_file(
             parts.append(part)
             start += len(part)
             length -= len(part)
-        # After the read, so that a change during it is seen.
+        # After the read, so that a change during it is detected.
         return parts[0] if len(parts) == 1 else b"".join(parts), file_version(os.fstat(fd))
     except (OSError, OverflowError) as error:
         raise StorageError(f"{place.url} cannot be read: {error}") from error
