@@ -1,7 +1,6 @@
 """The package's main job on real data: netCDF, commits, xarray, Spark, a picture.
 
-`open_winds` gives the data by itself; `Demo` has the steps that `zarr-manifests
-demo` runs.
+`open_winds` returns the data by itself; `Demo` has the steps that `zarr-manifests demo` runs.
 """
 
 from __future__ import annotations

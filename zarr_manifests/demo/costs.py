@@ -1,4 +1,4 @@
-"""What a step asks of its storage, measured where it happens: requests, bytes and seconds."""
+"""Measuring what a step costs: its storage requests, bytes and seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Commit", "Cost", "JournalStorage", "Measured", "Rewrite", "measure"]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Requests, bytes and seconds of something that was done."""
+    """Requests, bytes and seconds of an operation."""
 
     requests: int = 0
     bytes_read: int = 0
@@ -36,16 +36,16 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One month appended.
+    """An appended month.
 
     Parameters
     ----------
     months : int
         Months in the repository after it.
     cost : Cost
-        What it cost, the reading it needed included.
+        What it cost, including the reads it needed.
     compacted : bool
-        Whether it was the one that compacted the deltas.
+        Whether it also compacted the deltas.
     """
 
     months: int
@@ -55,7 +55,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """All months so far written anew, as one commit into an empty repository on the same disk."""
+    """A rewrite of all months so far: one commit into an empty repository on the same disk."""
 
     months: int
     cost: Cost
@@ -63,14 +63,14 @@ class Rewrite:
 
 @dataclass(slots=True)
 class Measured:
-    """What `measure` has found, once its block has ended."""
+    """The result of `measure`, after its block has ended."""
 
     cost: Cost
 
 
 @contextmanager
 def measure(storage: CountingStorage) -> Iterator[Measured]:
-    """Measure the block, as far as it uses that storage.
+    """Measure what the block does on that storage.
 
     Examples
     --------
@@ -92,14 +92,14 @@ def measure(storage: CountingStorage) -> Iterator[Measured]:
 
 
 class JournalStorage(WrappedStorage):
-    """Writes down the calls made to a storage, so that those of other processes count too.
+    """Records the calls to a storage in a file, so that calls of other processes count too.
 
     Parameters
     ----------
     storage : Storage
-        The storage the calls are passed on to, which must be picklable.
+        The storage the calls are passed to, which must be picklable.
     journal : Path
-        The file to write to, a line a call; the processes must share its disk.
+        The file to write to, one line per call; the processes must share its disk.
 
     Examples
     --------
@@ -121,7 +121,7 @@ class JournalStorage(WrappedStorage):
         self._journal = journal
 
     def cost(self, seconds: float) -> Cost:
-        """The cost of all calls that were written down, which took so many seconds."""
+        """The cost of all recorded calls, which took so many seconds."""
         calls = [line.split() for line in self._journal.read_text(encoding="ascii").splitlines()]
         received, sent = (sum(int(call[i]) for call in calls) for i in (0, 1))
         return Cost(len(calls), received, sent, seconds)
@@ -137,7 +137,7 @@ class JournalStorage(WrappedStorage):
         return result
 
     def _write(self, received: int, sent: int) -> None:
-        # One short append is atomic on a local disk, also between processes.
+        # A short append is atomic on a local disk, even between processes.
         file = os.open(self._journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             os.write(file, f"{received} {sent}\n".encode("ascii"))

@@ -102,7 +102,7 @@ def _draw_map(figure: Figure, axes: Axes, month: xr.Dataset) -> None:
 
 
 def _closed(month: xr.Dataset) -> xr.Dataset:
-    """The same with its first meridian once more at the end, so that the map has no gap."""
+    """The month with its first meridian repeated at the end, so that the map has no gap."""
     import xarray as xr
 
     first = month.isel(lon=slice(0, 1))
@@ -140,7 +140,7 @@ def _draw_costs(axes: Axes, commits: Sequence[Commit], rewrites: Sequence[Rewrit
 
 
 def _label(axes: Axes, text: str, heights: Sequence[float], below: float, color: str) -> None:
-    """Write what a curve is under its beginning."""
+    """Write a curve's label below its start."""
     axes.text(
         0.015,
         heights[0] * below,

@@ -1,8 +1,8 @@
-"""The demo's directory: made by it, and emptied of nothing but what it made.
+"""The demo's directory: made by the demo, and cleared only of what it made.
 
-A directory belongs to the demo if it was absent or empty when the demo first came to it; a marker
-file says so from before anything else is written there until the user takes it away. Another
-directory is refused. In its own one a new run removes, by name, what a run writes.
+A directory belongs to the demo if it was missing or empty when the demo first used it. A marker
+file is written there first and records that. Any other directory is refused. In its own directory,
+a new run removes by name what a run writes.
 """
 
 from __future__ import annotations
@@ -46,32 +46,32 @@ class Place:
 
     @property
     def repository(self) -> Path:
-        """Where the repository goes."""
+        """The repository's folder."""
         return self.directory / "winds"
 
     @property
     def scratch(self) -> Path:
-        """Where everything is rewritten for comparison; gone when the demo has ended."""
+        """The folder for rewrites of everything; removed at the end."""
         return self.directory / "rewritten"
 
     @property
     def journal(self) -> Path:
-        """Where Spark's requests are written down; gone when the demo has ended."""
+        """The file that records Spark's requests; removed at the end."""
         return self.directory / "requests.txt"
 
     @property
     def picture(self) -> Path:
-        """Where the picture goes."""
+        """The picture's file."""
         return self.directory / "winds.png"
 
     @classmethod
     def claim(cls, directory: Path) -> Place:
-        """Take a new or empty directory, or one that an earlier run took, and clear it.
+        """Use a new or empty directory, or that of an earlier run, and clear it.
 
         Raises
         ------
         AlreadyExistsError
-            If there is anything that the demo did not make.
+            If it has anything that the demo did not make.
         StorageError
             If the directory cannot be written.
         """

@@ -1,4 +1,4 @@
-"""The data that ships with the package: 132 months of wind, and where the land is."""
+"""The data shipped with the package: 132 months of wind, and a relief of the earth."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The demo, step by step; `zarr-manifests demo` runs the steps and prints what they return.
 
-What a step claims it checks: both snapshots are compared with the sample value by value, and the
-means that Spark computes with those that xarray computes; `CheckFailedError` ends the demo. Every
-figure is measured at the storage while the step runs.
+Each step checks its claims: both snapshots are compared with the sample value by value, and Spark's
+means with xarray's. A difference raises `CheckFailedError` and ends the demo. Every figure is
+measured at the storage while the step runs.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ _AGREE_RTOL: Final = 1e-9
 
 
 class CheckFailedError(ManifestsError):
-    """Something that the demo read or computed is not what it must be."""
+    """Something that the demo read or computed is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """One snapshot read with xarray by a process that knew nothing of it.
+    """A snapshot read with xarray by a process without any cached data.
 
     Parameters
     ----------
     months : int
         Months in it.
     opening : Cost
-        Of opening the repository and the dataset, with all coordinates.
+        The cost of opening the repository and the dataset, with all coordinates.
     one_month : Cost
-        Of reading `u` and `v` of its last month after that.
+        The cost of then reading `u` and `v` of its last month.
     the_rest : Cost
-        Of reading all other months.
+        The cost of reading all other months.
     """
 
     months: int
@@ -88,7 +88,7 @@ class SparkMeans:
     difference : float
         Largest difference from what xarray computes, in m s-1.
     cost : Cost
-        What the driver and the tasks asked of the storage, and the seconds with Spark's start.
+        The storage costs of the driver and the tasks, and the seconds including Spark's start.
     """
 
     rows: int
@@ -99,7 +99,7 @@ class SparkMeans:
 
 
 class Demo:
-    """The main job on the sample, in a place of its own; call the steps in their order.
+    """The package's main job on the sample data; call the steps in order.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ class Demo:
         self._repo = Repository.create(self._storage)
 
     def label(self, months: int) -> str:
-        """The name of the month that is the last of so many."""
+        """The name of the last of that many months."""
         return str(self.winds.time[months - 1].dt.strftime("%B %Y").item())
 
     def ingest(self) -> Cost:
@@ -129,7 +129,7 @@ class Demo:
         return measured.cost
 
     def append(self) -> Iterator[Commit]:
-        """Append the months that follow, one commit each."""
+        """Append the following months, one commit each."""
         for month in range(FIRST_MONTHS, self.winds.sizes["time"]):
             one = self.winds.isel(time=slice(month, month + 1))
             message = f"Append {self.label(month + 1)}"
@@ -143,12 +143,12 @@ class Demo:
 
     @property
     def rewrites(self) -> list[int]:
-        """After which numbers of months everything is rewritten for comparison."""
+        """The numbers of months after which everything is rewritten for comparison."""
         first, last = FIRST_MONTHS + 1, self.winds.sizes["time"]
         return sorted({first, *range(FIRST_MONTHS + _REWRITE_EVERY, last, _REWRITE_EVERY), last})
 
     def rewrite(self) -> Iterator[Rewrite]:
-        """Write all months so far anew: same chunks, same disk, into an empty repository."""
+        """Rewrite all months so far: same chunks, same disk, into an empty repository."""
         for months in self.rewrites:
             storage = CountingStorage(LocalStorage(self.place.scratch))
             repo = Repository.create(storage)
@@ -195,7 +195,7 @@ class Demo:
             If the means differ.
         """
         with warnings.catch_warnings():
-            # It concerns features of pandas that are not used here.
+            # A warning about features of pandas that are not used here.
             warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
             return self._spark()
 
@@ -206,7 +206,7 @@ class Demo:
         start_s = SYSTEM.monotonic_s()
         settings = {
             "spark.sql.shuffle.partitions": "2",
-            # Whoever runs the demo shows progress, and two bars would write over one another.
+            # The caller shows progress, and two progress bars would overwrite each other.
             "spark.ui.showConsoleProgress": "false",
         }
         spark = session("zarr-manifests demo", master="local[2]", config=settings)
@@ -220,7 +220,7 @@ class Demo:
         return SparkMeans(rows, tasks, table["mean"].to_numpy(), difference, cost)
 
     def draw(self, commits: list[Commit], rewrites: list[Rewrite]) -> None:
-        """Save the picture, with the last month as the head of the repository has it."""
+        """Save the picture, with the last month at the repository's head."""
         import xarray as xr
 
         from zarr_manifests.demo.map_picture import draw
@@ -231,7 +231,7 @@ class Demo:
 
 
 def _commit_whole(repo: Repository, ds: xr.Dataset, message: str) -> None:
-    # A chunk a month: appending a month then touches no chunk that is there.
+    # One chunk per month, so that appending a month touches no existing chunk.
     chunk = (1, ds.sizes["lat"], ds.sizes["lon"])
     units = {name: ds.time.encoding[name] for name in ("units", "calendar", "dtype")}
     encoding = {"u": {"chunks": chunk}, "v": {"chunks": chunk}, "time": units | {"chunks": (12,)}}
@@ -240,7 +240,7 @@ def _commit_whole(repo: Repository, ds: xr.Dataset, message: str) -> None:
 
 
 def compare_means(computed: pd.DataFrame, wanted: xr.DataArray) -> float:
-    """The largest difference between the means of Spark and of xarray, which must be rounding.
+    """Return the largest difference between Spark's and xarray's means; only rounding is allowed.
 
     Parameters
     ----------
@@ -264,7 +264,7 @@ def compare_means(computed: pd.DataFrame, wanted: xr.DataArray) -> float:
 
 
 def _spark_means(spark: SparkSession, storage: Storage) -> tuple[int, int, pd.DataFrame]:
-    """How many cells were read in how many tasks, and the table of means."""
+    """The number of cells read, the number of tasks, and the table of means."""
     from pyspark.sql import functions as sql
 
     from zarr_manifests.spark import read

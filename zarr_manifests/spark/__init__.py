@@ -1,4 +1,4 @@
-"""Spark over the same repositories: a session that needs no setting up, and what runs on it."""
+"""Spark access to repositories: a session that needs no setup, and `read`."""
 
 from __future__ import annotations
 

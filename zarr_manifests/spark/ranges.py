@@ -1,9 +1,10 @@
 """From a closed range of coordinate values to the positions it selects.
 
-A range is `(lo, hi)`, both ends included, with None for an open end and `lo <= hi` whichever way
-the coordinate runs. It is answered by comparing every value, so the coordinate need not be
-sorted, and one that descends, wraps or repeats is no special case.
+A range is `(lo, hi)` with both ends included, None for an open end, and `lo <= hi` even for a
+descending coordinate. Every value is compared, so the coordinate may be unsorted, descending,
+wrapping or repeating.
 
+The type of the ends depends on the coordinate:
 What the ends may be depends on the coordinate:
 
 - Numbers: numbers.
@@ -51,7 +52,7 @@ def runs_in_range(
     Parameters
     ----------
     name : str
-        The dimension's.
+        Name of the dimension.
     coordinate : array, optional
         Its decoded values; None for a dimension without a coordinate.
     size : int
@@ -62,8 +63,8 @@ def runs_in_range(
     Raises
     ------
     InvalidArgumentError
-        If it is not a pair, an end is not of the coordinate's kind, or it selects nothing
-        though there is something.
+        If it is not a pair, an end has another type than the coordinate, or it selects nothing
+        although the dimension is not empty.
     """
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise InvalidArgumentError(
@@ -89,7 +90,7 @@ def runs_in_range(
 
 
 def _mask(name: str, coordinate: npt.NDArray[Any], lo: Any, hi: Any) -> npt.NDArray[np.bool_]:
-    """Which values are in the range; those that are missing are in none that has an end."""
+    """Which values are in the range; missing values are only in a range without ends."""
     if lo is None and hi is None:
         return np.ones(coordinate.shape, bool)
     mask: npt.NDArray[np.bool_] = ~pd.isnull(coordinate)
@@ -109,7 +110,7 @@ type _Convert = Callable[[str, Any, bool], Any]
 
 
 def _comparable(name: str, values: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], _Convert]:
-    """The values in a form that can be compared, and what brings an end into it."""
+    """The values in a comparable form, and a function that converts an end to it."""
     kind = values.dtype.kind
     if kind == "O" and hasattr(values[0], "calendar"):
         ranks = [_rank(_fields(name, value)) for value in values]
@@ -172,7 +173,7 @@ def _duration(name: str, end: Any, upper: bool) -> Any:
 
 
 def _instant(name: str, end: Any, upper: bool) -> Any:
-    """The first or the last microsecond of what an end stands for."""
+    """The first or last microsecond of the period that an end names."""
     what = "its values are times; give a datetime, or ISO text such as '2000-02-29T12:00'"
     if isinstance(end, np.datetime64) and not np.isnat(end):
         return end.astype("M8[us]")
@@ -209,7 +210,7 @@ def _date_rank(name: str, end: Any, upper: bool) -> int:
 
 
 def _rank(fields: tuple[int, ...], rest: tuple[int, ...] = _LEAST) -> int:
-    """A number that is in the same order as dates; `rest` stands for fields that are not named."""
+    """A number that sorts like the date; `rest` stands for fields that are not named."""
     rank = fields[0]
     for base, field in zip(_BASE, (*fields[1:], *rest[len(fields) - 1 :]), strict=True):
         rank = rank * base + field
@@ -217,7 +218,7 @@ def _rank(fields: tuple[int, ...], rest: tuple[int, ...] = _LEAST) -> int:
 
 
 def _fields(name: str, moment: Any) -> tuple[int, ...]:
-    """Year, month, ... of a date, as far as it names them."""
+    """Year, month and so on of a date, as far as it names them."""
     if isinstance(moment, np.datetime64):
         moment = moment.astype("M8[us]").item()
     if all(hasattr(moment, field) for field in _FIELDS) and moment is not pd.NaT:
@@ -234,7 +235,7 @@ def _fields(name: str, moment: Any) -> tuple[int, ...]:
 
 
 def _span(coordinate: npt.NDArray[Any] | None, size: int) -> str:
-    """What a coordinate spans, in words."""
+    """Describe what a coordinate spans."""
     if coordinate is None:
         return f"it has no coordinate, and its positions run from 0 to {size - 1}"
     values = coordinate[~pd.isnull(coordinate)]

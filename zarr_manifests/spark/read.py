@@ -1,8 +1,8 @@
-"""From variables of a repository to a Spark DataFrame, one row a cell.
+"""Reading variables of a repository as a Spark DataFrame, one row per cell.
 
-The driver pins the snapshot, reads metadata and coordinates, and plans; chunks of variables are
-read by the tasks alone. Each task is one partition and gets one box of whole chunks. What goes to
-a task is the plan and where the repository lies, never data.
+The driver pins the snapshot, reads metadata and coordinates, and plans. Only tasks read chunks of
+variables. Each task is one partition and gets one box of whole chunks. A task receives the plan and
+the repository's location, never data.
 """
 
 from __future__ import annotations
@@ -47,48 +47,48 @@ def read(
     nan: Literal["keep", "null", "drop"] = "keep",
     target_rows: int = 4 * 1024**2,
 ) -> DataFrame:
-    """Read variables as a DataFrame with a row for each cell.
+    """Read variables as a DataFrame with one row per cell.
 
-    The columns are the dimensions, then the variables. Values are what `xarray.open_zarr` gives:
+    The columns are the dimensions, then the variables. Values are as in `xarray.open_zarr`:
     unpacked, times decoded. A dimension is represented by its coordinate, or by positions from 0
-    on if it has none; auxiliary coordinates (scalar, or of several dimensions) are read only if
-    they are named as variables. The columns' metadata has the variables' attributes.
+    on without one. Auxiliary coordinates (scalar, or of several dimensions) are read only if they
+    are named as variables. The columns' metadata has the variables' attributes.
 
     The DataFrame is lazy, and stays at the snapshot that was current when it was made.
 
     Parameters
     ----------
     spark : SparkSession
-        Such as `zarr_manifests.spark.session()` gives.
+        A Spark session, such as `zarr_manifests.spark.session()` returns.
     url : str, path, Storage or Repository
-        Where the repository lies. Spark's workers must see the same place. A `Repository` brings
-        the `virtual_containers` it was opened with; the workers must see these places, too.
+        The repository. Spark's workers must be able to reach it. A `Repository` passes on its
+        `virtual_containers`; the workers must be able to reach these as well.
     variables : str or sequence of str, optional
-        Which to read; by default all of the group that are not coordinates. They must have the
-        same dimensions.
+        The variables to read; by default all of the group that are not coordinates. They must have
+        the same dimensions.
     group : str, default "/"
-        The group they are in.
+        The group of the variables.
     branch, tag, snapshot_id : str, optional
         At most one; by default the head of `main` is read.
     ranges : mapping of str to (lo, hi), optional
-        By dimension, the closed range of its coordinate's values to read, None for an open end.
-        `lo <= hi`, also where the coordinate descends. ISO text stands for the whole period it
-        names: `("2000-01", "2000-02")` includes the 29th of February. Dimensions without a
-        coordinate have ranges of positions.
+        By dimension, the closed range of coordinate values to read, with None for an open end.
+        `lo <= hi` even if the coordinate descends. ISO text stands for the whole period it names:
+        `("2000-01", "2000-02")` includes the 29th of February. Dimensions without a coordinate have
+        ranges of positions.
     layout : "long"
-        One row a cell; there is no other yet.
+        One row per cell; there is no other layout yet.
     nan : "keep", "null" or "drop", default "keep"
-        What becomes of NaN in variables. Spark's aggregates skip null, and do not skip NaN.
-        `drop` is `null`, and leaves out rows that have no value of any variable; boxes of which no
-        chunk was ever written become no tasks, if that stands for no value.
+        How to treat NaN in variables. Spark's aggregates skip null, but not NaN. `null` replaces
+        NaN by null. `drop` does the same and leaves out rows without any value; boxes whose chunks
+        were never written get no task if the fill value stands for no value.
     target_rows : int, default 4,194,304
-        Cells a task should read. Whole chunks are read, and at least as many tasks are made as
-        Spark runs at once, if there are as many chunks.
+        The target number of cells per task. Tasks read whole chunks, and there are at least as many
+        tasks as Spark runs at once, if there are as many chunks.
 
     Returns
     -------
     pyspark.sql.DataFrame
-        With no rows if the variables have no cells.
+        Without rows if the variables have no cells.
 
     Raises
     ------
@@ -97,10 +97,10 @@ def read(
     NotFoundError
         If the branch, tag, snapshot, group or a variable does not exist.
     InvalidArgumentError
-        If an option is unknown, variables have different dimensions or values Spark has no type
-        for, or a range selects nothing.
+        If an option is unknown, variables have different dimensions or values without a Spark type,
+        or a range selects nothing.
     UnsupportedStorageError
-        If other processes cannot see the repository (`memory://`).
+        If other processes cannot reach the repository (`memory://`).
 
     Examples
     --------
@@ -146,10 +146,10 @@ def read(
     def rows(tasks: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         return run(job, tasks)
 
-    # As many partitions as numbers: each task gets one.
+    # As many partitions as numbers, so that each task gets one.
     tasks = spark.range(0, count, 1, count)
     with warnings.catch_warnings():
-        # It concerns features of pandas that are not used here.
+        # A warning about features of pandas that are not used here.
         warnings.filterwarnings("ignore", PANDAS_WARNING, FutureWarning)
         return tasks.mapInPandas(rows, schema)
 
@@ -180,7 +180,7 @@ def _variables(source: Source, given: str | Sequence[str] | None) -> tuple[str, 
 
 
 def _shared_dimensions(source: Source, names: Sequence[str]) -> tuple[str, ...]:
-    """The dimensions all the variables have, in the same order."""
+    """The dimensions of all the variables, which must be the same in the same order."""
     found = {name: tuple(map(str, source.encoded(name).dims)) for name in names}
     if len(set(found.values())) > 1:
         listed = "; ".join(f"{name} ({', '.join(dims)})" for name, dims in found.items())
@@ -207,9 +207,9 @@ def _check_names(spark: SparkSession, columns: Sequence[Column]) -> None:
 def _boxes_with_rows(
     session: Session, source: Source, columns: Sequence[Column], scan: Scan
 ) -> IndexArray | None:
-    """Numbers of the boxes that have rows if cells without values have none; None for all.
+    """Numbers of the boxes that can have rows if cells without values have none; None for all.
 
-    Cells of chunks that were never written have no values if the fill value stands for none.
+    Cells of chunks that were never written have no value if the fill value stands for none.
     """
     if not columns or not all(source.absent_is_missing(column.name) for column in columns):
         return None
@@ -224,7 +224,7 @@ def _boxes_with_rows(
 def _axes(
     source: Source, names: Sequence[str], dims: Sequence[str], ranges: Mapping[str, Any]
 ) -> list[Axis]:
-    """What is read along each dimension, in chunks that are whole for all the variables."""
+    """What to read along each dimension, in chunks that are whole for all the variables."""
     unknown = sorted(ranges.keys() - set(dims))
     if unknown:
         raise InvalidArgumentError(
@@ -234,7 +234,7 @@ def _axes(
     encoded = [source.encoded(name) for name in names]
     axes = []
     for number, (dim, size) in enumerate(zip(dims, encoded[0].shape, strict=True)):
-        # Where chunks differ, the largest: if it is a multiple of the others, none is read twice.
+        # If chunks differ, the largest: if it is a multiple of the others, no chunk is read twice.
         chunk = max(_largest(variable.encoding["chunks"][number]) for variable in encoded)
         if dim in ranges:
             runs = runs_in_range(dim, source.coordinate(dim), size, ranges[dim])

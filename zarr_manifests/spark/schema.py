@@ -1,4 +1,4 @@
-"""What the values of a variable are in Spark: one explicit table, and the conversion it names.
+"""The Spark types of variables' values: one table, and the conversion that it defines.
 
 =====================================  ==========================  ==============================
 decoded values                         Spark                       remark
@@ -16,9 +16,9 @@ text of fixed or any length            string
 bytes of fixed or any length           binary
 =====================================  ==========================  ==============================
 
-All else (complex, structured) is refused. A calendar is another one if it has dates a timestamp
-cannot hold (`noleap`, `360_day`, ...), or if a coordinate in the mixed Julian/Gregorian calendar
-goes back to before 1582. A column's metadata has the variable's attributes.
+Other types (complex, structured) are refused. A calendar counts as another one if it has dates that
+a timestamp cannot represent (`noleap`, `360_day`, ...), or if a coordinate in the mixed
+Julian/Gregorian calendar goes back before 1582. A column's metadata has the variable's attributes.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ class Column:
     Parameters
     ----------
     name : str
-        The variable's or dimension's.
+        Name of the variable or dimension.
     spark : pyspark.sql.types.DataType
-        Its type in Spark.
+        Its Spark type.
     arrow : pyarrow.DataType
-        The same in Arrow.
+        Its Arrow type.
     metadata : mapping
-        What of the variable's attributes a schema can hold, and how its values are represented.
+        The attributes that a schema can hold, and how the values are represented.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Column:
 
 
 def column_of(source: Source, name: str, *, is_dimension: bool) -> Column:
-    """The column a variable makes, told without reading it unless it is a dimension's coordinate.
+    """Return a variable's column; only a dimension's coordinate is read for it.
 
     Raises
     ------
@@ -132,7 +132,7 @@ def _types(
 
 
 def _metadata(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes that the metadata of a schema can hold."""
+    """The attributes that a schema's metadata can hold."""
     return {name: value for name, value in attributes.items() if _is_plain(value)}
 
 
@@ -152,7 +152,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def schema_of(columns: tuple[Column, ...]) -> sql.StructType:
-    """The schema of a DataFrame with these columns."""
+    """Return the schema of a DataFrame with these columns."""
     return sql.StructType(
         [
             sql.StructField(c.name, c.spark, nullable=True, metadata=dict(c.metadata))
@@ -162,12 +162,12 @@ def schema_of(columns: tuple[Column, ...]) -> sql.StructType:
 
 
 def to_arrow(values: npt.NDArray[Any], column: Column, *, nan_is_null: bool = False) -> pa.Array:
-    """Decoded values (one-dimensional) as the column's.
+    """Convert decoded values (one-dimensional) to the column's Arrow type.
 
     Raises
     ------
     InvalidArgumentError
-        If they hold a date that a timestamp cannot hold.
+        If they have a date that a timestamp cannot represent.
     """
     arrow = column.arrow
     kind = values.dtype.kind

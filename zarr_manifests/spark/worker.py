@@ -1,13 +1,12 @@
-"""What a task does: read the chunks of its box, and give them out as rows.
+"""What a task does: read the chunks of its box, and return them as rows.
 
-Runs in Spark's Python workers. A worker serves many tasks and keeps what it opened, so that a
-repository is opened, and the coordinates are read, once a worker and snapshot. Memory is bounded
-by what one task holds at a time: a block (`BLOCK_BYTES` of values, or one chunk), the stored bytes
-of its chunks, and two batches.
-Invariants:
+It runs in Spark's Python workers. A worker serves many tasks and keeps what it has opened, so it
+opens a repository and reads coordinates once per snapshot. Memory is bounded by what one task holds
+at a time: a block (`BLOCK_BYTES` of values, or one chunk), the stored bytes of its chunks, and two
+batches. Invariants:
 
 - A chunk is read once, as blocks are whole chunks.
-- A batch has at most `BATCH_BYTES`, and at least `BATCH_ROWS` rows unless that would break the
+- A batch has at most `BATCH_BYTES`, and at least `BATCH_ROWS` rows unless that would exceed the
   first bound or the task has fewer.
 """
 
@@ -41,11 +40,11 @@ BATCH_BYTES: Final = 32 * 1024**2
 BLOCK_BYTES: Final = 32 * 1024**2
 
 PANDAS_WARNING: Final = "PySpark does not yet fully support pandas"
-"""How a warning starts that pyspark gives for each batch, about features not used here."""
+"""Start of a warning that pyspark gives for each batch, about features not used here."""
 
 _KEPT: Final = 8
 type _Containers = tuple[tuple[str, str], ...]
-# Containers are what a job may read elsewhere, so no job is served with another's.
+# The key has the containers, since they decide what a job may read elsewhere.
 _sessions: OrderedDict[tuple[str, _Containers, str], Session] = OrderedDict()
 _sources: OrderedDict[tuple[str, _Containers, str, str], tuple[Source, dict[str, pa.Array]]] = (
     OrderedDict()
@@ -54,24 +53,24 @@ _sources: OrderedDict[tuple[str, _Containers, str, str], tuple[Source, dict[str,
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """All that the tasks of a read have in common. Holds no data and no secrets.
+    """What all tasks of a read have in common, without data or secrets.
 
     Parameters
     ----------
     storage : Storage
-        Where the repository lies.
+        The repository's storage.
     snapshot_id, group : str
-        What is read of it.
+        The snapshot and group to read.
     dimensions, variables : tuple of Column
-        The columns; the dimensions in the order of the variables' axes.
+        The columns; the dimensions in order of the variables' axes.
     scan : Scan
         The tasks' boxes.
     nan : str
         `keep`, `null` or `drop`.
     containers : tuple of (str, str)
-        Names and URL prefixes of what the repository was opened with.
+        Names and URL prefixes of the repository's containers.
     numbers : int64[n], optional
-        The boxes that are read, by their numbers in the scan; all of them if none are given.
+        Numbers of the boxes to read; all if not given.
     """
 
     storage: Storage
@@ -85,21 +84,21 @@ class Job:
     numbers: IndexArray | None = None
 
     def box(self, task: int) -> Box:
-        """What the task of that number reads."""
+        """The box of the task with that number."""
         return self.scan[task if self.numbers is None else self.numbers.item(task)]
 
 
 def run(job: Job, tasks: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-    """The rows of the tasks whose numbers are in the column `id` of `tasks`."""
+    """Yield the rows of the tasks whose numbers are in the column `id` of `tasks`."""
     warnings.filterwarnings("ignore", PANDAS_WARNING, FutureWarning)
     boxes = (job.box(int(number)) for frame in tasks for number in frame["id"])
     for table in batches(piece for box in boxes for piece in _pieces(job, box)):
-        # Columns of Arrow's own types reach Spark as they are; NaN in those of numpy turns null.
+        # Arrow-typed columns reach Spark unchanged; NaN in numpy-typed ones becomes null.
         yield table.to_pandas(types_mapper=pd.ArrowDtype)
 
 
 def batches(pieces: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Merge and split tables, in order, to tables within the bounds of a batch."""
+    """Merge and split tables, in order, into tables within the bounds of a batch."""
     ready: pa.Table | None = None
     waiting: list[pa.Table] = []
     rows = nbytes = 0
@@ -111,7 +110,7 @@ def batches(pieces: Iterable[pa.Table]) -> Iterator[pa.Table]:
             ready, waiting, rows, nbytes = _merged(waiting), [], 0, 0
         waiting.append(piece)
         rows, nbytes = rows + piece.num_rows, nbytes + piece.nbytes
-    # What is left over may be too few rows for a batch of its own.
+    # The rest may have too few rows for a batch of its own.
     left = [table for table in (ready, *waiting) if table is not None]
     if left:
         yield from _split(_merged(left))
@@ -122,7 +121,7 @@ def _merged(tables: list[pa.Table]) -> pa.Table:
 
 
 def _split(table: pa.Table) -> Iterator[pa.Table]:
-    """Parts of the table that are each no larger than a batch may be."""
+    """Split the table into parts no larger than a batch may be."""
     if table.nbytes <= BATCH_BYTES or table.num_rows <= 1:
         if table.num_rows:
             yield table
@@ -133,7 +132,7 @@ def _split(table: pa.Table) -> Iterator[pa.Table]:
 
 
 def _pieces(job: Job, box: Box) -> Iterator[pa.Table]:
-    """The rows of a box in C order, in tables of at most `BATCH_ROWS` rows."""
+    """Yield the rows of a box in C order, in tables of at most `BATCH_ROWS` rows."""
     source, coordinates = _open(job)
     # A packed value is decoded to as many as 8 bytes.
     sizes = [max(source.encoded(column.name).dtype.itemsize, 8) for column in job.variables]
@@ -169,7 +168,7 @@ def _table(
 ) -> pa.Table:
     """The rows from `start` to `stop` of a block's selected cells, numbered in C order.
 
-    `along` has the coordinate's selected values of each axis, `values` those of these cells.
+    `along` has the coordinates' selected values by axis, `values` the variables' values.
     """
     arrays: list[pa.Array] = []
     inner = 1
@@ -187,9 +186,9 @@ def _table(
 
 
 def _spread(coordinate: pa.Array, start: int, stop: int, inner: int) -> pa.Array:
-    """A coordinate's values for cells in C order, of which `inner` after each other have the same.
+    """Repeat a coordinate's values for cells in C order; `inner` consecutive cells share a value.
 
-    By repeating what takes no arithmetic for each cell.
+    It repeats whole values, without arithmetic per cell.
     """
     size, values = len(coordinate), _plain(coordinate)
     given = np.arange(size) if values is None else values
@@ -207,7 +206,7 @@ def _spread(coordinate: pa.Array, start: int, stop: int, inner: int) -> pa.Array
 
 
 def _plain(column: pa.Array) -> npt.NDArray[Any] | None:
-    """The bytes of a column's values, as whole numbers of that width; None if it has no such."""
+    """The values' bytes as integers of the same width; None if there is no such integer type."""
     if column.null_count or not pa.types.is_primitive(column.type) or column.type.bit_width < 8:
         return None
     width = column.type.bit_width // 8
@@ -216,11 +215,11 @@ def _plain(column: pa.Array) -> npt.NDArray[Any] | None:
 
 
 def _open(job: Job) -> tuple[Source, dict[str, pa.Array]]:
-    """The job's group and its coordinates as columns, opened before or now."""
+    """The job's group and its coordinates as columns, opened on first use."""
     place = (job.storage.url, job.containers, job.snapshot_id, job.group)
     if place not in _sources:
         source = Source(_session(job), job.group)
-        # What was imported and opened by now lives as long as the worker does.
+        # Everything imported and opened so far lives as long as the worker.
         if not gc.get_freeze_count():
             gc.freeze()
         _keep(_sources, place, (source, {}))
