@@ -1,4 +1,4 @@
-"""The application: its verbs, `--version`, and how errors end."""
+"""The application: its verbs, `--version`, and error handling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`zarr-manifests compact`: bring the deltas of a branch together, and say what that took."""
+"""`zarr-manifests compact`: compact a branch's deltas, and report what was done."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(
         bool, typer.Option("--dry-run", "-n", help="Estimate it, and write nothing.")
     ] = False,
 ) -> None:
-    """Bring the deltas of a branch together, as a commit that changes no data."""
+    """Merge the deltas of a branch, as a commit that changes no data."""
     repo = Repository.open(url)
     out = console()
     with out.status(f"Compacting {branch} ..."):

@@ -37,7 +37,7 @@ def set_options(
         typer.Argument(help="Such as commits.mode=rewrite; values are YAML.", show_default=False),
     ],
 ) -> None:
-    """Change options and save them: all that are given, or none."""
+    """Change options and save them, all or none."""
     given: dict[str, Any] = {}
     for option in options:
         _put(given, option)
@@ -46,13 +46,13 @@ def set_options(
 
 @app.command()
 def apply(url: Url, file: File) -> None:
-    """Save the configuration of a file; what the file leaves out gets its default."""
+    """Save the configuration in a file; options that the file leaves out get their defaults."""
     Repository.open(url).save_config(read_config(file))
 
 
 @app.command()
 def validate(file: File) -> None:
-    """Check a file: say every fault with its place, one a line."""
+    """Check a file and print every fault with its place, one per line."""
     read_config(file)
     typer.echo(f"{'standard input' if file == '-' else plain_text(file)}: good")
 
@@ -64,9 +64,9 @@ def schema() -> None:
 
 
 def read_config(file: str) -> RepositoryConfig:
-    """The configuration of the file; its faults are printed one a line, and end the program."""
+    """Read the configuration in the file; faults are printed one per line, and end the program."""
     try:
-        # One byte more than is allowed: the rest of a huge file is never read.
+        # One byte more than allowed, so that the rest of a huge file is never read.
         if file == "-":
             text = sys.stdin.buffer.read(MAX_TEXT_BYTES + 1)
         else:

@@ -1,4 +1,4 @@
-"""What the verbs share: the options that choose a snapshot, and how things are printed."""
+"""What the verbs share: options that select a snapshot, and printing."""
 
 from __future__ import annotations
 
@@ -53,24 +53,24 @@ SnapshotId = Annotated[
 
 
 def session_at(url: str, branch: str | None, tag: str | None, snapshot: str | None) -> Session:
-    """A session that reads what the options choose."""
+    """Open a read-only session at the snapshot that the options select."""
     return Repository.open(url).readonly_session(branch, tag=tag, snapshot_id=snapshot)
 
 
 def snapshot_at(repo: Repository, ref: str) -> str:
-    """The id of the snapshot that a branch, a tag or an id stands for."""
+    """Return the id of the snapshot that a branch, a tag or an id names."""
     return {**repo.list_tags(), **repo.list_branches()}.get(ref, ref)
 
 
 class _Console(Console):
-    """Whatever text it is given to print, in a table or not, is harmless."""
+    """A console that prints any text literally, in tables too."""
 
     def render_str(self, text: str, *args: Any, **options: Any) -> Text:
         return super().render_str(plain_text(text, lines=True), *args, **options)
 
 
 def console() -> Console:
-    """Standard output; in a pipe lines are long rather than folded."""
+    """Standard output; in a pipe, long lines are not wrapped."""
     out = _Console(highlight=False, markup=False, emoji=False)
     if not out.is_terminal:
         out.width = max(out.width, _PIPED_WIDTH)
@@ -80,8 +80,8 @@ def console() -> Console:
 def columns(*headers: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Table:
     """An empty table without lines.
 
-    The headers named in `right` are over numbers; these columns, and those in `whole`, are never
-    folded where the terminal is narrow.
+    The headers named in `right` are right-aligned. These columns, and those in `whole`, are not
+    wrapped on narrow terminals.
     """
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for header in headers:

@@ -1,6 +1,6 @@
-"""`zarr-manifests demo`: runs the demo's steps and prints what each read and wrote.
+"""`zarr-manifests demo`: run the demo's steps and print what each read and wrote.
 
-Without Java, or without pyspark, the Spark step is left out, and the exit code says so at the end.
+Without Java or pyspark, the Spark step is skipped, and the exit code reports it at the end.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def run(
 
 
 class _Steps:
-    """Numbers the steps, and shows that the long ones are at work."""
+    """Numbers the steps, and shows progress of long ones."""
 
     def __init__(self, out: Console) -> None:
         self._out = out
@@ -218,7 +218,7 @@ def _seconds_text(seconds: float) -> str:
 
 
 def _comparison(demo: Demo, commits: Sequence[Commit], rewrites: Sequence[Rewrite]) -> Table:
-    """First, middle and last measured month: the commit beside the rewriting of everything."""
+    """A table of the first, middle and last measured month: the commit beside the full rewrite."""
     numbers = ("commit:\nrequests", "\nwritten", "\nseconds")
     others = ("rewrite:\nrequests", "\nwritten ", "\nseconds ", "bytes\nratio")
     table = columns("\nto add", *numbers, *others, right=(*numbers, *others))
@@ -258,7 +258,7 @@ def _say_what_next(out: _Steps, repository: Path) -> None:
 
 
 def _program() -> str:
-    """How this program can be called again from here."""
+    """The command that starts this program again."""
     name = "zarr-manifests"
     found = shutil.which(name)
     beside = Path(sys.executable).with_name(name)
@@ -270,7 +270,7 @@ def _program() -> str:
 
 
 def _short(path: str) -> str:
-    """The path from here if it is below, quoted for a shell."""
+    """The path, relative if it is below the working directory, quoted for a shell."""
     here = Path.cwd()
     full = Path(path)
     return shlex.quote(str(full.relative_to(here) if full.is_relative_to(here) else full))

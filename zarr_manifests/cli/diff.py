@@ -76,7 +76,7 @@ def _with_first(first: Change | None, rest: Iterator[Change]) -> Iterator[Change
 
 
 def _lines(records: Iterable[Change], coordinates: bool) -> Iterator[str]:
-    """First what happened to nodes, then, array by array, to chunks."""
+    """The changes of nodes, then of chunks, array by array."""
     found = list(records)
     moved = {record.moved_from: record.path for record in found if record.moved_from is not None}
     tops = moved_tops(moved)

@@ -1,4 +1,4 @@
-"""`zarr-manifests info`: what a repository is, what it holds, and how much room it takes."""
+"""`zarr-manifests info`: what a repository is, what it contains, and its size."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SHOWN_REFS = 20
 
 
 def run(url: Url) -> None:
-    """Show what a repository is, its branches and tags, and the room it takes."""
+    """Show what a repository is, its branches and tags, and its size."""
     repo = Repository.open(url)
     root = Root.from_object(repo.storage.get_tagged(ROOT_KEY).data)
     out = console()
@@ -63,7 +63,7 @@ def _facts(repo: Repository, root: Root) -> Table:
 
 
 def _options(config: RepositoryConfig) -> Iterator[str]:
-    """The options, but of the manifests' planning only how much there is of it."""
+    """The options, with only a summary of the manifest sets."""
     options = config.to_dict()
     del options["chunk-manifests"]
     for name, value in options.items():
@@ -77,7 +77,7 @@ def _options(config: RepositoryConfig) -> Iterator[str]:
 
 
 def _refs(repo: Repository) -> Table:
-    """Branches and tags, each with its arrays and the deltas that lie on its base."""
+    """Branches and tags, each with its arrays and the number of live deltas."""
     heads = {f"branch {name}": head for name, head in repo.list_branches().items()}
     heads |= {f"tag {name}": head for name, head in repo.list_tags().items()}
     numbers = ("arrays", "deltas")
@@ -92,7 +92,7 @@ def _refs(repo: Repository) -> Table:
 
 
 def _stored(storage: Storage) -> Table:
-    """Objects and bytes, by the folder they lie in."""
+    """Objects and bytes, by top-level folder."""
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     for info in storage.list():

@@ -1,4 +1,4 @@
-"""`zarr-manifests explain` and `plan`: in which manifests refs are, or would be, and why."""
+"""`zarr-manifests explain` and `plan`: which manifests hold refs now, or would, and why."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run_explain(
     snapshot: SnapshotId = None,
     plot: Plot = None,
 ) -> None:
-    """Show for each array which rule matched, its set and manifests, and why it overflowed."""
+    """Show each array's matching rule, its set and manifests, and why it overflowed."""
     repo = Repository.open(url)
     layout = repo.explain_manifests(branch, tag=tag, snapshot_id=snapshot)
     out = console()
@@ -68,7 +68,7 @@ def run_plan(
     snapshot: SnapshotId = None,
     plot: Plot = None,
 ) -> None:
-    """Show what a full compaction under another configuration would give; nothing is written."""
+    """Show what a full compaction with another configuration would give, without writing."""
     given = read_config(config)
     repo = Repository.open(url)
     before = repo.explain_manifests(branch, tag=tag, snapshot_id=snapshot)
@@ -81,7 +81,7 @@ def run_plan(
     out.print()
     table = columns("to read for", "now", "then", right=("now", "then"))
     now, then = repo.read_costs(branch, tag=tag, snapshot_id=snapshot), after.costs
-    assert then is not None  # it is planned
+    assert then is not None  # a planned layout has costs
     table.add_row("opening", _requests(now.opening), _requests(then.opening))
     table.add_row("then all coordinates", _requests(now.coordinates), _requests(then.coordinates))
     table.add_row("then one more step", _requests(now.last_step), _requests(then.last_step))

@@ -61,7 +61,7 @@ _Limit = Annotated[int, typer.Option("--limit", help="How many to show.", min=1)
 def run_expire(
     url: Url, keep_last: _KeepLast = None, max_age: _MaxAge = None, dry_run: _DryRun = False
 ) -> None:
-    """Let old snapshots leave the history; `gc` deletes what only they needed."""
+    """Remove old snapshots from the history; `gc` deletes what only they needed."""
     age = None if max_age is None else _duration(max_age)
     report = Repository.open(url).expire_snapshots(keep_last, age, dry_run=dry_run)
     verb = "would expire" if dry_run else "expired"
@@ -72,7 +72,7 @@ def run_expire(
 
 
 def run_gc(url: Url, grace: _Grace = "24h", dry_run: _DryRun = False) -> None:
-    """Delete the objects that nothing leads to; safe beside writers and readers."""
+    """Delete objects that nothing refers to; safe beside writers and readers."""
     repo, wait = Repository.open(url), _duration(grace)
     with _progress() as progress:
         report = repo.garbage_collect(wait, dry_run=dry_run, progress=progress)
@@ -133,7 +133,7 @@ def run_ops(url: Url, limit: _Limit = _SHOWN) -> None:
 
 
 def run_restore(url: Url, version: _Version, dry_run: _DryRun = False) -> None:
-    """Let branches and tags be what they were in an older version of the root."""
+    """Set branches and tags back to what they were in an older version of the root."""
     report = Repository.open(url).restore_refs(version, dry_run=dry_run)
     table = columns("what", "name", "was", "would be" if dry_run else "is now")
     for what, moved in (("branch", report.branches), ("tag", report.tags)):
@@ -152,7 +152,7 @@ def run_restore(url: Url, version: _Version, dry_run: _DryRun = False) -> None:
 def run_recover(
     url: Url, dry_run: _DryRun = False, collections_ended: _CollectionsEnded = False
 ) -> None:
-    """Make a new root from the newest whole archive, where the root is lost or damaged."""
+    """Make a new root from the newest complete archive if the root is lost or damaged."""
     report = Repository.recover(url, dry_run=dry_run, collections_ended=collections_ended)
     out = console()
     for version, why in report.skipped.items():
@@ -210,7 +210,7 @@ def _show_repacking(report: RepackReport) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int], None]]:
-    """A line on a terminal that says what is being done."""
+    """Show progress on one line of the terminal."""
     with console().status("Starting ...") as status:
         yield lambda stage, done: status.update(f"{stage}: {done:,} objects")
 

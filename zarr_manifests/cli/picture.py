@@ -26,7 +26,7 @@ _MOST_ROWS: Final = 48
 
 
 def draw(path: Path, layout: ManifestLayout, title: str) -> None:
-    """Save the picture as PNG: of the arrays with the most refs, if there are very many.
+    """Save the picture as PNG; of very many arrays, it shows those with the most refs.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def draw(path: Path, layout: ManifestLayout, title: str) -> None:
 
 def _draw_bar(axes: Axes, row: int, array: ArrayPlace) -> None:
     total, left = array.refs, 0.0
-    run: list[list[int]] = []  # neighbours in one manifest are one box
+    run: list[list[int]] = []  # adjacent leaves in one manifest become one box
     for leaf in sorted(array.leaves, key=lambda leaf: (leaf.lo, leaf.hi)):
         if run and run[-1][0] == leaf.manifest:
             run[-1][1] += leaf.refs

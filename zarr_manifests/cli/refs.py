@@ -44,7 +44,7 @@ def run_branch(
     force: _Force = False,
     expected: _Expected = None,
 ) -> None:
-    """List branches; or make one, move one, or delete one."""
+    """List branches, or create, move or delete one."""
     repo = Repository.open(url)
     at = None if at is None else snapshot_at(repo, at)
     if not reset:
@@ -58,7 +58,7 @@ def run_branch(
 
 
 def run_tag(url: Url, name: _Name = None, at: _At = None, delete: _Delete = False) -> None:
-    """List tags; or make one, or delete one, whose name is then never used again."""
+    """List tags, or create or delete one; a deleted name is never used again."""
     repo = Repository.open(url)
     at = None if at is None else snapshot_at(repo, at)
     _run(name, at, delete, repo.list_tags, repo.create_tag, repo.delete_tag)

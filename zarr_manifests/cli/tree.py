@@ -1,7 +1,7 @@
 """`zarr-manifests tree`: the groups and arrays of one snapshot.
 
-Walking the hierarchy reads the snapshot's node table and nothing of the arrays' manifests;
-counting chunks does, so it is asked for.
+Walking the hierarchy only reads the snapshot's node table. Counting chunks also reads manifests, so
+it is optional.
 """
 
 from __future__ import annotations
