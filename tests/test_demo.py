@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 import zarr_manifests as zm
 import zarr_manifests.spark
 from zarr_manifests.cli import app
-from zarr_manifests.demo import CheckFailedError, Demo, Place, open_relief, open_winds
+from zarr_manifests.demo import CheckFailedError, Demo, DemoPlace, open_relief, open_winds
 from zarr_manifests.demo.costs import Commit, Cost, JournalStorage, Rewrite, measure
 from zarr_manifests.demo.map_picture import draw
 from zarr_manifests.demo.place import MARKER
@@ -68,7 +68,7 @@ def test_the_winds_are_monthly_and_follow_cf() -> None:
 def test_a_new_and_an_empty_directory_are_taken(tmp_path: Path) -> None:
     for directory in (tmp_path / "a" / "b", tmp_path / "empty"):
         (tmp_path / "empty").mkdir(exist_ok=True)
-        place = Place.claim(directory)
+        place = DemoPlace.claim(directory)
         assert place.directory == directory
         assert [path.name for path in directory.iterdir()] == [MARKER]
 
@@ -78,20 +78,20 @@ def test_what_the_demo_did_not_make_is_left_alone(tmp_path: Path) -> None:
     mine.mkdir()
     (mine / "data").write_text("precious")
     with pytest.raises(AlreadyExistsError, match="not made by the demo"):
-        Place.claim(tmp_path)
+        DemoPlace.claim(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["winds"]
     assert (mine / "data").read_text() == "precious"
     with pytest.raises(AlreadyExistsError, match="not made by the demo"):
-        Place.claim(mine / "data")
+        DemoPlace.claim(mine / "data")
 
 
 def test_a_second_run_replaces_only_what_a_run_writes(tmp_path: Path) -> None:
-    place = Place.claim(tmp_path / "demo")
+    place = DemoPlace.claim(tmp_path / "demo")
     for folder in (place.repository, place.scratch):
         (folder / "deep").mkdir(parents=True)
     place.picture.write_bytes(b"old")
     (place.directory / "notes.txt").write_text("mine")
-    assert Place.claim(tmp_path / "demo") == place
+    assert DemoPlace.claim(tmp_path / "demo") == place
     assert {path.name for path in place.directory.iterdir()} == {MARKER, "notes.txt"}
 
 
@@ -99,17 +99,17 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "data").write_text("precious")
-    place = Place.claim(tmp_path / "demo")
+    place = DemoPlace.claim(tmp_path / "demo")
     place.repository.symlink_to(precious)
     with pytest.raises(StorageError):
-        Place.claim(tmp_path / "demo")
+        DemoPlace.claim(tmp_path / "demo")
     assert (precious / "data").read_text() == "precious"
 
 
 def test_a_place_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="name another directory"):
-        Place.claim(tmp_path / "file" / "demo")
+        DemoPlace.claim(tmp_path / "file" / "demo")
 
 
 # --- its steps -----------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def test_requests_of_other_processes_are_counted(tmp_path: Path) -> None:
 
 
 def test_the_steps_do_the_job(tmp_path: Path) -> None:
-    demo = Demo(Place.claim(tmp_path / "demo"), appends=8)
+    demo = Demo(DemoPlace.claim(tmp_path / "demo"), appends=8)
     ingest = demo.ingest()
     commits = list(demo.append())
     rewrites = list(demo.rewrite())
@@ -175,7 +175,7 @@ def test_the_steps_do_the_job(tmp_path: Path) -> None:
 
 
 def test_a_value_that_is_not_the_samples_fails_the_demo(tmp_path: Path) -> None:
-    demo = Demo(Place.claim(tmp_path / "demo"), appends=1)
+    demo = Demo(DemoPlace.claim(tmp_path / "demo"), appends=1)
     demo.ingest()
     list(demo.append())
     demo.read()

@@ -6,12 +6,16 @@ machine can be had.
 
 from __future__ import annotations
 
+import ast
+import importlib
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -232,3 +236,100 @@ def test_setup_is_done_once_and_again_when_a_pin_changes(machine: Machine, tmp_p
 
 def test_the_scripts_can_be_run() -> None:
     assert all(os.access(ROOT / ".ci" / name, os.X_OK) for name in ("find-python", "run", "setup"))
+
+
+# --- the package --------------------------------------------------------------------------------
+
+PACKAGE = ROOT / "zarr_manifests"
+NAME = "zarr_manifests"
+ENGINE = "zarr_manifests.engine."
+PUBLIC = ["", ".config", ".metrics", ".errors", ".storage", ".testing", ".runtime", ".xarray"]
+FACADES = {"Repository": "repository.py", "Session": "session.py"}
+
+
+def modules() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text("utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def classes() -> Iterator[tuple[Path, ast.ClassDef]]:
+    for path, tree in modules().items():
+        yield from ((path, node) for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+
+
+def code_lines(path: Path, node: ast.ClassDef) -> int:
+    """Lines without docstrings, comments and blank ones."""
+    lines = path.read_text("utf-8").splitlines()[node.lineno - 1 : node.end_lineno]
+    docs: set[int] = set()
+    for part in ast.walk(node):
+        if isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant):
+            docs.update(range(part.lineno, (part.end_lineno or part.lineno) + 1))
+    return sum(
+        bool(line.strip()) and not line.lstrip().startswith("#") and at not in docs
+        for at, line in enumerate(lines, node.lineno)
+    )
+
+
+def test_a_module_name_and_a_class_name_occur_once() -> None:
+    places = defaultdict(list)
+    for path in modules():
+        if path.stem not in ("__init__", "__main__"):
+            places[path.stem].append(str(path.relative_to(PACKAGE)))
+    for path, node in classes():
+        places[f"class {node.name}"].append(str(path.relative_to(PACKAGE)))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_no_class_does_everything() -> None:
+    large = {}
+    for path, node in classes():
+        functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+        public = {m.name for m in node.body if isinstance(m, functions) and m.name[0] != "_"}
+        size = len(public), code_lines(path, node)
+        if size[0] > 25 or size[1] > 400:
+            large[node.name] = path.name, *size
+    assert {name: size for name, size in large.items() if name not in FACADES} == {}
+
+
+@pytest.mark.parametrize("module", FACADES.values())
+def test_a_facade_hands_its_work_to_at_least_five_modules_of_the_engine(module: str) -> None:
+    tree = modules()[PACKAGE / module]
+    used = {
+        node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(ENGINE)
+    }
+    assert len(used) >= 5
+    assert len({name.split(".")[2] for name in used}) >= 4
+
+
+def test_no_module_imports_a_private_name_of_another() -> None:
+    found = []
+    for path, tree in modules().items():
+        imported = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(NAME):
+                imported |= {alias.asname or alias.name: node.module for alias in node.names}
+        private = [name for name in imported if name[0] == "_" and name[:2] != "__"]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                origin = imported.get(node.value.id, "").replace(".", "/")
+                is_module = (ROOT / origin / f"{node.value.id}.py").is_file()
+                if is_module and node.attr[0] == "_" and node.attr[:2] != "__":
+                    private.append(f"{node.value.id}.{node.attr}")
+        found += [f"{path.relative_to(PACKAGE)}: {name}" for name in private]
+    assert found == []
+
+
+def test_public_classes_stand_alone() -> None:
+    """But for errors, protocols, wrappers of storages and sections of the configuration."""
+    ours = {node.name for _, node in classes()}
+    found = set()
+    for name in PUBLIC:
+        for each in vars(importlib.import_module(NAME + name)).values():
+            if isinstance(each, type) and each.__module__.startswith(NAME):
+                bases = {base.__name__ for base in each.__bases__ if base.__name__ in ours}
+                if not issubclass(each, BaseException) and not getattr(each, "_is_protocol", False):
+                    found |= {(each.__name__, base) for base in bases}
+    crashing = {("CrashableLocalStorage", "LocalStorage"), ("CrashDisk", "PosixDisk")}
+    shared = {"WrappedStorage", "Section", "_Remembering"}
+    assert {(name, base) for name, base in found - crashing if base not in shared} == set()

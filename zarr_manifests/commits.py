@@ -25,12 +25,12 @@ from zarr_manifests.format.delta import CommitKind
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.conflict.decide import Policy, check_policy
 
-__all__ = ["Commits"]
+__all__ = ["SessionCommits"]
 
 _LOG = logging.getLogger(__name__)
 
 
-class Commits:
+class SessionCommits:
     """Commits, amends, rebases and patches for one session.
 
     Parameters

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from zarr_manifests.commits import Commits
+from zarr_manifests.commits import SessionCommits
 from zarr_manifests.display import html_page
 from zarr_manifests.engine.commit.request import TipCheck
 from zarr_manifests.engine.compact.presence_index import initialized_coords
@@ -117,7 +117,7 @@ class Session:
             reporting=reporting,
         )
         self._workspace = self._pin.workspace
-        self._commits = Commits(self._pin, serializable=serializable)
+        self._commits = SessionCommits(self._pin, serializable=serializable)
 
     def __enter__(self) -> Session:
         return self

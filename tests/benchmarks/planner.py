@@ -29,7 +29,7 @@ from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet, Rul
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.layout.closure import Change, close
+from zarr_manifests.planning.layout.closure import ArrayChange, close
 from zarr_manifests.planning.layout.leaves import EMPTY, ArrayFacts, BaseIndex
 from zarr_manifests.planning.layout.sets import ManifestPlan, explain, plan_manifests
 from zarr_manifests.planning.layout.splitting import cut, layout_of
@@ -74,7 +74,7 @@ def coords_of(grid_shape: tuple[int, ...]) -> np.ndarray:
 
 
 def plan_all(
-    facts: dict[bytes, ArrayFacts], changes: dict[bytes, Change], base: BaseIndex = EMPTY
+    facts: dict[bytes, ArrayFacts], changes: dict[bytes, ArrayChange], base: BaseIndex = EMPTY
 ) -> ManifestPlan:
     """The whole way: what is due, cut into leaves, placed."""
     config = ChunkManifests()
@@ -95,7 +95,7 @@ def many_arrays() -> None:
         for node_id, of in facts.items()
     ]
     _, alone = timed(lambda: plan_manifests(ChunkManifests(), facts, leaves))
-    changes = {node_id: Change(coords_of(of.grid_shape)) for node_id, of in facts.items()}
+    changes = {node_id: ArrayChange(coords_of(of.grid_shape)) for node_id, of in facts.items()}
     plan, fresh = timed(lambda: plan_all(facts, changes))
     base, indexed = timed(lambda: as_base(plan))
     again, anew = timed(lambda: plan_all(facts, changes, base))
@@ -123,7 +123,7 @@ def one_leaf(leaves: int) -> tuple[Callable[[], None], str]:
     config = ChunkManifests(sets=(default,), rules=(), splitting=(Split("/air", ((0, 10),)),))
     parts = [Part(node_id, Box((i * 10, 0, 0), (i * 10 + 10, 2, 5)), 100) for i in range(leaves)]
     base = as_base(plan_manifests(config, facts, parts))
-    change = {node_id: Change(np.array([[leaves * 5, 1, 1]]))}
+    change = {node_id: ArrayChange(np.array([[leaves * 5, 1, 1]]))}
 
     def run() -> None:
         closure = close(config, facts, base, change)

@@ -14,7 +14,7 @@ from zarr.core.sync import sync
 from zarr_manifests import ManifestStore, Repository, Session
 from zarr_manifests.engine.edit import overlay
 from zarr_manifests.engine.edit import workspace as workspaces
-from zarr_manifests.engine.edit.overlay import Overlay, Unread
+from zarr_manifests.engine.edit.overlay import SessionView, Unread
 from zarr_manifests.engine.objects.decoded_cache import DecodedCache
 from zarr_manifests.engine.snapshot import view as views
 from zarr_manifests.storage import MemoryStorage, Storage
@@ -34,13 +34,13 @@ def repository() -> Repository:
 def searched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Keys whose arrays were searched for."""
     keys: list[str] = []
-    true = Overlay._search
+    true = SessionView._search
 
-    def noted(self: Overlay, key: str, *of: object) -> object:
+    def noted(self: SessionView, key: str, *of: object) -> object:
         keys.append(key)
         return true(self, key, *of)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Overlay, "_search", noted)
+    monkeypatch.setattr(SessionView, "_search", noted)
     return keys
 
 
@@ -320,7 +320,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     note(workspaces, "document_path", "document")
     note(overlay, "document_path", "document")
-    note(Overlay, "_nearby", "array")
+    note(SessionView, "_nearby", "array")
     return found
 
 
@@ -355,13 +355,13 @@ def test_a_chunk_far_away_that_is_read_is_looked_up_once(
     again = Repository.open(storage)
     session = again.writable_session() if writable else again.readonly_session()
     threads: list[str] = []
-    true = Overlay.find_unread
+    true = SessionView.find_unread
 
-    def noted(self: Overlay, key: str, unread: Unread) -> Any:
+    def noted(self: SessionView, key: str, unread: Unread) -> Any:
         threads.append(key)
         return true(self, key, unread)
 
-    monkeypatch.setattr(Overlay, "find_unread", noted)
+    monkeypatch.setattr(SessionView, "find_unread", noted)
     prototype = default_buffer_prototype()
     for i in range(3):
         looked_at.clear()

@@ -31,7 +31,7 @@ from zarr_manifests import Repository, Session
 from zarr_manifests.errors import ConflictError
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
 from zarr_manifests.storage.disk import PosixDisk, Temp
-from zarr_manifests.testing import Operation, Transaction, check_isolation
+from zarr_manifests.testing import Access, Transaction, check_isolation
 
 CLIENTS, COMMITS, KILLS = 8, 50, 24
 CHUNKS, ATTRIBUTES = 24, 3
@@ -148,7 +148,7 @@ def transactions(records: Iterable[Record]) -> list[Transaction]:
     for record in records:
         merged.setdefault(record["name"], {}).update(record)
     for record in merged.values():
-        record["operations"] = tuple(Operation(*one) for one in record["operations"])
+        record["operations"] = tuple(Access(*one) for one in record["operations"])
     return [Transaction(**record) for record in merged.values()]
 
 
@@ -168,7 +168,7 @@ def all_read(repository: Repository, snapshot_id: str, name: str) -> Transaction
     """A reader of everything there is."""
     session = repository.readonly_session(snapshot_id=snapshot_id)
     keys = [f"a/c/{at}" for at in range(CHUNKS)] + [f"attribute {at}" for at in range(ATTRIBUTES)]
-    reads = tuple(Operation("read", key, get(session, key)) for key in keys)
+    reads = tuple(Access("read", key, get(session, key)) for key in keys)
     return Transaction(name, snapshot_id, reads, "reader")
 
 

@@ -34,7 +34,7 @@ from zarr_manifests import config as cf
 from zarr_manifests.config.sections import Section
 from zarr_manifests.metrics import Meter, Metrics
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage, from_url
-from zarr_manifests.storage.object_clients import Place
+from zarr_manifests.storage.object_clients import Endpoint
 from zarr_manifests.xarray import ManifestsBackendEntrypoint
 
 HERE = Path(__file__).parent
@@ -446,7 +446,7 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     place.mkdir(parents=True)
     monkeypatch.chdir(place)
     bucket = obstore.store.MemoryStore()
-    monkeypatch.setattr(Place, "client", lambda *_, **__: bucket)
+    monkeypatch.setattr(Endpoint, "client", lambda *_, **__: bucket)
     monkeypatch.setattr(spark_session, "find_java", _told)
     monkeypatch.setattr(spark_session, "_builder", _told)
     return tmp_path

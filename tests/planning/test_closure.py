@@ -9,7 +9,7 @@ from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet, Rul
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.layout.closure import Change, Closure, close
+from zarr_manifests.planning.layout.closure import ArrayChange, Closure, close
 from zarr_manifests.planning.layout.leaves import EMPTY, ArrayFacts, BaseIndex
 
 A, B, C, NEW = b"a" * 12, b"b" * 12, b"c" * 12, b"d" * 12
@@ -42,9 +42,9 @@ def facts_of(*nodes: bytes, chunks: int = 30) -> dict[bytes, ArrayFacts]:
     return {n: ArrayFacts(n, f"/{n[:1].decode()}", (chunks,), chunks) for n in nodes}
 
 
-def changed(**chunks: list[int]) -> dict[bytes, Change]:
+def changed(**chunks: list[int]) -> dict[bytes, ArrayChange]:
     return {
-        name.encode() * 12: Change(np.array(found, np.int64).reshape(-1, 1))
+        name.encode() * 12: ArrayChange(np.array(found, np.int64).reshape(-1, 1))
         for name, found in chunks.items()
     }
 
@@ -66,7 +66,7 @@ THREE = base_of(
     [changed(a=[3]), changed(a=[3], b=[4]), changed(a=[15], b=[5], c=[1]), changed(c=[12])],
     ids=["a", "ab", "abc", "c"],
 )
-def test_arrays_that_are_kept_whole_bring_each_other(changes: dict[bytes, Change]) -> None:
+def test_arrays_that_are_kept_whole_bring_each_other(changes: dict[bytes, ArrayChange]) -> None:
     closure = close(WHOLE, facts_of(A, B, C), THREE, changes)
     assert arrays_of(closure, THREE) == "abc"
     assert set(closure.manifests) == {key(1), key(2), key(3)}
@@ -94,7 +94,7 @@ def test_an_array_that_is_new_brings_only_itself() -> None:
     ],
 )
 def test_leaves_bring_only_their_manifests(
-    changes: dict[bytes, Change], manifests: list[int], arrays: str
+    changes: dict[bytes, ArrayChange], manifests: list[int], arrays: str
 ) -> None:
     closure = close(TENS, facts_of(A, B, C), THREE, changes)
     assert sorted(closure.manifests) == [key(i) for i in manifests]
@@ -124,7 +124,7 @@ def test_a_truncation_changes_what_reaches_beyond_it() -> None:
     base = base_of((leaf(A, 0, 10),), (leaf(A, 10, 20),), (leaf(A, 20, 30),))
 
     def manifests(cut: int) -> tuple[str, ...]:
-        changes = {A: Change(NOTHING, (cut,))}
+        changes = {A: ArrayChange(NOTHING, (cut,))}
         return tuple(sorted(close(TENS, facts_of(A), base, changes).manifests))
 
     assert manifests(30) == ()
@@ -177,8 +177,8 @@ def few(*manifests: int, one: ManifestSet = FEW) -> tuple[ChunkManifests, BaseIn
     return config, BaseIndex(refs, sets), nodes
 
 
-def one_changed(nodes: list[bytes]) -> dict[bytes, Change]:
-    return {node: Change(np.array([[0]])) for node in nodes}
+def one_changed(nodes: list[bytes]) -> dict[bytes, ArrayChange]:
+    return {node: ArrayChange(np.array([[0]])) for node in nodes}
 
 
 def test_what_shares_a_set_is_packed_together_while_it_fits_into_a_step() -> None:
@@ -305,7 +305,7 @@ def test_facts_are_asked_only_of_what_changes() -> None:
     nodes = [bytes([i]) * 12 for i in range(200)]
     base = base_of(*((leaf(node, 0, 5), leaf(node, 5, 10)) for node in nodes))
     facts = Facts({n: ArrayFacts(n, f"/{n.hex()}", (10,), 10) for n in nodes})
-    change = {nodes[7]: Change(np.array([[3]]))}
+    change = {nodes[7]: ArrayChange(np.array([[3]]))}
     for config in (TENS, WHOLE):
         asked.clear()
         assert close(config, facts, base, change).manifests == (key(8),)

@@ -15,7 +15,7 @@ from zarr_manifests.format.chunk_table import (
 from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.grid import Coords
 from zarr_manifests.planning.upkeep.dead_packs import (
-    Moves,
+    PackMoves,
     Range,
     Use,
     by_bytes,
@@ -76,7 +76,7 @@ def test_rows_move_with_their_range(
         assert (dict(rows.refs()) if rows is not None else {}) == wanted
         if rows is not None:
             due.append((node, rows))
-    moves = Moves(due)
+    moves = PackMoves(due)
     found = [(one.key, one.offset, one.length, one.crc32c) for one in moves.ranges]
     named = [
         (ref.key, ref.offset, ref.length, ref.crc32c)

@@ -19,7 +19,7 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.layout.closure import Change, close
+from zarr_manifests.planning.layout.closure import ArrayChange, close
 from zarr_manifests.planning.layout.leaves import ArrayFacts, BaseIndex
 from zarr_manifests.planning.layout.sets import ManifestPlan, Overflow, explain, plan_manifests
 from zarr_manifests.planning.layout.splitting import expected_leaves, layout_of
@@ -387,7 +387,7 @@ class Model:
     def repack(
         self,
         config: ChunkManifests,
-        changes: dict[bytes, Change],
+        changes: dict[bytes, ArrayChange],
         deleted: Iterable[bytes] = (),
         budget_refs: int = 10**9,
     ) -> None:
@@ -480,8 +480,8 @@ def chunk_sets(draw: st.DrawFn, start: int = 0) -> set[tuple[int, int]]:
     )
 
 
-def as_change(chunks: set[tuple[int, int]], cut: tuple[int, int] | None = None) -> Change:
-    return Change(np.array(sorted(chunks), np.int64).reshape(-1, 2), cut)
+def as_change(chunks: set[tuple[int, int]], cut: tuple[int, int] | None = None) -> ArrayChange:
+    return ArrayChange(np.array(sorted(chunks), np.int64).reshape(-1, 2), cut)
 
 
 @settings(max_examples=150, deadline=None)
@@ -493,7 +493,7 @@ def test_every_history_leaves_every_chunk_in_one_leaf(
     model = Model()
     for _ in range(data.draw(st.integers(1, 5))):
         config = data.draw(st.sampled_from(some))
-        changes: dict[bytes, Change] = {}
+        changes: dict[bytes, ArrayChange] = {}
         deleted: list[bytes] = []
         for path in data.draw(st.lists(st.sampled_from(PATHS), unique=True, max_size=6)):
             have = model.chunks.setdefault(path, set())

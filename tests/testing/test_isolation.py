@@ -7,25 +7,25 @@ from typing import Any
 
 import pytest
 
-from zarr_manifests.testing import Operation, Transaction, check_isolation
+from zarr_manifests.testing import Access, Transaction, check_isolation
 
 START = ("s0", "")
 
 
-def r(key: str, value: Hashable = None) -> Operation:
-    return Operation("read", key, value)
+def r(key: str, value: Hashable = None) -> Access:
+    return Access("read", key, value)
 
 
-def w(key: str, value: Hashable) -> Operation:
-    return Operation("write", key, value)
+def w(key: str, value: Hashable) -> Access:
+    return Access("write", key, value)
 
 
-def committed(name: str, began: str, *operations: Operation, **options: Any) -> Transaction:
+def committed(name: str, began: str, *operations: Access, **options: Any) -> Transaction:
     """One whose snapshot is called as it is, with an s."""
     return Transaction(name, began, operations, "committed", f"s{name}", **options)
 
 
-def other(outcome: Any, name: str, began: str, *operations: Operation) -> Transaction:
+def other(outcome: Any, name: str, began: str, *operations: Access) -> Transaction:
     return Transaction(name, began, operations, outcome)
 
 

@@ -19,7 +19,7 @@ from zarr_manifests.cli import (
     layout,
     log,
     maintain,
-    refs,
+    ref_commands,
     tree,
 )
 from zarr_manifests.cli.console import write_error
@@ -78,8 +78,8 @@ app.command(name="manifests")(layout.run_explain)
 app.command(name="plan")(layout.run_plan)
 app.command(name="diff")(diff.run)
 app.command(name="compact")(compact.run)
-app.command(name="branch")(refs.run_branch)
-app.command(name="tag")(refs.run_tag)
+app.command(name="branch")(ref_commands.run_branch)
+app.command(name="tag")(ref_commands.run_tag)
 app.command(name="expire")(maintain.run_expire)
 app.command(name="gc")(maintain.run_gc)
 app.command(name="repack")(maintain.run_repack)

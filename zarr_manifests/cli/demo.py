@@ -48,10 +48,10 @@ def run(
 ) -> None:
     """Run the main job on eleven years of winds: netCDF, commits, xarray, Spark."""
     _require_packages()
-    from zarr_manifests.demo import Demo, Place
+    from zarr_manifests.demo import Demo, DemoPlace
 
     out = _Steps(console())
-    place = Place.claim(directory)
+    place = DemoPlace.claim(directory)
     demo = Demo(place, months)
     total = demo.winds.sizes["time"]
     out.say(f"{total} months of monthly Navy winds (public domain), in {place.directory}{os.sep}")

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from zarr_manifests.demo.place import Place
+from zarr_manifests.demo.place import DemoPlace
 from zarr_manifests.demo.sample import open_relief, open_winds
 from zarr_manifests.demo.steps import CheckFailedError, Demo
 
-__all__ = ["CheckFailedError", "Demo", "Place", "open_relief", "open_winds"]
+__all__ = ["CheckFailedError", "Demo", "DemoPlace", "open_relief", "open_winds"]

@@ -14,7 +14,7 @@ from typing import Final
 
 from zarr_manifests.errors import AlreadyExistsError, StorageError
 
-__all__ = ["MARKER", "Place"]
+__all__ = ["MARKER", "DemoPlace"]
 
 MARKER: Final = ".made-by-zarr-manifests-demo"
 _NOTE: Final = (
@@ -24,7 +24,7 @@ _NOTE: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DemoPlace:
     """Where a run of the demo writes.
 
     Parameters
@@ -65,7 +65,7 @@ class Place:
         return self.directory / "winds.png"
 
     @classmethod
-    def claim(cls, directory: Path) -> Place:
+    def claim(cls, directory: Path) -> DemoPlace:
         """Use a new or empty directory, or that of an earlier run, and clear it.
 
         Raises

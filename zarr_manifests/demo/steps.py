@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from zarr_manifests.demo.costs import Commit, Cost, JournalStorage, Rewrite, measure
-from zarr_manifests.demo.place import Place
+from zarr_manifests.demo.place import DemoPlace
 from zarr_manifests.demo.sample import open_winds
 from zarr_manifests.errors import ManifestsError
 from zarr_manifests.repository import Repository
@@ -103,13 +103,13 @@ class Demo:
 
     Parameters
     ----------
-    place : Place
+    place : DemoPlace
         Where it writes.
     appends : int
         How many months are appended after the first years, 1 to 60.
     """
 
-    def __init__(self, place: Place, appends: int = APPENDS) -> None:
+    def __init__(self, place: DemoPlace, appends: int = APPENDS) -> None:
         self.place = place
         self.first_months = FIRST_MONTHS
         self.winds = open_winds().isel(time=slice(0, FIRST_MONTHS + appends))

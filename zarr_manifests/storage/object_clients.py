@@ -38,9 +38,9 @@ from zarr_manifests.storage.object_redirects import confined
 __all__ = [
     "LARGE_BYTES",
     "PATIENCE",
+    "Endpoint",
     "Library",
     "Patience",
-    "Place",
     "calling",
     "check_installed",
     "generation",
@@ -256,7 +256,7 @@ atexit.register(_wait_for_calls)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Endpoint:
     """Where an object store is, and how to connect to it; without secrets.
 
     Parameters

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from zarr_manifests.runtime import ForkSafeLock
-from zarr_manifests.storage.object_clients import Place
+from zarr_manifests.storage.object_clients import Endpoint
 
 __all__ = ["Proof"]
 
@@ -22,14 +22,14 @@ class Proof:
 
     Parameters
     ----------
-    place : Place
+    place : Endpoint
         The store.
     """
 
-    _made: ClassVar[dict[tuple[Place, str | None], str]] = {}
+    _made: ClassVar[dict[tuple[Endpoint, str | None], str]] = {}
     _lock: ClassVar = ForkSafeLock()
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Endpoint) -> None:
         self._place = place
 
     @cached_property
@@ -38,7 +38,7 @@ class Proof:
         return self._place.endpoint()
 
     @property
-    def _name(self) -> tuple[Place, str | None]:
+    def _name(self) -> tuple[Endpoint, str | None]:
         return self._place, self.endpoint
 
     @property

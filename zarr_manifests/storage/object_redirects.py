@@ -140,7 +140,7 @@ def _asked(line: str) -> str:
     return host if _HOST.fullmatch(host) else "unnamed"
 
 
-class _Here:
+class _Listening:
     """The listener of this process."""
 
     listener: _Listener | None = None
@@ -151,15 +151,15 @@ _LOCK: Final = ForkSafeLock()
 
 def _listener() -> _Listener:
     with _LOCK:
-        if _Here.listener is None:
-            _Here.listener = _Listener()
-        return _Here.listener
+        if _Listening.listener is None:
+            _Listening.listener = _Listener()
+        return _Listening.listener
 
 
 def _forget() -> None:
-    if _Here.listener is not None:  # its thread belongs to the parent
-        _Here.listener.close()
-        _Here.listener = None
+    if _Listening.listener is not None:  # its thread belongs to the parent
+        _Listening.listener.close()
+        _Listening.listener = None
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -40,7 +40,7 @@ from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import object_clients
 from zarr_manifests.storage.object_clients import (
     LARGE_BYTES,
-    Place,
+    Endpoint,
     calling,
     generation,
     library,
@@ -88,7 +88,7 @@ class ObjectStorage:
 
     Parameters
     ----------
-    place : Place
+    place : Endpoint
         The store and prefix.
 
     Examples
@@ -98,7 +98,7 @@ class ObjectStorage:
     ObjectStorage('s3://bucket/winds')
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Endpoint) -> None:
         self._place = place
         self._clients: dict[tuple[int, bool], Any] = {}
         self._proof = Proof(place)  # also fixes the endpoint that the clients use

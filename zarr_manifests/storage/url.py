@@ -15,7 +15,7 @@ from typing import Final
 from zarr_manifests.errors import ConfigError, InvalidArgumentError, UnsupportedStorageError
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.storage.object_clients import Place, check_installed
+from zarr_manifests.storage.object_clients import Endpoint, check_installed
 from zarr_manifests.storage.object_store import ObjectStorage
 from zarr_manifests.storage.protocol import Storage
 
@@ -135,7 +135,7 @@ def _object(scheme: str, rest: str, options: Mapping[str, object]) -> ObjectStor
                 f"a {scheme}:// URL is of the form {scheme}://host/path, without a query: what is "
                 "signed in a query is a secret, and is refused"
             )
-        place = Place(kind, f"{scheme}://{rest.rstrip('/')}", "", _given(options))
+        place = Endpoint(kind, f"{scheme}://{rest.rstrip('/')}", "", _given(options))
         return ObjectStorage(place)
     bucket, _, prefix = rest.partition("/")
     prefix = prefix.removesuffix("/")
@@ -155,7 +155,7 @@ def _object(scheme: str, rest: str, options: Mapping[str, object]) -> ObjectStor
         options.get("account") or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
     ):
         raise ConfigError(["account: az:// needs the name of the storage account: account='...'"])
-    return ObjectStorage(Place(kind, bucket, prefix, _given(options)))
+    return ObjectStorage(Endpoint(kind, bucket, prefix, _given(options)))
 
 
 def _given(options: Mapping[str, object]) -> tuple[tuple[str, str | bool], ...]:

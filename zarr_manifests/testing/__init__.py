@@ -4,14 +4,14 @@ Each storage wraps any other one, so they can be combined:
 `CountingStorage(LatencyStorage(MemoryStorage()))` counts sequential rounds as on an object store.
 """
 
-from zarr_manifests.testing.copies import copy_of
+from zarr_manifests.testing.copied import copy_of
 from zarr_manifests.testing.counting import CountingStorage, Record
 from zarr_manifests.testing.crash import CrashableLocalStorage, CrashDisk
 from zarr_manifests.testing.faulty import Fault, FaultKind, FaultyStorage, SimulatedCrash
 from zarr_manifests.testing.in_order import in_order
 from zarr_manifests.testing.interrupting import InterruptingStorage
 from zarr_manifests.testing.isolation import (
-    Operation,
+    Access,
     Transaction,
     Violation,
     check_isolation,
@@ -20,6 +20,7 @@ from zarr_manifests.testing.latency import LatencyStorage
 from zarr_manifests.testing.wrapped import Call, WrappedStorage
 
 __all__ = [
+    "Access",
     "Call",
     "CountingStorage",
     "CrashDisk",
@@ -29,7 +30,6 @@ __all__ = [
     "FaultyStorage",
     "InterruptingStorage",
     "LatencyStorage",
-    "Operation",
     "Record",
     "SimulatedCrash",
     "Transaction",

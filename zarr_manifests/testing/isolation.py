@@ -25,14 +25,14 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-__all__ = ["Operation", "Transaction", "Violation", "check_isolation"]
+__all__ = ["Access", "Transaction", "Violation", "check_isolation"]
 
 _OLDEST: Final = -1
 _NOBODY: Final = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class Access:
     """One read or write of a transaction.
 
     Parameters
@@ -61,7 +61,7 @@ class Transaction:
         A unique name, by which the history identifies the author of a snapshot.
     began_at : str
         Id of the snapshot at which the session began.
-    operations : tuple of Operation
+    operations : tuple of Access
         In the order in which they were done.
     outcome : {"committed", "refused", "unknown", "reader"}
         The outcome of its commit: unknown if it never answered, reader if it made none.
@@ -75,7 +75,7 @@ class Transaction:
 
     name: str
     began_at: str
-    operations: tuple[Operation, ...]
+    operations: tuple[Access, ...]
     outcome: Literal["committed", "refused", "unknown", "reader"]
     snapshot_id: str | None = None
     serializable: bool = False
@@ -313,9 +313,7 @@ class _Checker:
         return read
 
     def _writers(self, key: str, value: Hashable) -> list[Transaction]:
-        return [
-            one for one in self._transactions if Operation("write", key, value) in one.operations
-        ]
+        return [one for one in self._transactions if Access("write", key, value) in one.operations]
 
 
 def _last_writes(one: Transaction) -> dict[str, Hashable]:

@@ -27,7 +27,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.virtual_sources import VirtualSource, check_container_name
 from zarr_manifests.storage import check_key
 
-__all__ = ["Containers", "Place", "parse_location"]
+__all__ = ["Containers", "VirtualLocation", "parse_location"]
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
@@ -39,7 +39,7 @@ _CHUNK: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class VirtualLocation:
     """A file or folder outside the repository.
 
     Parameters
@@ -199,7 +199,7 @@ class Containers:
                 found = name, root
         return found
 
-    def resolve(self, source: VirtualSource) -> Place:
+    def resolve(self, source: VirtualSource) -> VirtualLocation:
         """Return where a source is, if it may be read.
 
         Raises
@@ -253,8 +253,8 @@ def _folder_to_trust(path: str) -> str:
     return posixpath.dirname(path) if chunk is None else chunk[1]
 
 
-def _below(scheme: Literal["file", "memory"], root: str, path: str) -> Place:
+def _below(scheme: Literal["file", "memory"], root: str, path: str) -> VirtualLocation:
     if scheme == "memory":
         name, _, folder = root.partition("/")
-        return Place(scheme, name, f"{folder}/{path}" if folder else path)
-    return Place(scheme, root, path)
+        return VirtualLocation(scheme, name, f"{folder}/{path}" if folder else path)
+    return VirtualLocation(scheme, root, path)

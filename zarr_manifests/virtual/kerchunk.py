@@ -36,7 +36,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.storage.files import open_regular
 from zarr_manifests.virtual.budget import MAX_BYTES, MAX_REFERENCES, Budget, check_bound
-from zarr_manifests.virtual.containers import Containers, Place, parse_location
+from zarr_manifests.virtual.containers import Containers, VirtualLocation, parse_location
 from zarr_manifests.virtual.kerchunk_parquet import read_parquet
 from zarr_manifests.virtual.references import Files, References, location_of
 from zarr_manifests.virtual.templates import Templates
@@ -125,7 +125,7 @@ def _local(given: str | os.PathLike[str]) -> str:
 
 
 def _load(path: str, budget: Budget) -> Any:
-    where = Place("file", path).url
+    where = VirtualLocation("file", path).url
     try:
         with os.fdopen(open_regular(path, follow_links=True), "rb") as file:
             nbytes = os.fstat(file.fileno()).st_size

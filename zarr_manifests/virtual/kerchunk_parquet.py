@@ -49,7 +49,7 @@ from zarr_manifests.keys import (
 )
 from zarr_manifests.storage.files import open_inside
 from zarr_manifests.virtual.budget import Budget
-from zarr_manifests.virtual.containers import Place
+from zarr_manifests.virtual.containers import VirtualLocation
 from zarr_manifests.virtual.parquet_pages import MalformedParquetError, measure
 from zarr_manifests.virtual.references import Files, Numbered, References
 
@@ -65,7 +65,7 @@ _INLINE_BYTES: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class _RefColumns:
     """Some chunks of an array; a length of -1 stands for the whole file."""
 
     chunk: Column
@@ -93,7 +93,7 @@ def read_parquet(folder: str, files: Files, budget: Budget) -> References:
     documents, record_size = _metadata(folder, budget)
     arrays = _arrays(folder, documents)
     values = dict(documents)
-    parts: list[_Rows] = []
+    parts: list[_RefColumns] = []
     numbered: list[Numbered] = []
     rows = 0
     _check_strays(folder, arrays)
@@ -116,7 +116,7 @@ def read_parquet(folder: str, files: Files, budget: Budget) -> References:
 
 
 def _metadata(folder: str, budget: Budget) -> tuple[dict[str, bytes], int]:
-    where = Place("file", folder).url
+    where = VirtualLocation("file", folder).url
     try:
         with os.fdopen(open_inside(folder, ".zmetadata"), "rb") as file:
             nbytes = os.fstat(file.fileno()).st_size
@@ -154,7 +154,7 @@ def _arrays(folder: str, documents: Mapping[str, bytes]) -> dict[str, ArrayMeta]
         path, name = split(key)
         if name not in (V2_ARRAY, V2_GROUP, V2_ATTRIBUTES) or not _is_path(path):
             raise UnsupportedFormatError(
-                f"{Place('file', folder).url}/.zmetadata holds {key[:200]!r}, and parquet "
+                f"{_url(folder)}/.zmetadata holds {key[:200]!r}, and parquet "
                 "references have documents of Zarr v2 only"
             )
         if name == V2_ARRAY:
@@ -181,8 +181,7 @@ def _check_strays(folder: str, arrays: Mapping[str, ArrayMeta]) -> None:
         path = os.path.relpath(at, folder).replace(os.sep, "/").removeprefix(".")
         if path not in arrays and any(map(_NAME.fullmatch, names)):
             raise InvalidArgumentError(
-                f"{Place('file', folder).url} holds references of {path!r}, which .zmetadata knows "
-                "no array of"
+                f"{_url(folder)} holds references of {path!r}, which .zmetadata knows no array of"
             )
 
 
@@ -193,7 +192,7 @@ def _numbers(folder: str) -> Iterator[int]:
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
-        raise StorageError(f"{Place('file', folder).url} cannot be listed: {error}") from error
+        raise StorageError(f"{_url(folder)} cannot be listed: {error}") from error
     yield from sorted(int(found[1]) for found in map(_NAME.fullmatch, names) if found)
 
 
@@ -206,10 +205,10 @@ def _read(
     files: Files,
     values: dict[str, bytes],
     budget: Budget,
-) -> _Rows:
+) -> _RefColumns:
     """Read the chunks in one parquet file; inline ones are added to the values."""
     name = join(path, f"refs.{number}.parq")
-    where = Place("file", folder, name).url
+    where = VirtualLocation("file", folder, name).url
     first, size = number * record_size, meta.grid.size
     table, rows = _table(folder, name, record_size, budget)
     due = max(min(record_size, size - first), 0)
@@ -226,7 +225,7 @@ def _read(
         )
     if not due:
         none = np.zeros(0, np.int64)
-        return _Rows(none, none, none, none)
+        return _RefColumns(none, none, none, none)
     offset, length = (_sizes(where, table, name, rows) for name in ("offset", "size"))
     _keep_inline(where, path, meta, first, inline, raws, values, budget)
     row = np.flatnonzero((there >= 0) & (inline < 0))
@@ -238,7 +237,7 @@ def _read(
     for used in np.unique(there).tolist():
         sources[used] = files.number(f"{path}/refs.{number}", _text(where, urls[used]))
     length = np.where((offset == 0) & (length == 0), -1, length)
-    return _Rows(first + row, sources[there], offset, length)
+    return _RefColumns(first + row, sources[there], offset, length)
 
 
 def _keep_inline(
@@ -273,7 +272,7 @@ def _table(folder: str, name: str, record_size: int, budget: Budget) -> tuple[An
             "kerchunk references in parquet files are read with pyarrow, which is not installed; "
             'get it with: pip install "zarr-manifests[kerchunk]"'
         ) from error
-    where = Place("file", folder, name).url
+    where = VirtualLocation("file", folder, name).url
     try:
         with os.fdopen(open_inside(folder, name), "rb") as source:
             nbytes = os.fstat(source.fileno()).st_size
@@ -375,3 +374,7 @@ def _text(where: str, value: Any) -> str:
         return value.decode() if isinstance(value, bytes) else str(value)
     except UnicodeDecodeError as error:
         raise InvalidArgumentError(f"{where} has a path that is no text") from error
+
+
+def _url(folder: str) -> str:
+    return VirtualLocation("file", folder).url

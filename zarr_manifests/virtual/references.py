@@ -33,7 +33,7 @@ from zarr_manifests.format.columns import Column
 from zarr_manifests.storage import from_url
 from zarr_manifests.storage.files import open_inside, with_room
 from zarr_manifests.virtual.budget import MAX_BYTES, Budget
-from zarr_manifests.virtual.containers import Containers, Place, parse_location
+from zarr_manifests.virtual.containers import Containers, VirtualLocation, parse_location
 from zarr_manifests.virtual.virtual_files import VirtualReader
 
 __all__ = ["Files", "Numbered", "References", "list_zarr", "location_of"]
@@ -97,8 +97,8 @@ def location_of(given: str | os.PathLike[str]) -> str:
     """Return the normalized URL of a URL or a local path."""
     text = os.fspath(given)
     if not isinstance(given, str) or "://" not in text:
-        return Place("file", os.path.abspath(text)).url
-    return Place(*parse_location(text)).url
+        return VirtualLocation("file", os.path.abspath(text)).url
+    return VirtualLocation(*parse_location(text)).url
 
 
 class Files:
@@ -263,7 +263,7 @@ def list_zarr(url: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Ref
     return References(
         _without_consolidated(values),
         tuple(keys),
-        tuple(Place(scheme, place, key).url for key in keys),
+        tuple(VirtualLocation(scheme, place, key).url for key in keys),
         np.arange(n),
         np.zeros(n, np.int64),
         np.array(sizes, np.int64),
@@ -278,7 +278,7 @@ type _Entry = tuple[str, int, int, bytes | None]
 
 def _files_below(root: str, budget: Budget) -> Iterator[_Entry]:
     if not os.path.isdir(root):
-        raise NotFoundError(f"there is no folder {Place('file', root).url}")
+        raise NotFoundError(f"there is no folder {_url(root)}")
     due = [""]
     try:
         while due:
@@ -290,7 +290,7 @@ def _files_below(root: str, budget: Budget) -> Iterator[_Entry]:
                 if entry.is_dir():
                     if entry.is_symlink():
                         raise InvalidArgumentError(
-                            f"{key!r} in {Place('file', root).url} is a symbolic link to a folder; "
+                            f"{key!r} in {_url(root)} is a symbolic link to a folder; "
                             "put the folder itself there"
                         )
                     due.append(key + "/")
@@ -308,10 +308,10 @@ def _files_below(root: str, budget: Budget) -> Iterator[_Entry]:
     except OSError as error:
         if error.errno == errno.EXDEV:
             raise InvalidArgumentError(
-                f"{key!r} in {Place('file', root).url} is a symbolic link that leads out of the "
+                f"{key!r} in {_url(root)} is a symbolic link that leads out of the "
                 "store; put the file itself there"
             ) from error
-        raise StorageError(f"{Place('file', root).url} cannot be listed: {error}") from error
+        raise StorageError(f"{_url(root)} cannot be listed: {error}") from error
 
 
 def _objects_below(root: str, budget: Budget) -> Iterator[_Entry]:
@@ -324,3 +324,7 @@ def _objects_below(root: str, budget: Budget) -> Iterator[_Entry]:
             budget.take(info.nbytes, f"the document {info.key!r}")
             data = storage.get(info.key)
         yield info.key[len(prefix) :], info.nbytes, info.modified_ms, data
+
+
+def _url(folder: str) -> str:
+    return VirtualLocation("file", folder).url

@@ -29,7 +29,7 @@ from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.ids import crc32c
 from zarr_manifests.storage import from_url
 from zarr_manifests.storage.files import open_inside
-from zarr_manifests.virtual.containers import Containers, Place
+from zarr_manifests.virtual.containers import Containers, VirtualLocation
 
 __all__ = ["Version", "VirtualReader", "file_version"]
 
@@ -104,7 +104,7 @@ class VirtualReader:
         return data
 
 
-def _check_version(place: Place, known: VirtualSource, found: Version) -> None:
+def _check_version(place: VirtualLocation, known: VirtualSource, found: Version) -> None:
     changes = [
         f"its {what} is {is_now}, and was {was}"
         for what, was, is_now in (
@@ -121,7 +121,7 @@ def _check_version(place: Place, known: VirtualSource, found: Version) -> None:
         )
 
 
-def _missing(place: Place) -> MissingChunkError:
+def _missing(place: VirtualLocation) -> MissingChunkError:
     return MissingChunkError(
         f"{place.url}, which a chunk lies in, is not there; restore the file, or open the "
         "repository with the place where it is now. It is not read as fill value"
@@ -129,7 +129,7 @@ def _missing(place: Place) -> MissingChunkError:
 
 
 def _read_memory(
-    place: Place, start: int, length: int, known: VirtualSource
+    place: VirtualLocation, start: int, length: int, known: VirtualSource
 ) -> tuple[bytes, Version]:
     storage = from_url(f"memory://{place.root}")
     try:
@@ -145,7 +145,7 @@ def _read_memory(
 
 
 def _read_file(
-    place: Place, start: int, length: int, known: VirtualSource
+    place: VirtualLocation, start: int, length: int, known: VirtualSource
 ) -> tuple[bytes, Version]:
     fd = _open(place)
     try:
@@ -165,7 +165,7 @@ def _read_file(
         os.close(fd)
 
 
-def _open(place: Place) -> int:
+def _open(place: VirtualLocation) -> int:
     try:
         return open_inside(place.root, place.path)
     except (FileNotFoundError, NotADirectoryError) as error:

@@ -32,7 +32,7 @@ from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.index import Bitmap, IndexEntry
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.grid import Box, Coords, IndexArray
-from zarr_manifests.planning.layout.closure import Change, Closure, Due, close
+from zarr_manifests.planning.layout.closure import ArrayChange, Closure, Due, close
 from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts, part_order
 from zarr_manifests.planning.layout.sets import plan_manifests
 from zarr_manifests.planning.layout.splitting import Cut, Layout, layout_of
@@ -158,7 +158,7 @@ def due_changes(
     ratio: float,
     *,
     everything: bool,
-) -> tuple[dict[bytes, Change], set[bytes]]:
+) -> tuple[dict[bytes, ArrayChange], set[bytes]]:
     """Return the coordinates to merge, by node, and the nodes whose entries are needed for that.
 
     These are the chunks outside all leaves that belong to due leaves or to none, and one chunk in
@@ -186,7 +186,7 @@ def due_changes(
         together = [some for some in coords if len(some)]
         if together:
             one = together[0] if len(together) == 1 else np.concatenate(together)
-            changes[node_id] = Change(one)
+            changes[node_id] = ArrayChange(one)
     return changes, read | changes.keys()
 
 
@@ -257,7 +257,7 @@ def repack(
     heap: Heap,
     base: BaseIndex,
     facts: NodeFacts,
-    changes: Mapping[bytes, Change],
+    changes: Mapping[bytes, ArrayChange],
     keys: SessionKeys,
     ratio: float,
     *,

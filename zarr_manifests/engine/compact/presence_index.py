@@ -69,7 +69,7 @@ _UNUSABLE: Final = (CorruptObjectError, UnsupportedFormatError, StorageError)
 
 
 @dataclass(frozen=True, slots=True)
-class _Leaf:
+class _IndexedLeaf:
     node_id: bytes
     box: Box
     count: int
@@ -89,7 +89,7 @@ class _Group:
     The group of leaves without live changes also has everything outside all leaves.
     """
 
-    leaves: list[_Leaf]
+    leaves: list[_IndexedLeaf]
     overlay: Overlay
 
     @property
@@ -99,9 +99,9 @@ class _Group:
         return 0 if table is None else int((table.kind > RefKind.UNSET).sum())
 
 
-def _leaves_of(view: SnapshotView) -> list[_Leaf]:
+def _leaves_of(view: SnapshotView) -> list[_IndexedLeaf]:
     return [
-        _Leaf(part.node_id, part.box, part.count, manifest, merged)
+        _IndexedLeaf(part.node_id, part.box, part.count, manifest, merged)
         for manifest in view.manifests
         for part, merged in manifest.leaves()
     ]
@@ -132,7 +132,7 @@ class Presence:
         self._context = context
         self._view = view
         self._branch = branch
-        self._by_node: dict[bytes, list[_Leaf]] = {}
+        self._by_node: dict[bytes, list[_IndexedLeaf]] = {}
         for leaf in _leaves_of(view):
             self._by_node.setdefault(leaf.node_id, []).append(leaf)
         self._directory: IndexDirectory | None = None
@@ -218,7 +218,7 @@ class Presence:
                     more -= int(bitmap.has(rows[within(leaf.box, rows)]).sum())
         return more
 
-    def _bitmaps(self, node_id: bytes, leaves: Sequence[_Leaf]) -> dict[Box, Bitmap]:
+    def _bitmaps(self, node_id: bytes, leaves: Sequence[_IndexedLeaf]) -> dict[Box, Bitmap]:
         """The bitmaps of these leaves, by box, fetched in one round."""
         entries = [self._entry(leaf) for leaf in leaves]
         blobs = {e.blob.key: e.blob for e in entries if e is not None}
@@ -239,7 +239,7 @@ class Presence:
                 found[table.box] = Bitmap.of(table)
         return found
 
-    def _entry(self, leaf: _Leaf) -> IndexEntry | None:
+    def _entry(self, leaf: _IndexedLeaf) -> IndexEntry | None:
         if self._directory is None:
             pointer = index_pointer(self._context, self._branch)
             self._directory = _directory(self._context, pointer)
@@ -252,7 +252,7 @@ class Presence:
             return None  # as if missing: the leaves say the same
 
 
-def _concerned(group: _Group) -> list[_Leaf]:
+def _concerned(group: _Group) -> list[_IndexedLeaf]:
     """Leaves of the group that its overlay may change."""
     cut, table = group.overlay.truncated, group.overlay.table
     rows = None if table is None else table.coords()
@@ -425,7 +425,7 @@ def _build_index(context: Context, branch: str) -> IndexReport:
 
 
 def _usable(
-    context: ReadContext, pointer: BlobRef | None, leaves: Sequence[_Leaf]
+    context: ReadContext, pointer: BlobRef | None, leaves: Sequence[_IndexedLeaf]
 ) -> set[LeafName]:
     """The leaves that are in the index with readable bitmaps."""
     entries = _directory(context, pointer).entries
@@ -445,7 +445,7 @@ def _usable(
 
 
 def _bitmaps(
-    view: SnapshotView, leaves: Sequence[_Leaf]
+    view: SnapshotView, leaves: Sequence[_IndexedLeaf]
 ) -> Iterable[tuple[bytes, BlobRef, int, Bitmap]]:
     for leaf in sorted(leaves, key=lambda leaf: (leaf.node_id, leaf.box.lo)):
         (table,) = view.leaves(leaf.node_id, leaf.box.__eq__)

@@ -52,7 +52,7 @@ from zarr_manifests.planning.layout.packing import LEAF_ROWS, plan_embedding
 from zarr_manifests.planning.tables.merge import difference, split, without
 from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode
 from zarr_manifests.planning.upkeep.dead_packs import (
-    Moves,
+    PackMoves,
     Range,
     Use,
     by_bytes,
@@ -196,7 +196,7 @@ class _Repacking:
     def move(self, packs: frozenset[str]) -> BlobRef | None:
         """Move the live chunks of these packs; return the new head, None if there were none."""
         view, tables = opened(partial(self._rows_in, packs))
-        moves = Moves(tables)
+        moves = PackMoves(tables)
         for step in by_bytes(moves.ranges, _ABREAST * self.context.config.pack_bytes):
             self._copy(moves, step)
         moved = moves.rows(self.keys.session_id)
@@ -215,7 +215,7 @@ class _Repacking:
                 tables.append((node_id, rows))
         return view, tables
 
-    def _copy(self, moves: Moves, step: Sequence[Range]) -> None:
+    def _copy(self, moves: PackMoves, step: Sequence[Range]) -> None:
         """Write the chunks of one step into new packs."""
         pack_bytes = self.context.config.pack_bytes
         parts = [
@@ -282,7 +282,7 @@ class _Repacking:
         named = []
         for node_id, rows in tables:
             path = paths[node_id]
-            for one in Moves([(node_id, rows)]).ranges:
+            for one in PackMoves([(node_id, rows)]).ranges:
                 if (one.key, one.offset) in why:
                     text = why[one.key, one.offset]
                     named.append(f"a chunk of /{path} ({one.key}, offset {one.offset}) {text}")

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Final
 
 from zarr_manifests.engine.edit.change_set import ChangeSet, same_bytes
-from zarr_manifests.engine.edit.overlay import OPAQUE, Overlay
+from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView
 from zarr_manifests.engine.edit.packs import Packs, StagedRef
 from zarr_manifests.engine.objects.chunks import ChunkReader, SessionKeys
 from zarr_manifests.engine.snapshot.context import Context
@@ -45,7 +45,7 @@ _MOST_SINGLE: Final = 100_000
 """Refs of one node that are kept one by one."""
 
 
-class NodeEdits(Overlay):
+class NodeEdits(SessionView):
     """A snapshot, and changes of its nodes and chunk references, in memory.
 
     Parameters

@@ -40,7 +40,7 @@ from zarr_manifests.keys import ArrayMeta, document_path, join, split
 from zarr_manifests.planning.tables.merge import Layer, fold, merge_layers
 from zarr_manifests.runtime import ForkSafeLock
 
-__all__ = ["OPAQUE", "Entry", "Overlay", "Unread", "check_key"]
+__all__ = ["OPAQUE", "Entry", "SessionView", "Unread", "check_key"]
 
 type Entry = InlineRef | NativeRef | VirtualRef
 """What is at a key: a document is given as inline bytes."""
@@ -75,7 +75,7 @@ class Unread(NamedTuple):
     near: bool = False
 
 
-class Overlay:
+class SessionView:
     """A snapshot and a change set, to read. Thread-safe.
 
     Parameters

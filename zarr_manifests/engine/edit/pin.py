@@ -18,7 +18,7 @@ from zarr_manifests.engine.history.leases import give_up, move, take
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.root.heartbeat import Held
 from zarr_manifests.engine.snapshot.context import Context
-from zarr_manifests.engine.snapshot.preload import Preload
+from zarr_manifests.engine.snapshot.preload import SnapshotPreload
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
     InvalidArgumentError,
@@ -62,7 +62,7 @@ class Pin:
         What the session reads and changes.
     copies : Copies
         The copies of its store.
-    preload : Preload
+    preload : SnapshotPreload
         What is fetched in the background.
     read_from : str or None
         The branch that the session reads, if it reads one.
@@ -95,7 +95,7 @@ class Pin:
             # A session that is forgotten must not keep its lease alive for ever.
             weakref.finalize(self, context.heart.drop, self._held)
         options = context.config.chunk_manifests.preload
-        self.preload = Preload(context.objects, context.runtime, options, view)
+        self.preload = SnapshotPreload(context.objects, context.runtime, options, view)
         # The store may live longer than the session, so it is the workspace that counts.
         weakref.finalize(self.workspace, self.preload.cancel).atexit = False
         self.preload.start()

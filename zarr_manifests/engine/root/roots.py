@@ -55,8 +55,8 @@ from zarr_manifests.format.root import (
 from zarr_manifests.planning.upkeep.paging import (
     ROOT_BYTES,
     SECTIONS,
+    PageSpill,
     Section,
-    Spill,
     absorb,
     checked,
     lease_pages,
@@ -306,7 +306,7 @@ class Roots(RootReader):
                 root = self._spilled(root, spill, keys)
         return root
 
-    def _spilled(self, root: Root, spill: Spill, keys: SessionKeys) -> Root:
+    def _spilled(self, root: Root, spill: PageSpill, keys: SessionKeys) -> Root:
         section, at = spill.section, spill.page
         pages = list(root.pages.get(section, ()))
         old = None if at is None else self._load(root, [(section, at)])[0]

@@ -21,7 +21,7 @@ from concurrent.futures import wait as wait_for
 from dataclasses import replace
 from typing import Final
 
-from zarr_manifests.config.manifest_sets import Preload as PreloadOptions
+from zarr_manifests.config.manifest_sets import Preload
 from zarr_manifests.engine.objects.metadata import ObjectReader
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
@@ -37,13 +37,13 @@ from zarr_manifests.planning.layout.preload_plan import Candidate, PreloadPlan, 
 from zarr_manifests.reports import PreloadedManifest, PreloadReport, PreloadState
 from zarr_manifests.runtime import ForkSafeLock, Runtime, one_by_one
 
-__all__ = ["Preload", "RefsPreload"]
+__all__ = ["RefsPreload", "SnapshotPreload"]
 
 _LOG = logging.getLogger(__name__)
 _LANES: Final = 16  # of the threads that reads have as well
 
 
-class Preload:
+class SnapshotPreload:
     """The preload of one snapshot. Thread-safe.
 
     Parameters
@@ -52,14 +52,14 @@ class Preload:
         Fetches.
     runtime : Runtime
         Runs what is done in the background.
-    options : config.manifests.Preload
+    options : config.manifest_sets.Preload
         What is wanted.
     view : SnapshotView
         The snapshot.
     """
 
     def __init__(
-        self, objects: ObjectReader, runtime: Runtime, options: PreloadOptions, view: SnapshotView
+        self, objects: ObjectReader, runtime: Runtime, options: Preload, view: SnapshotView
     ) -> None:
         self._objects, self._runtime, self._options = objects, runtime, options
         self._view: SnapshotView | None = view
@@ -200,7 +200,7 @@ def _kind(ref: BlobRef) -> type[Delta] | type[Manifest]:
     return Delta if ref.key.startswith("deltas/") else Manifest
 
 
-def _plan(objects: ObjectReader, options: PreloadOptions, view: SnapshotView) -> PreloadPlan:
+def _plan(objects: ObjectReader, options: Preload, view: SnapshotView) -> PreloadPlan:
     known = {part.node_id for ref in view.manifests for part in ref.parts} | view.touched()
     # Of thousands of arrays few are coordinates, and more is found out of these only.
     nodes = {
@@ -250,7 +250,7 @@ class RefsPreload:
         options = context.config.chunk_manifests.preload
         self._due = deque([(True, name) for name in options.branches])
         self._due.extend((False, name) for name in options.tags)
-        self._begun: list[Preload] = []
+        self._begun: list[SnapshotPreload] = []
         self._pid = os.getpid()
         self._cancelled = False
 
@@ -284,7 +284,7 @@ class RefsPreload:
             _LOG.debug("there is no branch or tag %s to be preloaded", name)
         else:
             options = self._context.config.chunk_manifests.preload
-            one = Preload(self._context.objects, self._context.runtime, options, view)
+            one = SnapshotPreload(self._context.objects, self._context.runtime, options, view)
             self._begun.append(one)
             if not self._cancelled:
                 one.start()

@@ -25,7 +25,7 @@ from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.layout.leaves import BaseIndex, PlacedLeaf
-from zarr_manifests.planning.tables.live_deltas import Cut, LiveSources, Source
+from zarr_manifests.planning.tables.live_deltas import LiveSources, TableSource, Truncation
 from zarr_manifests.planning.tables.merge import Layer, Overlay, merge_layers, pick
 
 __all__ = ["SnapshotTables"]
@@ -168,7 +168,7 @@ class SnapshotTables:
         self,
         node_id: bytes,
         afters: Set[int],
-        sources: Sequence[Source],
+        sources: Sequence[TableSource],
         leaves: Sequence[PlacedLeaf] = (),
         coords: IndexArray | None = None,
     ) -> tuple[dict[int, Overlay], dict[str, Any]]:
@@ -188,29 +188,29 @@ class SnapshotTables:
         }, loaded
 
     def _load(
-        self, sources: Sequence[Source], leaves: Sequence[tuple[BlobRef, Any]]
+        self, sources: Sequence[TableSource], leaves: Sequence[tuple[BlobRef, Any]]
     ) -> dict[str, Any]:
         """The objects by key; what has to be fetched is, in one round."""
         due = [(s.blob, s.kind) for s in sources if not self._is_open(s)]
         return self._objects.load_all([*due, *leaves])
 
-    def _at_hand(self, source: Source) -> bool:
+    def _at_hand(self, source: TableSource) -> bool:
         return self._is_open(source) or self._objects.has(source.blob, source.kind)
 
-    def _is_open(self, source: Source) -> bool:
+    def _is_open(self, source: TableSource) -> bool:
         """Whether it came with the snapshot and lives as long as this view."""
         return type(self.opening.get(source.position)) is source.kind
 
     def _layers(
         self,
         node_id: bytes,
-        sources: Sequence[Source],
+        sources: Sequence[TableSource],
         loaded: Mapping[str, Any],
         coords: IndexArray | None = None,
         *,
         keep: bool,
     ) -> list[tuple[int, Layer]]:
-        tables: dict[Source, list[ChunkTable]] = {}
+        tables: dict[TableSource, list[ChunkTable]] = {}
         for source in sources:
             numbers = range(len(source.parts))
             found = [self._table(node_id, source, n, loaded, keep=keep) for n in numbers]
@@ -220,7 +220,7 @@ class SnapshotTables:
     def _table(
         self,
         node_id: bytes,
-        source: Source,
+        source: TableSource,
         number: int,
         loaded: Mapping[str, Any],
         *,
@@ -239,7 +239,7 @@ class SnapshotTables:
         return Manifest.decode(*find()) if known is None else known
 
     def _part(
-        self, node_id: bytes, source: Source, number: int, loaded: Mapping[str, Any]
+        self, node_id: bytes, source: TableSource, number: int, loaded: Mapping[str, Any]
     ) -> tuple[Part, bytes]:
         """The same, encoded; of an object that is among those loaded or opened."""
         found = self.opening[source.position] if self._is_open(source) else loaded[source.blob.key]
@@ -297,8 +297,8 @@ class SnapshotTables:
         return found
 
     def _find_sources(self, node_id: bytes) -> LiveSources:
-        sources: list[Source] = []
-        cuts: dict[int, Cut] = {}
+        sources: list[TableSource] = []
+        cuts: dict[int, Truncation] = {}
         digests = self._digests_of(node_id)
         covered = {at + i for at, digest in digests.items() for i in range(len(digest.truncated))}
         blobs = {entry.first: entry.blob for entry in self.snapshot.digests}
@@ -306,7 +306,7 @@ class SnapshotTables:
         def add(blob: BlobRef, kind: type[Any], parts: Sequence[Part]) -> None:
             of_node = tuple(part for part in parts if part.node_id == node_id)
             if of_node:
-                sources.append(Source(position, entry.last, blob, kind, of_node))
+                sources.append(TableSource(position, entry.last, blob, kind, of_node))
 
         for position, entry in enumerate(self.snapshot.deltas):
             cut = self._cuts.get(position, {}).get(node_id)
@@ -320,5 +320,5 @@ class SnapshotTables:
                 for ref in entry.manifests:
                     add(ref.blob, Manifest, ref.parts)
             if cut is not None:
-                cuts[position] = Cut(entry.last, cut)
+                cuts[position] = Truncation(entry.last, cut)
         return LiveSources(sources, cuts)

@@ -64,7 +64,7 @@ type _Range = tuple[int, int, int]
 
 
 @dataclass(slots=True)
-class _Found:
+class _Findings:
     problems: dict[str, Problem] = field(default_factory=dict)
     objects: int = 0
     ranges: dict[str, set[_Range]] = field(default_factory=dict)
@@ -85,14 +85,14 @@ class _Found:
 
 def verify(context: ReadContext, progress: Callable[[str, int], None]) -> VerifyReport:
     """Read everything that can be reached, and report what is wrong."""
-    found = _Found()
+    found = _Findings()
     root = _root(context, found)
     counts = _look(context, root, found, progress)
     problems = found.problems
     for _ in range(_MOST_LOOKS):
         if not problems:
             break
-        again = _Found(sound=found.sound)
+        again = _Findings(sound=found.sound)
         newer = _root(context, again)
         if newer is None:
             problems = again.problems | problems
@@ -114,7 +114,7 @@ def _has_changed(root: Root, newer: Root) -> bool:
     return newer.write_id != root.write_id
 
 
-def _root(context: ReadContext, found: _Found) -> Root | None:
+def _root(context: ReadContext, found: _Findings) -> Root | None:
     """The current root; None, with a problem recorded, if it cannot be read."""
     try:
         root = Root.from_object(context.storage.get_tagged(ROOT_KEY).data)
@@ -128,7 +128,7 @@ def _root(context: ReadContext, found: _Found) -> Root | None:
 
 
 def _look(
-    context: ReadContext, root: Root | None, found: _Found, progress: Callable[[str, int], None]
+    context: ReadContext, root: Root | None, found: _Findings, progress: Callable[[str, int], None]
 ) -> tuple[int, int, int]:
     """Check everything the root needs, and the archives; count chunk objects and chunks."""
     fresh = _fresh(context)
@@ -153,7 +153,7 @@ def closure_problems(context: ReadContext, root: Root) -> tuple[Problem, ...]:
     StorageError
         If the storage fails, so that it cannot be determined.
     """
-    found = _Found(patient=False)
+    found = _Findings(patient=False)
     fresh = _fresh(context)
     _check_closure(fresh, root, found, lambda stage, done: None)
     if not found.problems:
@@ -171,7 +171,7 @@ def _fresh(context: ReadContext) -> ReadContext:
 
 
 def _check_closure(
-    context: ReadContext, root: Root, found: _Found, progress: Callable[[str, int], None]
+    context: ReadContext, root: Root, found: _Findings, progress: Callable[[str, int], None]
 ) -> list[tuple[BlobRef, Snapshot]]:
     """Check everything reachable; return the snapshots among it."""
     whole = _check_pages(context, root, found)
@@ -210,7 +210,7 @@ def _check_closure(
 
 def _check_counters(
     context: ReadContext,
-    found: _Found,
+    found: _Findings,
     snapshots: Sequence[tuple[BlobRef, Snapshot]],
     progress: Callable[[str, int], None],
 ) -> None:
@@ -229,7 +229,7 @@ def _check_counters(
             progress("counting chunks", done)
 
 
-def _snapshots(context: ReadContext, whole: Root, found: _Found) -> Iterator[BlobRef]:
+def _snapshots(context: ReadContext, whole: Root, found: _Findings) -> Iterator[BlobRef]:
     """The snapshots of branches, tags and leases; a broken history is recorded and ends there."""
     parts = [replace(whole, branches={n: b}, tags={}, leases=()) for n, b in whole.branches.items()]
     main = {"main": whole.branches["main"]} if "main" in whole.branches else {}
@@ -249,7 +249,7 @@ def _snapshots(context: ReadContext, whole: Root, found: _Found) -> Iterator[Blo
             yield ref
 
 
-def _load(context: ReadContext, found: _Found, link: Link) -> Any:
+def _load(context: ReadContext, found: _Findings, link: Link) -> Any:
     """The object as stored; None, with a problem recorded, if it is not what it should be."""
     ref = link.ref
     try:
@@ -284,7 +284,7 @@ def _check_alone(value: Any) -> None:
                     raise CorruptObjectError(f"leaves of a node overlap: {box} and {other}")
 
 
-def _check_unknown(context: ReadContext, found: _Found, value: Any) -> None:
+def _check_unknown(context: ReadContext, found: _Findings, value: Any) -> None:
     """Check the bytes of indexes of an unknown kind."""
     for ref in value.others.values() if isinstance(value, IndexDirectory) else ():
         found.objects += 1
@@ -296,7 +296,9 @@ def _check_unknown(context: ReadContext, found: _Found, value: Any) -> None:
             found.add(ref.key, f"{ref.key} is referenced and not there")
 
 
-def _check_snapshot(context: ReadContext, found: _Found, ref: BlobRef, snapshot: Snapshot) -> None:
+def _check_snapshot(
+    context: ReadContext, found: _Findings, ref: BlobRef, snapshot: Snapshot
+) -> None:
     """Check its log, and what it says about its deltas and digests."""
     try:
         snapshot.check_repository(ref.key, context.repository_id)
@@ -314,7 +316,7 @@ def _check_snapshot(context: ReadContext, found: _Found, ref: BlobRef, snapshot:
             found.add(ref.key, error)
 
 
-def _check_pages(context: ReadContext, root: Root, found: _Found) -> Root | None:
+def _check_pages(context: ReadContext, root: Root, found: _Findings) -> Root | None:
     """The root with the entries of all its pages; None if a page is wrong."""
     before = len(found.problems)
     read: list[Page] = []
@@ -339,7 +341,7 @@ def _first_kept(root: Root) -> int:
     return first_archive_kept(root.collected, root.fence) if root.collected else 0
 
 
-def _check_archives(context: ReadContext, root: Root | None, found: _Found) -> dict[int, Root]:
+def _check_archives(context: ReadContext, root: Root | None, found: _Findings) -> dict[int, Root]:
     """The archived roots by version."""
     versions = archived_versions(context)
 
@@ -363,7 +365,7 @@ def _check_archives(context: ReadContext, root: Root | None, found: _Found) -> d
     return roots
 
 
-def _check_log(root: Root, archived: dict[int, Root], found: _Found) -> None:
+def _check_log(root: Root, archived: dict[int, Root], found: _Findings) -> None:
     """Check that every operation has left an archive, except those that a collection removed."""
     # Before the first collection, older ones may have been removed by hand.
     first = _first_kept(root) if root.collected else min(archived, default=root.version)
@@ -381,9 +383,9 @@ def _check_log(root: Root, archived: dict[int, Root], found: _Found) -> None:
             found.add(archive_key(newer), "its fence is lower than that of the version before")
 
 
-def _check_newest(context: ReadContext, archived: dict[int, Root], found: _Found) -> None:
+def _check_newest(context: ReadContext, archived: dict[int, Root], found: _Findings) -> None:
     """Check that the root is as new as its archives; it is read again, after they were listed."""
-    newest, root = max(archived), _root(context, _Found())
+    newest, root = max(archived), _root(context, _Findings())
     if root is not None and newest > root.version:
         found.add(
             archive_key(newest),
@@ -395,7 +397,7 @@ def _check_newest(context: ReadContext, archived: dict[int, Root], found: _Found
 # --- chunks ------------------------------------------------------------------------------------
 
 
-def _add_ranges(found: _Found, table: ChunkTable) -> None:
+def _add_ranges(found: _Findings, table: ChunkTable) -> None:
     rows = np.flatnonzero(table.kind == RefKind.NATIVE)
     columns = (table.source, table.number, table.offset, table.length, table.crc32c)
     for source, number, *span in np.stack([c[rows] for c in columns], axis=1).tolist():
@@ -404,7 +406,7 @@ def _add_ranges(found: _Found, table: ChunkTable) -> None:
 
 
 def _check_chunks(
-    context: ReadContext, found: _Found, progress: Callable[[str, int], None]
+    context: ReadContext, found: _Findings, progress: Callable[[str, int], None]
 ) -> tuple[int, int, int]:
     keys = sorted(found.ranges)
 
@@ -435,7 +437,7 @@ def _check_chunks(
     return len(keys), sum(map(len, found.ranges.values())), total
 
 
-def _check_chunks_there(context: ReadContext, found: _Found) -> None:
+def _check_chunks_there(context: ReadContext, found: _Findings) -> None:
     sizes = {info.key: info.nbytes for info in context.storage.list("chunks/")}
     for key, ranges in found.ranges.items():
         due = max(offset + length for offset, length, _ in ranges)

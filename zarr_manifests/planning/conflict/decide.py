@@ -27,7 +27,7 @@ from zarr_manifests.errors import Conflict, ConflictKind, InvalidArgumentError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import IndexArray
-from zarr_manifests.keys import DOCUMENTS, join
+from zarr_manifests.keys import DOCUMENTS, absolute, join
 from zarr_manifests.planning.conflict.components import (
     Changes,
     Component,
@@ -121,7 +121,7 @@ class _Pair:
         rows: IndexArray | None = None,
     ) -> Conflict:
         listed = () if rows is None else tuple(map(tuple, rows[:_LISTED_CHUNKS].tolist()))
-        return Conflict(kind, _shown(self.mine.path), str(component), reason, listed)
+        return Conflict(kind, absolute(self.mine.path), str(component), reason, listed)
 
 
 type _Rule = Callable[[_Pair], Iterator[_Found]]
@@ -395,7 +395,7 @@ def _both_create(mine: Changes, theirs: Changes) -> Iterator[_Found]:
                 ConflictKind.CREATE, path, Component.CREATE, "also made by a commit that came first"
             )
         elif elsewhere.get(node_id, path) != path:
-            reason = f"made at {_shown(elsewhere[node_id])} by a commit that came first"
+            reason = f"made at {absolute(elsewhere[node_id])} by a commit that came first"
             yield _in_the_way(ConflictKind.CREATE, path, Component.CREATE, reason)
     yield from _below_arrays(mine, theirs)
 
@@ -507,11 +507,7 @@ def _may_have(change: NodeChange, path: str, key: str) -> bool:
 
 
 def _in_the_way(kind: ConflictKind, path: str, component: Component, reason: str) -> _Found:
-    return _Found(Conflict(kind, _shown(path), str(component), reason))
-
-
-def _shown(path: str) -> str:
-    return path if path.startswith("/") else f"/{path}"
+    return _Found(Conflict(kind, absolute(path), str(component), reason))
 
 
 # --- the matrix ------------------------------------------------------------------------------
@@ -600,4 +596,4 @@ def _read_conflicts(mine: Changes, theirs: Changes, reads: Reads) -> Iterator[_F
             continue  # only its chunks have changed
         for path in sorted(paths & reads.documents):
             reason = "its metadata was read here, and changed by a commit that came first"
-            yield _Found(Conflict(ConflictKind.READ, _shown(path), "read", reason))
+            yield _Found(Conflict(ConflictKind.READ, absolute(path), "read", reason))

@@ -14,6 +14,7 @@ from typing import Any
 
 from zarr_manifests.errors import Conflict, ConflictKind
 from zarr_manifests.format.nodes import Node, NodeKind
+from zarr_manifests.keys import absolute
 
 __all__ = ["decide_nodes", "same_structure"]
 
@@ -33,15 +34,15 @@ def decide_nodes(
         found = [places.get(node.node_id, path) for node in (was, to) if node is not None]
         elsewhere = [place for place in found if place not in concerned]
         if elsewhere:
-            reason = f"it is at {_shown(elsewhere[0])} here"
-            conflicts.append(Conflict(ConflictKind.METADATA, _shown(path), "metadata", reason))
+            reason = f"it is at {absolute(elsewhere[0])} here"
+            conflicts.append(Conflict(ConflictKind.METADATA, absolute(path), "metadata", reason))
         elif _same(now, to):
             continue
         elif _same(now, was):
             changes[path] = to
         else:
             reason = "it is not here" if now is None else "it is something else here"
-            conflicts.append(Conflict(ConflictKind.METADATA, _shown(path), "metadata", reason))
+            conflicts.append(Conflict(ConflictKind.METADATA, absolute(path), "metadata", reason))
     merged = {**here, **changes}
     result = {path: node for path, node in merged.items() if node is not None}
     return changes, conflicts + _misplaced(changes, result)
@@ -81,20 +82,18 @@ def _misplaced(changes: Mapping[str, Node | None], result: Nodes) -> list[Confli
         above = path.rpartition("/")[0]
         if path and path not in changes and above in gone and above not in result:
             reason = "it would be in a group that no longer exists"
-            conflicts.append(Conflict(ConflictKind.METADATA, _shown(path), "metadata", reason))
+            conflicts.append(Conflict(ConflictKind.METADATA, absolute(path), "metadata", reason))
         if path in changes and above and above not in result:
             reason = "its group is not here"
-            conflicts.append(Conflict(ConflictKind.METADATA, _shown(path), "metadata", reason))
+            conflicts.append(Conflict(ConflictKind.METADATA, absolute(path), "metadata", reason))
         parts = path.split("/")
         for end in range(len(parts) if path else 0):
             top = "/".join(parts[:end])
             array = result.get(top)
             new = path in changes or top in changes
             if new and array is not None and array.kind is NodeKind.ARRAY:
-                reason = f"it would lie below the array {_shown(top)}"
-                conflicts.append(Conflict(ConflictKind.METADATA, _shown(path), "metadata", reason))
+                reason = f"it would lie below the array {absolute(top)}"
+                conflicts.append(
+                    Conflict(ConflictKind.METADATA, absolute(path), "metadata", reason)
+                )
     return conflicts
-
-
-def _shown(path: str) -> str:
-    return path if path.startswith("/") else f"/{path}"

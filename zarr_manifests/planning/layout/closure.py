@@ -32,13 +32,13 @@ from zarr_manifests.grid import Box, Coords, IndexArray, taken
 from zarr_manifests.planning.layout.leaves import ArrayFacts, BaseIndex, part_order
 from zarr_manifests.planning.layout.splitting import Cut, Layout, cut, layout_of, lies_together
 
-__all__ = ["Change", "Closure", "Due", "Group", "close"]
+__all__ = ["ArrayChange", "Closure", "Due", "Group", "close"]
 
 _NO_ROWS: Final = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ArrayChange:
     """How the chunks of one array changed since the base.
 
     Parameters
@@ -62,7 +62,7 @@ class Group:
     manifests : tuple of str
         Their keys.
     rows : mapping of bytes to int64[k]
-        For each changed array, the rows of `Change.coords` that belong here, ascending.
+        For each changed array, the rows of `ArrayChange.coords` that belong here, ascending.
     refs : int
         An upper bound of the refs in the group.
     pieces : tuple of Group
@@ -120,7 +120,7 @@ class Due:
     leaves : tuple of (Part, str)
         Its leaves in the replaced manifests, with these manifests' keys.
     rows : int64[k]
-        The rows of its `Change.coords` that belong here, ascending.
+        The rows of its `ArrayChange.coords` that belong here, ascending.
     replaced : frozenset of str
         Keys of all manifests that this step replaces.
     layout : Layout or None
@@ -241,7 +241,7 @@ def close(
     config: ChunkManifests,
     facts: Mapping[bytes, ArrayFacts],
     base: BaseIndex,
-    changes: Mapping[bytes, Change],
+    changes: Mapping[bytes, ArrayChange],
     deleted: Collection[bytes] = (),
     *,
     reopen: bool = False,
@@ -257,7 +257,7 @@ def close(
         of an array that is not in it are dropped.
     base : BaseIndex
         The base.
-    changes : mapping of bytes to Change
+    changes : mapping of bytes to ArrayChange
         By node id, for arrays that are in `facts`.
     deleted : collection of bytes
         Nodes of the base that are gone.
@@ -333,7 +333,7 @@ class _Gathering:
         config: ChunkManifests,
         facts: Mapping[bytes, ArrayFacts],
         base: BaseIndex,
-        changes: Mapping[bytes, Change],
+        changes: Mapping[bytes, ArrayChange],
     ) -> None:
         self._changes = changes
         self._config, self._facts, self._base = config, facts, base
@@ -345,7 +345,7 @@ class _Gathering:
         self._together: dict[bytes, bool] = {}
         self._anchors: dict[bytes, int] = {}  # arrays that lie together -> a member
 
-    def change(self, node_id: bytes, change: Change) -> None:
+    def change(self, node_id: bytes, change: ArrayChange) -> None:
         """Add the manifests of the changed chunks."""
         base = self._base
         if change.truncated is not None:

@@ -20,6 +20,7 @@ from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.keys import absolute
 
 __all__ = ["EMPTY", "ArrayFacts", "BaseIndex", "NodeFacts", "PlacedLeaf", "part_order"]
 
@@ -81,7 +82,7 @@ class NodeFacts(Mapping[bytes, ArrayFacts]):
         found = self._known.get(node_id)
         if found is None:
             node = self._nodes[node_id]
-            meta, path = node.array, node.path if node.path.startswith("/") else f"/{node.path}"
+            meta, path = node.array, absolute(node.path)
             grid = () if meta is None else meta.grid.hi
             names = None if meta is None else meta.dimension_names
             found = ArrayFacts(node_id, path, grid, self._refs.get(node_id, 0), names)

@@ -32,9 +32,9 @@ from zarr_manifests.planning.layout.leaves import EMPTY, ArrayFacts, BaseIndex
 
 __all__ = [
     "Explanation",
+    "LeafManifest",
     "ManifestPlan",
     "Overflow",
-    "Place",
     "PlannedManifest",
     "explain",
     "plan_manifests",
@@ -67,7 +67,7 @@ class Overflow:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LeafManifest:
     """Where leaves of an array are: an existing manifest (`key`) or a planned one."""
 
     set_name: str | None
@@ -92,7 +92,7 @@ class Explanation:
         The set that the rule assigns.
     overflows : tuple of Overflow
         The sets it overflowed from, in order.
-    places : tuple of Place
+    places : tuple of LeafManifest
         Where its leaves are, in order of the manifests.
     """
 
@@ -101,7 +101,7 @@ class Explanation:
     rule: int | None
     wanted: str
     overflows: tuple[Overflow, ...]
-    places: tuple[Place, ...]
+    places: tuple[LeafManifest, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +255,7 @@ class _Packing:
         self._manifests: list[PlannedManifest] = []
         self._chosen: dict[bytes, tuple[int | None, str]] = {}
         self._overflows: dict[bytes, dict[Overflow, None]] = {}
-        self._places: dict[bytes, list[Place]] = {}
+        self._places: dict[bytes, list[LeafManifest]] = {}
 
     def add(self, item: _Item) -> None:
         """Assign an array to the set of its rule."""
@@ -328,7 +328,7 @@ class _Packing:
         for node_id, parts in by_array.items():
             parts.sort(key=_corner)
             leaves += parts
-            place = Place(one.name, number, None, tuple(parts))
+            place = LeafManifest(one.name, number, None, tuple(parts))
             self._places.setdefault(node_id, []).append(place)
         self._manifests.append(PlannedManifest(one.name, tuple(leaves)))
 
@@ -376,7 +376,7 @@ def explain(
         for part, key in base.leaves(array.node_id):
             found.setdefault(key, []).append(part)
         places = tuple(
-            Place(base.set_of(key), None, key, tuple(sorted(parts, key=_corner)))
+            LeafManifest(base.set_of(key), None, key, tuple(sorted(parts, key=_corner)))
             for key, parts in found.items()
         )
         sets = {place.set_name for place in places}

@@ -23,11 +23,11 @@ from zarr_manifests.planning.layout.leaves import PlacedLeaf
 from zarr_manifests.planning.tables.merge import Layer, Overlay, inside, pick, within
 
 __all__ = [
-    "Cut",
     "LiveSources",
-    "Place",
     "Reach",
-    "Source",
+    "TablePlace",
+    "TableSource",
+    "Truncation",
     "any_at",
     "check_axes",
     "clipped",
@@ -48,7 +48,7 @@ def check_axes(box: Box, ndim: int) -> None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Source:
+class TableSource:
     """An object with chunk tables of one node, listed in the read list.
 
     Parameters
@@ -73,7 +73,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Truncation:
     """A truncation; it drops chunks from everything older than the sequence `last`."""
 
     last: int
@@ -81,10 +81,10 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TablePlace:
     """One table: its source, and its number among the node's tables there."""
 
-    source: Source
+    source: TableSource
     number: int
 
 
@@ -94,17 +94,17 @@ class Reach:
 
     Parameters
     ----------
-    places : tuple of Place
+    places : tuple of TablePlace
         Tables of live deltas, newest first.
     base : bool
         Whether the base is searched if none of these has a row.
     """
 
-    places: tuple[Place, ...]
+    places: tuple[TablePlace, ...]
     base: bool
 
     @property
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[TableSource]:
         """The sources of the tables, without duplicates."""
         return list(dict.fromkeys(place.source for place in self.places))
 
@@ -114,17 +114,17 @@ class LiveSources:
 
     Parameters
     ----------
-    sources : sequence of Source
+    sources : sequence of TableSource
         From the oldest to the newest.
-    cuts : mapping of int to Cut
+    cuts : mapping of int to Truncation
         Truncations, by position in the read list. A truncation applies before the tables at the
         same position.
     """
 
-    def __init__(self, sources: Sequence[Source], cuts: Mapping[int, Cut]) -> None:
+    def __init__(self, sources: Sequence[TableSource], cuts: Mapping[int, Truncation]) -> None:
         self.sources = tuple(sources)
         self._cuts = dict(sorted(cuts.items()))
-        self._places = [Place(s, n) for s in self.sources for n in range(len(s.parts))]
+        self._places = [TablePlace(s, n) for s in self.sources for n in range(len(s.parts))]
         lasts = [cut.last for cut in cuts.values()] + [source.last for source in self.sources]
         self._oldest = min(lasts, default=0)
         boxes = [part.box for source in self.sources for part in source.parts]
@@ -155,7 +155,7 @@ class LiveSources:
             return Reach((), dropped < 0)
         self._check_axes(len(coords))
         holds = ((self._lo <= coords) & (coords < self._hi)).all(axis=1) & (self._last > after)
-        places: list[Place] = []
+        places: list[TablePlace] = []
         for row in np.flatnonzero(holds)[::-1].tolist():
             place = self._places[row]
             if place.source.position < dropped:
@@ -166,7 +166,7 @@ class LiveSources:
                 return Reach(tuple(places), base=False)
         return Reach(tuple(places), dropped < 0)
 
-    def where(self, wanted: Callable[[int, Box], bool], ndim: int) -> list[Source]:
+    def where(self, wanted: Callable[[int, Box], bool], ndim: int) -> list[TableSource]:
         """The sources with at least one wanted table, from the oldest to the newest.
 
         `wanted` is called with the sequence and the box of each table.
@@ -183,7 +183,7 @@ class LiveSources:
         for box in self._axes.values():
             check_axes(box, ndim)
 
-    def layers(self, tables: Mapping[Source, Sequence[ChunkTable]]) -> list[tuple[int, Layer]]:
+    def layers(self, tables: Mapping[TableSource, Sequence[ChunkTable]]) -> list[tuple[int, Layer]]:
         """The given tables and all truncations as layers, oldest first, each with its sequence."""
         found: dict[int, tuple[int, list[ChunkTable]]] = {
             position: (cut.last, []) for position, cut in self._cuts.items()

@@ -26,6 +26,7 @@ from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Coords, IndexArray
+from zarr_manifests.keys import absolute
 from zarr_manifests.planning.tables.merge import Layer, Overlay, bare, inside, merge_layers, select
 
 __all__ = ["Change", "Net", "NodeTable", "Operation", "changes_of", "node_path"]
@@ -113,7 +114,7 @@ class Change:
 
 def node_path(node: Node) -> str:
     """Return the node's absolute path."""
-    return node.path if node.path.startswith("/") else f"/{node.path}"
+    return absolute(node.path)
 
 
 class NodeTable:

@@ -26,7 +26,7 @@ from zarr_manifests.grid import Box
 from zarr_manifests.ids import object_key
 from zarr_manifests.planning.tables.merge import select, take
 
-__all__ = ["Moves", "Range", "Use", "by_bytes", "due_packs", "moved_rows", "rounds", "uses_of"]
+__all__ = ["PackMoves", "Range", "Use", "by_bytes", "due_packs", "moved_rows", "rounds", "uses_of"]
 
 type Column = npt.NDArray[np.int64]
 
@@ -48,7 +48,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A byte range of a chunk in an object, its checksum, and its position in `Moves`."""
+    """A byte range of a chunk in an object, its checksum, and its position in `PackMoves`."""
 
     key: str
     offset: int
@@ -139,7 +139,7 @@ def by_bytes(ranges: Sequence[Range], most_bytes: int) -> Iterator[list[Range]]:
         yield part
 
 
-class Moves:
+class PackMoves:
     """The chunks to move out of some objects, and where they have been written.
 
     Parameters

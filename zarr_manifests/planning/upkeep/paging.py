@@ -24,8 +24,8 @@ from zarr_manifests.ids import lineage_of
 __all__ = [
     "ROOT_BYTES",
     "SECTIONS",
+    "PageSpill",
     "Section",
-    "Spill",
     "absorb",
     "checked",
     "lease_pages",
@@ -47,7 +47,7 @@ _BULK_BYTES: Final = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Spill:
+class PageSpill:
     """The names that move from the root to one page of a section."""
 
     section: Section
@@ -105,7 +105,7 @@ def _place(pages: Sequence[PageRef], name: str) -> int | None:
     return max(0, bisect_right([page.first for page in pages], name) - 1)
 
 
-def plan_spills(root: Root) -> list[Spill]:
+def plan_spills(root: Root) -> list[PageSpill]:
     """Return what moves out of a root that is too large; empty if nothing can.
 
     It is one page's names, or all names of the section if it is very large.
@@ -127,12 +127,12 @@ def plan_spills(root: Root) -> list[Spill]:
     groups: dict[int | None, list[str]] = {}
     for name in names[section]:
         groups.setdefault(_place(root.pages.get(section, ()), name), []).append(name)
-    spills = [Spill(section, page, tuple(group)) for page, group in groups.items()]
+    spills = [PageSpill(section, page, tuple(group)) for page, group in groups.items()]
     spills.sort(key=lambda spill: (-len(spill.names), spill.page or 0))
     return spills if weights[section] > _BULK_BYTES else spills[:1]
 
 
-def absorb(root: Root, spill: Spill, old: Page | None) -> list[tuple[str, int, Page]]:
+def absorb(root: Root, spill: PageSpill, old: Page | None) -> list[tuple[str, int, Page]]:
     """Return the pages that replace `old`: first name, number of entries, page."""
     old = Page() if old is None else old
     branches, tags, leases = dict(old.branches), dict(old.tags), dict(old.leases)
@@ -174,7 +174,7 @@ def _cut(page: Page, section: Section, most: int) -> list[tuple[str, int, Page]]
     return found
 
 
-def without(root: Root, spill: Spill) -> Root:
+def without(root: Root, spill: PageSpill) -> Root:
     """The root without the names that have moved to a page."""
     gone = set(spill.names)
 
