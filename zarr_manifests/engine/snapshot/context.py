@@ -1,7 +1,7 @@
-"""What every part of the engine works with: one repository's storage, root, objects and world.
+"""What every part of the engine works with: one repository's storage, root, objects and runtime.
 
-Who only reads takes a `ReadContext`, whose parts offer nothing that writes. Who writes takes a
-`Context`, which is one as well. Both are made here and nowhere else.
+A reader takes a `ReadContext`, whose parts cannot write. A writer takes a `Context`, which is also
+a `ReadContext`. Contexts are only made here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ReadContext:
     repository_id : str
         Its id.
     storage : ReadableStorage
-        Where it lies.
+        Its storage.
     runtime : Runtime
         Clock, randomness, threads.
     objects : ObjectReader
@@ -49,13 +49,13 @@ class ReadContext:
     roots : RootReader
         Its root.
     config : RepositoryConfig
-        The saved configuration with what `open` laid over it.
+        The saved configuration, overlaid with what was given to `open`.
     containers : Containers
-        The places elsewhere that virtual chunks may be read from.
+        The places outside the repository that virtual chunks may be read from.
     cache : CacheOptions
-        What may be kept of the objects.
+        What may be cached.
     chunks : ChunkCache or None
-        The chunks that are kept in memory, if any may be.
+        The cache of chunks, if there is one.
     """
 
     repository_id: str
@@ -76,14 +76,14 @@ class ReadContext:
         runtime: Runtime,
         config: RepositoryConfig,
     ) -> ReadContext:
-        """The repository as one reads it who knows nothing of it yet, and shares no cache."""
+        """The same repository with empty caches of its own."""
         objects, roots = ObjectReader(storage, runtime), RootReader(storage, runtime)
         roots.share(objects, repository_id)
         return ReadContext(repository_id, storage, runtime, objects, roots, config)
 
     @property
     def meter(self) -> Meter:
-        """What counts all that is done with the repository in this process."""
+        """The meter of everything this process does with the repository."""
         return self.objects.meter
 
     def open_view(self, head: BlobRef, base: BlobRef | None = None) -> SnapshotView:
@@ -91,22 +91,22 @@ class ReadContext:
         return SnapshotView.open(self.objects, self.runtime, head, base)
 
     def open_branch(self, tip: Branch) -> SnapshotView:
-        """Open a branch's head, fetching all that the branch names in one round."""
+        """Open a branch's head, fetching everything that the branch names in one round."""
         return SnapshotView.open(self.objects, self.runtime, tip.head, tip.base, tip.ahead)
 
 
 @dataclass(frozen=True, slots=True)
 class Context(ReadContext):
-    """One repository, to read and to write.
+    """One repository, to read and write.
 
     Parameters
     ----------
     storage : Storage
-        Where it lies.
+        Its storage.
     objects : Objects
-        Its immutable objects, cached; and new ones, written.
+        Its immutable objects, cached; it also writes new ones.
     roots : Roots
-        Its root, read and swapped.
+        Its root, to read and swap.
     heart : Heart
         The leases that this process holds.
     """
@@ -155,6 +155,6 @@ class Context(ReadContext):
         return cls(*where, config, containers, cache, chunks=chunks)
 
     def unshared_by(self, runtime: Runtime, options: CacheOptions) -> Context:
-        """The same repository for somebody who shares neither threads nor caches with others."""
+        """The same repository, sharing neither threads nor caches with others."""
         objects, roots = Objects(self.storage, runtime, options), Roots(self.storage, runtime)
         return replace(self, runtime=runtime, objects=objects, roots=roots)

@@ -1,11 +1,11 @@
-"""What live deltas hold, asked for box by box.
+"""What live deltas contain, box by box.
 
-The deltas' tables of a node are decoded once, and brought together only inside the box that is
-asked for, so that beside them no more than that is in memory.
+The deltas' tables of a node are decoded once and merged only inside the requested box, so that only
+the result is in memory besides them.
 
-Chunks in no leaf's box are told apart from the others once, for the base that a `Heap` is made
-for, and struck off the list as leaves are written that hold them. Invariant: what is on the list
-lies in no leaf, neither of that base nor of those written since.
+Chunks in no leaf's box are determined once per `Heap`, and removed from the list when leaves that
+contain them are written. Invariant: chunks on the list are in no leaf, neither of the base nor of
+those written since.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Outside:
     coords : int64[n, ndim]
         In C order.
     left : bool[n]
-        Which of them are in no leaf still.
+        Which of them are still in no leaf.
     chosen : int64[k] or None
-        Rows of those that are to be merged, ascending; None for all.
+        Rows of the chunks to merge, ascending; None for all.
     """
 
     coords: IndexArray
@@ -55,14 +55,14 @@ class Outside:
     chosen: IndexArray | None = field(default_factory=lambda: np.empty(0, np.int64))
 
     def choose(self, rows: IndexArray) -> IndexArray:
-        """Have these rows merged; their coordinates."""
+        """Choose these rows for merging; return their coordinates."""
         self.chosen = None if len(rows) == len(self.coords) else rows
         return self.coords if self.chosen is None else self.coords[rows]
 
     def take(self, numbers: IndexArray) -> IndexArray:
-        """Strike the chosen of these numbers (ascending) off the list; those that were left.
+        """Remove the chosen rows with these numbers (ascending); return those that were left.
 
-        A number beyond what was chosen stands for something else.
+        Numbers beyond the chosen rows belong to something else and are ignored.
         """
         count = len(self.coords if self.chosen is None else self.chosen)
         rows = numbers[: numbers.searchsorted(count)]
@@ -72,7 +72,7 @@ class Outside:
         return rows
 
     def within(self, box: Box) -> IndexArray:
-        """Rows of those in the box that are left."""
+        """Rows of the chunks in the box that are left."""
         rows = slice(None)
         if box.ndim and len(self.coords):  # in C order, the first axis ascends
             rows = slice(*self.coords[:, 0].searchsorted((box.lo[0], box.hi[0])).tolist())
@@ -85,7 +85,7 @@ class Outside:
 
 
 class Heap:
-    """What a snapshot's live deltas hold beside its base.
+    """What a snapshot's live deltas contain in addition to its base.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ class Heap:
     outside : collection of bytes
         Nodes that may have chunks outside all leaves.
     meter : Meter
-        What counts the refs that are merged.
+        Counts the refs that are merged.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Heap:
         return self._at_hand[1]
 
     def over(self, node_id: bytes, box: Box, after: int = 0) -> Overlay:
-        """What deltas of a sequence beyond `after` say about the chunks in the box."""
+        """The chunks in the box according to deltas newer than `after`."""
         layers = [
             Layer(layer.truncated, tuple(within(table, box) for table in layer.tables))
             for last, layer in self._layers(node_id)
@@ -148,13 +148,13 @@ class Heap:
         return coords[self._base.locate(node_id, coords) < 0]
 
     def take(self, node_id: bytes, rows: IndexArray, layout: Layout) -> Iterator[ChunkTable]:
-        """Strike chosen chunks off the list, by their numbers; what is pending there."""
+        """Remove chosen chunks, by their numbers; yield what is pending there."""
         outside = self.outside(node_id)
         for some in _stretches(layout, outside.coords, outside.take(rows)):
             yield self._pending_at(node_id, taken(outside.coords, some))
 
     def take_within(self, node_id: bytes, boxes: Iterable[Box]) -> list[ChunkTable]:
-        """Strike what is in these boxes off the list; what is pending there."""
+        """Remove the chunks in these boxes; return what is pending there."""
         outside, found = self.outside(node_id), []
         for box in boxes if outside.left.any() else ():
             rows = outside.within(box)
@@ -164,7 +164,7 @@ class Heap:
         return found
 
     def _pending_at(self, node_id: bytes, coords: IndexArray) -> ChunkTable:
-        """What is set at these coordinates, all of which are pending."""
+        """The pending refs at these coordinates; all of them are pending."""
         table = self.over(node_id, Box.around_coords(coords)).table
         assert table is not None
         table = select(table, table.kind != RefKind.UNSET)
@@ -172,7 +172,7 @@ class Heap:
 
 
 def _stretches(layout: Layout, coords: IndexArray, rows: IndexArray) -> Iterator[IndexArray]:
-    """The rows by cells of the layout, neighbours together while they fit into a leaf."""
+    """The rows by cells of the layout; adjacent cells are combined while they fit into a leaf."""
     together: list[IndexArray] = []
     held = 0
     for group in layout.groups(taken(coords, rows)):

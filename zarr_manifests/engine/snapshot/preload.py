@@ -1,13 +1,12 @@
-"""Manifests fetched in the background, before anybody asks for them.
+"""Manifests fetched in the background, before they are needed.
 
-What is worth it is planned by `planning.preload`; it is fetched through `Objects`, so that a read
-which needs a manifest in flight waits for that fetch, and a preload never fetches what a read is
-fetching. Few *lanes* work on the plan: each call that the runtime runs in the background fetches
-one object and then asks for the next call.
+`planning.layout.preload_plan` chooses them. They are fetched through `Objects`: a read that needs a
+manifest in flight waits for that fetch, and a preload does not repeat a fetch of a read. A few
+*lanes* work on the plan: each background call fetches one object and then schedules the next call.
 
-Invariants: a preload raises nothing to anybody, since the read that needs what could not be
-fetched fails on its own; after `cancel` no fetch begins, and none outlives the interpreter by more
-than the one in flight, since a runtime that shuts down takes no further call.
+Invariants: a preload raises no errors, since a read that needs the object raises its own; after
+`cancel` no fetch begins; at most the fetch in flight delays the interpreter's exit, since a runtime
+that shuts down accepts no further calls.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from zarr_manifests.runtime import ForkSafeLock, Runtime, one_by_one
 __all__ = ["RefsPreload", "SnapshotPreload"]
 
 _LOG = logging.getLogger(__name__)
-_LANES: Final = 16  # of the threads that reads have as well
+_LANES: Final = 16  # of the threads that reads use too
 
 
 class SnapshotPreload:
@@ -49,11 +48,11 @@ class SnapshotPreload:
     Parameters
     ----------
     objects : ObjectReader
-        Fetches.
+        Fetches the objects.
     runtime : Runtime
-        Runs what is done in the background.
+        Runs the background calls.
     options : config.manifest_sets.Preload
-        What is wanted.
+        What to preload.
     view : SnapshotView
         The snapshot.
     """
@@ -75,7 +74,7 @@ class SnapshotPreload:
         self._ended: Future[None] = Future()
 
     def start(self) -> None:
-        """Begin, unless all that could be fetched is here."""
+        """Start, unless everything that could be fetched is here already."""
         view = self._view
         if view is not None and self._options.max_manifests and self._any_is_elsewhere(view):
             self._lanes = 1
@@ -84,7 +83,7 @@ class SnapshotPreload:
             self._ended.set_result(None)
 
     def cancel(self) -> None:
-        """Fetch nothing more. Takes no lock: this may be called wherever garbage is collected."""
+        """Fetch nothing more. Takes no lock, since it may be called during garbage collection."""
         self._cancelled = True
         self._view = None
 
@@ -94,7 +93,7 @@ class SnapshotPreload:
             wait_for([self._ended], timeout_s)
 
     def report(self) -> PreloadReport:
-        """What has become of what was planned."""
+        """What has become of the planned fetches."""
         plan = self._planned()
         with self._lock:
             # A thread of the parent may have held the future's lock when this child was forked.
@@ -110,7 +109,7 @@ class SnapshotPreload:
         return PreloadReport(self.snapshot_id, manifests, done)
 
     def _any_is_elsewhere(self, view: SnapshotView) -> bool:
-        """Whether anything may have to be fetched; quick, and before any plan."""
+        """Whether anything may have to be fetched; a quick check before planning."""
         any_axes = self._options.arrays is not None  # coordinates have one
         return any(
             ref.copy is None
@@ -132,18 +131,18 @@ class SnapshotPreload:
         return plan
 
     def _go_on(self) -> None:
-        """Have a lane run once more; when no call is taken any more, all ends."""
+        """Schedule the lane's next call; if the runtime takes no more calls, end."""
         try:
             self._runtime.background(self._run)
-        except RuntimeError:  # that is what executors say when the interpreter exits
+        except RuntimeError:  # raised by executors when the interpreter exits
             self.cancel()
             self._leave()
 
     def _run(self) -> None:
-        """Fetch one object, and see to it that the next is."""
+        """Fetch one object, and schedule the next fetch."""
         try:
             due = self._next()
-        except ManifestsError:  # the snapshot is damaged, which whoever reads it is told
+        except ManifestsError:  # the snapshot is damaged; a read will raise that
             _LOG.debug("nothing of %s is preloaded", self.snapshot_id, exc_info=True)
             due = None
         if due is None:
@@ -186,7 +185,7 @@ class SnapshotPreload:
 
 
 def _refs_of(view: SnapshotView) -> Iterator[tuple[BlobRef, Sequence[Part]]]:
-    """All objects with chunk tables, and these."""
+    """All objects with chunk tables, and their tables."""
     for ref in view.manifests:
         yield ref.blob, ref.parts
     for entry in view.snapshot.deltas:
@@ -202,7 +201,7 @@ def _kind(ref: BlobRef) -> type[Delta] | type[Manifest]:
 
 def _plan(objects: ObjectReader, options: Preload, view: SnapshotView) -> PreloadPlan:
     known = {part.node_id for ref in view.manifests for part in ref.parts} | view.touched()
-    # Of thousands of arrays few are coordinates, and more is found out of these only.
+    # Of thousands of arrays few are coordinates, and only these are examined further.
     nodes = {
         node.node_id: node
         for node in view.nodes.values()
@@ -216,7 +215,7 @@ def _plan(objects: ObjectReader, options: Preload, view: SnapshotView) -> Preloa
 
 
 def _without_digests(view: SnapshotView) -> list[DeltaEntry]:
-    """The live entries without the chunk tables that a digest of theirs stands in for."""
+    """The live entries without the chunk tables that a digest replaces."""
     covered = [range(of.first, of.stop) for of in view.snapshot.digests]
     entries = []
     for position, entry in enumerate(view.snapshot.deltas):
@@ -244,7 +243,7 @@ class RefsPreload:
     """
 
     def __init__(self, context: ReadContext, root: Root) -> None:
-        # The pool's other threads are for those who wait.
+        # The pool's other threads are left for reads.
         self._runtime = replace(context.runtime, parallel=one_by_one)
         self._context, self._root = context, root
         options = context.config.chunk_manifests.preload
@@ -255,7 +254,7 @@ class RefsPreload:
         self._cancelled = False
 
     def start(self) -> bool:
-        """Begin; whether there is anything to cancel."""
+        """Start; return whether there is anything to cancel."""
         if not self._due or self._cancelled or self._pid != os.getpid():
             return False
         try:

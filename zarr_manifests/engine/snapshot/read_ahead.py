@@ -1,20 +1,18 @@
-"""Refs of chunks that are going to be asked for, where chunks are read one after another.
+"""Refs of the chunks that are likely to be read next, when chunks are read in order.
 
-A lookup takes longer than a read of a few KB that is at hand, and most of all where threads share
-the chunks of an array among them, since each touches many objects that the other has touched. So
-once some chunks of an array were asked for in C order, the refs of the next ones are made in one
-vectorised step, by key.
+A lookup takes longer than a read of a few KB from the page cache, especially if threads share the
+chunks of an array, since they contend for the same objects. So once some chunks of an array were
+read in C order, the refs of the next ones are made by key in one vectorized step.
 
 Invariants:
 
-- Only for readers: of what a view says nothing changes. What is kept belongs to one view, and is
-  what a lookup in it would find.
+- Only for readers, since a view never changes. Refs are kept for one view, and equal the results of
+  its lookups.
 - Nothing is fetched or decoded for it.
-- In vain are at most as many refs as were asked for before: windows double while they are used up.
-- At most two windows of `MOST` refs are kept; the older one for threads that lag behind.
+- At most as many refs are made in vain as were used before: windows double while they are used up.
+- At most two windows of `MOST` refs are kept; the older one is for threads that lag behind.
 
-Thread-safe without a lock: what is kept is replaced as a whole, and a window more or less changes
-no answer.
+Thread-safe without a lock: state is replaced as a whole, and losing a window changes no result.
 """
 
 from __future__ import annotations
@@ -30,15 +28,15 @@ __all__ = ["MOST", "RefsAhead"]
 
 MOST: Final = 256
 _BEGINS: Final = 4
-"""So many have to follow one another first."""
+"""Number of chunks that have to be read in order first."""
 _RESTS: Final = 60
-"""So many more where it was in vain: what is at hand may be in parts, or have nothing to tell."""
+"""Number of further chunks after a window was useless, or could not be made."""
 _NEAR: Final = 8
-"""Threads that share chunks among them ask for them in nearly their order."""
+"""Threads that share the chunks of an array read them in nearly their order."""
 
 
 class _Run(NamedTuple):
-    """Chunks that were asked for one after another: the node, how many, and the next one."""
+    """Chunks that were read in order: the node, how many, and the next one."""
 
     node_id: bytes
     length: int
@@ -54,12 +52,12 @@ class RefsAhead:
         self._run = _Run(b"", 0, 0)
 
     def find(self, view: SnapshotView, key: str) -> NativeRef | VirtualRef | None:
-        """What is at the key in that view, if it is known already."""
+        """The ref of the key in that view, if it is known already."""
         of, refs = self._kept
         return refs.get(key) if of is view else None
 
     def note(self, view: SnapshotView, node: Node, coords: Coords) -> None:
-        """Note that this chunk of the view was asked for, is there, and was not known."""
+        """Note that this chunk of the view was looked up, exists, and was not known."""
         meta, run = node.array, self._run
         if meta is None:
             return

@@ -1,11 +1,12 @@
-"""The chunk tables that a snapshot names: which there are of a node, and how they get into memory.
+"""The chunk tables that a snapshot refers to: finding, fetching and merging those of a node.
 
-What the read list and the base name of a node are its *sources* and its *leaves*. They are fetched
-in one parallel round; what live deltas say is then merged, as *overlays* by what they come after.
+A node's tables are in its *sources* (in the read list) and its *leaves* (in the base). They are
+fetched in one parallel round. Live deltas are then merged into *overlays*, by the sequence that
+they follow.
 
-Invariants: what is fetched is compared with what the snapshot says it is, once, before anything of
-it is used; decoded and merged tables are kept in the cache of the objects, for as long as there is
-room, and are the same for all views of the snapshot.
+Invariants: a fetched object is compared once with what the snapshot says about it, before it is
+used; decoded and merged tables are kept in the objects' cache while there is room, and are the same
+for all views of the snapshot.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class SnapshotTables:
 
     @property
     def index(self) -> BaseIndex:
-        """The base's leaves, to search in; made when first asked for, and once for each base."""
+        """An index of the base's leaves; made on first use, and once for each base."""
         found = self._index
         if found is None:
             found = self.of_base(BaseIndex, self._make_index)
@@ -85,9 +86,9 @@ class SnapshotTables:
             raise CorruptObjectError(f"snapshot {self.snapshot_id}: {error}") from error
 
     def of_base[T](self, kind: type[T], make: Callable[[], T]) -> T:
-        """What follows from the base alone: made once for all snapshots that read it.
+        """A value that depends on the base alone, shared by all snapshots with that base.
 
-        As long as there is room; nobody may change it.
+        It is kept while there is room, and must not be changed.
         """
         base = self.snapshot.base
         found = None if base is None else self._objects.recall(base, kind)
@@ -98,7 +99,7 @@ class SnapshotTables:
         return found
 
     def _leaf(self, node_id: bytes, leaf: PlacedLeaf, loaded: Mapping[str, Any]) -> ChunkTable:
-        """The leaf's table; `loaded` has what manifests are at hand."""
+        """The leaf's table; `loaded` has the manifests that were loaded."""
         ref = leaf.manifest
         tables = self._objects.tables(ref.blob, node_id, loaded.get(ref.blob.key))
         if (ref.blob.key, node_id, _BASE) not in self._checked:
@@ -131,9 +132,9 @@ class SnapshotTables:
     def _fetch(
         self, node_id: bytes, afters: Set[int], leaves: Sequence[PlacedLeaf] = ()
     ) -> tuple[dict[int, Overlay], dict[str, Any]]:
-        """Overlays by what they come after, and the objects loaded, by key; in one round.
+        """Fetch in one round; return overlays by the sequence they follow, and objects by key.
 
-        Among the objects are the manifests of `leaves`, but those whose tables are in memory.
+        The objects include the manifests of `leaves`, except those with tables in memory.
         """
         known = {after: self._known_overlay(node_id, after) for after in afters}
         overlays = {after: overlay for after, overlay in known.items() if overlay is not None}
@@ -172,9 +173,9 @@ class SnapshotTables:
         leaves: Sequence[PlacedLeaf] = (),
         coords: IndexArray | None = None,
     ) -> tuple[dict[int, Overlay], dict[str, Any]]:
-        """As `_fetch`, of no more than these sources, and of these chunks if any are given.
+        """Like `_fetch`, but only of these sources, and only of these chunks if any are given.
 
-        Unless all is at hand, which then is as well brought together for good.
+        If everything is in memory, everything is merged and kept instead.
         """
         live = self._sources(node_id)
         known = all(self._known_overlay(node_id, after) is not None for after in afters)
@@ -190,7 +191,7 @@ class SnapshotTables:
     def _load(
         self, sources: Sequence[TableSource], leaves: Sequence[tuple[BlobRef, Any]]
     ) -> dict[str, Any]:
-        """The objects by key; what has to be fetched is, in one round."""
+        """The objects by key; missing ones are fetched in one round."""
         due = [(s.blob, s.kind) for s in sources if not self._is_open(s)]
         return self._objects.load_all([*due, *leaves])
 
@@ -198,7 +199,7 @@ class SnapshotTables:
         return self._is_open(source) or self._objects.has(source.blob, source.kind)
 
     def _is_open(self, source: TableSource) -> bool:
-        """Whether it came with the snapshot and lives as long as this view."""
+        """Whether it was fetched with the snapshot and lives as long as this view."""
         return type(self.opening.get(source.position)) is source.kind
 
     def _layers(
@@ -226,9 +227,9 @@ class SnapshotTables:
         *,
         keep: bool = True,
     ) -> ChunkTable:
-        """The table of that number that the source has for the node.
+        """The source's table of the node with that number.
 
-        It stays in memory if it is to be kept, which what is about to be merged for good need not.
+        It stays in memory only if `keep` is set; a table that is about to be merged need not.
         """
         find = partial(self._part, node_id, source, number, loaded)
         if (source.blob.key, node_id, source.position) not in self._checked:
@@ -241,7 +242,7 @@ class SnapshotTables:
     def _part(
         self, node_id: bytes, source: TableSource, number: int, loaded: Mapping[str, Any]
     ) -> tuple[Part, bytes]:
-        """The same, encoded; of an object that is among those loaded or opened."""
+        """The same, encoded; the object is among those loaded or opened."""
         found = self.opening[source.position] if self._is_open(source) else loaded[source.blob.key]
         checked = source.blob.key, node_id, source.position
         if isinstance(found, Delta | Digest):
@@ -260,7 +261,7 @@ class SnapshotTables:
         return parts[number]
 
     def _check(self, delta: Delta, position: int) -> None:
-        """Refuse a delta that is not as its entry says; once, and not for each node."""
+        """Refuse a delta that differs from its entry; checked once, not for each node."""
         entry = self.snapshot.deltas[position]
         checked = entry.log.key, _ANY_NODE, position
         if checked not in self._checked:
@@ -268,9 +269,9 @@ class SnapshotTables:
             self._checked.add(checked)
 
     def _digests_of(self, node_id: bytes) -> dict[int, Digest]:
-        """The digests that stand in place of their runs for the node, by where they begin.
+        """The digests that replace their runs for the node, by where they begin.
 
-        Each leaf has all of such a run already or nothing of it: a digest cannot tell its parts.
+        Only if each leaf has all of such a run or nothing of it: a digest cannot tell its parts.
         """
         merged = self.index.merged(node_id)
         found = {}
@@ -283,14 +284,14 @@ class SnapshotTables:
         return found
 
     def in_digest(self, node_id: bytes, position: int) -> bool:
-        """Whether what the entry at that position says of the node came with the snapshot."""
+        """Whether the node's part of the entry at that position came with the snapshot."""
         return any(
             first <= position < first + len(digest.truncated)
             for first, digest in self._digests_of(node_id).items()
         )
 
     def _sources(self, node_id: bytes) -> LiveSources:
-        """What the read list names of the node."""
+        """The node's sources in the read list."""
         found = self._live.get(node_id)
         if found is None:
             found = self._live.setdefault(node_id, self._find_sources(node_id))

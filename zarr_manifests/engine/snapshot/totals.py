@@ -1,13 +1,12 @@
-"""Totals: what a commit says of how much there is, and what a snapshot says of it to its readers.
+"""Totals: how a commit changes the number of chunks and bytes, and what a snapshot says about them.
 
-A commit fetches nothing for it. It counts what it sets, and what it replaces as far as that can be
-told for nothing: outside the boxes of all that is stored there is nothing; an array that is full
-has every chunk; and what lies in memory or came with the snapshot is looked up. For the rest it
-takes every chunk that is set for a new one, and none that is removed for one that was there; so
-its numbers are at most so much, and say so. A compaction that merges all there is of an array
-counts it anew.
+A commit fetches nothing for that. It counts the chunks it sets, and the chunks it replaces as far
+as known without a fetch: outside the boxes of everything stored there are none; an array that is
+full has every chunk; tables in memory or fetched with the snapshot are looked up. Otherwise it
+assumes that every chunk it sets is new, and that a chunk it removes did not exist. The numbers are
+then marked as upper bounds. A compaction that merges everything of an array counts it anew.
 
-Invariant: what is called exact is so for every reader of the snapshot, whatever was in memory.
+Invariant: a number marked exact is exact for every reader of the snapshot, whatever was in memory.
 """
 
 from __future__ import annotations
@@ -59,20 +58,20 @@ __all__ = [
 ]
 
 _LOOKED_THROUGH: Final = 16_384
-"""Rows of deltas that are brought together to look a few chunks up; more for more chunks."""
+"""Rows of deltas that are merged to look up a few chunks; more for more chunks."""
 _UNKNOWN: Final = -1
 _UNSURE: Final = Tally(chunks_exact=False, nbytes_exact=False)
-_NOT_TOLD: Final = (NotAtHandError, CorruptObjectError)  # whoever reads what is damaged is told
+_NOT_TOLD: Final = (NotAtHandError, CorruptObjectError)  # readers get the error of damage
 
 
 class _BaseTallies(dict[bytes, Tally]):
-    """What a base says of each node; there may be thousands, and each commit asks."""
+    """A base's tallies by node; kept, since there may be thousands and each commit needs them."""
 
 
 def tallies_of(view: SnapshotView, *, stop: int | None = None) -> dict[bytes, Tally]:
-    """What there is of each node, by what the base and the read list say; nothing is fetched.
+    """The tallies of all nodes, by the base and the read list; fetches nothing.
 
-    With `stop`, before the entry at that position of the read list.
+    With `stop`, only up to the entry at that position of the read list, exclusive.
     """
     entries, counts = view.snapshot.deltas[:stop], view.counts
     if counts is None:
@@ -82,7 +81,7 @@ def tallies_of(view: SnapshotView, *, stop: int | None = None) -> dict[bytes, Ta
 
 
 def changes_of(view: SnapshotView) -> dict[bytes, Tally]:
-    """How much more there is of each node than in the snapshot before; nothing is fetched."""
+    """How much each node's tally grows from the snapshot before; fetches nothing."""
     snapshot = view.snapshot
     if not snapshot.deltas or snapshot.deltas[-1].log.key != snapshot.log.key:
         return {}  # it has changed no data
@@ -131,7 +130,7 @@ def _laid_over(
 def ref_counts(
     view: SnapshotView, base: BaseIndex, pending: Mapping[bytes, int]
 ) -> tuple[dict[bytes, int], set[bytes]]:
-    """Chunks of each array and opaque entry, and of which of them these are only bounds.
+    """Chunks of each array and opaque entry, and the nodes for which they are only upper bounds.
 
     `pending` has the number of rows that live deltas have for a node.
     """
@@ -151,14 +150,14 @@ def ref_counts(
 def counts_of_base(
     view: SnapshotView, base: BaseIndex, settled: Set[bytes], stored: Mapping[LeafName, int]
 ) -> tuple[Count, ...] | None:
-    """The counts of a base that is made of the snapshot; None if they are not known.
+    """The counts of a new base of the snapshot; None if they are unknown.
 
     Parameters
     ----------
     settled : set of bytes
-        Nodes whose chunks are all in leaves, and all that is in these is theirs.
+        Nodes whose chunks are all in leaves, which have no other chunks.
     stored : mapping of LeafName to int
-        Bytes of the chunks of leaves, as far as known.
+        Bytes of the chunks of leaves, where known.
     """
     found = []
     tallies = tallies_of(view)
@@ -183,17 +182,17 @@ def _name(leaf: PlacedLeaf) -> LeafName:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Effect:
-    """What a commit does to how much there is.
+    """How a commit changes the numbers of chunks and bytes.
 
     Parameters
     ----------
     counts : tuple of Count
-        By how much it changes each node's chunks. It is so on any later snapshot, too, if the
-        commits between have not touched the same chunks, nor any node.
+        The change of each node's numbers. It also holds on any later snapshot, if the commits in
+        between have not touched the same chunks, nor any node.
     view : SnapshotView
-        What it was found out on.
+        The snapshot it was computed on.
     before : mapping of bytes to Tally
-        What there is of each node there.
+        The tally of each node on that snapshot.
     """
 
     counts: tuple[Count, ...]
@@ -201,7 +200,7 @@ class Effect:
     before: Mapping[bytes, Tally]
 
     def sums(self, parent: SnapshotView, entry: DeltaEntry, delta: Delta) -> dict[str, int]:
-        """All there is after the commit on `parent`, which has this entry with the counts."""
+        """The sums after the commit on `parent`; `entry` is the commit's, with the counts."""
         tallies = dict(self.before) if parent is self.view else tallies_of(parent)
         lay_over(tallies, entry)
         return sums_of(tallies, _nodes_after(parent, delta).values())
@@ -213,9 +212,9 @@ def effect_of(
     view: SnapshotView,
     fetch: Callable[[Rows], ChunkTable],
 ) -> Effect:
-    """What a commit with this delta does on top of the view.
+    """How a commit with this delta changes the numbers of the view.
 
-    `tables` are the delta's; `fetch` gives those that are not in memory.
+    `tables` are the delta's; `fetch` returns those that are not in memory.
     """
     tallies = tallies_of(view)
     counter = _Counter(view, tallies, fetch)
@@ -234,12 +233,12 @@ def sums_after(
     base: tuple[Sequence[Count] | None, Sequence[ManifestRef], int],
     entries: Sequence[DeltaEntry],
 ) -> dict[str, int]:
-    """All there is, by another base (counts, directory, sequence) and read list of the snapshot."""
+    """The sums for another base (counts, directory, sequence) and read list of the snapshot."""
     return sums_of(_tallies_over(view, *base, entries), view.nodes.values())
 
 
 class _Counter:
-    """Counts what one commit on top of a snapshot changes."""
+    """Computes what a commit on top of a snapshot changes."""
 
     def __init__(
         self,
@@ -260,9 +259,9 @@ class _Counter:
         tables: Mapping[bytes, Sequence[Rows]],
         nodes: Iterable[Node],
     ) -> tuple[Count, ...]:
-        """By how much the delta, whose chunk tables these are, changes each node's chunks.
+        """How the delta with these chunk tables changes each node's chunks.
 
-        `nodes` are all there are afterwards.
+        `nodes` are all nodes afterwards.
         """
         touched = dict.fromkeys((*tables, *delta.truncated))
         for node in delta.nodes:
@@ -301,20 +300,20 @@ class _Counter:
         return change.count(node_id, Counted.WHOLE if whole else Counted.EXACT)
 
     def _laid_over(self, node_id: bytes, cut: Coords | None, rows: _Rows, *, new: bool) -> Tally:
-        """How many more chunks there are by these rows; `new` says that there were none before."""
+        """How many chunks these rows add; `new` says that there were none before."""
         if new:
             return Tally(*rows.all_new())
         return rows.laid_over(*self._before(node_id, rows.coords, cut))
 
     def _cuts_all(self, node_id: bytes, cut: Coords) -> bool:
-        """Whether nothing that is stored lies inside the cut."""
+        """Whether everything stored is beyond the cut."""
         if 0 in cut:
             return True
         kept = Box((0,) * len(cut), cut)
         return not any(kept.overlaps(box) for box in self._all_boxes(node_id))
 
     def _lost(self, node_id: bytes, cut: Coords) -> Tally:
-        """What the truncation takes away, as a change."""
+        """What the truncation removes, as a change."""
         if self._lies_in(node_id, cut):
             return NOTHING
         rows = sum(count for _, count in self._boxes.get(node_id, ()))
@@ -332,7 +331,7 @@ class _Counter:
     def _before(
         self, node_id: bytes, coords: IndexArray, cut: Coords | None
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Of each chunk, whether it was there (0, 1, -1: not known) and how long it was (or -1)."""
+        """For each chunk, whether it existed (0, 1, -1: unknown) and its length (-1: unknown)."""
         there, lengths = np.zeros(len(coords), np.int64), np.zeros(len(coords), np.int64)
         if not len(coords):
             return there, lengths
@@ -350,7 +349,7 @@ class _Counter:
         if rows > _LOOKED_THROUGH + 4 * len(due):
             return there, lengths
         if not over and not self._at_hand.has_leaves(node_id, around):
-            return there, lengths  # what most overwrites come to, found out at once
+            return there, lengths  # the usual case of an overwrite
         try:
             table = self._at_hand.chunks_at(node_id, due)
         except _NOT_TOLD:
@@ -361,7 +360,7 @@ class _Counter:
     def _near(
         self, node_id: bytes, coords: IndexArray, over: Sequence[Box]
     ) -> npt.NDArray[np.bool_]:
-        """Which of the coordinates lie in a leaf's box, or in one of these of live deltas."""
+        """Which of the coordinates are in a leaf's box, or in one of these boxes of live deltas."""
         near = self._view.index.locate(node_id, coords) >= 0
         for box in over:
             rest = np.flatnonzero(~near)
@@ -369,7 +368,7 @@ class _Counter:
         return near
 
     def _is_full(self, node_id: bytes) -> bool:
-        """Whether the array has each of its chunks."""
+        """Whether the array has all of its chunks."""
         tally, meta = self._tallies.get(node_id, NOTHING), self._nodes[node_id].array
         grid = Box((), ()) if meta is None else meta.grid
         if not tally.chunks_exact or tally.chunks != grid.size:
@@ -377,12 +376,12 @@ class _Counter:
         return self._lies_in(node_id, grid.hi)  # else some that were counted may not be its own
 
     def _lies_in(self, node_id: bytes, shape: Coords) -> bool:
-        """Whether all that is stored lies below `shape`."""
+        """Whether everything stored is below `shape`."""
         boxes = self._all_boxes(node_id)
         return all(n <= at for box in boxes for n, at in zip(box.hi, shape, strict=True))
 
     def _all_boxes(self, node_id: bytes) -> list[Box]:
-        """Boxes that hold all that is stored of the node."""
+        """Boxes around everything stored of the node."""
         around = self._view.index.around(node_id)
         boxes = [box for box, _ in self._boxes.get(node_id, ())]
         return boxes if around is None else [*boxes, around]
@@ -393,7 +392,7 @@ def _joined(arrays: Sequence[IndexArray]) -> IndexArray:
 
 
 class _Rows:
-    """Chunks of one node that a commit sets and unsets; no two are the same."""
+    """Chunks of one node that a commit sets and unsets, without duplicates."""
 
     def __init__(self, tables: Sequence[ChunkTable]) -> None:
         each = [table for table in tables if len(table)] or list(tables[:1])
@@ -402,11 +401,11 @@ class _Rows:
         self.length = _joined([table.length for table in each])
 
     def all_new(self) -> tuple[int, int]:
-        """Chunks and bytes, if there was nothing before."""
+        """Chunks and bytes if there was nothing before."""
         return int(self.set.sum()), int(self.length[self.set].sum())
 
     def laid_over(self, there: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> Tally:
-        """How many more chunks and bytes there are, by what was there, as `_before` says it."""
+        """How many chunks and bytes are added, given what `_before` returned."""
         known = there != _UNKNOWN
         old = int((there == 1).sum())
         chunks = int(self.set.sum()) - old
@@ -430,7 +429,7 @@ def _looked_up(
 
 
 def totals_of(view: SnapshotView) -> Totals:
-    """The chunks and bytes of every array, as the snapshot counts them; nothing is fetched."""
+    """Return the chunks and bytes of every array, as the snapshot counts them; fetches nothing."""
     totals, changes = tallies_of(view), changes_of(view)
     ids = {path: node.node_id for path, node in view.nodes.items()}
     alive = alive_tallies(totals, view.nodes.values())

@@ -1,15 +1,15 @@
-"""One snapshot, ready to be asked: which nodes there are, and where each chunk is.
+"""One snapshot, ready for queries: its nodes, and where each chunk is.
 
-A lookup consults what live deltas say, then the leaf whose box holds the coordinate. A leaf has all
-changes up to its merged-to sequence, so inside its box only what is newer is laid over it; likewise
-the base's nodes. What is fetched is fetched in one parallel round: for the first chunk of a node
-the deltas whose boxes hold it; for the second that needs one more, all that is left of the node.
-These are then brought together once, as the overlay, in which the further chunks are looked up. So
-one chunk costs what concerns it, and a scan two rounds, not one a delta. Many chunks at a time cost
-what concerns any of them.
+A lookup consults the live deltas, then the leaf whose box has the coordinate. A leaf has all
+changes up to its merged-to sequence, so only newer deltas apply inside its box; the same holds for
+the base's nodes. Everything needed is fetched in one parallel round. For the first chunk of a node
+these are the deltas whose boxes contain it. For the second chunk that needs another delta, it is
+everything left of the node, which is then merged once into the overlay that serves all further
+chunks. So one chunk costs only the tables that concern it, and a scan two rounds, not one per
+delta. A lookup of many chunks costs the tables that concern any of them.
 
-Invariant: a view never changes what it says; what it has fetched and merged is kept in the cache of
-its objects, for as long as there is room, and is the same for all views of the snapshot.
+Invariant: a view never changes. What it fetches and merges is kept in the objects' cache while
+there is room, and is the same for all views of the snapshot.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ __all__ = ["DIGESTS", "SnapshotView", "check_axes", "opening_kind"]
 DIGESTS: Final = "digests"
 """The first part of the keys of digests."""
 _ALONE_S: Final = 0.05
-"""For so long the cache is not told again that an overlay is in use."""
+"""Seconds before an overlay's cache entry is refreshed."""
 _now_s: Final = SYSTEM.monotonic_s
 
 
 @dataclass(frozen=True, slots=True)
 class _Nodes:
-    """Nodes by path and by id; nobody changes these."""
+    """Nodes by path and by id; never changed."""
 
     by_path: Mapping[str, Node]
     by_id: Mapping[bytes, Node]
@@ -83,26 +83,26 @@ class _Nodes:
 
 
 class SnapshotView(SnapshotTables):
-    """What a snapshot says. Thread-safe; made by `open`.
+    """One snapshot, ready for queries. Thread-safe; made by `open`.
 
     Attributes
     ----------
     ref : BlobRef
-        Where the snapshot is.
+        The pointer to the snapshot.
     snapshot : Snapshot
         The snapshot itself.
     nodes : mapping of str to Node
         All nodes by path.
     by_id : mapping of bytes to Node
-        The same by their ids.
+        All nodes by id.
     manifests : tuple of ManifestRef
         The base's leaf directory.
     base_sequence : int
-        The sequence up to which the base has all changes of nodes.
+        The sequence up to which the base has all node changes.
     counts : tuple of Count or None
-        What the base says of how many chunks there were then; None if it does not.
+        The base's chunk counts; None if it has none.
     opening : mapping of int to Delta or Digest
-        What opening needed besides the base, by position in the read list.
+        The objects that opening needed besides the base, by position in the read list.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class SnapshotView(SnapshotTables):
         super().__init__(objects, ref, snapshot, base.manifests, opening)
         self.base_sequence = base.sequence
         self.counts = base.counts if snapshot.base is not None else ()
-        # Where no delta has changed any, the nodes are those of all snapshots of this base.
+        # Without node changes in deltas, the nodes are shared by all snapshots of this base.
         known = self.of_base(_Nodes, lambda: _Nodes.of(base.nodes))
         ends = {entry.first: snapshot.deltas[entry.stop - 1].last for entry in snapshot.digests}
         nodes = None
@@ -134,8 +134,8 @@ class SnapshotView(SnapshotTables):
         if len(self.by_id) != len(self.nodes):
             raise CorruptObjectError(f"two nodes of snapshot {self.snapshot_id} have the same id")
         self._first: dict[bytes, Coords] = {}  # by node, until its overlay is made
-        # Overlays of nodes without a leaf, while the cache keeps them, and until when it is
-        # not asked for them; by node.
+        # Overlays of nodes without a leaf, by node, while the cache keeps them, and the time until
+        # which the cache entry is not refreshed.
         self._alone: dict[bytes, tuple[weakref.ref[Overlay], float]] = {}
         self._damaged: set[bytes] = set()  # nodes whose overlay could not be made
 
@@ -150,8 +150,8 @@ class SnapshotView(SnapshotTables):
     ) -> SnapshotView:
         """Open the snapshot at `ref`.
 
-        `base` is the base it is expected to read, and `ahead` what else, if known: all of it is
-        fetched in one round.
+        `base` is the base it is expected to read, and `ahead` other objects, if known: everything
+        is fetched in one round.
         """
         first: list[Any] = [(ref, Snapshot)]
         first += [(base, Base)] if base is not None else []
@@ -175,7 +175,7 @@ class SnapshotView(SnapshotTables):
         return view
 
     def at_hand(self) -> SnapshotView:
-        """The same view, but what would have to be fetched raises `NotAtHandError`."""
+        """The same view, but a fetch raises `NotAtHandError` instead."""
         view = copy.copy(self)
         view._objects = AtHand(self._objects)
         return view
@@ -183,7 +183,7 @@ class SnapshotView(SnapshotTables):
     def lookup(self, node_id: bytes, coords: Coords) -> ChunkRef | None:
         """Where the chunk is; None if it is absent."""
         alone = self._alone.get(node_id)
-        if alone is not None:  # as nearly always where many chunks are read
+        if alone is not None:  # the usual case when many chunks are read
             overlay, until_s = alone[0](), alone[1]
             if overlay is not None and overlay.table is not None and _now_s() < until_s:
                 ref = overlay.table.get(coords)
@@ -197,7 +197,7 @@ class SnapshotView(SnapshotTables):
             reach = self._sources(node_id).reach(coords, after)
             if self._by_itself(node_id, coords, reach):
                 return self._reached(node_id, coords, reach, due)
-            try:  # in one round with the leaf, which is most likely needed as well
+            try:  # in one round with the leaf, which is probably needed as well
                 overlays, loaded = self._fetch(node_id, {after}, due)
             except CorruptObjectError:
                 self._damaged.add(node_id)
@@ -219,9 +219,9 @@ class SnapshotView(SnapshotTables):
     def following(
         self, node_id: bytes, coords: Coords, most: int, grid: Box
     ) -> list[tuple[Coords, NativeRef | VirtualRef]]:
-        """Where the next chunks of the grid after this one are, in C order.
+        """The refs of the next chunks of the grid after this one, in C order.
 
-        As far as one table in memory says. Those that are not there, or lie inline, are left out.
+        As far as one table in memory has them. Absent and inline chunks are left out.
         """
         due = self._leaf_at(node_id, coords)
         overlay = self._known_overlay(node_id, due[0].merged if due else 0)
@@ -240,7 +240,7 @@ class SnapshotView(SnapshotTables):
         return table.refs_between(row + 1, row + 1 + most)
 
     def knows(self, node_id: bytes, coords: Coords) -> bool:
-        """Whether `lookup` of the chunk finds all in memory and decoded."""
+        """Whether `lookup` of the chunk finds everything in memory and decoded."""
         if self._index is None or node_id not in self._live:
             return False
         due = self._leaf_at(node_id, coords)
@@ -249,11 +249,11 @@ class SnapshotView(SnapshotTables):
         return all(self._objects.has_tables(leaf.manifest.blob, node_id) for leaf in due)
 
     def _by_itself(self, node_id: bytes, coords: Coords, reach: Reach) -> bool:
-        """Whether to look the chunk up in what holds it, and leave the rest of the node.
+        """Whether to look the chunk up in the tables that contain it, without the rest of the node.
 
-        Not if another has been looked up that way and this one needs more than is at hand; nor if
-        all is at hand, which then is as well brought together for good. (If that cannot be done
-        since some of it is damaged, chunks that do not need this are still looked up.)
+        Not if another chunk was looked up that way and this one needs more tables; nor if all
+        tables are in memory, since they are then merged and kept. (If that fails because some are
+        damaged, chunks that do not need these are still looked up.)
         """
         if node_id in self._damaged:
             return True
@@ -268,7 +268,7 @@ class SnapshotView(SnapshotTables):
     def _reached(
         self, node_id: bytes, coords: Coords, reach: Reach, leaves: Sequence[PlacedLeaf]
     ) -> ChunkRef | None:
-        """Where the chunk is, from what holds it; fetched in one round."""
+        """Look the chunk up in the tables that contain it, fetched in one round."""
         due = leaves if reach.base else ()
         loaded = self._load(reach.sources, self._due_leaves(node_id, due))
         for place in reach.places:
@@ -309,9 +309,9 @@ class SnapshotView(SnapshotTables):
             raise CorruptObjectError(f"a chunk table of {found} axes for a node of {ndim}")
 
     def overlay(self, node_id: bytes, after: int = 0, region: Box | None = None) -> Overlay:
-        """What live deltas of a sequence beyond `after` say about the node.
+        """The node's overlay of live deltas newer than `after`.
 
-        Given a region, rows elsewhere may be missing.
+        With a region, rows outside it may be missing.
         """
         found = self._known_overlay(node_id, after)
         if found is not None:
@@ -325,7 +325,7 @@ class SnapshotView(SnapshotTables):
         return self._fetch_some(node_id, {after}, sources)[0][after]
 
     def layers(self, node_id: bytes) -> Sequence[tuple[int, Layer]]:
-        """What each live delta says of the node's chunks, oldest first, with its sequence."""
+        """The layers of the node's live deltas, oldest first, with their sequences."""
         name = self._name("layers", node_id)
         found: Sequence[tuple[int, Layer]] | None = self._objects.cache.find(name)
         if found is None:
@@ -336,18 +336,18 @@ class SnapshotView(SnapshotTables):
         return found
 
     def has_leaves(self, node_id: bytes, box: Box) -> bool:
-        """Whether the node's leaves that share a chunk with the box need not be fetched."""
+        """Whether the node's leaves that overlap the box need no fetch."""
         due = self._due_leaves(node_id, self.index.placed_in(node_id, box))
         return all(self._objects.has(blob, kind) for blob, kind in due)
 
     def leaves(self, node_id: bytes, wanted: Callable[[Box], bool]) -> list[ChunkTable]:
-        """The node's tables in the base, of the boxes that are wanted; nothing is laid over."""
+        """The node's tables in the base whose boxes are wanted, without overlays."""
         due = [leaf for leaf in self.index.placed(node_id) if wanted(leaf.part.box)]
         loaded = self._objects.load_all(self._due_leaves(node_id, due))
         return [self._leaf(node_id, leaf, loaded) for leaf in due]
 
     def chunks(self, node_id: bytes) -> ChunkTable | None:
-        """All chunks of the node that are there; None if there is none."""
+        """All chunks of the node that exist; None if there are none."""
         due = self.index.placed(node_id)
         overlays, loaded = self._fetch(node_id, {0, *(leaf.merged for leaf in due)}, due)
         tables = [self._leaf(node_id, leaf, loaded) for leaf in due]
@@ -360,9 +360,9 @@ class SnapshotView(SnapshotTables):
         return fold_leaves(leaves, overlays[0])
 
     def chunks_at(self, node_id: bytes, coords: IndexArray) -> ChunkTable | None:
-        """Of these chunks of the node (int64[n, ndim], n >= 1) those that are there.
+        """Those of these chunks of the node (int64[n, ndim], n >= 1) that exist.
 
-        Leaves that hold none of them are not read.
+        Leaves without any of them are not read.
         """
         self._check_leaves(node_id, coords.shape[1])
         due = [
@@ -381,15 +381,15 @@ class SnapshotView(SnapshotTables):
         return fold_leaves(leaves, over[0])
 
     def chunks_in(self, node_id: bytes, box: Box) -> ChunkTable | None:
-        """Of the node's chunks in the box those that are there.
+        """The node's chunks in the box that exist.
 
-        Leaves and deltas that hold none of them are not read.
+        Leaves and deltas without chunks in the box are not read.
         """
         self._check_leaves(node_id, box.ndim)
         due = self.index.placed_in(node_id, box)
         afters = {leaf.merged for leaf in due}
         if sum(leaf.part.box.shared_size(box) for leaf in due) < box.size:
-            afters.add(0)  # some of it lies in no leaf
+            afters.add(0)  # part of the box is in no leaf
         since = min(afters, default=0)
         sources = self._sources(node_id).where(
             lambda last, of: last > since and of.overlaps(box), box.ndim
@@ -406,11 +406,11 @@ class SnapshotView(SnapshotTables):
         return fold_leaves(leaves, over.get(0, Overlay(None, None)))
 
     def truncations(self, position: int) -> Mapping[bytes, Coords]:
-        """What the entry at that position of the read list cuts off, by node id."""
+        """The truncations of the entry at that position of the read list, by node id."""
         return self._cuts.get(position, {})
 
     def touched(self) -> set[bytes]:
-        """Ids of all nodes that live deltas have chunk tables or truncations for."""
+        """Ids of all nodes with chunk tables or truncations in live deltas."""
         ids: set[bytes] = set()
         for entry in self.snapshot.deltas:
             ids.update(part.node_id for part in entry.embedded)
@@ -419,5 +419,5 @@ class SnapshotView(SnapshotTables):
 
 
 def opening_kind(ref: BlobRef) -> type[Delta | Digest]:
-    """What lies at one of the places that opening a snapshot needs."""
+    """The type of an object that opening a snapshot needs."""
     return Digest if ref.key.startswith(DIGESTS) else Delta
