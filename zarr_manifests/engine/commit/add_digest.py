@@ -1,4 +1,4 @@
-"""Putting a digest of its newest entries into a snapshot that is about to be written."""
+"""Adding a digest of its newest entries to a snapshot before it is written."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def with_digest(
     base_sequence: int,
     keys: SessionKeys,
 ) -> tuple[Snapshot, Upload]:
-    """The snapshot with one more digest, and the digest.
+    """Return the snapshot with one more digest, and the digest to upload.
 
-    `nodes` are all that it has, and `base_sequence` says what its base's node table holds.
+    `nodes` are all its nodes, and `base_sequence` is the sequence of its base's node table.
     """
     places = snapshot.opening()
     start = places[digest_from([ref.length for _, ref in places])][0]

@@ -1,7 +1,7 @@
-"""What a commit says of itself: message and metadata, its kind, and what it wrote.
+"""What a commit says about itself: message, metadata, kind, and counts.
 
-All of it is for who reads the history. What can be stored is checked before anything is written;
-how a commit lands depends on none of it.
+This is for readers of the history and does not affect how a commit lands. It is validated before
+anything is written.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["checked_message", "checked_metadata", "kind_of", "totals_of"]
 
 
 def checked_message(message: object) -> str:
-    """The message, if a commit can have it."""
+    """Return the message if it is valid."""
     if not isinstance(message, str) or not message.strip():
         raise InvalidArgumentError("a commit needs a message: say in a line what it does")
     try:
@@ -37,7 +37,7 @@ def checked_message(message: object) -> str:
 
 
 def checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The metadata as it will be read, if a commit can have it."""
+    """Return the metadata as it will be read, if it is valid."""
     if not isinstance(metadata, Mapping | None):
         raise InvalidArgumentError(
             f"commit metadata is a map of names to values, not a {type(metadata).__name__}"
@@ -55,12 +55,12 @@ def checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _plain(value: object) -> object:
-    """A number of numpy as that number; a point in time as text in ISO 8601."""
+    """Convert numpy numbers to Python's, and points in time to ISO 8601 text."""
     match value:
         case np.bool():
             return bool(value)
         case np.timedelta64():
-            pass  # an integer to numpy, and a unit without which that means nothing
+            pass  # numpy counts it as an integer, and the number is meaningless without its unit
         case np.integer():
             return int(value)
         case np.floating():
@@ -71,7 +71,7 @@ def _plain(value: object) -> object:
 
 
 def totals_of(tables: Mapping[bytes, Sequence[Rows]], chunk_objects: int) -> dict[str, int]:
-    """The counts that a snapshot carries of its own commit, whose chunk tables these are."""
+    """The counts of its own commit that a snapshot stores, given its chunk tables."""
     each = [rows for parts in tables.values() for rows in parts]
     unset = sum(map(_unset, each))
     return {
@@ -100,10 +100,10 @@ def kind_of(
     changes: ChangeSet,
     tables: Mapping[bytes, Sequence[Rows]],
 ) -> CommitKind:
-    """The commit's label: deletions first, then whether written chunks lie beyond the old grid."""
+    """The commit's label: deletions first, then whether written chunks are beyond the old grid."""
     each = [(node, rows) for node, parts in tables.items() for rows in parts]
     unset = any(_unset(rows) for _, rows in each)
-    # Where the chunks of an array were moved, all that was there is cut off, and has new rows.
+    # Moving an array's chunks truncates it completely and adds new rows.
     cut = any(any(shape) or node not in tables for node, shape in changes.truncated.items())
     alive = {node.node_id for node in changes.nodes.values() if node is not None}  # or moved
     gone = {view.nodes[path].node_id for path, node in changes.nodes.items() if node is None}
@@ -119,10 +119,10 @@ def kind_of(
 
 
 def _beyond(context: ReadContext, before: Node | None, rows: Rows) -> bool:
-    """Whether all rows are what an append writes.
+    """Whether all rows could come from an append.
 
-    They are if they lie outside the array's grid as it was or in its partial edge, or belong to
-    a coordinate, which an append writes anew.
+    They could if they are outside the array's previous grid or in its partial edge, or belong to a
+    coordinate, which an append rewrites.
     """
     if before is None or before.array is None:
         return before is None

@@ -69,9 +69,9 @@ from zarr_manifests.runtime import one_by_one
 __all__ = ["Committed", "commit", "root_with"]
 
 _QUICK_BYTES: Final = 1 << 20
-"""Up to here chunks are written while others wait for their turn."""
+"""Up to this many bytes, chunks are written during the writer's turn."""
 _SYNCED_ABREAST: Final = 8
-"""A disk takes many at once; beyond this it gets no faster."""
+"""A disk takes many calls at once; more than this do not make it faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +85,10 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A commit, encoded; independent of the tip it lands on but for the snapshot's place.
+    """An encoded commit; only the snapshot's place depends on the tip it lands on.
 
-    Its `effect` is known if it has been found out on what it was made on, and what came after that
-    is apart from it.
+    Its `effect` is known if it was computed on the snapshot it was made on, and all later commits
+    are disjoint from it.
     """
 
     delta: Delta
@@ -102,22 +102,22 @@ class _Prepared:
 
 
 def commit(workspace: Workspace, branch: str, request: CommitRequest) -> Committed:
-    """The commit of the workspace's changes, on the branch; the packs they refer to are written.
+    """Commit the workspace's changes to the branch, and write the packs they refer to.
 
-    The workspace is closed if it cannot be told whether the commit took effect.
+    The workspace is closed if the outcome is unknown.
 
     Raises
     ------
     SnapshotExpiredError
-        If `request.source` is in history no more; nothing was committed.
+        If `request.source` is no longer in history; nothing was committed.
     ConflictError
-        If the branch has moved and the changes cannot be rebased, or the head that is amended is
-        the head no more; nothing was committed.
+        If the branch has moved and the changes cannot be rebased, or the head to amend is no
+        longer the head; nothing was committed.
     FencedError
         If the session began before the repository's fence and holds no lease, or another writer
         has claimed the branch since.
     CommitOutcomeUnknownError
-        If it cannot be found out whether the swap took effect.
+        If it cannot be determined whether the swap took effect.
     """
     context, amends = workspace.context, request.amends
     view, amended = workspace.view, None
@@ -154,7 +154,7 @@ def _landed(
     changes: ChangeSet,
     packs: Sequence[Pack],
 ) -> Committed:
-    """Commit the changes, made on top of `view`, which hold no staged chunks."""
+    """Commit the changes, made on top of `view`, without staged chunks among them."""
     context, keys = workspace.context, workspace.keys
     assert keys is not None
     prepared = _prepare(context, view, changes, keys, request.message, request.metadata, len(packs))
@@ -175,7 +175,7 @@ def _landed(
 
 @dataclass(slots=True)
 class _Landing:
-    """A commit that is encoded, on its way to its branch."""
+    """An encoded commit on its way to its branch."""
 
     workspace: Workspace
     keys: SessionKeys
@@ -185,7 +185,7 @@ class _Landing:
     changes: ChangeSet
     prepared: _Prepared
     pending: list[Callable[[], object]]
-    """What is still to be uploaded or synced, whatever the commit lands on."""
+    """What still has to be uploaded or synced, whatever tip the commit lands on."""
 
     @property
     def context(self) -> Context:
@@ -193,13 +193,13 @@ class _Landing:
         return self.workspace.context
 
     def land(self, *, in_turn: bool) -> Committed:
-        """Place it on the tip and swap the root, as often as others come first."""
+        """Place it on the tip and swap the root; repeat if others come first."""
         context, branch, request = self.context, self.branch, self.request
         at, parent, placed = context.roots.latest, self.view, self.prepared
         due = request.amends or self.view
         seen = context.roots.with_branch(at.root, branch).branches.get(branch)
         if in_turn or seen is None or seen.head.key != due.ref.key:
-            # A branch that has moved may have moved again; and in one's turn it stays as it is.
+            # A branch that has moved may move again; during our turn it cannot.
             at = context.roots.read()
         attempts = request.attempts or context.config.commit_attempts
         for attempt in range(attempts):
@@ -231,7 +231,7 @@ class _Landing:
         )
 
     def _moved(self, tip: Branch) -> tuple[SnapshotView, _Prepared]:
-        """The tip, opened, and the commit as it is on top of it."""
+        """The opened tip, and the commit as it is on top of it."""
         context, keys, request = self.context, self.keys, self.request
         if request.check_tip is not None:
             request.check_tip(context.open_branch(tip))
@@ -245,17 +245,17 @@ class _Landing:
         return parent, _relocated(context, parent, changes, self.prepared, keys)
 
     def upload_ahead(self, *, abreast: bool = True) -> None:
-        """Upload what is the same on any tip, where writers take turns, and not in one's own.
+        """Upload, before the writer's turn, what does not depend on the tip, if there are turns.
 
-        Not `abreast` while one waits anyway: more threads would only be in the way of others.
+        Without `abreast` one by one: while waiting, more threads would only slow others down.
         """
         if self.context.storage.capabilities.turns:
             self._upload(self.prepared.uploads, abreast=abreast)
 
     def look_ahead(self) -> None:
-        """Read what has come first by now, so that little is left to be read in one's own turn."""
+        """Read what has come first so far, so that little is left to read during the turn."""
         context = self.context
-        with suppress(ManifestsError):  # in one's turn it is told, or nobody's concern any more
+        with suppress(ManifestsError):  # if it still matters, it is raised during the turn
             root = context.roots.with_branch(context.roots.read().root, self.branch)
             if self.branch in root.branches:
                 context.open_branch(root.branches[self.branch])
@@ -266,7 +266,7 @@ class _Landing:
         *besides: Callable[[], object],
         abreast: bool = True,
     ) -> None:
-        """What is not there yet, in one round."""
+        """Upload what is missing, in one round."""
         context, keys = self.context, self.keys
         due = [upload for upload in uploads if not keys.has_written(upload.key)]
         calls = [*self.pending, *besides]
@@ -286,7 +286,7 @@ def _upload(
 ) -> None:
     """Make the calls of an upload round; all must succeed.
 
-    A collection may have deleted chunks of a session behind the fence: then that is the error.
+    If the session is behind the fence, its chunks may have been collected: that is then the error.
     """
     try:
         run = context.runtime.parallel if abreast else one_by_one
@@ -298,9 +298,9 @@ def _upload(
 
 
 def _due_syncs(changes: ChangeSet) -> list[list[str]]:
-    """The chunk objects that must be durable, in a few parts that are synced side by side.
+    """The chunk objects that must be durable, in a few parts to sync in parallel.
 
-    What was overwritten since need not be durable, or cannot.
+    Objects that were overwritten since are left out.
     """
     used = changes.chunk_objects()
     due = [key for key in changes.unsynced if key in used]
@@ -376,9 +376,9 @@ def _prepare(
 def _coordinates(
     view: SnapshotView, changed: Iterable[Node], among: Collection[bytes]
 ) -> frozenset[bytes]:
-    """Those of the ids that are coordinates' after these changes to the view.
+    """The ids that belong to coordinates after these changes to the view.
 
-    No other node is looked at: there may be thousands.
+    Other nodes are not examined, since there may be thousands.
     """
     now = {node.node_id: node for node in changed}
     found = (now.get(node_id) or view.by_id.get(node_id) for node_id in among)
@@ -386,12 +386,12 @@ def _coordinates(
 
 
 def _counted(context: ReadContext, view: SnapshotView, prepared: _Prepared) -> _Prepared:
-    """The commit with its effect: nobody is to wait for what can be found out before one's turn."""
+    """The commit with its effect, computed before the turn so that nobody waits for it."""
     fetch = partial(rows_of, context.objects)
     try:
         effect = effect_of(prepared.delta, prepared.tables, view, fetch)
     except (CorruptObjectError, MissingChunkError):
-        return prepared  # the base may have been collected; what the tip says counts then
+        return prepared  # the base may have been collected; it is then computed on the tip
     return replace(prepared, effect=effect)
 
 
@@ -404,7 +404,7 @@ def _place(
 ) -> tuple[BlobRef, Snapshot, list[Upload]]:
     """The commit's snapshot on top of `parent`, and what to upload: it and perhaps a digest.
 
-    It comes after or instead of `tip`.
+    It comes after `tip`, or replaces it.
     """
     known = {upload.key: upload.data for upload in prepared.uploads}
     held = {part.node_id for part in prepared.delta.embedded.directory()}
@@ -426,7 +426,7 @@ def _place(
         streams=tip.streams,
         digests=parent.snapshot.digests,
         sequence=sequence,
-        # Never before the tip, or `as_of` would find what was not there yet.
+        # Never before the tip's time, else `as_of` would find what did not exist yet.
         written_ms=max(prepared.snapshot.written_ms, tip.written_ms),
         sums=effect.sums(parent, entry, prepared.delta),
     ).with_delta_copies(known)
@@ -453,7 +453,7 @@ def root_with(
 ) -> Root:
     """The next root: the branch moved to the snapshot, and the operation logged.
 
-    `head` is the snapshot, encoded, and `base` its base, if it is a new one.
+    `head` is the encoded snapshot, and `base` its base if that is new.
     """
     entry = LogEntry(
         root.version + 1,
@@ -464,7 +464,7 @@ def root_with(
         snapshot.commit_id,
     )
     tip = root.branches[branch]
-    # A base that stays keeps the copy it has in the root.
+    # An unchanged base keeps its copy in the root.
     stays = tip.base and snapshot.base and tip.base.key == snapshot.base.key
     of = tip.base if stays else snapshot.base
     moved = replace(tip, head=head.ref, base=of, ahead=snapshot.ahead)
@@ -474,9 +474,9 @@ def root_with(
 
 
 def _moved_since(context: ReadContext, tip: Branch, branch: str, error: ManifestsError) -> RootAt:
-    """A root in which the branch has moved, so that what is missing may have been collected.
+    """A root in which the branch has moved, so that a missing object may have been collected.
 
-    Raises the error if it is none of that kind.
+    Raises the error if that does not explain it.
     """
     if not is_missing(error):
         raise error
@@ -489,13 +489,13 @@ def _moved_since(context: ReadContext, tip: Branch, branch: str, error: Manifest
 
 @contextmanager
 def _amending(workspace: Workspace, branch: str, head: SnapshotView) -> Iterator[None]:
-    """Read what is needed to amend a head; what others have done to it is told as that.
+    """Read what amending a head needs; if others have changed the head, say so in the error.
 
     Raises
     ------
     ConflictError
-        If something is missing, and the head is the branch's no more or what was before it has
-        expired.
+        If something is missing, and the head is no longer the branch's head or the snapshot before
+        it has expired.
     """
     try:
         yield
@@ -520,7 +520,7 @@ def _rebased(
     rebasing: Rebasing,
     keys: SessionKeys,
 ) -> tuple[SnapshotView, _Prepared]:
-    """The tip, opened, if the commit may be put on top of it; and the commit as it is there."""
+    """The opened tip if the commit may be put on top of it, and the commit as it is there."""
     mine = Mine.of(prepared.delta, prepared.tables, prepared.reads)
     moved = rebase_delta(
         context, view, tip, prepared.delta, mine, prepared.manifests, rebasing, keys

@@ -1,7 +1,7 @@
-"""Counts commits and compactions, and writes a line of the log about each.
+"""Counting commits and compactions, and logging each.
 
-The logger `zarr_manifests.operations` gets one line at INFO for each, with what it says as
-attributes of the record too. Nothing here can make an operation fail that has landed.
+The logger `zarr_manifests.operations` gets one INFO line for each, with its values as attributes of
+the record. Nothing here can make an operation fail that has landed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _LOG = logging.getLogger("zarr_manifests.operations")
 
 @dataclass(slots=True)
 class Landing:
-    """What an operation made: `head` is the new snapshot, None as long as there is none.
+    """The result of an operation: `head` is the new snapshot, None as long as there is none.
 
-    `facts` are further attributes of the log's record; units in their names.
+    `facts` are further attributes of the log record, with units in their names.
     """
 
     head: BlobRef | None = None
@@ -35,9 +35,9 @@ class Landing:
 
 @contextmanager
 def observed(context: ReadContext, operation: str, branch: str) -> Iterator[Landing]:
-    """Count the operation of the block and tell the log of it, if it says that it has landed.
+    """Count the operation in the block, and log it if it reports that it has landed.
 
-    A commit that is in conflict is counted, too.
+    A commit that fails with a conflict is counted too.
     """
     landing, start_s = Landing(), context.runtime.monotonic_s()
     try:

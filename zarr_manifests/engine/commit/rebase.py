@@ -1,9 +1,9 @@
-"""Moving what was changed on one snapshot onto the tip of a branch.
+"""Moving changes made on one snapshot onto the tip of a branch.
 
-The logs of the commits between are taken apart, together with one's own changes, and
-`planning.rebase` decides. Invariants: a base that is no ancestor of the tip, or a log that cannot
-be read, ends in an error; of what has been uploaded nothing is uploaded again: chunks stay where
-they are, a manifest is written anew only if rows of it were left to the others.
+The logs of the commits in between are split into components, like the session's own changes, and
+`planning.conflict.decide` decides. Invariants: a base that is no ancestor of the tip, or a log that
+cannot be read, is an error; uploaded chunks are never uploaded again, and a manifest is rewritten
+only if rows of it are dropped in favour of others.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ __all__ = ["Mine", "Moved", "Rebasing", "changes_between", "rebase_changes", "re
 
 @dataclass(frozen=True, slots=True)
 class Rebasing:
-    """What may become of changes when other commits came first.
+    """What to do with the changes if other commits came first.
 
     Parameters
     ----------
     allowed : bool
-        Whether they may be put on top of the others' at all.
+        Whether they may be put on top of the others at all.
     policy : {"fail", "ours", "theirs"} or callable
         Who wins where both sides may: "ours" is the session's change, "theirs" what others have
         committed.
@@ -56,18 +56,18 @@ class Rebasing:
 
 @dataclass(frozen=True, slots=True)
 class Mine:
-    """What is to be moved.
+    """The changes to move.
 
     Parameters
     ----------
     nodes : mapping of str to (Node or None)
         Nodes made or changed, by path; None where one was deleted.
     truncated : mapping of bytes to tuple of int
-        What was cut off, by node id.
+        Grid shapes of truncations, by node id.
     tables : mapping of bytes to sequence of ChunkTable or Spilled
         Chunks set and unset, by node id; no chunk is in two tables.
     reads : Reads
-        What was read meanwhile.
+        What was read in the meantime.
     """
 
     nodes: Mapping[str, Node | None]
@@ -77,7 +77,7 @@ class Mine:
 
     @classmethod
     def of(cls, delta: Delta, tables: Mapping[bytes, Sequence[Rows]], reads: Reads) -> Mine:
-        """What a delta with these chunks says."""
+        """The changes of a delta with these chunks."""
         nodes: dict[str, Node | None] = dict.fromkeys(delta.deleted)
         nodes |= {node.path: node for node in delta.nodes}
         return cls(nodes, delta.truncated, tables, reads)
@@ -85,18 +85,18 @@ class Mine:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A commit's delta, moved.
+    """A commit's delta, moved onto the tip.
 
     Parameters
     ----------
     on : SnapshotView
         The tip, opened.
     delta : Delta
-        As it is there; the same object where nothing in it has to change.
+        The delta for the tip; the same object if nothing in it changes.
     uploads : sequence of Upload
-        What else must be uploaded for it.
+        Other objects to upload for it.
     apart : bool
-        Whether those who came first are known to have touched none of its chunks, and no node.
+        Whether the others are known to have touched no node and none of its chunks.
     """
 
     on: SnapshotView
@@ -117,8 +117,8 @@ def rebase_delta(
 ) -> Moved:
     """Put a delta on top of the tip.
 
-    `mine` is what the delta says, and `written` are the manifests that it refers to, by key, but
-    for those that were spilled.
+    `mine` are the delta's changes, and `written` the manifests it refers to, by key, except spilled
+    ones.
 
     Raises
     ------
@@ -181,7 +181,7 @@ def _left(
 def rebase_changes(
     context: ReadContext, view: SnapshotView, tip: Branch, changes: ChangeSet, rebasing: Rebasing
 ) -> tuple[SnapshotView, ChangeSet]:
-    """The tip, opened, and changes that were made on `view` as they are there.
+    """The opened tip, and the changes made on `view` as they are there.
 
     Raises
     ------
@@ -251,7 +251,7 @@ def _onto(
 
 
 def _apart(context: ReadContext, view: SnapshotView, tip: Branch, mine: Mine) -> bool:
-    """Whether the tip's read list says all there is to know: no chunk lies near another's."""
+    """Whether the tip's read list shows that the commits in between are disjoint from mine."""
     if mine.nodes or mine.truncated:
         return False
     listed = listed_since(context, view, tip.head, tip.floor)
@@ -260,7 +260,7 @@ def _apart(context: ReadContext, view: SnapshotView, tip: Branch, mine: Mine) ->
 
 
 def _meets(rows: Rows, theirs: Changes) -> bool:
-    """Whether it matters to others' changes which chunks these are; of spilled ones it may not."""
+    """Whether it matters to others' changes which chunks these are; spilled ones may not matter."""
     if not isinstance(rows, Spilled):
         return True
     change = theirs.nodes.get(rows.node_id)
@@ -306,7 +306,7 @@ def _between(context: ReadContext, view: SnapshotView, tip: Branch) -> list[Delt
 def _theirs(
     context: ReadContext, view: SnapshotView, between: list[Delta], wanted: Container[bytes]
 ) -> Changes:
-    """What the commits between, newest first, have done; chunks only of the nodes wanted."""
+    """The changes of the commits in between, newest first; chunks only of the nodes wanted."""
     nodes = dict(view.nodes)
     theirs = Changes({})
     for delta in reversed(between):
@@ -321,7 +321,7 @@ def _theirs(
 
 
 def _as_one(tables: Mapping[bytes, Sequence[ChunkTable]]) -> dict[bytes, ChunkTable]:
-    """All chunks of each node in one table."""
+    """The chunks of each node in one table."""
     found = {}
     for node_id, each in tables.items():
         table = merge_layers([Layer(None, tuple(each))]).table

@@ -1,8 +1,8 @@
-"""Puts appends behind those of others.
+"""Relocating appends behind those of others.
 
-All changes but the appends are rebased as ever, and the appends are laid on top at their new
-places. Chunks that begin where the others' append ends only get new coordinates. Where the boundary
-lies within a chunk, values of both sides share it, and a `Rewrite` writes the session's anew.
+All changes except the appends are rebased as usual, and the appends are put on top at their new
+places. Chunks that start where the others' append ends only get new coordinates. If the boundary is
+within a chunk, both sides have values in it, and a `Rewrite` writes the session's values again.
 Invariant: every other chunk and document becomes what a rebase makes of it.
 """
 
@@ -31,20 +31,20 @@ from zarr_manifests.planning.tables.merge import rearranged, select
 __all__ = ["Relocating", "Rewrite", "relocate_changes"]
 
 type Rewrite = Callable[[Workspace, SnapshotView, ChangeSet, Sequence[Relocation]], ChangeSet]
-"""Writes a session's appended values anew: given its workspace, the tip, the changes on the tip
-without these values, and where they go."""
+"""Rewrites a session's appended values, given its workspace, the tip, the changes on the tip
+without these values, and their new place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Relocating:
-    """That appends along a dimension land behind those of others.
+    """Appends along a dimension are put behind those of others.
 
     Parameters
     ----------
     dim : str
-        The dimension, as arrays name it.
+        The name of the dimension.
     rewrite : Rewrite
-        Writes values anew where the boundary of the others' append lies within a chunk.
+        Rewrites values if the boundary of the others' append is within a chunk.
     """
 
     dim: str
@@ -58,9 +58,9 @@ def relocate_changes(
     relocating: Relocating | None,
     rebasing: Rebasing,
 ) -> tuple[SnapshotView, ChangeSet] | None:
-    """The tip, opened, and the workspace's changes as they are there, with its appends moved.
+    """The opened tip, and the workspace's changes as they are there, with its appends moved.
 
-    `changes` are the workspace's, without staged chunks. None if that is not asked for, or if no
+    `changes` are the workspace's, without staged chunks. None if relocation is not wanted, or if no
     array was made longer along the dimension by both sides.
 
     Raises
@@ -85,7 +85,7 @@ def _moved_whole(
     dim: str,
     rebasing: Rebasing,
 ) -> tuple[SnapshotView, ChangeSet, list[Relocation]] | None:
-    """The tip, the changes there with whole chunks moved, and what must be written anew.
+    """The tip, the changes there with whole chunks moved, and the appends to rewrite.
 
     None if no array was made longer along the dimension by both sides.
     """
@@ -119,7 +119,7 @@ def _tables(changes: ChangeSet) -> dict[bytes, ChunkTable]:
 
 
 def _take_append(rest: ChangeSet, move: Relocation, view: SnapshotView) -> list[Rows]:
-    """Take the append out of the changes; its chunks."""
+    """Take the append out of the changes; return its chunks."""
     before, node = view.nodes[move.path], rest.nodes.pop(move.path, None)
     if node is not None and before.array is not None:
         other = with_shape(node, before.array.shape)

@@ -1,9 +1,9 @@
-"""Doing what a commit did, or undoing it, on another snapshot, as changes of a session there.
+"""Repeating or reverting a commit on another snapshot, as changes of a session there.
 
-The commit's delta says which nodes and chunks are concerned; `planning.patch` says what becomes
-of each. Chunk refs are taken over as they are, so no chunk is read or written. Invariants: of a
-patch that conflicts nothing is applied; a node that is not on the other snapshot comes with its
-id, all its chunks, and a truncation of whatever older deltas hold under that id.
+The commit's delta says which nodes and chunks are concerned; `planning.conflict.patch` decides
+about each. Chunk refs are reused, so no chunk is read or written. Invariants: a patch with
+conflicts is not applied at all; a node that is missing on the other snapshot is added with its id,
+all its chunks, and a truncation of whatever older deltas have under that id.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ _LISTED_CHUNKS: Final = 20
 def to_revert(
     context: ReadContext, here: SnapshotView, branch: str, snapshot_id: str
 ) -> SnapshotView:
-    """The commit to undo, which must be in the history of the branch whose head is `here`.
+    """The commit to revert, which must be in the history of the branch whose head is `here`.
 
     Raises
     ------
     InvalidArgumentError
         If it is not.
     SnapshotExpiredError
-        If the snapshot before it is not in history any more.
+        If its parent is no longer in history.
     """
     ref = snapshot_ref(context, snapshot_id)
     floor = floor_below(context, context.roots.latest.root, here.ref)
@@ -77,7 +77,7 @@ def to_revert(
 
 
 def to_pick(context: ReadContext, snapshot_id: str) -> SnapshotView:
-    """The commit to do again, which must be in the history of some branch or tag.
+    """The commit to repeat, which must be in the history of a branch or tag.
 
     Raises
     ------
@@ -91,15 +91,15 @@ def to_pick(context: ReadContext, snapshot_id: str) -> SnapshotView:
 def patch(
     context: ReadContext, commit: SnapshotView, here: SnapshotView, *, undo: bool = False
 ) -> ChangeSet:
-    """What to change on `here` to do what the commit did, or to undo it.
+    """The changes to make on `here` to repeat or revert the commit.
 
     Raises
     ------
     ConflictError
-        If `here` is not as the commit found it, or left it, where it changed something.
+        If `here` differs from what the commit found, or left, where it changed something.
     """
     if commit.ref.key == here.ref.key:
-        commit = here  # with all that is known of it
+        commit = here  # reuses everything that is loaded
     assert commit.snapshot.parent is not None  # callers refuse the first snapshot
     parent = context.open_view(commit.snapshot.parent)
     delta = delta_of(context, commit.snapshot)
@@ -125,9 +125,9 @@ def patch(
 def _tell_groups_apart(
     context: ReadContext, nodes: dict[str, Node | None], here: SnapshotView
 ) -> None:
-    """Give a group that comes a new id where the one it has would be there twice.
+    """Give a new group a new id if its own id exists already.
 
-    Groups of the same documents count as one, so that what is here may have the id already.
+    Groups with the same documents count as one, so a group here may have that id.
     """
     ids = Counter(n.node_id for n in {**here.nodes, **nodes}.values() if n is not None)
     for path, node in nodes.items():
@@ -138,7 +138,7 @@ def _tell_groups_apart(
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """A snapshot whose chunks are asked for by node; of a node it does not have there are none.
+    """A snapshot's chunks by node; a node that it does not have has none.
 
     (Deltas keep the chunks of deleted nodes, so a view may still find them.)
     """
@@ -151,24 +151,24 @@ class _State:
         return cls(view, _by_id(view.nodes))
 
     def at(self, node_id: bytes, coords: IndexArray) -> ChunkTable | None:
-        """Those of these chunks that are there."""
+        """Those of these chunks that exist."""
         return self.view.chunks_at(node_id, coords) if node_id in self.nodes else None
 
     def coords(self, node_id: bytes) -> list[IndexArray]:
-        """All chunks of the node that are there: one array of coordinates, or none."""
+        """All existing chunks of the node: one array of coordinates, or none."""
         table = self.view.chunks(node_id) if node_id in self.nodes else None
         return [] if table is None else [table.coords()]
 
 
 @dataclass(frozen=True, slots=True)
 class _States:
-    """Before the commit (or after it, to undo it), after it, and where it is to be done."""
+    """The snapshots before and after the commit (swapped to revert it), and the one to change."""
 
     before: _State
     after: _State
     here: _State
     result: Mapping[bytes, Node]
-    """The nodes there will be here."""
+    """The nodes that will be here."""
 
 
 def _by_id(nodes: Mapping[str, Node]) -> dict[bytes, Node]:
@@ -176,7 +176,7 @@ def _by_id(nodes: Mapping[str, Node]) -> dict[bytes, Node]:
 
 
 def _touched(states: _States, footprint: Footprint, delta: Delta) -> dict[bytes, IndexArray]:
-    """Chunks that the commit has changed, or that the change of nodes here takes along."""
+    """Chunks that the commit has changed, and those that a change of nodes here affects."""
     before, after, here, result = states.before, states.after, states.here, states.result
     touched = {
         node_id: [table.coords() for table in tables]
@@ -189,7 +189,7 @@ def _touched(states: _States, footprint: Footprint, delta: Delta) -> dict[bytes,
         touched[node_id] = before.coords(node_id) + here.coords(node_id)
     for node_id in result.keys() - here.nodes.keys():
         touched[node_id] = after.coords(node_id)
-        if not _ndim(result[node_id]):  # nothing else tells that an older chunk is gone
+        if not _ndim(result[node_id]):  # nothing else shows that an older chunk is gone
             touched[node_id].append(np.zeros((1, 0), np.int64))
     for node_id in here.nodes.keys() & result.keys():
         now, then = here.nodes[node_id].array, result[node_id].array
@@ -200,13 +200,13 @@ def _touched(states: _States, footprint: Footprint, delta: Delta) -> dict[bytes,
 
 
 def _unique(found: Sequence[IndexArray], node_id: bytes, states: _States) -> IndexArray:
-    """All of these coordinates once, in C order."""
+    """All of these coordinates without duplicates, in C order."""
     known = [s.nodes[node_id] for s in (states.before, states.after) if node_id in s.nodes]
     ndim = _ndim(known[0]) if known else next((coords.shape[1] for coords in found), 0)
     if any(coords.shape[1] != ndim for coords in found):
         raise CorruptObjectError(f"a commit has chunks of other axes than the {ndim} of their node")
     found = [coords for coords in found if len(coords)]
-    if len(found) < 2:  # a table's rows are in order
+    if len(found) < 2:  # rows of one table are in order
         return found[0] if found else np.zeros((0, ndim), np.int64)
     together = np.concatenate(found)
     box = Box.around_coords(together)
@@ -220,14 +220,14 @@ def _ndim(node: Node) -> int:
 def _patch_chunks(
     changes: ChangeSet, node_id: bytes, touched: IndexArray, states: _States
 ) -> list[Conflict]:
-    """Record the chunks of one node that have to change; returns what is in the way."""
+    """Record the changes to one node's chunks; return the conflicts."""
     now, then = states.here.nodes.get(node_id), states.result.get(node_id)
     was, wanted = states.before.nodes.get(node_id), states.after.nodes.get(node_id)
     known = now or wanted or was
     path = known.path if known is not None else "?"
     path = absolute(path)
     if now is None and then is None:
-        # What the commit deleted and what is not here are the same.
+        # What the commit deleted and what is missing here count as the same.
         return (
             [Conflict(ConflictKind.DELETE, path, "chunks", "it is not here")]
             if wanted is not None
@@ -243,7 +243,7 @@ def _patch_chunks(
     if len(differ):
         where = tuple(tuple(coords) for coords in differ[:_LISTED_CHUNKS].tolist())
         return [Conflict(ConflictKind.CHUNK, path, "chunks", "there are other bytes here", where)]
-    if then is not None:  # else its chunks go with it
+    if then is not None:  # else the chunks are deleted with the node
         if now is None and _ndim(then):
             changes.truncated[node_id] = (0,) * _ndim(then)
         if len(due):
@@ -257,7 +257,7 @@ def _patch_chunks(
 
 
 def _due(node_id: bytes, touched: IndexArray, states: _States) -> tuple[IndexArray, IndexArray]:
-    """Chunks to change here, and those of them that are not as they would have to be."""
+    """The chunks to change here, and those of them that are in conflict."""
     now, then = states.here.nodes.get(node_id), states.result.get(node_id)
     to = states.after.at(node_id, touched)
     left = fits = np.ones(len(touched), np.bool_)
@@ -274,7 +274,7 @@ def _due(node_id: bytes, touched: IndexArray, states: _States) -> tuple[IndexArr
 def combined(
     context: ReadContext, parent: SnapshotView, delta: Delta, later: ChangeSet
 ) -> ChangeSet:
-    """What a commit on `parent` and the changes made on top of it have changed together."""
+    """The combined changes of a commit on `parent` and of the changes made on top of it."""
     nodes: dict[str, Node | None] = {node.path: node for node in delta.nodes}
     nodes |= dict.fromkeys(delta.deleted)
     for path, node in later.nodes.items():

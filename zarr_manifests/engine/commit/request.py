@@ -1,4 +1,4 @@
-"""What a commit is to be, as one value."""
+"""A commit's description and options, as one value."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from zarr_manifests.engine.snapshot.view import SnapshotView
 __all__ = ["CommitRequest", "TipCheck"]
 
 type TipCheck = Callable[[SnapshotView], None]
-"""Looks at a tip that has moved; raises `ConflictError` if the changes must not go on top of it."""
+"""Checks a tip that has moved; raises `ConflictError` if the changes must not go on top of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitRequest:
-    """What a commit says of itself, and how it may land.
+    """What a commit says about itself, and how it may land.
 
     Parameters
     ----------
@@ -27,17 +27,17 @@ class CommitRequest:
     metadata : mapping
         Its metadata, checked.
     rebasing : Rebasing
-        What may become of it when other commits came first.
+        What to do if other commits came first.
     attempts : int, optional
-        How often it is tried; else as configured.
+        The number of attempts; by default as configured.
     relocating : Relocating, optional
-        Whether its appends land behind those of others.
+        Whether to put its appends behind those of others.
     check_tip : callable, optional
-        Looks at a tip that has moved before the commit is put on top of it.
+        Checks a tip that has moved before the commit is put on top of it.
     amends : SnapshotView, optional
         The branch's head, which the commit replaces.
     source : str, optional
-        Id of a snapshot that chunk refs were taken from: it must be in history when the commit
+        Id of a snapshot from which chunk refs were taken: it must be in history when the commit
         lands.
     """
 

@@ -1,12 +1,12 @@
-"""History: from a snapshot to its parent, and so on, and which snapshots it has.
+"""History: following parents from a snapshot, and deciding which snapshots are in history.
 
-A snapshot is in history if a branch leads to it, no further down than the branch's floor, or a
-tag does. A tag leads to its own snapshot and, as long as nothing has expired, to all before it:
-the first expiry gives every branch a floor, `main` among them.
+A snapshot is in history if a branch reaches it at or above the branch's floor, or a tag does. A tag
+reaches its own snapshot and, as long as nothing has expired, all before it: the first expiry gives
+every branch a floor, `main` among them.
 
-Invariant: what is in history as of a root has all its objects for as long as that root stands,
-since a collection replaces the root before it deletes anything. So who refers to objects of an
-older snapshot checks it against the very root that is to be replaced.
+Invariant: all objects of a snapshot in a root's history exist as long as that root is current,
+since a collection replaces the root before it deletes anything. So a writer that refers to objects
+of an older snapshot checks it against the very root that it replaces.
 """
 
 from __future__ import annotations

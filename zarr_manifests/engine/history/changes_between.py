@@ -1,15 +1,14 @@
 """Reading what commits have changed, over a range of the history.
 
-1. The parent links are followed from the end of the range to its start, and each commit's own delta
-   is fetched on the way, many at once; of the manifests that deltas name, it is asked whether they
-   are there. Only then is anything returned: a range of which a part has expired is an error, and
-   never a shorter answer.
-2. Commit by commit, from the oldest: the delta's chunk tables are decoded and become records, or,
-   for the net change, are laid over those before.
+1. Parents are followed from the end of the range to its start, and each commit's own delta is
+   fetched on the way, many at once; manifests that deltas refer to are checked for existence. Only
+   then is anything returned: a range that has partly expired is an error, never a shorter answer.
+2. From the oldest commit on, the delta's chunk tables are decoded and become records. For the net
+   change, they are merged with those before.
 
-Invariants: a commit's own delta is never replaced by a compaction, and no run of a read list is
-taken for it, so compactions are not seen; manifests of the base are not read, but, for the net
-change, where a chunk that was unset in the range has to be looked up at its start.
+Invariants: a compaction never replaces a commit's own delta, and a run is never taken for one, so
+compactions are not visible; manifests of the base are not read, except for the net change, where
+chunks that were unset in the range are looked up at its start.
 """
 
 from __future__ import annotations
@@ -68,8 +67,8 @@ def changes_between(
 ) -> Iterator[Change]:
     """What the commits after snapshot `start` (None: all) up to the one at `end` have changed.
 
-    `floor` is the oldest snapshot in the history, if it does not go back to the first; `progress`
-    is told how many commits have been found so far.
+    `floor` is the oldest snapshot in history, if that is not the first; `progress` is called with
+    the number of commits found so far.
 
     Raises
     ------

@@ -1,7 +1,7 @@
-"""The logs of commits: which deltas lie between two snapshots, and what they touched.
+"""The logs of commits: which deltas are between two snapshots, and what they touched.
 
-A log that cannot be read, or is of another commit than its snapshot says, is an error: whether two
-commits conflict is not guessed at.
+A log that cannot be read, or belongs to another commit than its snapshot says, is an error:
+conflicts are never guessed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def deltas_between(
 ) -> list[Delta] | None:
     """Deltas of the commits after `older` up to `newer`, newest first; None if not an ancestor.
 
-    What is older than the snapshot with the id `floor` is no ancestor any more. Commits that
-    changed nothing may be left out.
+    Snapshots older than `floor` are no ancestors any more. Commits that changed nothing may be left
+    out.
     """
     listed = listed_since(context, older, newer, floor)
     if listed is None:
@@ -48,10 +48,10 @@ def listed_since(
 ) -> tuple[DeltaEntry, ...] | None:
     """What the read list of `newer` has after `older`, an ancestor; None if it does not tell.
 
-    It tells if it has the log of the commit that made `older`, which no other snapshot's is, and
-    after it each commit's own. Then no snapshot between has to be read, and logs can be read in
-    one round, or need not be read at all. If a compaction has come between, the snapshot that it
-    was made of tells, and those after it have entries of their own.
+    It is valid if it has the log of the commit that made `older`, which is unique to that snapshot,
+    and after it each commit's own log. Then no snapshot in between has to be read, and logs can be
+    read in one round, or not at all. If there was a compaction in between, the snapshot that it was
+    made of is used, and those after it have entries of their own.
     """
     floor_key = None if floor is None else snapshot_key(floor)
     since: tuple[DeltaEntry, ...] = ()

@@ -1,4 +1,4 @@
-"""What is different between a snapshot and a later one: nodes, chunks, moves and cuts."""
+"""The differences between a snapshot and a later one: nodes, chunks, moves and truncations."""
 
 from __future__ import annotations
 

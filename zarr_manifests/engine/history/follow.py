@@ -1,8 +1,8 @@
-"""Sessions that time has passed, and readers that go on to the branch's newest snapshot.
+"""Sessions whose snapshot has expired, and readers that follow a branch.
 
-Invariant: what cannot be had because its snapshot has expired is told so (`SnapshotExpiredError`),
-as is what a session wrote itself and a collection has taken since (`FencedError`); neither is taken
-for damage. What is damaged in a snapshot that is in history, or leased, is told as that.
+Invariant: objects missing because their snapshot has expired raise `SnapshotExpiredError`, and a
+session's own objects that a collection has deleted raise `FencedError`; neither counts as damage.
+Damage in a snapshot that is in history or leased is raised as damage.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def expired(
 def opened[R](attempt: Callable[[], R]) -> R:
     """What the attempt gives, which reads the root and opens what that leads to.
 
-    What is missing may have been in history when the root was read and collected since; so it is
-    damage only if it is missing again when everything is read anew.
+    A missing object may have been collected after the root was read. So it counts as damage only if
+    it is still missing when everything is read again.
     """
     missed: set[str] = set()
     while True:
@@ -87,7 +87,7 @@ def opened[R](attempt: Callable[[], R]) -> R:
 def collected(context: ReadContext, keys: SessionKeys, error: ManifestsError) -> FencedError | None:
     """What to raise instead of the error, if a collection took what the session wrote; else None.
 
-    A session that holds no lease and began before the fence has lost the right to its objects.
+    A session without a lease that began before the fence has no right to its objects any more.
     """
     key = error.key if isinstance(error, MissingChunkError) else None
     if key is None or not key.startswith(keys.lineage_prefix):

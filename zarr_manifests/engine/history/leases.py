@@ -1,15 +1,14 @@
 """Leases: claims in the root that keep a snapshot, and a writer's objects, from being collected.
 
-A lease is valid while it is present in the root; its time only says when a collector may take it
-away, in the swap that raises the fence. Invariants, each checked against the root that is
-replaced:
+A lease is valid while it is in the root. Its time only says when a collector may remove it, in the
+swap that raises the fence. Invariants, each checked against the root that is replaced:
 
 - A lease is taken or renewed only while its snapshot is in history.
 - A session that began before the fence cannot take one: its objects may have been collected.
-- What is not there any more is not renewed; its holder has lost it for good.
+- A lease that is missing is not renewed; its holder has lost it for good.
 
-Its holder cannot see the root all the time. It relies on the lease for as long as the last renewal
-said, by its own clocks.
+The holder cannot watch the root all the time. It relies on the lease until the time of its last
+renewal is up, by its own clocks.
 """
 
 from __future__ import annotations
@@ -73,14 +72,14 @@ class HeldLease:
 
         It compares clocks and sends no request. As long as it raises nothing, no object that the
         snapshot needs was deleted, provided that the clocks of this machine and of the collector
-        agree. A lease that was renewed late may still hold: then `check` raises nothing again.
+        agree. A lease that was renewed late may still be held: `check` then raises nothing again.
 
         Raises
         ------
         FencedError
-            If a collection took it away.
+            If a collection removed it.
         SnapshotExpiredError
-            If the snapshot is in history no more.
+            If the snapshot is no longer in history.
         LeaseError
             If it was not renewed within its timeout.
         """
@@ -98,7 +97,7 @@ def hold(
     SnapshotExpiredError
         If the snapshot is not in history.
     LeaseError
-        If there is no thread that could renew it; it was given up again.
+        If no thread can be started to renew it; it was given up again.
     """
     held = take(context, snapshot_id, checked_timeout_ms(timeout), owner)
     try:
@@ -135,7 +134,7 @@ def take(
     FencedError
         If the session began before the fence.
     LeaseError
-        If there is no thread that could renew it; it was given up again.
+        If no thread can be started to renew it; it was given up again.
     """
     if not isinstance(owner, str):
         raise InvalidArgumentError(f"the owner of a lease is a text, not {owner!r}")
@@ -169,7 +168,7 @@ def _give_back(context: Context, held: Held) -> None:
     try:
         give_up(context, held)
     except ManifestsError:
-        # Nobody renews it, so that a collection removes it once its time is up.
+        # Nobody renews it, so a collection removes it when its time is up.
         _LOG.warning("a lease that cannot be renewed was not given up", exc_info=True)
 
 
@@ -179,7 +178,7 @@ def move(context: Context, held: Held, session: str, snapshot_id: str) -> None:
     Raises
     ------
     FencedError
-        If it was taken away.
+        If it was removed.
     """
     old, new = _name(held), replace(held, session=session, snapshot=snapshot_id)
     term = held.term
@@ -202,7 +201,7 @@ def move(context: Context, held: Held, session: str, snapshot_id: str) -> None:
 def renew_all(context: Context) -> None:
     """Renew all leases of this process, in one swap; those that cannot be are lost.
 
-    What cannot be told of one, since its history is damaged, keeps no other from being renewed.
+    A lease whose history is damaged does not keep others from being renewed.
     """
     lost: dict[bytes, ManifestsError] = {}
     terms: dict[bytes, Term] = {}
@@ -251,7 +250,7 @@ def _beat(context: Context) -> None:
     try:
         renew_all(context)
     except ManifestsError:
-        # It is tried again after a third of the timeout. Meanwhile `Held.check` looks at the time.
+        # Retried after a third of the timeout. Until then `Held.check` compares the time.
         _LOG.warning("renewing the leases of %s failed", context.storage.url, exc_info=True)
 
 

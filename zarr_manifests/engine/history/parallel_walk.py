@@ -1,18 +1,17 @@
-"""Walks through history, in fewer round trips than there are snapshots.
+"""Walking through history in fewer round trips than there are snapshots.
 
-A snapshot names its parent and no older one, so a walk would wait for each in turn. Snapshots' keys
-begin with the version of the root at which their session began, though, so those that are listed
-right below one are mostly those before it. Once some had to be fetched one after another, the next
-ones are fetched along with the one that is due.
+A snapshot refers only to its parent, so a walk would wait for each snapshot in turn. But snapshot
+keys start with the root version at which their session began, so the keys listed just below a
+snapshot are mostly those of its ancestors. Once some snapshots were fetched one by one, the next
+ones are fetched together with the one that is due.
 
 Invariants:
 
-- What is listed is a guess. Believed is only what a snapshot's pointer to its parent says, with
-  length and checksum, as if it had been fetched by itself. A guess that is wrong, or cannot be
-  read, costs a request and is no error.
-- A round guesses at most twice as many as were needed of the round before, and none for a while
-  after one of which none was.
-- Where calls are inline (memory, a local disk) nothing is listed or fetched ahead.
+- A listing is only a guess. A fetched snapshot is used only if a child's pointer matches it, with
+  length and checksum. A wrong or unreadable guess costs a request and is no error.
+- A round guesses at most twice as many as were used of the round before, and nothing for a while if
+  none was used.
+- Where calls are inline (memory, a local disk), nothing is listed or fetched in advance.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from zarr_manifests.storage.protocol import ReadableStorage
 __all__ = ["SnapshotsAhead", "older_than"]
 
 _BEGINS: Final = 2
-"""So many are fetched by themselves first: mostly only the newest are asked for."""
+"""Number of snapshots to fetch one by one first: often only the newest are needed."""
 _FIRST: Final = 4
 _MOST: Final = 64
 _RESTS: Final = 16
-"""So many are fetched by themselves where guesses were of no use."""
+"""Number of snapshots to fetch one by one after guesses were useless."""
 _GUESS_BYTES: Final = 1 << 20
 _VERSIONS: Final = 256
 
@@ -78,7 +77,7 @@ class SnapshotsAhead:
         most = {due: ref.length} | dict.fromkeys(guesses, _GUESS_BYTES)
         keys, guess = [*most], self._objects.guess
         found = self._runtime.parallel([partial(guess, key, n) for key, n in most.items()])
-        # What was of no use yet may still be, but no more than a round of it is kept.
+        # Unused objects may still be used, but no more than one round of them is kept.
         here = {key: data for key, data in zip(keys, found, strict=True) if data is not None}
         data = here.pop(due, None)
         self._fetched = here
@@ -91,7 +90,7 @@ class SnapshotsAhead:
             self._guesses, self._until_begin = None, _RESTS
             return []
         guesses = list(islice(self._guesses, min(2 * self._needed, _MOST)))
-        if guesses and due < guesses[-1]:  # the walk has come to a much older branch
+        if guesses and due < guesses[-1]:  # the walk has moved to a much older branch
             return self._begin_below(due)
         return [key for key in guesses if key != due]
 
@@ -108,7 +107,7 @@ def older_than(storage: ReadableStorage, key: str) -> Iterator[str]:
         place = f"snapshots/{first:012d}"
         try:
             yield from reversed(_listed(storage, place, stop))
-        except StorageError:  # who walks gets there without
+        except StorageError:  # the walk works without
             return
         if first == 0:
             return

@@ -1,8 +1,8 @@
-"""What can be reached: all that a snapshot, an index or a page leads to.
+"""Everything that a snapshot, an index or a page refers to, directly or not.
 
-Everything is followed on raw refs: the read list with what its deltas hide from one another, each
-commit's own delta, digests, the base, all manifests, and every chunk object that one of their rows
-names. Objects are loaded many at once, each once.
+All references are followed without interpretation: the whole read list, each commit's own delta,
+digests, the base, all manifests, and every chunk object that a row refers to. Objects are loaded
+many at once, each once.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def follow(
 ) -> Iterator[tuple[Link, Any]]:
     """All that the links lead to, with what `load` gives for it, each object once.
 
-    What is in `seen`, by key, is not gone to; what is gone to is put there. Where `load` gives
-    None, nothing further is followed.
+    Keys in `seen` are skipped, and visited keys are added to it. If `load` returns None, references
+    of that object are not followed.
     """
     due = list(starts)
     while due:
