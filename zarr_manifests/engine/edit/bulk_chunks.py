@@ -1,17 +1,16 @@
-"""Many chunks of an array at a time: where they are, in one step, and their bytes, as a stream.
+"""Many chunks of an array at once: their locations in one step, and their bytes as a stream.
 
-What the snapshot's leaves and deltas say of a box is brought together as columns, and what the
-session has changed laid over it; no chunk is looked up by itself. Chunks are then read a window at
-a time: ranges of one object or file that lie near each other are one request, and the requests of a
-window are made side by side.
+The snapshot's leaves and deltas of a box are merged as columns, with the session's changes on top;
+no chunk is looked up by itself. Chunks are then read one window at a time: nearby ranges of one
+object or file share a request, and the requests of a window run in parallel.
 
 Invariants:
 
-- What is read is what the session had when it was asked, whatever it does meanwhile.
-- A chunk that is referenced and cannot be had, whole and undamaged, is an error. What does not come
-  whole and sound with its neighbours is read once more by itself, which says what is wrong.
-- In memory are at most a window of chunks (or one chunk, if that is larger), and for each thread
-  that reads one request.
+- A read returns what the session had when it was asked for, whatever the session does meanwhile.
+- A referenced chunk that is missing or damaged is an error. A chunk that fails in a combined
+  request is read once more by itself, which raises the precise error.
+- In memory are at most a window of chunks (or one larger chunk), and one request for each thread
+  that reads.
 """
 
 from __future__ import annotations

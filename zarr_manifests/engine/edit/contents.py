@@ -1,4 +1,4 @@
-"""What a workspace holds: the changes in it, and the size of each array."""
+"""What a workspace contains: its changes, and the size of each array."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The copies of a session's store: which were merged, and what those that report have changed.
 
-Invariants: a commit leaves out no copy's change unless its caller says so; reports are brought in
-once, after the session's token is gone, so that a commit that is retried has them; a session under
-new names has no copies.
+Invariants: a commit leaves out no copy's change unless its caller says so; reports are merged once,
+after the session's token is gone, so that a retried commit has them; a session with new object
+names has no copies.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""References made the contents of a workspace: documents written, chunks referred to or copied.
+"""Importing references into a workspace: documents are written, chunks referred to or copied.
 
-Documents come first, so that the workspace itself says which key is a chunk of which array, and
-the refs of each array are then set as one table. Keys are understood an array at a time.
+Documents come first, so that the workspace itself knows which key is a chunk of which array. The
+refs of each array are then set as one table. Keys are parsed one array at a time.
 
-Invariant: nothing that is there already is changed, and nothing is left out.
+Invariant: nothing that exists already is changed, and nothing is left out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Bringing the changes of forks into those of their session.
+"""Merging the changes of forks into their session.
 
-Invariants: a fork is merged whole or not at all; what a copy has brought counts once, however often
-it is merged.
+Invariants: a fork is merged completely or not at all; a copy's changes count once, however often it
+is merged.
 """
 
 from __future__ import annotations

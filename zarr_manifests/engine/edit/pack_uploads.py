@@ -1,16 +1,16 @@
-"""Packs written while an event loop goes on: by background threads, a few at a time.
+"""Packs written in the background, by a few threads, while an event loop goes on.
 
 Invariants:
 
-- A pack is taken back exactly once, when its write has ended, and is settled by whoever takes it:
+- A pack is taken back exactly once, after its write has ended, and settled by whoever takes it:
   nothing here touches a change set, and no thread that writes a pack waits for a lock.
-- More than `MOST` are under way only while each thread beyond waits for one of them.
-- What no thread can be had for is no write under way: nobody waits for it.
-- What fails is kept for whoever takes the pack back. Its chunks are still staged then.
-- A forked child has none of its parent's threads: it forgets what these are writing, whose chunks
-  are staged in the child as well.
+- More than `MOST` writes are running only while each further thread waits for one of them.
+- If no thread can be started, no write is running, and nobody waits for it.
+- An error is kept for whoever takes the pack back. The pack's chunks are still staged then.
+- A forked child has none of its parent's threads. It forgets their writes; the chunks are staged in
+  the child as well.
 
-Not thread-safe but for `Flight.wait`: the workspace's lock is held for the calls.
+Not thread-safe except `Flight.wait`: the workspace's lock is held during calls.
 """
 
 from __future__ import annotations
