@@ -155,6 +155,7 @@ def simulate(seed: int, *, calls: int = CALLS) -> Outcome:
             _run(world, judge, rng)
     except (Exception, SimulatedCrash) as error:  # noqa: BLE001 - the outcome
         failure = error
+        world.failure = None  # its traceback holds the run, and finalizers of the package the world
     return Outcome(seed, world.calls, world.digest(), world.trace, judge.counts, failure)
 
 
