@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
+from inside import change_root
 from zarr_manifests import Change, Operation, Repository, Session
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -516,7 +517,7 @@ def test_what_is_beyond_a_branch_s_floor_has_expired(
         tip = replace(root.branches["main"], floor=ids[2])
         return replace(root, branches={**root.branches, "main": tip})
 
-    repository._context.roots.update(raised, "expire", "main", "", 3)
+    change_root(repository, "expire", raised)
     assert ids[2] in expired(storage, ids[1], None)
     assert ids[2] in expired(storage, None, "main")
     assert told(Repository.open(storage), ids[2]) == ids[3:]

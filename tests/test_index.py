@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
+from inside import change_root, context_of, root_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.compact.presence_index import Presence, index_pointer
 from zarr_manifests.engine.snapshot.context import Context
@@ -55,7 +56,7 @@ def initialized_counts(context: Context, view: SnapshotView) -> dict[str, int]:
 
 def counts(repository: Repository) -> dict[str, int]:
     session = repository.readonly_session()
-    return initialized_counts(repository._context, workspace_of(session.store).view)
+    return initialized_counts(context_of(repository), workspace_of(session.store).view)
 
 
 @pytest.fixture
@@ -288,7 +289,7 @@ def test_counts_of_arrays_that_no_delta_touches_are_free(
     reader = Repository.open(counting)
     view = workspace_of(reader.readonly_session().store).view
     counting.reset()
-    assert initialized_counts(reader._context, view) == {"big": 12_000, "small": 5}
+    assert initialized_counts(context_of(reader), view) == {"big": 12_000, "small": 5}
     assert counting.requests == 0
 
 
@@ -335,7 +336,7 @@ def damage_nothing(storage: MemoryStorage) -> None:
 
 
 def remove_bitmaps(storage: MemoryStorage) -> None:
-    pointer = index_pointer(Repository.open(storage)._context)
+    pointer = index_pointer(context_of(Repository.open(storage)))
     assert pointer is not None
     storage.delete_many([i.key for i in storage.list("indexes/") if i.key != pointer.key])
 
@@ -356,8 +357,8 @@ def name_another(storage: MemoryStorage, blob: BlobRef | None) -> None:
         main = replace(root.branches["main"], index=blob)
         return replace(root, branches={**root.branches, "main": main})
 
-    Repository.open(storage)._context.roots.update(change, "damage", "main", "", 3)
-    assert index_pointer(Repository.open(storage)._context) == blob
+    change_root(Repository.open(storage), "damage", change)
+    assert index_pointer(context_of(Repository.open(storage))) == blob
 
 
 def name_none(storage: MemoryStorage) -> None:
@@ -371,7 +372,7 @@ def name_an_index_of_another_type(storage: MemoryStorage) -> None:
 
 
 def name_what_is_no_index(storage: MemoryStorage) -> None:
-    base = Repository.open(storage)._context.roots.latest.root.branches["main"].base
+    base = context_of(Repository.open(storage)).roots.latest.root.branches["main"].base
     assert base is not None
     name_another(storage, base.bare())
 
@@ -455,7 +456,7 @@ def test_the_index_is_in_no_commit_s_way(repository: Repository) -> None:
     put(session, "big/c/5/0")
     repository.build_index()
     session.commit("landed after the index")
-    assert repository._context.roots.read().root.branches["main"].index is not None
+    assert root_of(repository).branches["main"].index is not None
     assert counts(repository)["big"] == 12_001
     assert next(repository.ancestry()).kind == "overwrite"
 
@@ -511,7 +512,7 @@ def test_a_session_knows_what_is_there(
     found = list(map(tuple, session.initialized_chunks("a", region).tolist()))
     assert found == sorted(c for c in expected if c in Box(lo, hi))
     committed = workspace.view.chunks(node.node_id)
-    presence = Presence(repository._context, workspace.view)
+    presence = Presence(context_of(repository), workspace.view)
     assert presence.count(node.node_id) == (0 if committed is None else len(committed))
     stored = presence.stored_bytes(node.node_id)
     assert stored in (None, 0 if committed is None else int(committed.length.sum()))
@@ -519,7 +520,7 @@ def test_a_session_knows_what_is_there(
 
 def test_the_directory_is_read_back_as_it_was_written(repository: Repository) -> None:
     repository.build_index()
-    pointer = index_pointer(repository._context)
+    pointer = index_pointer(context_of(repository))
     assert pointer is not None
     data = repository.storage.get(pointer.key)
     directory = IndexDirectory.from_object(data, pointer)
@@ -536,7 +537,7 @@ def test_roots_of_other_indexes_are_carried_over(
     storage.create(f"{KEY}1", data)
     name_another(storage, BlobRef.to(f"{KEY}1", data))
     repository.build_index()
-    pointer = index_pointer(repository._context)
+    pointer = index_pointer(context_of(repository))
     assert pointer is not None
     directory = IndexDirectory.from_object(storage.get(pointer.key), pointer)
     assert (len(directory.entries), directory.others) == (3, others)

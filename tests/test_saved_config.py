@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from zarr.core.buffer import cpu
 
+from inside import context_of, root_of
 from zarr_manifests import Repository, RepositoryConfig
 from zarr_manifests.config import (
     Cache,
@@ -21,10 +22,8 @@ from zarr_manifests.config import (
     Rule,
     Split,
 )
-from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.errors import ConfigError
 from zarr_manifests.format.envelope import ObjectKind, decode, encode
-from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import CountingStorage
 
@@ -47,7 +46,7 @@ def test_configuration_is_saved_for_whoever_opens_from_now_on() -> None:
     session.store.set_sync("k", cpu.Buffer.from_bytes(b"v"))
     session.commit("a session that was open goes on")
     assert Repository.open(storage).config == config, "a commit carries it over"
-    log = Roots(storage, SYSTEM).read().root.log
+    log = root_of(storage).log
     assert [entry.operation for entry in log][:2] == ["create", "save config"]
 
 
@@ -65,7 +64,7 @@ def test_saving_options_changes_only_these_of_what_is_saved() -> None:
 
 def limits(repository: Repository) -> tuple[int, int]:
     """What bounds the memory in use: the effect of the options, not their copy."""
-    options, cache = repository._context.cache, repository._context.objects.cache
+    options, cache = context_of(repository).cache, context_of(repository).objects.cache
     assert cache.max_size == options.max_size
     return cache.max_size, options.expire_ms
 
@@ -134,12 +133,12 @@ def test_a_large_configuration_takes_no_room_from_refs() -> None:
     words = [sha256(bytes([i])).hexdigest() for i in range(220)]
     rules = tuple(Rule("default", "/" + "".join(words[i : i + 10])) for i in range(0, 220, 10))
     repository.save_config(RepositoryConfig(chunk_manifests=ChunkManifests(rules=rules)))
-    root = Roots(storage, SYSTEM).read().root
+    root = root_of(storage)
     assert len(root.bare().encode()) > 8_192 > root.refs_bytes
     assert not any(root.pages.values())
     assert len(root.tags) == 20
     repository.create_tag("tag-20")
-    assert not any(Roots(storage, SYSTEM).read().root.pages.values())
+    assert not any(root_of(storage).pages.values())
     assert Repository.open(storage).config.chunk_manifests.rules == rules
 
 
@@ -149,7 +148,7 @@ def test_saving_reads_no_page_of_refs() -> None:
     for i in range(250):
         repository.create_tag(sha256(bytes([i])).hexdigest())
     fresh = Repository.open(counting)
-    assert any(Roots(counting, SYSTEM).read().root.pages.values())
+    assert any(root_of(counting).pages.values())
     before = len(counting.log)
     fresh.save_config({"pack-bytes": 5})
     assert [record.op for record in counting.log[before:] if record.key.startswith("pages/")] == []

@@ -16,6 +16,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+from inside import context_of, root_of
 from zarr_manifests import Fork, ManifestStore, Repository, Session
 from zarr_manifests.errors import (
     ConflictError,
@@ -387,7 +388,7 @@ def test_other_branches_tags_and_commits_there_are_no_conflict(repository: Repos
 
 def _update_root(repository: Repository, **changes: Any) -> None:
     """Another process's maintenance."""
-    roots = Repository.open(repository.storage)._context.roots
+    roots = context_of(Repository.open(repository.storage)).roots
 
     def change(root: Root) -> Root:
         return replace(root, **changes)
@@ -398,7 +399,7 @@ def _update_root(repository: Repository, **changes: Any) -> None:
 def test_a_session_behind_the_fence_can_no_longer_commit(repository: Repository) -> None:
     session = repository.writable_session("main")
     put(session, "a/c/0", b"1")
-    begun = repository._context.roots.latest.root.version
+    begun = context_of(repository).roots.latest.root.version
     _update_root(repository, fence=begun + 1)
     with pytest.raises(FencedError, match=f"began at version {begun}, before .* {begun + 1}"):
         session.commit("too late")
@@ -412,7 +413,7 @@ def test_a_session_behind_the_fence_can_no_longer_commit(repository: Repository)
 def test_a_session_at_the_fence_commits(repository: Repository) -> None:
     session = repository.writable_session("main")
     put(session, "a/c/0", b"1")
-    _update_root(repository, fence=repository._context.roots.latest.root.version)
+    _update_root(repository, fence=context_of(repository).roots.latest.root.version)
     session.commit("just in time")
 
 
@@ -422,11 +423,11 @@ def test_a_lease_lets_a_session_through_the_fence(repository: Repository) -> Non
     keys = workspace_of(session.store).keys
     assert keys is not None
     lease = Lease(b"l" * 16, keys.session_id, session.snapshot_id, 2**40, "test")
-    begun = repository._context.roots.latest.root.version
+    begun = context_of(repository).roots.latest.root.version
     _update_root(repository, fence=begun + 1, leases=(lease,))
     session.commit("with a lease")
     assert get(repository.readonly_session(), "a/c/0") == b"1"
-    assert Repository.open(repository.storage)._context.roots.read().root.leases == (lease,)
+    assert root_of(Repository.open(repository.storage)).leases == (lease,)
 
 
 # --- folds -----------------------------------------------------------------------------------
@@ -555,7 +556,7 @@ def test_commits_of_others_during_a_fold_stay_on_top() -> None:
             put(intruder, "a/c/50", b"intruder")
             intruder.commit("intruder")
 
-    runtime = replace(repository._context.runtime, checkpoint=race)
+    runtime = replace(context_of(repository).runtime, checkpoint=race)
     writer = Repository.open(repository.storage, runtime=runtime).writable_session("main")
     for i in range(2):
         put(writer, f"a/c/{i}", b"1")
@@ -567,16 +568,16 @@ def test_commits_of_others_during_a_fold_stay_on_top() -> None:
     read = repository.readonly_session()
     assert [get(read, f"a/c/{i}") for i in (0, 1, 50)] == [b"1", b"1", b"intruder"]
     (delta,) = workspace_of(read.store).view.snapshot.deltas
-    intruder = other._context.objects.load(head_ref(other, 1), Snapshot)
+    intruder = context_of(other).objects.load(head_ref(other, 1), Snapshot)
     assert delta.log.bare() == intruder.log
     assert get(writer, "a/c/50") == b"intruder"
 
 
 def head_ref(repository: Repository, generation: int) -> Any:
     """Pointer to the head's n-th ancestor."""
-    ref = repository._context.roots.read().root.branches["main"].head
+    ref = root_of(repository).branches["main"].head
     for _ in range(generation):
-        ref = repository._context.objects.load(ref, Snapshot).parent
+        ref = context_of(repository).objects.load(ref, Snapshot).parent
     return ref
 
 
@@ -651,14 +652,14 @@ def test_a_fold_behind_the_fence_is_dropped() -> None:
     fenced = []
 
     def raise_fence(name: str) -> None:
-        latest = Repository.open(repository.storage)._context.roots.read().root
+        latest = root_of(Repository.open(repository.storage))
         head = latest.branches["main"].head
-        snapshot = repository._context.objects.load(head, Snapshot)
+        snapshot = context_of(repository).objects.load(head, Snapshot)
         if name == "root.swap" and len(snapshot.deltas) >= 3 and not fenced:
             fenced.append(True)
             _update_root(repository, fence=latest.version + 1)
 
-    runtime = replace(repository._context.runtime, checkpoint=raise_fence)
+    runtime = replace(context_of(repository).runtime, checkpoint=raise_fence)
     writer = Repository.open(repository.storage, runtime=runtime).writable_session("main")
     for i in range(2):
         put(writer, f"a/c/{i}", b"1")
@@ -719,11 +720,11 @@ def test_a_commit_that_landed_is_acknowledged_even_if_it_cannot_be_opened() -> N
     faulty = FaultyStorage(storage, [Fault("fail_before", op="get", key="nodes/*", count=None)])
     repository = Repository.open(faulty, {"max-delta-count": 50})
     session = repository.writable_session("main")
-    repository._context.objects.cache.max_size = 0
-    for branch in (root := repository._context.roots.latest.root).branches.values():
+    context_of(repository).objects.cache.max_size = 0
+    for branch in (root := context_of(repository).roots.latest.root).branches.values():
         assert branch.base is not None
-    bare = replace(repository._context.roots.latest, root=root.bare())
-    repository._context.roots._latest = bare
+    bare = replace(context_of(repository).roots.latest, root=root.bare())
+    context_of(repository).roots._latest = bare
     put(session, "a/c/1", b"1")
     snapshot_id = session.commit("lands")
     assert next(Repository.open(storage).ancestry()).snapshot_id == snapshot_id
@@ -1047,7 +1048,7 @@ def test_a_session_in_doubt_is_closed(repository: Repository) -> None:
         if name == "root.swap":
             raise KeyboardInterrupt
 
-    runtime = replace(repository._context.runtime, checkpoint=interrupt)
+    runtime = replace(context_of(repository).runtime, checkpoint=interrupt)
     session = Repository.open(repository.storage, runtime=runtime).writable_session("main")
     put(session, "a/c/0", b"1")
     with pytest.raises(KeyboardInterrupt):

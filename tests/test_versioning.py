@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
+from inside import change_root
 from zarr_manifests import Repository, Session, commits
 from zarr_manifests.errors import (
     AlreadyExistsError,
@@ -1055,7 +1056,7 @@ def test_a_revert_needs_the_snapshot_before_in_history_when_it_lands(
             cut = replace(root.branches["main"], floor=written)
             return replace(root, branches={**root.branches, "main": cut})
 
-        other._context.roots.update(change, "expire", "main", written, 1)
+        change_root(other, "expire", change, written)
 
     first(monkeypatch, expire)
     with pytest.raises(SnapshotExpiredError, match="not in the history"):

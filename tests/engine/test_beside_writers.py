@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import zarr
 
+from inside import change_root
 from zarr_manifests import Repository
 from zarr_manifests.engine.upkeep import verify
 from zarr_manifests.errors import InvalidArgumentError, SnapshotExpiredError
@@ -67,9 +68,7 @@ def tag(repository: Repository, name: str, count: int) -> None:
     """Give the head so many tags in one swap, with names that cannot be made shorter."""
     ref = workspace_of(repository.readonly_session().store).view.ref.bare()
     tags = {sha256(f"{name}-{i}".encode()).hexdigest(): ref for i in range(count)}
-    repository._context.roots.update(
-        lambda root: replace(root, tags={**root.tags, **tags}), "create tag", "main", "", 1
-    )
+    change_root(repository, "create tag", lambda root: replace(root, tags={**root.tags, **tags}))
 
 
 WORK: dict[str, Work] = {

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import zarr
 
+from inside import context_of
 from zarr_manifests import Repository
 from zarr_manifests.errors import CorruptObjectError, ManifestsError
 from zarr_manifests.format.blobs import BlobRef
@@ -172,7 +173,7 @@ def test_what_was_listed_small_and_is_large_is_no_guess() -> None:
     repo = Repository.create(storage)
     key = snapshot_key(filled(repo)[1])
     data = storage.get(key)
-    objects = repo._context.objects
+    objects = context_of(repo).objects
     assert objects.guess(key, len(data)) == data
     assert objects.guess(key, len(data) - 1) is None
     assert BlobRef.to(key, data).length == len(data)

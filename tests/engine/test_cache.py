@@ -16,6 +16,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+from inside import context_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.objects.decoded_cache import OBJECT, DecodedCache
@@ -222,7 +223,7 @@ def cache_of(max_size: int = 1 << 30, **options: Any) -> DecodedCache:
 
 def test_decoded_tables_count_by_what_they_take_in_memory() -> None:
     """A hundred thousand regular refs are a few bytes encoded and megabytes decoded."""
-    objects = Repository.create(MemoryStorage())._context.objects
+    objects = context_of(Repository.create(MemoryStorage())).objects
     ref, data = manifest_object(100_000)
     objects.create(ref.key, data)
     before = objects.cache.nbytes
@@ -535,10 +536,10 @@ def test_with_next_to_no_room_all_is_read_right_and_in_parallel() -> None:
     session = repository.readonly_session()
     for commit, deltas in ((0, 1), (3, 8), (7, 1), (5, 8)):
         gate.due = deltas
-        repository._context.objects.cache.clear()
+        context_of(repository).objects.cache.clear()
         read(session, commit, 5)
         assert gate.due == 0, "the deltas are fetched side by side, though none is kept"
-    cache = repository._context.objects.cache
+    cache = context_of(repository).objects.cache
     assert len(cache._objects) + len(cache._made) == 1
 
 

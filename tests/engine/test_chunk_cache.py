@@ -15,6 +15,7 @@ import zarr
 from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import default_buffer_prototype
 
+from inside import context_of
 from zarr_manifests import Repository
 from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.objects.chunk_cache import ChunkCache
@@ -100,7 +101,7 @@ def test_nothing_is_kept_unless_asked_for(counting: CountingStorage) -> None:
     assert [read(store, 1) for _ in range(3)] == [values()[1].tobytes()] * 3
     assert chunk_reads(counting) == 3
     assert (repo.metrics().chunk_cache_hits, repo.metrics().chunk_cache_misses) == (0, 0)
-    assert repo._context.chunks is None
+    assert context_of(repo).chunks is None
 
 
 def test_a_part_of_a_chunk_is_not_kept(counting: CountingStorage) -> None:
@@ -208,8 +209,8 @@ def test_it_does_not_travel(counting: CountingStorage, tmp_path: Path) -> None:
     assert read(copy, 0) == values()[0].tobytes()
     chunks = workspace_of(copy).context.chunks
     assert chunks is not None, "the option travels"
-    assert chunks is not repo._context.chunks
-    assert chunks.nbytes < repo._context.chunks.nbytes  # type: ignore[union-attr]
+    assert chunks is not context_of(repo).chunks
+    assert chunks.nbytes < context_of(repo).chunks.nbytes  # type: ignore[union-attr]
 
 
 def test_virtual_chunks_are_left_out(tmp_path: Path) -> None:
@@ -230,8 +231,8 @@ def test_virtual_chunks_are_left_out(tmp_path: Path) -> None:
     file.write_bytes(bytes(9))
     with pytest.raises(VirtualSourceChangedError):
         array[:]
-    assert repo._context.chunks is not None
-    assert repo._context.chunks.nbytes == 0
+    assert context_of(repo).chunks is not None
+    assert context_of(repo).chunks.nbytes == 0
 
 
 @pytest.mark.parametrize("wrong", [-1, True, "1"])

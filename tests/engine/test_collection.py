@@ -17,6 +17,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+from inside import change_root, context_of, root_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.history.ancestry import ages
 from zarr_manifests.engine.history.leases import renew_all, take
@@ -154,7 +155,7 @@ def test_the_search_begins_where_the_last_one_ended_and_pending_snapshots_tell_t
         fill(repository, value)
     assert repository.garbage_collect(NOW).complete
     repository.expire_snapshots(keep_last=1)
-    root = Roots(storage, SYSTEM).read().root
+    root = root_of(storage)
     assert root.swept > 0
     assert root.pending
     report = repository.garbage_collect(NOW)
@@ -162,7 +163,7 @@ def test_the_search_begins_where_the_last_one_ended_and_pending_snapshots_tell_t
     # Older than where the search began, so known from the snapshots that have expired alone.
     assert report.objects["chunks"] == 8 * 4  # those before the fold that lies below
     assert report.objects["snapshots"] == 16
-    root = Roots(storage, SYSTEM).read().root
+    root = root_of(storage)
     assert root.pending == ()
 
 
@@ -263,7 +264,7 @@ def test_the_first_expiry_waits_for_a_lease_on_what_tags_alone_have() -> None:
         for dry_run in (True, False):
             report = repository.expire_snapshots(keep_last=1, dry_run=dry_run)
             assert (report.snapshots, report.kept) == ((), {"main": 4})
-        renew_all(repository._context)
+        renew_all(context_of(repository))
         lease.check()
         repository.garbage_collect(NOW)
         assert read(repository.readonly_session(snapshot_id=leased)) == [7] * 8
@@ -523,7 +524,7 @@ def test_a_lease_cannot_bring_back_a_session_behind_the_fence() -> None:
     repository.garbage_collect(NOW)
     own = workspace_of(session.store).keys.session_id
     with pytest.raises(FencedError):
-        take(repository._context, session.snapshot_id, 60_000, "", own)
+        take(context_of(repository), session.snapshot_id, 60_000, "", own)
 
 
 def test_a_commit_made_on_an_expired_snapshot_is_a_conflict_and_refers_to_nothing_dead() -> None:
@@ -633,7 +634,7 @@ def test_a_reader_of_an_expired_snapshot_is_told_so_and_a_leased_one_reads_on() 
     repository.expire_snapshots(keep_last=1)
     repository.garbage_collect(NOW)
     with pytest.raises(SnapshotExpiredError, match="has expired"):
-        read(Session(opened._context, workspace_of(reader.store).view, None, None))
+        read(Session(context_of(opened), workspace_of(reader.store).view, None, None))
     assert read(follower) == [11] * 8
     assert reader.refresh()
     assert read(reader) == [11] * 8
@@ -677,7 +678,7 @@ def test_a_follower_looks_at_its_interval() -> None:
 
 
 def leases(storage: Storage) -> tuple[Any, ...]:
-    return Roots(storage, SYSTEM).read().root.leases
+    return root_of(storage).leases
 
 
 def test_leases_are_renewed_together_without_log_or_archive() -> None:
@@ -690,21 +691,21 @@ def test_leases_are_renewed_together_without_log_or_archive() -> None:
 
     repository = make(storage, replace(world(clock), later=later))
     head = repository.list_branches()["main"]
-    before = Roots(storage, SYSTEM).read().root
+    before = root_of(storage)
     with repository.lease(head, 120), repository.lease(head, 60):
         first = {lease.lease_id: lease.expires_ms for lease in leases(storage)}
         assert len(first) == 2
         assert beats[-1][0] == 20
         clock.advance(timedelta(seconds=20))
-        swaps = Roots(storage, SYSTEM).read().root.version
+        swaps = root_of(storage).version
         beats[-1][1]()
-        root = Roots(storage, SYSTEM).read().root
+        root = root_of(storage)
         assert root.version == swaps + 1
         assert {one.lease_id: one.expires_ms for one in root.leases} == {
             lease_id: at + 20_000 for lease_id, at in first.items()
         }
         assert len(beats) >= 2
-    root = Roots(storage, SYSTEM).read().root
+    root = root_of(storage)
     assert root.leases == ()
     assert root.log == before.log
     archives = [int(key[5:]) for key in keys(storage) if key.startswith("root/")]
@@ -781,7 +782,7 @@ def test_a_lost_lease_is_not_renewed() -> None:
     with repository.lease(repository.list_branches()["main"], 10) as lease:
         clock.advance(timedelta(seconds=11))
         repository.garbage_collect(NOW)
-        renew_all(repository._context)
+        renew_all(context_of(repository))
         assert lease.lost
         assert leases(storage) == ()
         with pytest.raises(FencedError):
@@ -799,7 +800,7 @@ def test_swept_stays_behind_the_oldest_lease() -> None:
     write(session, 5)
     fill(repository, 2)
     repository.garbage_collect(NOW)
-    assert Roots(storage, SYSTEM).read().root.swept == start
+    assert root_of(storage).swept == start
     session.release_lease()
     report = repository.garbage_collect(NOW)
     assert not report.complete
@@ -1035,7 +1036,7 @@ def test_the_root_is_archived_before_anything_is_deleted() -> None:
     clock, storage = Clock(), MemoryStorage()
     repository = make(storage, world(clock))
     repository.create_branch("side")
-    take(repository._context, fill(repository, 7, "side"), 10_000, "")
+    take(context_of(repository), fill(repository, 7, "side"), 10_000, "")
     repository.delete_branch("side")
     clock.advance(timedelta(days=1))
     faults = [
@@ -1068,22 +1069,23 @@ def test_a_second_collector_takes_over() -> None:
 def test_pages_that_archives_name_are_kept() -> None:
     storage = MemoryStorage()
     repository = make(storage)
-    root = Roots(storage, SYSTEM).read().root
+    root = root_of(storage)
     head = root.branches["main"].bare().head
 
     def more(letter: str) -> None:
         names = [letter + sha256(bytes([i % 251, i // 251])).hexdigest() for i in range(900)]
-        repository._context.roots.update(
+        change_root(
+            repository,
+            "create tag",
             lambda root: replace(root, tags={**root.tags, **dict.fromkeys(names, head)}),
-            *("create tag", "main", "", 1),
         )
 
     def pages() -> set[str]:
-        return {ref.blob.key for ref in Roots(storage, SYSTEM).read().root.pages["tags"]}
+        return {ref.blob.key for ref in root_of(storage).pages["tags"]}
 
     more("a")
     before = pages()
-    version = Roots(storage, SYSTEM).read().root.version
+    version = root_of(storage).version
     more("b")
     gone = before - pages()
     assert gone
@@ -1104,7 +1106,7 @@ def test_stale_temporary_files_of_a_disk_go_by_their_age(tmp_path: Any) -> None:
     for name, age_s in ((".tmp-1-0", 200_000), (".tmp-1-1", 10)):
         path = tmp_path / "root" / name
         path.write_bytes(b"left")
-        at = repository._context.runtime.now_ms() / 1000 - age_s
+        at = context_of(repository).runtime.now_ms() / 1000 - age_s
         os.utime(path, (at, at))
     assert repository.garbage_collect().temporary_files == 1
     assert [p.name for p in (tmp_path / "root").glob(".tmp*")] == [".tmp-1-1"]

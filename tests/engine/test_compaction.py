@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from inside import context_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.compact import merge_leaves as repack
 from zarr_manifests.engine.compact.compaction import compact_branch
@@ -301,7 +302,7 @@ class World:
         modes = [CompactionMode.MAJOR] * 12 + [CompactionMode.MINOR] * 5 + [CompactionMode.FULL]
         mode = modes[rng.integers(len(modes))]
         ratio = float(rng.choice([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 1.0]))
-        report, ref = compact_branch(repository._context, "main", mode, size_ratio=ratio)
+        report, ref = compact_branch(context_of(repository), "main", mode, size_ratio=ratio)
         self.landed += ref is not None
         self.dropped += bool(raced) and ref is None
         if ref is not None:

@@ -15,6 +15,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+from inside import context_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.history.ancestry import snapshot_ref
 from zarr_manifests.errors import (
@@ -211,8 +212,8 @@ def test_a_history_that_runs_in_a_circle_ends(seeded: Seeded) -> None:
         storage.put(info.key, seeded.storage.get(info.key))
     repository = Repository.open(storage)
     newest, _, third, *_, first = [info.snapshot_id for info in repository.ancestry()]
-    objects = repository._context.objects
-    head, ref = (snapshot_ref(repository._context, i) for i in (newest, third))
+    objects = context_of(repository).objects
+    head, ref = (snapshot_ref(context_of(repository), i) for i in (newest, third))
     looping = replace(objects.load(ref, Snapshot), parent=head)
     objects.cache.clear()
     objects.remember(ref, looping)

@@ -20,6 +20,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+from inside import context_of
 from zarr_manifests import Repository
 from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.objects.disk_cache import DiskCache
@@ -449,11 +450,11 @@ def test_pickles_bring_the_folder_along_and_do_without_where_they_cannot_use_it(
     for travelled in (repository, session.fork()):
         there = pickle.loads(pickle.dumps(travelled))
         context = getattr(there, "_context", None) or workspace_of(there.store).context
-        assert context.cache == repository._context.cache
+        assert context.cache == context_of(repository).cache
         assert context.objects._disk is not None
     (tmp_path / "cache").rename(tmp_path / "moved")
     (tmp_path / "cache").write_bytes(b"a file is in the way")
     there = pickle.loads(pickle.dumps(repository))
     read_all(there)
-    assert there._context.objects._disk is None
+    assert context_of(there).objects._disk is None
     assert "going on without it" in caplog.text

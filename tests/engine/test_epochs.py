@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 import zarr
 
+from inside import context_of, root_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.compact.compaction import compact_branch
 from zarr_manifests.engine.root.epochs import claim_compaction
-from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.errors import ConflictError, FencedError, NotFoundError
-from zarr_manifests.format.root import Root
 from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode
-from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage, Storage
 from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import InterruptingStorage, in_order
@@ -45,10 +43,6 @@ def write(session: Session, value: int, where: slice = slice(None)) -> Session:
 def read(repository: Repository, branch: str = "main") -> list[int]:
     session = repository.readonly_session(branch)
     return np.asarray(zarr.open_array(session.store, path="a", mode="r")[:]).tolist()
-
-
-def root_of(storage: Storage) -> Root:
-    return Roots(storage, SYSTEM).read().root
 
 
 def others(storage: Storage) -> Repository:
@@ -141,7 +135,7 @@ def interrupted(number: int, action: str) -> tuple[InterruptingStorage, Session]
         if action == "writer":
             others(storage).writable_session(exclusive=True)
         else:
-            claim_compaction(others(storage)._context.roots)
+            claim_compaction(context_of(others(storage)).roots)
 
     racing = InterruptingStorage(storage, claim)
     session = write(others(racing).writable_session(), 5)
@@ -185,12 +179,12 @@ def test_a_compactor_that_another_has_overtaken_is_refused() -> None:
     for number in range(1, 200):
         storage = MemoryStorage()
         with_deltas(storage)
-        roots = others(storage)._context.roots
+        roots = context_of(others(storage)).roots
         racing = InterruptingStorage(storage, partial(claim_compaction, roots))
         zombie = others(racing)
         racing.arm(number)
         try:
-            compact_branch(zombie._context, "main", CompactionMode.FULL, claim=True)
+            compact_branch(context_of(zombie), "main", CompactionMode.FULL, claim=True)
             landed = True
         except FencedError:
             landed = False
@@ -211,7 +205,7 @@ def test_a_compactor_that_another_has_overtaken_is_refused() -> None:
 def test_a_compaction_that_was_asked_for_claims_and_one_by_itself_does_not() -> None:
     storage = MemoryStorage()
     repository = with_deltas(storage)
-    compact_branch(repository._context, "main", CompactionMode.MINOR)
+    compact_branch(context_of(repository), "main", CompactionMode.MINOR)
     assert root_of(storage).epochs == {}
     repository.compact(dry_run=True)
     assert root_of(storage).epochs == {}
@@ -223,9 +217,9 @@ def test_a_compaction_of_before_a_claim_does_not_land() -> None:
     storage = MemoryStorage()
     repository = with_deltas(storage)
     stale = others(storage)
-    claim_compaction(repository._context.roots)
+    claim_compaction(context_of(repository).roots)
     with pytest.raises(FencedError):
-        compact_branch(stale._context, "main", CompactionMode.MINOR)
+        compact_branch(context_of(stale), "main", CompactionMode.MINOR)
     assert len(workspace_of(others(storage).readonly_session().store).view.snapshot.deltas) == 5
 
 

@@ -21,6 +21,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+from inside import change_root, root_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.errors import ManifestsError
 from zarr_manifests.format.root import Lease
@@ -85,15 +86,16 @@ def make(seed: int, commits: int = 26, notes: int = 40, deltas: int = 12) -> Mem
             repository.create_branch(f"b{2 * i // commits}")
         if i == 2 * commits // 3:
             repository.build_index()
-    head = repository._context.roots.read().root.branches["main"].bare().head
+    head = root_of(repository).branches["main"].bare().head
     tags = {name_of("tag", i): head for i in range(256)}
     leases = tuple(
         Lease(rng.bytes(16), new_session_id(5, rng.bytes(12)), session.snapshot_id, 2**43, "o")
         for i in range(250)
     )
-    repository._context.roots.update(
+    change_root(
+        repository,
+        "create tag",
         lambda root: replace(root, tags={**root.tags, **tags}, leases=(*root.leases, *leases)),
-        *("create tag", "main", "", 1),
     )
     for i in range(3):
         put(session, f"late-{i}.txt", rng.bytes(20))
@@ -224,7 +226,7 @@ def some(keys: list[str], most: int = MOST_KEYS) -> list[str]:
 
 def test_the_repository_has_every_kind_of_object(storage: MemoryStorage, ways: Ways) -> None:
     assert {info.key.split("/")[0] for info in storage.list()} == {"current", *KINDS}
-    root = Repository.open(storage)._context.roots.read().root
+    root = root_of(Repository.open(storage))
     assert root.pages.keys() >= {"tags", "leases"}
     read = set().union(*ways.keys.values())
     assert {key.split("/")[0] for key in read} == {"current", *KINDS}
@@ -293,7 +295,7 @@ UPKEEP: dict[str, Callable[[Repository], object]] = {
     "gc dry": lambda r: r.garbage_collect(NEVER, dry_run=True),
     "repack": lambda r: r.repack(min_live=1.0),
     "index": lambda r: r.build_index(),
-    "restore": lambda r: r.restore_refs(r._context.roots.read().root.version - 3),
+    "restore": lambda r: r.restore_refs(root_of(r).version - 3),
     "recover": _recover,
     "commit": _commit,
     "tag": lambda r: r.create_tag("new", r.list_tags()["t0"]),

@@ -20,6 +20,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+from inside import change_root, context_of, root_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.history.leases import give_up, renew_all, take
 from zarr_manifests.engine.root.heartbeat import Held
@@ -284,7 +285,7 @@ def without_index(storage: Storage) -> None:
         bare = replace(root.branches["main"], index=None)
         return replace(root, branches={**root.branches, "main": bare})
 
-    repository._context.roots.update(change, "build index", "main", "", 1)
+    change_root(repository, "build index", change)
 
 
 def with_expired(storage: Storage) -> None:
@@ -323,19 +324,19 @@ def with_lease(storage: Storage) -> None:
 
 def taken(storage: Storage, timeout_ms: int) -> Held:
     repository = opened(storage)
-    return take(repository._context, repository.list_branches()["main"], timeout_ms, "")
+    return take(context_of(repository), repository.list_branches()["main"], timeout_ms, "")
 
 
 def held(storage: Storage) -> list[Held]:
     """The leases that there are, as their holder knows them, to be renewed for long."""
     return [
         Held(one.lease_id, one.session, one.snapshot, LONG_MS, one.owner)
-        for one in opened(storage)._context.roots.read().root.leases
+        for one in root_of(opened(storage)).leases
     ]
 
 
 def renewed(storage: Storage) -> None:
-    context = opened(storage)._context
+    context = context_of(opened(storage))
     for one in held(storage):
         context.heart.add(one, RUNTIME, lambda: None)
     renew_all(context)
@@ -343,7 +344,7 @@ def renewed(storage: Storage) -> None:
 
 
 def given_up(storage: Storage) -> None:
-    context = opened(storage)._context
+    context = context_of(opened(storage))
     for one in held(storage):
         give_up(context, one)
 
@@ -379,7 +380,7 @@ class Kept:
             return None
         seen, repository = State.of(storage), opened(storage)
         assert seen is not None
-        root = repository._context.roots.read().root
+        root = root_of(repository)
         # A compaction may be done more than once, or not at all.
         seen = replace(seen, messages=tuple(m for m in seen.messages if "compact" not in m))
         now_ms = RUNTIME.now_ms()
@@ -435,7 +436,7 @@ def test_a_commit_of_a_leased_session() -> None:
         check_outcome(where, outcome, State.of(storage), old, new)
         later = replace(RUNTIME, now_ms=lambda: SYSTEM.now_ms() + LONG_MS)
         Repository.open(storage, runtime=later).garbage_collect(NOW)
-        assert opened(storage)._context.roots.read().root.leases == ()
+        assert root_of(opened(storage)).leases == ()
         assert State.of(storage) in (old, new), where
         with_leased_session(storage)
         assert opened(storage).verify().problems == (), where
@@ -567,7 +568,7 @@ def test_lost_answer_without_an_archive_is_in_doubt() -> None:
     seed(storage)
 
     def others() -> None:
-        mine = Repository.open(storage)._context.roots.read().root.version
+        mine = root_of(Repository.open(storage)).version
         session = Repository.open(storage).writable_session("main")
         for i in range(40):
             put(session, "a/c/8", bytes([i]))

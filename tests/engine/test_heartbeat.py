@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import zarr
 
+from inside import context_of, root_of
 from zarr_manifests import Repository
 from zarr_manifests.engine.history import leases
-from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.errors import (
     CorruptObjectError,
     FencedError,
@@ -23,7 +23,6 @@ from zarr_manifests.errors import (
     StorageError,
 )
 from zarr_manifests.format.root import Lease
-from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import in_order
 from zarr_manifests.testing.wrapped import Call, WrappedStorage
@@ -97,7 +96,7 @@ def storage() -> MemoryStorage:
 
 
 def held(storage: MemoryStorage) -> tuple[Lease, ...]:
-    return Roots(storage, SYSTEM).read().root.leases
+    return root_of(storage).leases
 
 
 def head(repository: Repository) -> str:
@@ -219,7 +218,7 @@ def test_a_lease_that_was_not_renewed_in_time_is_not_relied_on(
             lease.check()
         assert lease.lost
         assert len(held(storage)) == 1
-        leases.renew_all(repository._context)  # it has been there all the time
+        leases.renew_all(context_of(repository))  # it has been there all the time
         lease.check()
         assert not lease.lost
 
@@ -243,7 +242,7 @@ def test_renewals_that_fail_are_tried_again_and_told(storage: MemoryStorage) -> 
         Repository.open(storage, runtime=world.runtime()).garbage_collect(timedelta(0))
         with pytest.raises(LeaseError):
             lease.check()
-        leases.renew_all(repository._context)
+        leases.renew_all(context_of(repository))
         with pytest.raises(FencedError):
             lease.check()
 

@@ -26,6 +26,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
+from inside import context_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.history.ancestry import snapshot_ref
 from zarr_manifests.engine.history.commit_logs import deltas_between
@@ -565,7 +566,7 @@ def test_a_read_list_that_says_something_else_than_a_log(plain: Seeded) -> None:
     head = plain.keys("snapshots")[0]
     fields = plain.fields(head)
     entry_with(fields, "embedded")["embedded"][0][3] += 1
-    context = open_(plain.forged(head, lambda _: fields))._context
+    context = context_of(open_(plain.forged(head, lambda _: fields)))
     older = context.open_view(snapshot_ref(context, plain.snapshot_ids[3]))
     newest = context.roots.read().root.branches["main"].head
     with pytest.raises(CorruptObjectError, match="does not match its entry in the snapshot"):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import zarr
 
+from inside import root_of
 from zarr_manifests import Repository
 from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.errors import CommitOutcomeUnknownError, CorruptObjectError
@@ -126,7 +127,7 @@ def test_recovery_takes_nothing_of_another_repository() -> None:
     """Neither its archive, nor what its root says of versions."""
     repo, other = made()[0], made(9)[0]
     heads = repo.list_branches()
-    newest = archive_key(Roots(other.storage, SYSTEM).read().root.version)
+    newest = archive_key(root_of(other.storage).version)
     repo.storage.put(newest, other.storage.get(newest))
     repo.storage.put(ROOT_KEY, other.storage.get(ROOT_KEY))
     # What a foreign archive stands in the place of is not known, and may have been a collection.

@@ -16,6 +16,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+from inside import root_of
 from zarr_manifests import Repository
 from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.runtime import SYSTEM
@@ -81,7 +82,7 @@ def test_a_hundred_lease_holders_do_not_starve_a_writer(processes: int) -> None:
             stack.enter_context(holders[number % processes].lease(head, TIMEOUT_S))
             world.advance(TIMEOUT_S * 1000 // 3 // HOLDERS)
         world.advance(0)
-        before, begun_ms = Roots(storage, SYSTEM).read().root, world.ms
+        before, begun_ms = root_of(storage), world.ms
         mine.reset()
         theirs.reset()
         session, tries = writer.writable_session(), []
@@ -90,7 +91,7 @@ def test_a_hundred_lease_holders_do_not_starve_a_writer(processes: int) -> None:
             earlier = swaps(mine)
             session.commit(f"chunk {at}")
             tries.append(swaps(mine) - earlier)
-        root = Roots(storage, SYSTEM).read().root
+        root = root_of(storage)
         periods = (world.ms - begun_ms) * 3 / TIMEOUT_S / 1000
         renewals = swaps(theirs)
         assert periods > 3
@@ -109,5 +110,5 @@ def test_a_hundred_lease_holders_do_not_starve_a_writer(processes: int) -> None:
         leases = Roots(storage, SYSTEM).leases(root)
         assert len(leases) == HOLDERS
         assert min(lease.expires_ms for lease in leases) > world.ms
-    assert Roots(storage, SYSTEM).leases(Roots(storage, SYSTEM).read().root) == ()
+    assert Roots(storage, SYSTEM).leases(root_of(storage)) == ()
     assert writer.verify().ok

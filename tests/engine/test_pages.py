@@ -13,6 +13,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+from inside import root_of
 from zarr_manifests import Repository
 from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.errors import AlreadyExistsError, FencedError, NotFoundError
@@ -53,10 +54,6 @@ def name_of(what: str, i: int) -> str:
 
 def names(what: str, n: int) -> list[str]:
     return [name_of(what, int(i)) for i in np.random.default_rng(0).permutation(n)]
-
-
-def root_of(storage: MemoryStorage) -> Root:
-    return Roots(storage, SYSTEM).read().root
 
 
 @pytest.fixture(scope="module")

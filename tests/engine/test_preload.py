@@ -20,6 +20,7 @@ import xarray as xr
 import zarr
 from zarr.core.buffer import cpu
 
+from inside import context_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.config.manifest_sets import Preload as PreloadOptions
 from zarr_manifests.engine.snapshot import preload
@@ -426,7 +427,7 @@ def test_only_coordinates_are_looked_at_closer(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(preload, "NodeFacts", Noted)
     view = workspace_of(Repository.open(storage).readonly_session().store).view
-    objects = repository._context.objects
+    objects = context_of(repository).objects
     looked.clear()
     plan = preload._plan(objects, PreloadOptions(), view)
     assert looked == ["/time"]

@@ -17,6 +17,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+from inside import context_of, root_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.objects.metadata import Objects
 from zarr_manifests.errors import UnmergedForksError
@@ -184,7 +185,7 @@ def test_a_forked_child_leaves_its_parent_the_lease(
     session = repository.writable_session("main", lease=60)
 
     def leases() -> list[str]:
-        return [lease.name for lease in Repository.open(path)._context.roots.read().root.leases]
+        return [lease.name for lease in root_of(Repository.open(path)).leases]
 
     before = leases()
     assert len(before) == 1
@@ -200,7 +201,7 @@ def test_a_forked_child_leaves_a_readers_lease(tmp_path: Path) -> None:
     repository = _make(tmp_path / "r", 100)
     block = repository.lease(repository.readonly_session().snapshot_id)
     block.__enter__()
-    roots = repository._context.roots
+    roots = context_of(repository).roots
     assert _in_child(lambda: block.__exit__(None, None, None)) == 0
     assert len(roots.read().root.leases) == 1
     block.__exit__(None, None, None)

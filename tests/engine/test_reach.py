@@ -22,6 +22,7 @@ import pytest
 import zarr
 
 import zarr_manifests.format
+from inside import change_root, context_of, root_of
 from zarr_manifests import Repository
 from zarr_manifests.engine.history.leases import take
 from zarr_manifests.engine.root.roots import Roots
@@ -109,8 +110,8 @@ def everything() -> MemoryStorage:
         commit(repository, 20 + seed, "side")
     repository.expire_snapshots(keep_last=9)
     head = repository.list_branches()["main"]
-    take(repository._context, head, 60_000, "a lease on what a branch has")
-    take(repository._context, repository.list_branches()["side"], 60_000, "on what none has")
+    take(context_of(repository), head, 60_000, "a lease on what a branch has")
+    take(context_of(repository), repository.list_branches()["side"], 60_000, "on what none has")
     repository.delete_branch("side")
     add_pages(repository, storage)
     add_index(repository, storage)
@@ -129,10 +130,12 @@ def add_pages(repository: Repository, storage: MemoryStorage) -> None:
             zarr.open_array(store, path="a")[:] = len(name)
     repository.create_tag("own-tag", repository.list_branches()["tagged"])
     repository.delete_branch("tagged")
-    root = Roots(storage, SYSTEM).read().root
+    root = root_of(storage)
     main, lease = root.branches["main"].bare(), root.leases[0]
     names = [sha256(bytes([i % 256, i // 256])) for i in range(700)]
-    repository._context.roots.update(
+    change_root(
+        repository,
+        "create tag",
         lambda now: replace(
             now,
             branches=now.branches | {f"b-{name.hexdigest()}": main for name in names[:350]},
@@ -142,14 +145,13 @@ def add_pages(repository: Repository, storage: MemoryStorage) -> None:
                 *(replace(lease, lease_id=name.digest()[:16]) for name in names),
             ),
         ),
-        *("create tag", "main", "", 1),
     )
-    assert Roots(storage, SYSTEM).read().root.pages.keys() == {"branches", "tags", "leases"}
+    assert root_of(storage).pages.keys() == {"branches", "tags", "leases"}
 
 
 def add_index(repository: Repository, storage: MemoryStorage) -> None:
     """An index of a kind that is not known here."""
-    branch = Roots(storage, SYSTEM).read().root.branches["main"]
+    branch = root_of(storage).branches["main"]
     assert branch.index is not None
     directory = IndexDirectory.from_object(storage.get(branch.index.key), branch.index)
     session = workspace_of(repository.writable_session().store).keys
@@ -159,11 +161,12 @@ def add_index(repository: Repository, storage: MemoryStorage) -> None:
     data = replace(directory, others={"zones": unknown}).encode()
     pointer = BlobRef.to(session.next("indexes"), data)
     storage.put(pointer.key, data)
-    repository._context.roots.update(
+    change_root(
+        repository,
+        "build index",
         lambda now: replace(
             now, branches=now.branches | {"main": replace(now.branches["main"], index=pointer)}
         ),
-        *("build index", "main", "", 1),
     )
 
 
@@ -277,8 +280,8 @@ def test_the_repository_has_every_pointer_that_the_format_has(everything: Memory
 def test_collection_marks_what_can_be_reached(everything: MemoryStorage) -> None:
     due = Walk(everything).root()
     repository = Repository.open(everything, runtime=in_order())
-    root = repository._context.roots.read().root
-    marked, _ = _mark(repository._context, root, lambda stage, done: None)
+    root = root_of(repository)
+    marked, _ = _mark(context_of(repository), root, lambda stage, done: None)
     assert due - marked == set()
     assert {key for key in marked - due if not key.startswith("indexes/")} == set()
 

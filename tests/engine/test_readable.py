@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import zarr
 
+from inside import root_of
 from zarr_manifests import Repository
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.envelope import MAX_MS
@@ -92,7 +93,7 @@ def test_a_name_that_is_no_text_is_logged_as_far_as_it_is(monkeypatch: pytest.Mo
 def test_an_owner_of_any_text_can_be_read(owner: str) -> None:
     repo = Repository.create(MemoryStorage())
     with repo.lease(repo.list_branches()["main"], owner=owner):
-        (lease,) = check(repo)._context.roots.read().root.leases
+        (lease,) = root_of(check(repo)).leases
     assert lease.owner == owner.replace("\udc80", "?")[:200]
 
 

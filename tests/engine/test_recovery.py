@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import zarr
 
+from inside import change_root, context_of, root_of
 from zarr_manifests import Repository, Session
-from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.errors import (
     CorruptObjectError,
     FencedError,
@@ -66,12 +66,11 @@ def whole() -> MemoryStorage:
     repository.expire_snapshots(keep_last=5)
     head = workspace_of(repository.readonly_session().store).view.ref.bare()
     tags = {f"tag-{i:04d}-{hash_of(i)}": head for i in range(400)}
-    repository._context.roots.update(
-        lambda root: replace(root, tags={**root.tags, **tags}), "create tag", "main", "", 1
-    )
-    repository._context.roots.update(  # so that older archives name other pages
+    change_root(repository, "create tag", lambda root: replace(root, tags={**root.tags, **tags}))
+    change_root(  # so that older archives name other pages
+        repository,
+        "create tag",
         lambda root: replace(root, tags={f"{name}-too": ref for name, ref in tags.items()}),
-        *("create tag", "main", "", 1),
     )
     repository.build_index()
     repository.garbage_collect(NOW)
@@ -96,7 +95,7 @@ def test_verification_finds_every_damage_of_every_object(whole: MemoryStorage) -
     kinds = {key.partition("/")[0] for key in keys(whole)}
     assert {"chunks", "deltas", "indexes", "manifests", "nodes", "pages", "snapshots"} < kinds
     made = keys(whole)
-    version = Roots(whole, SYSTEM).read().root.version
+    version = root_of(whole).version
     for i, key in enumerate(made):
         data = whole.get(key)
         middle = len(data) // 2
@@ -133,7 +132,7 @@ def test_a_lost_root_is_recovered_and_says_what_may_be_lost() -> None:
     written = fill(repository, 2)
     session = repository.writable_session(lease=60)
     write(session, 9)
-    version = repository._context.roots.read().root.version
+    version = root_of(repository).version
     storage.delete_many(["current"])
     told = Repository.recover(storage, dry_run=True, runtime=in_order())
     assert not any(info.key == "current" for info in storage.list())  # nothing was made
@@ -143,7 +142,7 @@ def test_a_lost_root_is_recovered_and_says_what_may_be_lost() -> None:
     assert report.recovered == version - 1  # a lease leaves no archive
     assert report.version == report.recovered + 1_000_000
     assert report.perhaps_lost == range(version, report.version)  # how many is not known
-    root = Roots(storage, SYSTEM).read().root
+    root = root_of(storage)
     assert root.fence == root.version == report.version
     assert root.leases == ()
     assert root.epochs == {"collector": root.version, "compactor": root.version}
@@ -163,7 +162,7 @@ def test_a_damaged_root_and_a_damaged_head_are_recovered() -> None:
     repository = make(storage)
     before = fill(repository, 2)
     lost = fill(repository, 3)
-    version = repository._context.roots.read().root.version
+    version = root_of(repository).version
     storage.put("current", b"damaged")
     storage.delete_many([f"snapshots/{lost.rpartition('-')[0]}/{lost.rpartition('-')[2]}"])
     report = Repository.recover(storage, runtime=in_order())
@@ -193,7 +192,7 @@ def test_a_recovery_shuts_out_who_began_after_versions_that_left_no_archive(
             pass
     before = Repository.open(storage, runtime=in_order()).writable_session()
     write(before, 9)
-    version = repository._context.roots.read().root.version
+    version = root_of(repository).version
     storage.delete_many(["current"])
     if current is not None:
         # The older one was put back by hand; what it leads to is gone.
@@ -232,13 +231,13 @@ def test_a_root_that_can_be_read_says_how_many_versions_there_were() -> None:
     repository = make(storage)
     before = fill(repository, 2)
     lost = fill(repository, 3)
-    done = repository._context.roots.read().root.version
+    done = root_of(repository).version
     for _ in range(3):
         with repository.lease(lost):
             pass
     session = repository.writable_session()
     write(session, 9)
-    version = repository._context.roots.read().root.version
+    version = root_of(repository).version
     assert version == done + 6
     storage.delete_many([f"snapshots/{lost.rpartition('-')[0]}/{lost.rpartition('-')[2]}"])
     report = Repository.recover(storage, runtime=in_order())
@@ -256,7 +255,7 @@ def test_a_version_is_restored_refs_only() -> None:
     repository.create_tag("gone")
     before = fill(repository, 2)
     repository.create_branch("side")
-    version = repository._context.roots.read().root.version
+    version = root_of(repository).version
     refs = repository.list_branches()
     fill(repository, 3)
     repository.delete_branch("side")
@@ -272,7 +271,7 @@ def test_a_version_is_restored_refs_only() -> None:
     assert repository.list_tags() == {}  # a deleted tag stays deleted
     assert next(iter(repository.ancestry())).snapshot_id == before
     assert read(repository.readonly_session()) == [2] * 8
-    root = repository._context.roots.read().root
+    root = root_of(repository)
     assert root.version > version
     repository.garbage_collect(NOW)
     assert repository.verify().ok
@@ -286,10 +285,10 @@ def test_a_version_is_restored_refs_only() -> None:
 def test_a_restore_that_a_collection_overtakes_is_refused() -> None:
     storage = MemoryStorage()
     repository = make(storage)
-    version = repository._context.roots.read().root.version
+    version = root_of(repository).version
     fill(repository, 3)
     other = Repository.open(storage, runtime=in_order())
-    roots, swap = repository._context.roots, repository._context.roots.swap
+    roots, swap = context_of(repository).roots, context_of(repository).roots.swap
     ran = []
 
     def overtaken(*args: object, **kwargs: object) -> object:

@@ -16,6 +16,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+from inside import root_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
@@ -148,7 +149,7 @@ def large() -> MemoryStorage:
     for i in range(LOG_TAIL):
         repository.create_branch(f"gone-{i}")
         repository.delete_branch(f"gone-{i}")
-    assert len(Roots(storage, SYSTEM).read().root.log) == LOG_TAIL
+    assert len(root_of(storage).log) == LOG_TAIL
     return storage
 
 
@@ -376,6 +377,6 @@ def test_digests_cost_about_as_much_as_the_deltas(large: MemoryStorage) -> None:
 
 
 def test_the_root_varies_by_eight_kib_beyond_its_copies(ahead: MemoryStorage) -> None:
-    root = Roots(ahead, SYSTEM).read().root
+    root = root_of(ahead)
     assert len(root.branches) == 10
     assert len(root.bare().encode()) <= 8 * 1024

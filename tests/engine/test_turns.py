@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import zarr
 
+from inside import context_of
 from zarr_manifests import Repository
 from zarr_manifests.errors import ConflictError
 from zarr_manifests.runtime import SYSTEM, Runtime
@@ -44,7 +45,7 @@ def commit_many(path: str, worker: int, start: Any) -> None:
 
 
 def count(repository: Repository, prefix: str) -> int:
-    return sum(1 for _ in repository._context.storage.list(prefix))
+    return sum(1 for _ in context_of(repository).storage.list(prefix))
 
 
 def test_racing_processes_upload_nothing_in_vain(tmp_path: Path) -> None:
@@ -180,12 +181,12 @@ def test_who_is_next_reads_ahead_what_has_come_first(tmp_path: Path) -> None:
     newest = {}
 
     def end() -> None:
-        newest["version"] = repository._context.roots.latest.root.version
+        newest["version"] = context_of(repository).roots.latest.root.version
         holder.end()
 
     watched.asleep = [end]
     session.commit("on top of both")
-    assert newest["version"] == repository._context.roots.latest.root.version - 1
+    assert newest["version"] == context_of(repository).roots.latest.root.version - 1
     assert zarr.open_array(repository.readonly_session().store, path="a")[[0, 5, 6], 0].all()
 
 

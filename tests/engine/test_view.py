@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
+from inside import context_of
 from zarr_manifests import Repository
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.objects.metadata import Objects
@@ -300,7 +301,7 @@ def test_a_table_of_other_axes_is_not_read_as_absent(where: str) -> None:
             "codecs": [{"name": "bytes"}],
         }
     ).encode()
-    workspace = Workspace(Repository.create(MemoryStorage())._context, view)
+    workspace = Workspace(context_of(Repository.create(MemoryStorage())), view)
     workspace.changes.nodes["a"] = node = Node("a", A, NodeKind.ARRAY, {"zarr.json": document})
     with pytest.raises(CorruptObjectError, match="1 axes for a node of 2"):
         workspace.chunks(node)

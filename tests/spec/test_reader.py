@@ -21,14 +21,13 @@ import zstandard
 from zarr.core.buffer import default_buffer_prototype
 
 import zarr_manifests as zm
-from zarr_manifests.engine.root.roots import Roots
+from inside import root_of
 from zarr_manifests.format import envelope
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.columns import decode_column
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.envelope import Fields
 from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import workspace_of
 
@@ -407,7 +406,7 @@ def test_every_snapshot_reads_the_same_with_and_without_digests(seed: int) -> No
         store = cold.readonly_session(snapshot_id=snapshot_id).store
         assert found.read(snapshot_id) == contents(store)
     assert digests
-    tip = Roots(storage, SYSTEM).read().root.branches["main"]
+    tip = root_of(storage).branches["main"]
     head = Snapshot.from_object(storage.get(tip.head.key), tip.head)
     assert tip.ahead == head.ahead
     assert len(tip.ahead) <= 4

@@ -23,9 +23,10 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
+from inside import open_handles
 from zarr_manifests.errors import CommitOutcomeUnknownError, ManifestsError
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage import LocalStorage, handles
+from zarr_manifests.storage import LocalStorage
 
 CALLS = (
     "open",
@@ -95,13 +96,13 @@ class FailingDisk:
 
     @contextmanager
     def failing(self, at: int, *, for_good: bool) -> Iterator[None]:
-        handles._open.clear()
+        open_handles().clear()
         self.made, self.fail_at, self.for_good, self.armed = 0, at, for_good, True
         try:
             yield
         finally:
             self.armed = False
-            handles._open.clear()
+            open_handles().clear()
 
 
 def commit(repo: zm.Repository) -> None:

@@ -20,6 +20,7 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
+from inside import open_handles
 from zarr_manifests.errors import ConfigError, ManifestsError, StorageError
 from zarr_manifests.storage import LocalStorage, Storage, files, from_url, handles
 
@@ -153,7 +154,7 @@ def test_no_object_of_a_repository_hangs(repository: Path, odd: Callable[[Path],
                 use(repository)
         path.unlink()
         path.write_bytes(kept)
-        handles._open.clear()
+        open_handles().clear()
     t = zarr.open_array(zm.Repository.open(repository).readonly_session().store, path="t", mode="r")
     assert t[:].tolist() == list(range(64))
 
@@ -341,7 +342,7 @@ def test_files_that_are_only_kept_open_are_closed_before_another_is_opened(
     """As many descriptors as there are, and no one more."""
     now = [1000.0]
     monkeypatch.setattr(handles, "_now_s", lambda: now[0])
-    handles._open.clear()
+    open_handles().clear()
     storage = LocalStorage(tmp_path)
     for i in range(handles.MOST + 1):
         storage.create(f"o{i}", b"0", durable=False)
@@ -349,7 +350,7 @@ def test_files_that_are_only_kept_open_are_closed_before_another_is_opened(
     true = files.open_below
 
     def counted(*given: object, **options: object) -> int:
-        most.append(len(handles._open))
+        most.append(len(open_handles()))
         return true(*given, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr("zarr_manifests.storage.local.open_below", counted)
@@ -362,7 +363,7 @@ def test_files_that_are_only_kept_open_are_closed_before_another_is_opened(
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
     for i in range(handles.MOST + 1):
         storage.get(f"o{i}", 0, 1)
-    assert len(handles._open) == 16
+    assert len(open_handles()) == 16
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
@@ -376,7 +377,7 @@ def test_what_can_go_is_closed_when_no_descriptor_is_left(
     true, scan = os.open, os.scandir
 
     def refuse() -> None:
-        if handles._open:
+        if open_handles():
             raise OSError(number, os.strerror(number))
 
     def opened(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
@@ -402,7 +403,7 @@ def test_what_can_go_is_closed_when_no_descriptor_is_left(
         lambda: storage.delete_many(["c"]),
     ]
     for call in calls:
-        handles._open.clear()
+        open_handles().clear()
         storage.get("kept", 0, 2)
-        assert handles._open
+        assert open_handles()
         call()

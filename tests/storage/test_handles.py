@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from inside import open_handles
 from zarr_manifests.errors import ObjectNotFoundError
 from zarr_manifests.storage import LocalStorage, handles, local
 
@@ -20,10 +21,10 @@ type Clock = list[float]
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     """What time it is, in seconds; nothing is open yet."""
     now = [1000.0]
-    handles._open.clear()
+    open_handles().clear()
     monkeypatch.setattr(handles, "_now_s", lambda: now[0])
     yield now
-    handles._open.clear()
+    open_handles().clear()
 
 
 @pytest.fixture
@@ -107,7 +108,7 @@ def test_no_more_than_so_many_files_are_open(tmp_path: Path, opened: list[str]) 
         storage.create(f"o{i}", b"0", durable=False)
         assert storage.get(f"o{i}", 0, 1) == b"0"
     assert len(open_numbers() - before) <= handles.MOST
-    assert len(handles._open) == handles.MOST
+    assert len(open_handles()) == handles.MOST
 
 
 def test_no_more_are_open_where_threads_open_them_at_once(tmp_path: Path) -> None:
@@ -123,7 +124,7 @@ def test_no_more_are_open_where_threads_open_them_at_once(tmp_path: Path) -> Non
     for i in range(1, handles.MOST):
         storage.get(f"o{i}", 0, 1)
     handles.handle_of(str(tmp_path / "o0"), amid)
-    assert len(handles._open) == handles.MOST
+    assert len(open_handles()) == handles.MOST
 
 
 def test_a_deleted_file_is_closed_when_another_is_opened_later(

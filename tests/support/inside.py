@@ -1,0 +1,38 @@
+"""What lies behind the public names: the one place where tests reach for it.
+
+What a store reads and writes is `zarr_manifests.store.workspace_of(store)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from zarr_manifests import Repository
+from zarr_manifests.engine.root.roots import Roots
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.format.root import Root
+from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.storage import Storage, handles
+
+
+def context_of(repository: Repository) -> Context:
+    """The roots, objects and caches of a repository."""
+    return repository._context
+
+
+def root_of(place: Repository | Storage) -> Root:
+    """The root, read from storage now."""
+    roots = place._context.roots if isinstance(place, Repository) else Roots(place, SYSTEM)
+    return roots.read().root
+
+
+def change_root(
+    repository: Repository, operation: str, change: Callable[[Root], Root], snapshot_id: str = ""
+) -> None:
+    """Replace the root, and log it as that operation on `main`."""
+    repository._context.roots.update(change, operation, "main", snapshot_id, 1)
+
+
+def open_handles() -> dict[str, handles.Handle]:
+    """The files that this process holds open to read from, by path."""
+    return handles._open
