@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import mutants
 from simulated import CALLS, simulate
 from simulated.process import Process
 from zarr_manifests.engine.edit import forks
@@ -65,6 +66,8 @@ def test_the_trace_is_the_same_in_another_process_whatever_strings_hash_to() -> 
 def test_a_run_leaves_nothing_in_memory() -> None:
     for seed in range(5):
         simulate(seed)
+    (fault,) = [one for one in mutants.MUTANTS if one.name == "old-root-reused"]
+    assert mutants.run(fault, mutants.SEEDS[fault.name]).failure is not None
     forks._VIEWS.clear()  # a few that the whole process keeps
     while gc.collect():  # what a finalizer held goes in the next round
         pass
