@@ -1,14 +1,13 @@
 """What a writer has changed and not yet committed.
 
-A `ChangeSet` is a plain value store: nodes by path (None = deleted), chunk refs by node and
-coordinate, whole tables of refs under these, truncations. The rules about *what* to record live
-in `workspace`, those of bringing forks together in `merging`; here is only how change sets are
-compared, and how they travel in a fork (`ForkState`).
+A `ChangeSet` is plain data: nodes by path (None = deleted), chunk refs by node and coordinate,
+tables of refs under these, truncations. `node_edits` decides *what* to record, and `merge_forks`
+merges forks; this module compares change sets, and packs them into a fork (`ForkState`).
 
-Of very many refs most are not in memory (`spill`).
+If there are very many refs, most are spilled from memory to manifests (`spill`).
 
-Invariant: a node that was made and deleted within the change set leaves no trace in it; refs are
-only recorded for nodes that exist.
+Invariant: a node created and deleted within the change set leaves no trace in it; refs are recorded
+only for nodes that exist.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ __all__ = ["ChangeSet", "ForkState", "lies_below", "same_bytes"]
 
 
 def same_bytes(a: StoredRef | None, b: StoredRef | None) -> bool:
-    """Whether two refs stand for the same chunk bytes (by length and checksum)."""
+    """Whether two refs have the same chunk bytes, by length and checksum."""
     if a == b:
         return True
     if a is None or b is None or isinstance(a, Unset) or isinstance(b, Unset):
@@ -66,7 +65,7 @@ def _fingerprint(ref: InlineRef | NativeRef | VirtualRef) -> tuple[int, int | No
 
 @dataclass(slots=True)
 class ChangeSet:
-    """Changes relative to a snapshot.
+    """Changes to a snapshot.
 
     Attributes
     ----------
@@ -77,13 +76,13 @@ class ChangeSet:
     truncated : dict of bytes to tuple of int
         Node id to grid shape: chunks of the snapshot at or beyond it are gone.
     tables : dict of bytes to tuple of ChunkTable or Spilled
-        By node id: refs set in bulk, oldest first; what is in `chunks` is newer.
+                By node id: refs set in bulk, oldest first; those in `chunks` are newer.
     unsynced : list of str
         Keys of chunk objects written and not yet durable.
     reads : Reads
-        What was read of the snapshot meanwhile; no change, but a commit may depend on it.
+        What was read of the snapshot. Not a change, but a commit may depend on it.
     spill : Spill or None
-        Where refs go and come from that are not in memory; without it all of them are.
+        Writes refs to manifests and reads them back; without it all refs stay in memory.
     """
 
     nodes: dict[str, Node | None] = field(default_factory=dict)
@@ -114,11 +113,11 @@ class ChangeSet:
         """The rows, fetched if they are not in memory."""
         if isinstance(rows, ChunkTable):
             return rows
-        assert self.spill is not None  # whoever has taken it over has given it one
+        assert self.spill is not None  # set by whoever takes over spilled rows
         return self.spill.rows(rows)
 
     def get(self, node_id: bytes, coords: Coords) -> StoredRef | None:
-        """The changed ref of a chunk; None if it is not changed."""
+        """The changed ref of a chunk; None if it is unchanged."""
         refs = self.chunks.get(node_id)
         ref = refs.get(coords) if refs is not None else None
         if ref is None and self.tables:
@@ -129,23 +128,23 @@ class ChangeSet:
         return ref
 
     def touched(self) -> list[bytes]:
-        """Ids of the nodes that chunks are changed of."""
+        """Ids of the nodes with changed chunks."""
         return list(dict.fromkeys((*(n for n, refs in self.chunks.items() if refs), *self.tables)))
 
     def layers(self, node_id: bytes) -> tuple[Rows, ...]:
-        """All that is changed of a node's chunks, oldest first."""
+        """All changes to a node's chunks, oldest first."""
         tables, refs = self.tables.get(node_id, ()), self.chunks.get(node_id)
         return (*tables, ChunkTable.of(refs)) if refs else tables
 
     def table(self, node_id: bytes) -> ChunkTable | None:
-        """All changed chunks of a node, in memory; None if there is none."""
+        """All changed chunks of a node, in memory; None if there are none."""
         return self._together(self.layers(node_id))
 
     def _together(self, layers: Sequence[Rows]) -> ChunkTable | None:
         return merge_layers([Layer(None, tuple(map(self.rows, layers)))]).table
 
     def parts(self, node_id: bytes) -> tuple[Rows, ...]:
-        """All changed chunks of a node, in tables that share no chunk, of a leaf at most each."""
+        """All changed chunks of a node, in disjoint tables of at most one leaf each."""
         groups, tables = self._apart(node_id)
         parts: list[Rows] = []
         for together in groups:
@@ -158,7 +157,7 @@ class ChangeSet:
         return (*parts, *_disjoint(tables))
 
     def _apart(self, node_id: bytes) -> tuple[list[list[Rows]], list[ChunkTable]]:
-        """Spilled layers, with what lies over or under each; and what does not."""
+        """Groups of spilled layers with what overlaps them, and the tables that overlap none."""
         layers = self.layers(node_id)
         tables = [layer for layer in layers if isinstance(layer, ChunkTable)]
         if len(tables) == len(layers):
@@ -181,12 +180,12 @@ class ChangeSet:
         return count
 
     def put_table(self, node_id: bytes, table: Rows) -> None:
-        """Lay a table of refs over all that is changed of the node."""
+        """Put a table of refs on top of the node's changes."""
         tables = list(self.tables.get(node_id, ()))
         refs = self.chunks.pop(node_id, None)
         for newer in ([ChunkTable.of(refs)] if refs else []) + [table]:
-            # Each is more than twice as long as the next, so that there are few, and a row is
-            # merged few times; but none is merged into more than a leaf, which takes memory.
+            # Each table is more than twice as long as the next, so that there are few tables and
+            # each row is merged few times. No merge exceeds a leaf, to bound memory.
             while (
                 tables
                 and resident(newer)
@@ -202,7 +201,7 @@ class ChangeSet:
         self.keep_within_budget()
 
     def keep_within_budget(self) -> None:
-        """Write what is too much for the memory to manifests, the largest tables first."""
+        """Spill tables to manifests while they exceed the memory budget, largest first."""
         spill = self.spill
         if spill is None or not spill.writable:
             return
@@ -216,7 +215,7 @@ class ChangeSet:
             if isinstance(rows, ChunkTable)
         ]
         for size, node_id, table in sorted(due, key=lambda each: each[0], reverse=True):
-            if room >= spill.budget // 2:  # room for so much that few manifests are small
+            if room >= spill.budget // 2:  # frees enough that few spilled manifests are small
                 break
             spilled = spill.save(node_id, table, self.unsynced)
             self.tables[node_id] = tuple(
@@ -245,7 +244,7 @@ class ChangeSet:
             self.keep_within_budget()
 
     def forget(self, node_id: bytes) -> None:
-        """Drop all that is changed of a node's chunks."""
+        """Drop all changes to a node's chunks."""
         self.chunks.pop(node_id, None)
         self.tables.pop(node_id, None)
         self.truncated.pop(node_id, None)
@@ -257,9 +256,9 @@ class ChangeSet:
                 yield node_id, coords, ref
 
     def chunk_objects(self) -> set[str]:
-        """Keys of all chunk objects that changed refs lie in; not those of what is spilled.
+        """Keys of all chunk objects that changed refs point to, except those of spilled refs.
 
-        These are durable.
+        Objects of spilled refs are durable already.
         """
         objects = {ref[:2] for _, _, ref in self.refs() if isinstance(ref, NativeRef)}
         found = {chunk_key(*each) for each in objects}
@@ -267,7 +266,7 @@ class ChangeSet:
         return found
 
     def since(self, before: ChangeSet) -> ChangeSet:
-        """What this change set has beyond `before`, from which it grew."""
+        """The changes of this set since `before`, an earlier state of it."""
         nodes = {
             path: self.nodes.get(path)
             for path in self.nodes.keys() | before.nodes.keys()
@@ -299,26 +298,26 @@ class ChangeSet:
         return ChangeSet(nodes, chunks, truncated, unsynced, tables, self.reads, self.spill)
 
     def beyond(self, node_id: bytes, before: ChangeSet) -> tuple[Rows, ...]:
-        """What to lay over all that `before` has of a node's chunks to get what this one has."""
+        """The tables to put on top of a node's chunks in `before` to get those of this set."""
         tables, known = self.tables.get(node_id, ()), before.tables.get(node_id, ())
         if (
             not all(map(resident, tables))
             and tables[: len(known)] == known
             and not before.chunks.get(node_id)
         ):
-            return self.layers(node_id)[len(known) :]  # it has grown: nothing has to be fetched
+            return self.layers(node_id)[len(known) :]  # only grown, so nothing is fetched
         changed = difference(self.table(node_id), before.table(node_id))
         return () if changed is None else (changed,)
 
 
 def lies_below(box: Box, shape: Coords) -> bool:
-    """Whether all of the box is below the shape."""
+    """Whether the whole box is below the shape."""
     return all(map(le, box.hi, shape))
 
 
 def _disjoint(tables: Sequence[ChunkTable]) -> list[ChunkTable]:
-    """The rows that count of these tables, oldest first, in tables that share no chunk."""
-    groups: list[list[int]] = []  # of tables that may share chunks, by position: oldest first
+    """The latest row of each chunk in these tables (oldest first), as disjoint tables."""
+    groups: list[list[int]] = []  # positions of tables that may share chunks, oldest first
     for i, table in enumerate(tables):
         near = [g for g in groups if any(table.box.overlaps(tables[j].box) for j in g)]
         groups = [g for g in groups if g not in near]
@@ -332,32 +331,32 @@ def _disjoint(tables: Sequence[ChunkTable]) -> list[ChunkTable]:
 
 @dataclass(frozen=True, slots=True)
 class ForkState:
-    """A copy of a workspace, as it travels.
+    """A copy of a workspace, as it is pickled.
 
     Parameters
     ----------
     repository_id : str
-        Of the repository it belongs to.
-    storage : Storage
-        Where that lies.
-    config : RepositoryConfig
-        Of the session it was made from.
-    head, base : BlobRef
-        The snapshot, and the base it reads.
-    start : int
+                Id of the repository.
+        storage : Storage
+        The repository's storage.
+        config : RepositoryConfig
+        Configuration of the session.
+        head, base : BlobRef
+        The snapshot, and its base.
+        start : int
         The root version the session began at.
-    lineage : bytes or None
-        What the session's copies have in common; None for a read-only copy.
-    copy_id : str
-        The session id under which the copy's own changes were written.
-    before, after : ChangeSet
-        The changes it started from, and those it has now.
-    explicit : bool
-        Whether it was asked for (`session.fork()`) and not made by pickling a session's store.
-    containers : Containers
-        The places elsewhere that virtual chunks may be read from; they hold no secrets.
-    cache : CacheOptions
-        What a copy may keep of the metadata it reads.
+        lineage : bytes or None
+        Shared by all copies of the session; None for a read-only copy.
+        copy_id : str
+        The session id under which the copy wrote its objects.
+        before, after : ChangeSet
+        The changes the copy started from, and those it has now.
+        explicit : bool
+        Whether the copy was made by `session.fork()`, not by pickling a session's store.
+        containers : Containers
+        The containers that virtual chunks may be read from; they hold no secrets.
+        cache : CacheOptions
+        Limits of the copy's metadata cache.
     token : str or None
         The session's open token, if its copies report what they change (`reports`).
     """

@@ -1,8 +1,8 @@
-"""The copies of a session's store: which were merged, and what those that report have changed.
+"""The copies of a session's store: which are merged, and what reporting copies have changed.
 
-Invariants: a commit leaves out no copy's change unless its caller says so; reports are merged once,
-after the session's token is gone, so that a retried commit has them; a session with new object
-names has no copies.
+Invariants: a commit leaves out no detected copy's changes unless its caller says so; reports are
+merged once, after the session's token is gone, so that a retried commit has them; a session with
+new object keys has no copies.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _LOG = logging.getLogger(__name__)
 
 
 class Copies:
-    """The copies of one session, and their way back into its workspace.
+    """Tracks the copies of one session, and merges their changes into its workspace.
 
     Parameters
     ----------
     workspace : Workspace
-        The session's.
+    The session's workspace.
     reporting : bool
-        Whether copies report through the storage what they change.
+    Whether copies report their changes through the storage.
 
     Attributes
     ----------
     gathered : bool
-        Whether what copies reported is in the workspace.
+    Whether the copies' reports are merged into the workspace.
     """
 
     def __init__(self, workspace: Workspace, *, reporting: bool) -> None:
@@ -49,26 +49,26 @@ class Copies:
             workspace.token = open_token(workspace.storage, keys)
 
     def merge(self, states: Sequence[ForkState]) -> None:
-        """Bring the changes of these copies into the workspace, all or none."""
+        """Merge the changes of these copies into the workspace, all or none."""
         merge_forks(self._workspace, self._owners, states)
         self._merged = True
 
     def check_merged(self) -> None:
-        """Refuse to leave out what copies that do not report have changed.
+        """Raise if copies that do not report have unmerged changes.
 
         Raises
         ------
         UnmergedForksError
-            If there are copies that changed anything, and none was merged.
+        If copies have changed anything and none was merged.
         """
         workspace = self._workspace
         if workspace.token is None and workspace.copied and not self._merged:
             refuse_unmerged(workspace)
 
     def bring_in(self, *, discard: bool = False) -> None:
-        """Stop all copies that report, and bring in what they reported; or refuse other copies.
+        """Stop all reporting copies and merge their reports; refuse other unmerged copies.
 
-        With `discard`, nothing is brought in and nothing is refused.
+        With `discard`, nothing is merged and nothing is refused.
         """
         workspace = self._workspace
         if workspace.token is None:
@@ -76,7 +76,7 @@ class Copies:
                 self.check_merged()
         elif not self.gathered:
             roots = workspace.context.roots
-            if not discard and workspace.keys is not None:  # else they may have been collected
+            if not discard and workspace.keys is not None:  # if fenced, reports may be gone
                 check_fence(roots, roots.read().root, workspace.keys)
             if not self._shut:
                 close_token(workspace.storage, workspace.token)
@@ -86,14 +86,14 @@ class Copies:
                 self.gathered = True
 
     def begin_anew(self, *, renamed: bool) -> None:
-        """Forget what was merged; a session under new names opens a token of its own."""
+        """Forget what was merged; a session with new object keys opens a new token."""
         self._owners, self._merged = Owners(), False
         if self._reporting and renamed:
             self._workspace.token = self._new_token()
             self._shut = self.gathered = False
 
     def _new_token(self) -> str | None:
-        """The key of a new token; without one, copies do not report."""
+        """The key of a new token; None if it cannot be created, and then copies do not report."""
         assert self._workspace.keys is not None
         try:
             return open_token(self._workspace.storage, self._workspace.keys)

@@ -1,10 +1,10 @@
-"""Copies of a workspace that travel to other processes, and their changes' way back.
+"""Sends copies of a workspace to other processes, and merges their changes back.
 
-A `ForkState` is a value: what a copy needs to open the same snapshot, the changes it started
-from, and the changes it has now. Unpickling it does no I/O; `revive` opens the snapshot.
-Invariants: every copy draws object names of its own before it writes; a chunk in memory does not
-travel, so freezing a workspace writes its packs; what a copy changed reaches
-a commit only through `merge_forks`; a copy of another repository, session or base is refused.
+A `ForkState` is a value: what a copy needs to open the same snapshot, the changes it started from,
+and the changes it has now. Unpickling it does no I/O; `revive` opens the snapshot. Invariants:
+every copy takes object keys of its own before it writes; staged chunks are not pickled, so freezing
+a workspace writes its packs; a copy's changes reach a commit only through `merge_forks` or
+`merge_reports`; a copy of another repository, session or base is refused.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ _DIFFER: Final = (
 
 
 def freeze(workspace: Workspace, *, explicit: bool) -> ForkState:
-    """The workspace as a copy that can travel.
+    """The workspace as a copy that can be pickled.
 
-    A session's workspace becomes the origin of a new copy; a copy's own workspace becomes that
-    copy with what it has changed by now, ready to be merged.
+    For a session's workspace this is a new copy. For a copy's workspace it is that copy with its
+    changes so far, ready to merge.
     """
     context, origin = workspace.context, workspace.origin
     with workspace.lock:
-        workspace.flush()  # memory does not travel
+        workspace.flush()  # staged chunks are not pickled
         after = workspace.changes.copy()
         token = None if explicit or origin is not None else workspace.token
-        if token is not None and workspace.frozen is None:  # which may be without any change
+        if token is not None and workspace.frozen is None:  # it may have no changes
             workspace.frozen = after
     keys = workspace.keys
     copy_id = keys.session_id if keys is not None else ""
@@ -69,8 +69,8 @@ def freeze(workspace: Workspace, *, explicit: bool) -> ForkState:
         )
     if token is None and keys is not None and not explicit:
         workspace.pickled = True
-    # In a child that os.fork made, what the parent had changed is not known apart; merging all
-    # of it changes nothing where the parent has the same.
+    # A child of os.fork cannot tell the parent's changes from its own. Merging all of them changes
+    # nothing where the parent has the same.
     before = after if workspace.pid == os.getpid() else ChangeSet()
     return ForkState(
         context.repository_id,
@@ -91,7 +91,7 @@ def freeze(workspace: Workspace, *, explicit: bool) -> ForkState:
 
 
 def revive(state: ForkState, runtime: Runtime = SYSTEM) -> Workspace:
-    """A workspace that goes on from the copied state."""
+    """A workspace that continues from the copied state."""
     storage = metered(state.storage)
     context = Context.of(
         state.repository_id,
@@ -110,7 +110,7 @@ def revive(state: ForkState, runtime: Runtime = SYSTEM) -> Workspace:
 
 
 def _view(context: ReadContext, state: ForkState) -> SnapshotView:
-    """The snapshot, opened once a process for all the copies that tasks bring along."""
+    """The snapshot, opened once per process for all copies of it."""
     place = (state.storage.url, state.head.key)
     with _VIEWS_LOCK:
         view = _VIEWS.get(place)
@@ -130,9 +130,9 @@ def merge_forks(
     owners: Owners,
     forks: Sequence[ForkState],
 ) -> None:
-    """Bring the forks' changes into the workspace's, all or none.
+    """Merge the changes of the forks into the workspace, all or none.
 
-    `owners` says which copy what was merged before came from; it is brought up to date.
+    `owners` records which copy made each change merged so far, and is updated.
 
     Raises
     ------
@@ -160,12 +160,12 @@ def merge_forks(
 
 
 def merge_reports(workspace: Workspace, owners: Owners) -> None:
-    """Bring in what the session's copies have reported, all or none; its open token is gone.
+    """Merge what the session's copies reported, all or none; the open token must be gone.
 
     Raises
     ------
     ConflictError
-        If two of them, or one and the session, wrote different bytes to the same chunk.
+                If two copies, or a copy and the session, wrote different bytes to the same chunk.
     CorruptObjectError
         If a report cannot be read.
     """
@@ -183,17 +183,17 @@ def merge_reports(workspace: Workspace, owners: Owners) -> None:
             elif node_id in nodes and workspace.ref(nodes[node_id], coords) is None:
                 continue  # it is absent anyway
             elif before.chunks.get(node_id, {}).get(coords) == ref:
-                # The session had unset it, too, and has written it since. As it was, it would seem
-                # that no copy has changed it.
+                # The session had unset the chunk too, and has written it since. With the old unset
+                # in `before`, the copy would seem to have changed nothing.
                 del before.chunks[node_id][coords]
             after.chunks.setdefault(node_id, {})[coords] = ref
-            # Whether the copy had read it before is not told.
+            # Reports do not say whether the copy had read the chunk before.
             after.reads.note(node_id, coords)
         _merge(workspace, owners, [(before, after, workspace.keys.lineage_prefix)])
 
 
 def _check_one_writer_each(reported: Reported, nodes: Mapping[bytes, Node]) -> None:
-    """Refuse chunks that two copies have changed differently."""
+    """Refuse chunks that two copies changed differently."""
     differ: dict[bytes, list[Coords]] = {}
     for (node_id, coords), refs in reported.items():
         first, *others = refs.values()
@@ -218,11 +218,11 @@ def _check_one_writer_each(reported: Reported, nodes: Mapping[bytes, Node]) -> N
 def _merge(
     workspace: Workspace, owners: Owners, changed: Sequence[tuple[ChangeSet, ChangeSet, str]]
 ) -> None:
-    """Bring in what each copy, named last, changed from the one to the other; all or none."""
+    """Merge each copy's changes, given as (before, after, copy id); all or none."""
     with workspace.lock:
         trial = Merge(workspace.changes.copy(), workspace.view.nodes, owners)
         for began, has, copy_id in changed:
-            # What they have spilled is read by the session, which knows how.
+            # The session reads what the copies spilled.
             spill = workspace.changes.spill
             began, has = (replace(each, spill=spill) for each in (began, has))
             conflicts = trial.apply(began, has, copy_id)
@@ -238,14 +238,14 @@ def _merge(
 
 
 def refuse_unmerged(workspace: Workspace) -> None:
-    """Raise if copies of the session's store, made by pickling or `os.fork`, were written to.
+    """Raise if a copy of the session's store, made by pickling or `os.fork`, was written to.
 
-    Only such a copy leaves an empty object; what was asked for by `fork` may be left out.
+    Only such a copy writes an empty object; a copy made with `fork` may stay unmerged.
 
     Raises
     ------
     UnmergedForksError
-        If such copies have left objects in the storage: committing would leave out their changes.
+    If such an object exists: the commit would leave out the copy's changes.
     """
     assert workspace.keys is not None
     prefix = workspace.keys.lineage_prefix

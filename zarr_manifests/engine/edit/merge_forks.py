@@ -35,11 +35,10 @@ _ABSENT: Final = object()
 
 @dataclass(slots=True)
 class Owners:
-    """What has been merged: the copy that each chunk and node came from, and what it was then.
+    """Which copy each merged chunk and node came from, and its value at that time.
 
-    `tables` are older than `chunks`, which say the same of single chunks, and in the order of
-    their merging. `objects` are the keys of the chunk objects that copies have brought, and
-    `copies` those that were merged.
+    `tables` records chunks in bulk, in merge order; `chunks` records single chunks and is newer.
+    `objects` has the keys of chunk objects that copies wrote, `copies` the ids of merged copies.
     """
 
     chunks: dict[tuple[bytes, Coords], tuple[str, StoredRef]] = field(default_factory=dict)
@@ -51,7 +50,7 @@ class Owners:
     def of(
         self, node_id: bytes, coords: Coords, fetch: Callable[[Rows], ChunkTable]
     ) -> tuple[str, StoredRef] | None:
-        """The copy that a chunk came from, and what it was then; `fetch` gives rows."""
+        """The copy that a chunk came from, and its ref at that time; `fetch` loads rows."""
         found = self.chunks.get((node_id, coords))
         if found is None:
             for copy_id, rows in reversed(self.tables.get(node_id, ())):
@@ -72,19 +71,20 @@ class Owners:
 
 
 class Merge:
-    """Brings forks' changes into a session's, and remembers which copy wrote what.
+    """Merges the changes of forks into a session's, and records which copy wrote what.
 
-    A fork's change applies where the session is as it was when the fork was made, or where the
-    very same copy has changed it before, or where both did the same; anything else is a conflict.
+    A fork's change applies where the session has not changed since the fork was made, where the
+    same copy made the earlier change, or where both made the same change. Anything else is a
+    conflict.
 
     Parameters
     ----------
     mine : ChangeSet
         The session's changes; modified in place.
     stored : mapping of str to Node
-        The nodes of the snapshot that session and forks began with.
+        The nodes of the snapshot that the session and its forks started from.
     owners : Owners
-        What has been merged before.
+        What was merged earlier.
     """
 
     def __init__(
@@ -98,15 +98,15 @@ class Merge:
         self._stored = stored
 
     def apply(self, before: ChangeSet, after: ChangeSet, copy_id: str) -> list[Conflict]:
-        """Apply what the copy `copy_id` changed between `before` and `after`, or nothing.
+        """Apply what the copy `copy_id` changed between `before` and `after`; return the conflicts.
 
-        Returns the conflicts; where there are any, nothing was applied.
+        If there are conflicts, nothing is applied.
         """
         theirs = after.since(before)
         if copy_id in self.owners.copies:
             self._leave_out_merged(theirs, copy_id)
         self._single_out(before, theirs, copy_id)
-        for node_id, refs in [*theirs.chunks.items()]:  # what was merged before counts once
+        for node_id, refs in [*theirs.chunks.items()]:  # skip what is merged already
             new = {c: ref for c, ref in refs.items() if self._owner(node_id, c) != (copy_id, ref)}
             theirs.chunks[node_id] = new
             if not new:
@@ -157,7 +157,7 @@ class Merge:
         return self.owners.of(node_id, coords, self.mine.rows)
 
     def _moved(self, before: ChangeSet, node_id: bytes) -> tuple[Rows, ...]:
-        """Chunks of a node that the session has changed otherwise than the fork began with."""
+        """Chunks of a node that the session has changed since the fork was made."""
         ours, was = self.mine, before
         if ours.tables.get(node_id) == was.tables.get(node_id) and (
             ours.chunks.get(node_id, {}) == was.chunks.get(node_id, {})
@@ -166,7 +166,7 @@ class Merge:
         return ours.beyond(node_id, was)
 
     def _leave_out_merged(self, theirs: ChangeSet, copy_id: str) -> None:
-        """Of a copy's tables leave out what it has brought before, which counts once."""
+        """Drop from a copy's tables the rows that an earlier merge of the copy applied."""
         owned, single = self.owners.tables, self.owners.chunks
         for node_id, parts in list(theirs.tables.items()):
             brought = [rows for owner, rows in owned.get(node_id, ()) if owner == copy_id]
@@ -180,7 +180,7 @@ class Merge:
             for rows in parts:
                 near = [layer for layer in layers if layer.box.overlaps(rows.box)]
                 if not resident(rows) and rows in near:
-                    continue  # as it was
+                    continue  # merged already
                 new = self._beyond(theirs.rows(rows), near) if near else rows
                 left += [] if new is None else [new]
             theirs.tables[node_id] = tuple(left)
@@ -188,14 +188,14 @@ class Merge:
                 del theirs.tables[node_id]
 
     def _beyond(self, table: ChunkTable, layers: Sequence[Rows]) -> ChunkTable | None:
-        """The rows of the table that are not as these layers have them, the last of which wins."""
+        """The rows of the table that differ from these layers, of which the last wins."""
         known = merge_layers([Layer(None, tuple(map(self.mine.rows, layers)))]).table
         if known is None:
             return table
         return difference(table, select(known, shared_rows(known, table)))
 
     def _single_out(self, before: ChangeSet, theirs: ChangeSet, copy_id: str) -> None:
-        """Of refs that a fork has set in bulk, look one by one at those the session has, too."""
+        """Turn bulk refs of a fork into single refs where the session changed the chunk too."""
         for node_id, parts in list(theirs.tables.items()):
             moved = self._moved(before, node_id)
             if not moved:
@@ -216,7 +216,7 @@ class Merge:
     def _uncontested(
         self, theirs: ChangeSet, node_id: bytes, rows: Rows, near: Sequence[Rows]
     ) -> list[Rows]:
-        """The rows but those that the session has, too, which become single refs."""
+        """The rows that the session has not changed; the others become single refs."""
         table = theirs.rows(rows)
         both = np.zeros(len(table), np.bool_)
         for each in near:
@@ -232,7 +232,7 @@ class Merge:
     def _take(
         self, theirs: ChangeSet, after: ChangeSet, replaced: Iterable[bytes], copy_id: str
     ) -> None:
-        # First of all: rows that are written to a manifest name objects that must be durable.
+        # This comes first: rows written to a manifest name objects that must be durable.
         known = self.owners.objects
         self.mine.unsynced += [key for key in theirs.unsynced if key not in known]
         known.update(theirs.unsynced)
@@ -293,7 +293,7 @@ class Merge:
         return conflicts
 
     def _cut_conflicts(self, before: ChangeSet, theirs: ChangeSet) -> list[Conflict]:
-        """Chunks that one side wrote where the other has shrunk the array."""
+        """Conflicts where one side wrote chunks that the other side's resize removes."""
         conflicts = []
         for path in self.mine.nodes.keys() | theirs.nodes.keys():
             ours = self.mine.nodes.get(path)

@@ -1,14 +1,14 @@
-"""What a change at a Zarr key makes of nodes and chunk references, over a snapshot.
+"""Changes to nodes and chunk references when a Zarr key is written or deleted.
 
-A key is a document, a chunk or an opaque entry, as `overlay` tells them apart. Invariants:
+`overlay` classifies a key as a document, a chunk or an opaque entry. Invariants:
 
-- A key reads what was last written to it, whatever it is classified as. When a document arrives,
-  goes, or changes how chunks are keyed, entries below it change their class and keep their value.
-  Documents of a second format at a node's path are opaque, and become the node's when its own go.
-- A byte-identical document, a byte-identical inline chunk of a coordinate (an append in xarray
-  writes all coordinates anew) and the unset of an absent chunk change nothing.
-- A shrink cuts off whole chunks for good: a later growth does not bring them back.
-- A node that is deleted and made again has a new id, and none of its old chunks.
+- A key reads what was last written to it, whatever its class. When a document is written, deleted
+  or changes the chunk keys, entries below it change their class and keep their value. Documents of
+  a second Zarr format at a node's path are opaque until the node's own documents are deleted.
+- Three writes change nothing: a byte-identical document, a byte-identical inline chunk of a
+  coordinate (an xarray append rewrites all coordinates), and the unset of an absent chunk.
+- Shrinking an array removes whole chunks for good: growing it later does not bring them back.
+- A node that is deleted and created again has a new id and none of its old chunks.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from zarr_manifests.planning.tables.merge import narrower
 __all__ = ["NodeEdits"]
 
 _MOST_SINGLE: Final = 100_000
-"""Refs of one node that are kept one by one."""
+"""Number of single refs of one node at which they become a table."""
 
 
 class NodeEdits(SessionView):
-    """A snapshot, and changes of its nodes and chunk references, in memory.
+    """A snapshot with changes to its nodes and chunk references in memory.
 
     Parameters
     ----------
@@ -56,11 +56,11 @@ class NodeEdits(SessionView):
     Attributes
     ----------
     inline_chunk_bytes : int
-        Bytes of the largest chunk that lies in a manifest.
+        Size of the largest chunk stored in a manifest.
     packs : Packs
-        The staged chunks, which wait in memory for their pack.
+        The staged chunks, held in memory until their pack is written.
     reader : ChunkReader
-        Reads the bytes of chunks.
+        Reads chunk bytes.
     """
 
     def __init__(self, context: Context) -> None:
@@ -71,13 +71,13 @@ class NodeEdits(SessionView):
         self._most_single = max(2, min(_MOST_SINGLE, context.config.spill_refs // 4))
 
     def start_at(self, view: SnapshotView, keys: SessionKeys | None) -> None:
-        """Go on from this snapshot, without changes."""
+        """Start from this snapshot, without changes."""
         super().start_at(view, keys)
         self.packs = Packs(self.context.config.pack_bytes, self._new_chunk_key)
         self.reader = self._reader(view)
 
     def rebase(self, view: SnapshotView, changes: ChangeSet) -> None:
-        """Have these changes on this snapshot instead; names of new objects stay the session's."""
+        """Replace the snapshot and the changes; new objects keep using the session's keys."""
         self.view, self.changes = view, changes
         self.packs.relocate(changes)
         self.reader = self._reader(view)
@@ -87,7 +87,7 @@ class NodeEdits(SessionView):
         return ChunkReader(self.storage, view.snapshot_id, of.containers, of.chunks)
 
     def _new_chunk_key(self) -> str:
-        assert self.keys is not None  # the store refuses writes before they come here
+        assert self.keys is not None  # the store refuses read-only writes earlier
         return self.keys.next("chunks")
 
     # --- chunk references --------------------------------------------------------------------
@@ -108,7 +108,7 @@ class NodeEdits(SessionView):
         self._hold(node, coords, ref)
 
     def _hold(self, node: Node, coords: Coords, ref: ChunkRef) -> None:
-        """Put the ref into the change set; all refs that get there do so by this way."""
+        """Put the ref into the change set; the only function that adds single refs to it."""
         refs = self.changes.chunks.setdefault(node.node_id, {})
         refs[coords] = ref
         if isinstance(ref, StagedRef):
@@ -117,7 +117,7 @@ class NodeEdits(SessionView):
             self._gather(node.node_id)
 
     def _gather(self, node_id: bytes) -> None:
-        """Make a table of single refs, which take much more memory; staged ones stay single."""
+        """Turn single refs into a table, which takes less memory; staged refs stay single."""
         refs = self.changes.chunks[node_id]
         staged = {at: ref for at, ref in refs.items() if isinstance(ref, StagedRef)}
         if len(staged) < len(refs):
@@ -140,13 +140,13 @@ class NodeEdits(SessionView):
     # --- nodes -------------------------------------------------------------------------------
 
     def put_node(self, path: str, node: Node | None) -> None:
-        """Have this node, or none, at the path; its chunks are not looked at."""
+        """Set or remove the node at the path; its chunks stay as they are."""
         with self.lock:
             self._change_node(path, node, differs=self.view.nodes.get(path) != node)
 
     def _change_node(self, path: str, node: Node | None, *, differs: bool = True) -> None:
-        """Have this node, or none, at the path; all changes of nodes come by this way."""
-        self._stamp = object()  # also before: an interrupt may come between
+        """Set or remove the node at the path; every change of a node goes through here."""
+        self._stamp = object()  # also before, in case of an interrupt
         if differs:
             self.changes.nodes[path] = node
         else:
@@ -171,7 +171,7 @@ class NodeEdits(SessionView):
     # --- documents ---------------------------------------------------------------------------
 
     def _set_document(self, path: str, key: str, data: bytes | memoryview) -> bool:
-        """Take `data` as a metadata document of the node at `path`; False if it is none."""
+        """Store `data` as a document of the node at `path`; False if it is none of the node's."""
         name = split(key)[1]
         with self.lock:
             documents = {**self._documents(path), name: bytes(data)}
@@ -179,7 +179,7 @@ class NodeEdits(SessionView):
             return name in node_documents(documents)
 
     def _documents(self, path: str) -> dict[str, bytes]:
-        """What lies at the path under names of documents, be it the node's or opaque."""
+        """All values at the path under document names, of the node or opaque."""
         node = self.node(path)
         found = {} if node is None else dict(node.documents)
         for name in DOCUMENTS:
@@ -190,9 +190,9 @@ class NodeEdits(SessionView):
         return found
 
     def _settle_node(self, path: str, documents: Mapping[str, bytes], changed: str) -> None:
-        """Make the node that these documents at its path ask for; the others become opaque.
+        """Create, update or delete the node as its documents say; documents it loses become opaque.
 
-        The one that is being `changed`, if it is none of the node's, is left to the caller.
+        If the document named `changed` is not one of the node's, the caller handles it.
         """
         node, due = self.node(path), node_documents(documents)
         before = {} if node is None else node.documents
@@ -206,14 +206,14 @@ class NodeEdits(SessionView):
             self._update_node(node, due)
         for name in before.keys() - due.keys() - {changed}:
             data = before[name]
-            # Not written right now, since the lock is held.
+            # Staged instead of written, since the lock is held.
             small = len(data) <= self.inline_chunk_bytes
             self._put(join(path, name), InlineRef(data) if small else StagedRef.of(data))
 
     def _update_node(self, node: Node, documents: Mapping[str, bytes]) -> None:
         was, now = node.meta, parse_documents(documents)
         if isinstance(was, ArrayMeta) and isinstance(now, ArrayMeta):
-            # From one format to the other is no resize: chunks off the grid become opaque.
+            # A change of the Zarr format is not a resize: chunks off the grid become opaque.
             resize = (V3_DOCUMENT in node.documents) == (V3_DOCUMENT in documents)
             stays = was.same_chunking(now) and (resize or was.grid == now.grid)
             if stays:
@@ -239,11 +239,11 @@ class NodeEdits(SessionView):
             self.changes.truncated[node.node_id] = cut if cut is not None else after
 
     def _is_stored(self, node: Node) -> bool:
-        """Whether the snapshot has the node, there or, if it was moved, elsewhere."""
+        """Whether the snapshot has the node, at any path."""
         return node.node_id in self.view.by_id
 
     def _replace_node(self, path: str, documents: Mapping[str, bytes]) -> None:
-        """Put a new node at the path (or none); chunks of the old one keep their keys' values."""
+        """Put a new node, or none, at the path; keys of the old node's chunks keep their values."""
         old = self.node(path)
         kept: dict[str, ChunkRef] = {}
         if old is not None and old.array is not None:
@@ -263,7 +263,7 @@ class NodeEdits(SessionView):
             self._adopt(path)
 
     def _adopt(self, path: str) -> None:
-        """Opaque entries below a new or grown array that are its chunks become its chunks."""
+        """Turn opaque entries that are chunks of a new or grown array into its chunks."""
         below = OPAQUE + (path + "/" if path else "")
         for slot, node in self.nodes().items():
             if node.kind is NodeKind.OPAQUE and slot.startswith(below):
@@ -280,10 +280,10 @@ class NodeEdits(SessionView):
                 self._take_from(above, above.array, path + "/")
 
     def adopt_merged(self) -> list[Conflict]:
-        """Opaque entries that a merge has brought beside the array they are chunks of.
+        """Turn merged opaque entries into chunks of their arrays; return the conflicts.
 
-        A fork that began before an array was made or had grown wrote its chunks as opaque
-        entries. Returns those whose chunk the session holds with other bytes.
+        A fork made before an array was created or resized wrote its chunks as opaque entries. It is
+        a conflict if the session has the chunk with other bytes.
         """
         conflicts = []
         for slot, node in list(self.changes.nodes.items()):
@@ -303,7 +303,7 @@ class NodeEdits(SessionView):
         return conflicts
 
     def _take_from(self, above: Node, meta: ArrayMeta, below: str) -> None:
-        """Chunks of an array further up that now belong to one nested in its key space."""
+        """Move chunks of an outer array to the array nested in its key space."""
         table = self.chunks(above)
         for coords in map(tuple, table.coords().tolist() if table is not None else ()):
             key = join(above.path, meta.chunk_keys.encode(coords))

@@ -1,14 +1,15 @@
-"""What is at Zarr keys, of a snapshot with changes laid over it.
+"""Reads Zarr keys from a snapshot with changes over it.
 
-Every key of a Zarr store is one of: a metadata document (a node), a chunk of an array (a ref of
-that node), or an opaque entry (a node of its own with one chunk, whose path is the key behind a
-slash, so that it can never be taken for a node's path).
+Every key of a Zarr store is a metadata document (of a node), a chunk of an array (a ref of its
+node), or an opaque entry. An opaque entry is a node of its own with one chunk; its path is the key
+after a slash, which no other node's path starts with.
 
 Invariants:
 
 - Reads return the session's own change, else the snapshot; nothing here changes anything.
-- A key is a chunk of the array with the longest path that has a place for it.
-- What a writer reads and has not written itself is noted, since its commit may depend on it.
+- A key is a chunk of the array with the longest path whose grid contains it.
+- A writer's reads of what it has not written itself are recorded, since its commit may depend on
+  them.
 - A reader that follows a branch retries a read once on the new head if its snapshot has expired.
 """
 
@@ -43,14 +44,14 @@ from zarr_manifests.runtime import ForkSafeLock
 __all__ = ["OPAQUE", "Entry", "SessionView", "Unread", "check_key"]
 
 type Entry = InlineRef | NativeRef | VirtualRef
-"""What is at a key: a document is given as inline bytes."""
+"""The value at a key; a document is given as inline bytes."""
 
 OPAQUE: Final = "/"
-"""The path of an opaque entry is its key behind this."""
+"""The path of an opaque entry is this, followed by its key."""
 
 
 class _Nearest(NamedTuple):
-    """The array in which chunks were found last, and what the nodes were then."""
+    """The array that the last chunks were found in, and the nodes at that time."""
 
     stored: Mapping[str, Node]
     changed: Mapping[str, Node | None]
@@ -58,14 +59,14 @@ class _Nearest(NamedTuple):
     node: Node
     prefix: str
     match: Callable[[str, int], re.Match[str] | None] | None
-    """None if an array lies below the path of this one, so that it may have a place for a key."""
+    """None if another array lies below this one's path, since a key may belong to that array."""
     end: Coords
 
 
 class Unread(NamedTuple):
-    """A chunk of which it takes a request to say where it is, and what it was looked up in.
+    """A chunk whose ref takes a request to find, and the state it was looked up in.
 
-    Without a chunk, nothing was looked up, since it is time to look for a newer snapshot.
+    Without a chunk, nothing was looked up, since a look for a newer snapshot is due.
     """
 
     view: SnapshotView | None = None
@@ -76,7 +77,7 @@ class Unread(NamedTuple):
 
 
 class SessionView:
-    """A snapshot and a change set, to read. Thread-safe.
+    """Reads a snapshot with a change set over it. Thread-safe.
 
     Parameters
     ----------
@@ -88,9 +89,9 @@ class SessionView:
     view : SnapshotView
         The snapshot.
     keys : SessionKeys or None
-        Names for new objects; without them nothing can be changed.
+        Names new objects; without it nothing can be changed.
     changes : ChangeSet
-        What was changed on the snapshot.
+        The changes over the snapshot.
     follower : Follower or None
         Says when to look for a newer snapshot; only a reader has one.
     """
@@ -103,26 +104,26 @@ class SessionView:
         self.context = context
         self.lock = ForkSafeLock()
         self.follower: Follower | None = None
-        self._stamp = object()  # another one after each change of a node
+        self._stamp = object()  # replaced at each change of a node
         self._found: Node | None = None
         self._nearest: _Nearest | None = None
         self._above: tuple[Mapping[str, Node], Set[str]] | None = None
 
     def start_at(self, view: SnapshotView, keys: SessionKeys | None) -> None:
-        """Go on from this snapshot."""
+        """Start from this snapshot."""
         self.view = view
         self.keys = keys
         self._ahead = RefsAhead()
 
-    # --- going on to what is newer -----------------------------------------------------------
+    # --- following a branch ------------------------------------------------------------------
 
     def look(self) -> None:
-        """Go on to the branch's head, if the reader follows it and it is time to look."""
+        """Move to the branch's head, if the reader follows a branch and a look is due."""
         if self.follower is not None and self.follower.due():
             self.follow()
 
     def follow(self) -> bool:
-        """Go on to the branch's head; whether there was a newer one."""
+        """Move to the branch's head; whether it was newer."""
         assert self.follower is not None
         view = self.follower.head(self.view)
         if view is self.view:
@@ -131,14 +132,14 @@ class SessionView:
         return True
 
     def guarded[R](self, call: Callable[[], R]) -> R:
-        """Read, and once more if the snapshot has expired and the reader follows the branch.
+        """Call `call`; retry once on the new head if the snapshot expired and the reader follows.
 
         Raises
         ------
         SnapshotExpiredError
-            If it has expired and the reader does not.
+        If the snapshot has expired and the reader follows no branch.
         FencedError
-            If what is missing the session wrote itself, and a collection took it.
+        If a collection deleted an object that the session itself wrote.
         """
         self.look()
         view = self.view
@@ -150,17 +151,17 @@ class SessionView:
             return call()
 
     def moved_on(self, view: SnapshotView, error: ManifestsError) -> bool:
-        """Whether there is a newer snapshot to try, since the one that was read has expired.
+        """Whether the snapshot has expired and there is a newer one to retry on.
 
         Raises
         ------
         SnapshotExpiredError
-            If it has expired and the reader does not follow a branch.
+        If the snapshot has expired and the reader follows no branch.
         FencedError
-            If what is missing the session wrote itself, and a collection took it.
+        If a collection deleted an object that the session itself wrote.
         """
         if self.view is not view:
-            return True  # another read that failed has found the newer one
+            return True  # another thread has moved on already
         gone = expired(self.context, view.snapshot_id, error)
         if gone is None:
             fenced = None if self.keys is None else collected(self.context, self.keys, error)
@@ -171,7 +172,7 @@ class SessionView:
             return True
         raise gone from error
 
-    # --- what is there -----------------------------------------------------------------------
+    # --- lookup ------------------------------------------------------------------------------
 
     def node(self, path: str) -> Node | None:
         """The node at that path."""
@@ -200,7 +201,7 @@ class SessionView:
         return node
 
     def find(self, key: str) -> Entry | None:
-        """What is at the key; None if nothing is."""
+        """The value at the key, or None."""
         if self.keys is None and (known := self._ahead.find(self.view, key)) is not None:
             return known
         view, chunk = self.view, self._nearby(key)
@@ -210,7 +211,7 @@ class SessionView:
         return self._read_ref(view, found, near=False) if isinstance(found, tuple) else found
 
     def find_at_hand(self, key: str) -> Entry | Unread | None:
-        """What is at the key, if that takes no request and no long work; else an `Unread` of it."""
+        """The value at the key if it takes no request and little work to find, else an `Unread`."""
         if self.follower is not None and self.follower.over:
             return Unread()
         if self.keys is None and (known := self._ahead.find(self.view, key)) is not None:
@@ -228,7 +229,7 @@ class SessionView:
         return self._read_ref(view, chunk, near=near)
 
     def find_unread(self, key: str, unread: Unread) -> Entry | None:
-        """What is at the key, of which `find_at_hand` gave this, after a look for what is newer."""
+        """The value at the key, continuing from the `Unread` that `find_at_hand` returned."""
         self.look()
         same = unread.view is self.view and unread.changed is self.changes.nodes
         if unread.chunk is None or not same or unread.stamp is not self._stamp:
@@ -236,10 +237,7 @@ class SessionView:
         return self._read_ref(self.view, unread.chunk, near=unread.near)
 
     def _look_up(self, key: str) -> InlineRef | tuple[Node, Coords] | None:
-        """The document at the key, or the array or opaque entry and the coordinate it stands for.
-
-        None if there is nothing of the kind.
-        """
+        """The document at the key, or the node and coordinate of its chunk, or None."""
         check_key(key)
         path = document_path(key)
         if path is not None:
@@ -256,31 +254,31 @@ class SessionView:
     def _read_ref(
         self, view: SnapshotView, chunk: tuple[Node, Coords], *, near: bool
     ) -> ChunkRef | None:
-        """Where the chunk is, noted as read; `view` is that in which it was looked up."""
+        """The chunk's ref, recorded as read; `view` is the snapshot the chunk was looked up in."""
         if self.keys is not None:
             self._note_read(*chunk)
             return self.ref(*chunk)
         ref = self.ref(*chunk)
-        # Of another view the array would be another one; and of one that is not near, some chunks'
-        # keys may be those of an array below it.
+        # In another view the node may differ. If the chunk is not near, a nested array may own some
+        # of the array's chunk keys.
         if ref is not None and near and view is self.view:
             self._ahead.note(view, *chunk)
         return ref
 
     def _knows(self, node: Node, coords: Coords) -> bool:
-        """Whether it takes no request, nor any long work, to say where the chunk is."""
-        if self.changes.tables:  # some may have been written away
+        """Whether the chunk's ref can be found without a request and with little work."""
+        if self.changes.tables:  # some may be spilled
             return False
         changed = self.changes.get(node.node_id, coords)
         return changed is not None or self.view.knows(node.node_id, coords)
 
     def _note_read(self, node: Node, coords: Coords) -> None:
-        """Note that a chunk is read, unless it is the writer's own: a commit may depend on it."""
+        """Record that a chunk was read, unless the writer wrote it: its commit may depend on it."""
         if self.changes.get(node.node_id, coords) is None:
             self.changes.reads.note(node.node_id, coords)
 
     def ref(self, node: Node, coords: Coords) -> ChunkRef | None:
-        """Where a chunk of the node is; None if it is absent."""
+        """The ref of a chunk of the node; None if it is absent."""
         changes = self.changes
         if changes.chunks or changes.tables or changes.truncated:
             ref = changes.get(node.node_id, coords)
@@ -292,7 +290,7 @@ class SessionView:
         return self.view.lookup(node.node_id, coords)
 
     def chunks(self, node: Node) -> ChunkTable | None:
-        """All chunks of the node that are there; None if there is none."""
+        """All existing chunks of the node; None if there are none."""
         stored = self.view.chunks(node.node_id)
         if stored is not None:
             check_axes(stored.box, len(node.array.shape) if node.array else 0)
@@ -305,11 +303,11 @@ class SessionView:
         return fold([stored] if stored is not None else [], merge_layers([Layer(cut, tables)]))
 
     def chunk_at(self, key: str) -> tuple[Node, Coords] | None:
-        """The array and coordinate of which the key is a chunk, whether it is there or not."""
+        """The array and coordinate that the chunk key names; the chunk may be absent."""
         return self._nearby(key) or self._search(key)
 
     def _nearby(self, key: str) -> tuple[Node, Coords] | None:
-        """The same if it is the array of the last chunks that were searched for, else None."""
+        """Like `chunk_at`, but only for the array that the last chunks were found in."""
         nearest = self._nearest
         if nearest is not None:
             stored, changed, stamp, node, prefix, match, end = nearest
@@ -327,7 +325,7 @@ class SessionView:
         return None
 
     def _search(self, key: str) -> tuple[Node, Coords] | None:
-        stamp = self._stamp  # before anything is looked at, since others may change it meanwhile
+        stamp = self._stamp  # read first, since other threads may change it meanwhile
         changed, stored = self.changes.nodes, self.view.nodes
         end = len(key)
         while end > 0:
@@ -352,7 +350,7 @@ class SessionView:
         changed: Mapping[str, Node | None],
         stamp: object,
     ) -> None:
-        """Note the array of two chunks one after another as most likely that of the next one."""
+        """Remember the array if two chunks in a row are its: the next one most likely is too."""
         again, self._found = self._found is node, node
         if not again or (
             (known := self._nearest) is not None
@@ -390,7 +388,7 @@ class SessionView:
             yield join(node.path, meta.chunk_keys.encode(tuple(coords)))
 
     def children(self, prefix: str) -> set[str]:
-        """The next segments of all keys below the directory `prefix` (ends with / or is empty)."""
+        """The next segments of all keys below `prefix`, which ends with / or is empty."""
         found = set()
         skip = len(prefix)
         for path, node in self.nodes().items():
@@ -407,7 +405,7 @@ class SessionView:
 
 
 def _above_arrays(nodes: Mapping[str, Node]) -> Set[str]:
-    """Paths that an array lies below."""
+    """Paths with an array below them."""
     found: set[str] = set()
     for path, node in nodes.items():
         if node.array is not None:
@@ -419,6 +417,6 @@ def _above_arrays(nodes: Mapping[str, Node]) -> Set[str]:
 
 
 def check_key(key: str) -> None:
-    """Refuse a key that would climb: no Zarr hierarchy has one, so it is a caller's mistake."""
+    """Refuse a key with a `.` or `..` segment, which no Zarr hierarchy has."""
     if (".." in key or "./" in key) and not {".", ".."}.isdisjoint(key.split("/")):
         raise InvalidArgumentError(f"key {key[:80]!r} is refused: it has a '.' or '..' segment")

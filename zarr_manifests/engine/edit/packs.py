@@ -1,25 +1,25 @@
 """Packs: small chunks share objects.
 
 A small chunk that is written is *staged*: its ref holds its bytes, so it is read from memory. When
-about `pack-bytes` are staged, and when the session commits or a copy of it travels, what is staged
-is written as one object, a pack, in the order of nodes and coordinates; then the staged refs are
-replaced by native ones.
+about `pack-bytes` are staged, when the session commits, and when a copy of it is pickled, the
+staged chunks are written as one object, a pack, ordered by node and coordinate. Native refs then
+replace the staged ones.
 
 Invariants:
 
-- A pack holds the chunks that are live when it is put together. What was overwritten, deleted or
-  cut off before that leaves no byte; what is overwritten while the pack is being written does.
-- A staged ref that lies in the change set is known here with the place it lies at. It becomes
-  native only after the pack that holds it has been written; until then, whatever fails, it stays
-  staged and goes into another pack.
-- A pack that is being written by one of the session's own threads does not keep another thread's
-  commit waiting: the commit writes the chunks itself, and the other's pack is left over. For what
-  is written in the background (`pack_writes`) the commit waits. After a commit or a discard a
-  pack's chunks are unknown here, so that settling it changes nothing.
-- Staged are at most `pack-bytes`, the packs being written in the background and by as many threads
-  of the session, and for each of these threads one chunk.
+- A pack holds the chunks that are live when it is built. Chunks that were overwritten, deleted or
+  cut off earlier take no space in it; chunks overwritten during the write do.
+- `Packs` knows the node and coordinate of every staged ref in the change set. A staged ref becomes
+  native only after its pack has been written. If the write fails, it stays staged and goes into
+  another pack.
+- A commit does not wait for a pack that another thread of the session is writing: it writes the
+  chunks itself, and the other pack becomes garbage. It does wait for background writes
+  (`pack_uploads`). After a commit or a discard, a pack's chunks are no longer known here, so
+  settling the pack changes nothing.
+- At most this much is staged: `pack-bytes`, the packs that are being written in the background or
+  by threads of the session, and one chunk for each of these threads.
 
-Not thread-safe: the workspace's lock is held for every call but `Pack.write`.
+Not thread-safe: callers hold the workspace's lock for every call except `Pack.write`.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ __all__ = ["Pack", "Packs", "StagedRef", "native_ref"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StagedRef(InlineRef):
-    """A chunk whose bytes are in memory and still to be written."""
+    """A chunk whose bytes are in memory and not written yet."""
 
     crc32c: int
 
     @classmethod
     def of(cls, data: bytes) -> StagedRef:
         """The chunk with these bytes."""
-        # As `cls(...)`, which takes twice as long.
+        # Same as `cls(...)`, in half the time.
         new: StagedRef = _new(cls)
         _set_data(new, data)
         _set_checksum(new, crc32c(data))
@@ -75,14 +75,14 @@ def native_ref(key: str, offset: int, length: int, checksum: int) -> NativeRef:
 
 
 class Pack:
-    """Chunks that are to be written as one object.
+    """Chunks to write as one object.
 
     Attributes
     ----------
-    key : str
-        The object's.
+        key : str
+    Key of the object.
     written : bool
-        Whether it is known to be in the storage.
+    Whether the object is known to be in the storage.
     staged : tuple of StagedRef
         The chunks, in order.
     """
@@ -93,7 +93,7 @@ class Pack:
         self.staged = tuple(staged)
 
     def rows(self) -> Iterator[tuple[StagedRef, NativeRef]]:
-        """Each chunk as it is staged, and as it is once the pack has been written."""
+        """Each chunk's staged ref, and the native ref that replaces it after the write."""
         _, session, number = self.key.split("/")
         of, offset = int(number), 0
         for ref in self.staged:
@@ -111,18 +111,18 @@ class Pack:
         return b"".join([ref.data for ref in self.staged])
 
     def write(self, storage: Storage, *, durable: bool) -> None:
-        """Put it into the storage.
+        """Write the pack to the storage.
 
         Raises
         ------
         StorageError
-            If it could not be written, or something else lies there.
+        If the write failed, or the key holds something else.
         """
         create_own(storage, self.key, self.data(), durable=durable)
         self.written = True
 
     async def write_async(self, storage: Storage) -> None:
-        """As `write`, for an event loop, and not durably."""
+        """Like `write`, for an event loop, and not durable."""
         data = self.data()
         if not await storage.create_async(self.key, data, durable=False):
             await asyncio.to_thread(create_own, storage, self.key, data, durable=False)
@@ -130,26 +130,26 @@ class Pack:
 
 
 class Packs:
-    """What is staged in one session.
+    """The staged chunks of one session.
 
     Parameters
     ----------
     pack_bytes : int
-        Size at which a pack is written.
-    new_key : callable
-        Gives the key of a chunk object that nobody has used.
+                Size at which a pack is written.
+        new_key : callable
+        Returns an unused key for a chunk object.
     """
 
     def __init__(self, pack_bytes: int, new_key: Callable[[], str]) -> None:
         self._pack_bytes = pack_bytes
         self._new_key = new_key
         # By identity: two chunks may have the same bytes.
-        self._places: dict[int, _Place] = {}  # all that is staged, also in packs being written
+        self._places: dict[int, _Place] = {}  # all staged refs, also in packs being written
         self._open: dict[int, StagedRef] = {}
         self._open_bytes = 0
 
     def stage(self, ref: StagedRef, node_id: bytes, coords: Coords) -> None:
-        """Note that the ref lies at this place of the change set now."""
+        """Record the ref's place in the change set."""
         at = id(ref)
         if at not in self._places and at not in self._open:
             self._open[at] = ref
@@ -157,11 +157,11 @@ class Packs:
         self._places[at] = _new_tuple(_Place, (ref, node_id, coords))
 
     def full(self, changes: ChangeSet, nbytes: int) -> Pack | None:
-        """The open pack, if `nbytes` more do not fit in; the caller writes and settles it."""
+        """The open pack if `nbytes` more do not fit, else None; callers write and settle it."""
         if not self._open or self._open_bytes + nbytes <= self._pack_bytes:
             return None
         self._forget([ref for ref in self._open.values() if not self._is_live(ref, changes)])
-        # Half of it, so that a chunk written over and over does not make it look through each time.
+        # Half, so that overwriting one chunk again and again does not scan all refs each time.
         if self._open_bytes + nbytes <= self._pack_bytes // 2:
             return None
         pack = self._pack(self._open.values())
@@ -169,7 +169,7 @@ class Packs:
         return pack
 
     def all(self, changes: ChangeSet) -> list[Pack]:
-        """Packs of everything that is staged; it stays staged until they are settled."""
+        """Packs of all staged chunks, which stay staged until the packs are settled."""
         live = [p.ref for p in self._places.values() if self._is_live(p.ref, changes)]
         packs: list[list[StagedRef]] = []
         room = 0
@@ -182,7 +182,7 @@ class Packs:
         return [self._pack(refs) for refs in packs]
 
     def settled(self, packs: Iterable[Pack], changes: ChangeSet) -> ChangeSet:
-        """The changes as they are once these packs have been written."""
+        """The changes with native refs to these packs in place of the staged refs."""
         chunks = dict(changes.chunks)
         copied: set[bytes] = set()
         for pack in packs:
@@ -199,7 +199,7 @@ class Packs:
         return any(id(ref) in self._places for ref in pack.staged)
 
     def settle(self, pack: Pack, changes: ChangeSet) -> None:
-        """Replace the pack's staged refs by native ones if it was written, else open it again."""
+        """Replace the pack's staged refs by native ones if it was written, else reopen it."""
         if not pack.written:
             self._reopen(ref for ref in pack.staged if id(ref) in self._places)
             return
@@ -216,7 +216,7 @@ class Packs:
             changes.unsynced.append(pack.key)
 
     def relocate(self, changes: ChangeSet) -> None:
-        """Find anew where everything lies, when changes were taken back."""
+        """Record the places of all staged refs again, after the change set was replaced."""
         for node_id, coords, ref in changes.refs():
             if isinstance(ref, StagedRef):
                 self.stage(ref, node_id, coords)

@@ -1,8 +1,8 @@
 """The snapshot that a session is pinned to, and how the session moves to another one.
 
-Invariants: the root version a session starts from is no newer than the snapshot it reads; each move
-of a writable session gives it new names for objects; its lease moves with it, and is dropped when
-the session is forgotten; a closed session can be read, and takes no changes.
+Invariants: the root version a session starts from is no newer than the snapshot it reads; each
+commit, discard or refresh of a writable session gives it new object keys; its lease moves with it,
+and is dropped when the session is garbage collected; a closed session can be read, but not changed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Pin:
-    """A snapshot, the workspace over it, and what is held for them. Thread-safe.
+    """A session's snapshot, workspace, copies, lease and preload. Thread-safe.
 
     Parameters
     ----------
@@ -48,11 +48,11 @@ class Pin:
     read_from : str, optional
         The branch that a read-only session reads.
     follow_s : float, optional
-        Move to that branch's head by itself, at this interval in seconds.
-    lease_ms : int, optional
-        Hold a lease of this timeout.
-    epoch : int, optional
-        The epoch with which the session has claimed its branch.
+        Move to that branch's head automatically, at this interval in seconds.
+        lease_ms : int, optional
+        Hold a lease with this timeout.
+        epoch : int, optional
+        The epoch under which the session claimed its branch.
     reporting : bool
         Whether copies of the session's store report what they change.
 
@@ -63,9 +63,9 @@ class Pin:
     copies : Copies
         The copies of its store.
     preload : SnapshotPreload
-        What is fetched in the background.
+                The manifests fetched in the background.
     read_from : str or None
-        The branch that the session reads, if it reads one.
+                The branch that the session reads, or None.
     """
 
     def __init__(
@@ -92,17 +92,17 @@ class Pin:
         if lease_ms is not None and keys is not None:
             owner = f"writer of {branch}"
             self._held = take(context, view.snapshot_id, lease_ms, owner, keys.session_id)
-            # A session that is forgotten must not keep its lease alive for ever.
+            # A garbage-collected session must not keep its lease alive.
             weakref.finalize(self, context.heart.drop, self._held)
         options = context.config.chunk_manifests.preload
         self.preload = SnapshotPreload(context.objects, context.runtime, options, view)
-        # The store may live longer than the session, so it is the workspace that counts.
+        # Tied to the workspace, since the store may outlive the session.
         weakref.finalize(self.workspace, self.preload.cancel).atexit = False
         self.preload.start()
 
     @property
     def read_only(self) -> bool:
-        """Whether nothing can be changed."""
+        """Whether the session can only read."""
         return self.workspace.keys is None
 
     @property
@@ -115,8 +115,8 @@ class Pin:
 
         Raises
         ------
-        ReadOnlyError, SessionClosedError
-            If it is.
+                ReadOnlyError, SessionClosedError
+        If it is read-only or closed.
         """
         if self.read_only:
             raise ReadOnlyError(
@@ -126,10 +126,10 @@ class Pin:
             raise SessionClosedError(f"the session is closed: {self.workspace.closed}")
 
     def move_to(self, view: SnapshotView, start: int | None = None) -> None:
-        """Read this snapshot from now on, without changes.
+        """Move to this snapshot and drop all changes.
 
-        With `start`, a version of the root, the session gets new names for its objects, and its
-        lease moves along. Copies made before are left out.
+        With `start`, a version of the root, the session gets new object keys and its lease moves
+        along. Copies made before cannot be merged any more.
         """
         keys = self.workspace.keys if start is None else self._keys_from(start)
         renamed = start is not None
@@ -142,7 +142,7 @@ class Pin:
             self._move_lease()
 
     def refresh(self) -> bool:
-        """Move to the head of the branch that the session reads; whether it was a newer one.
+        """Move to the head of the branch that the session reads; whether it was newer.
 
         Raises
         ------
@@ -164,7 +164,7 @@ class Pin:
                 )
             if not self.read_only:
                 self.check_open()
-            # Read first: the session's start must not be younger than the snapshot it reads.
+            # Read first: the session's start must not be newer than the snapshot it reads.
             start = self.context.roots.read().root.version
             view = open_head(self.context, self.read_from, workspace.view)
             if view is workspace.view:
@@ -181,19 +181,19 @@ class Pin:
             return True
 
     def discard_changes(self) -> None:
-        """Forget everything that was not committed."""
+        """Drop all uncommitted changes."""
         self.check_open()
         workspace = self.workspace
         with workspace.lock:
             assert workspace.keys is not None
-            # A new name, so that what copies of the old session wrote is not missed at a commit.
+            # New object keys, so that a commit does not refuse what older copies left unmerged.
             start = workspace.keys.start
-            if self._held is not None:  # a lease can go on only with a session before no fence
+            if self._held is not None:  # a lease moves only to a session that is not fenced
                 start = self.context.roots.read().root.version
             self.move_to(workspace.view, start)
 
     def close(self, why: str) -> None:
-        """Take no more changes, stop fetching in the background, and give up the lease."""
+        """Refuse further changes, stop background fetches and give up the lease."""
         self.preload.cancel()
         workspace = self.workspace
         if workspace.closed is None:
@@ -206,11 +206,11 @@ class Pin:
         try:
             self.release_lease()
         except ManifestsError:
-            # Nobody renews it any more, so that a collection removes it once its time is up.
+            # Nobody renews it any more, so a collection removes it when its time is up.
             _LOG.warning("the lease of a session was not given up", exc_info=True)
 
     def release_lease(self) -> None:
-        """Give up the lease, if there is one; in a child of `os.fork`, only forget it."""
+        """Give up the lease, if there is one; a child of `os.fork` only forgets it."""
         held, self._held = self._held, None
         if held is not None:
             give_up(self.context, held)
@@ -219,12 +219,12 @@ class Pin:
         return SessionKeys(start, self.context.runtime, epoch=self._epoch)
 
     def _move_lease(self) -> None:
-        """Have the lease protect what the session is now; a parent's stays with the parent."""
+        """Move the lease to the session's new keys and snapshot; a parent process keeps its own."""
         keys = self.workspace.keys
         if self._held is None or self._held.is_inherited or keys is None:
             return
         try:
             move(self.context, self._held, keys.session_id, self.snapshot_id)
         except ManifestsError:
-            # The next commit is refused, should the fence have passed the session by then.
+            # If the session is fenced by then, its next commit is refused.
             _LOG.warning("the lease of a session could not go on with it", exc_info=True)

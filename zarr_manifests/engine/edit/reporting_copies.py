@@ -1,18 +1,20 @@
 """Copies of a session's store that report what they change through the storage.
 
-A copy cannot be asked whether it is done, so no commit knows all of them. What it promises is this:
-every call in a copy that returned before the commit began is in it; one that comes after raises;
-of one that raised, nobody knows. It rests on the order of two sequences:
+A commit cannot know all copies, or ask whether they are done. It guarantees this: a call in a copy
+that returned before the commit began is in the commit; a later call raises; a call that raised may
+or may not be in it. The guarantee rests on the order of two sequences:
 
-- A copy writes the chunk, then its report, then looks whether the session's *open token* is there
-  still; if not, it raises.
-- The session deletes the token, makes sure that it is gone, and only then lists the reports.
+- A copy writes the chunk, then its report, then checks that the session's *open token* still
+  exists. If it does not, the copy raises.
+- The session deletes the token, checks that it is gone, and only then lists the reports.
 
-So a report that a listing has missed was written when the token was gone, and its writer sees that.
+So if the listing misses a report, the token was gone when that report was written, and its writer
+raises.
 
 Token and reports lie under `reports/<session>/<n>`: the token, an empty object, under the
 session's own id, a report under its copy's. A report is a manifest of one chunk. Nothing points to
-either, and they are collected as the other objects of their session. No token is made again.
+tokens or reports; garbage collection deletes them like other unreferenced objects of the session. A
+token's key is never used again.
 """
 
 from __future__ import annotations
@@ -66,21 +68,21 @@ _MOST_BYTES: Final = 1 << 16
 _AT_ONCE: Final = 256
 
 type Reported = dict[tuple[bytes, Coords], dict[str, StoredRef]]
-"""By node id and coordinate: what each copy has changed the chunk to, by its session id."""
+"""By node id and coordinate: the new ref of the chunk by each copy's session id."""
 
 
 # --- what the session does ---------------------------------------------------------------------
 
 
 def check_reporting(storage: Storage, keys: SessionKeys) -> None:
-    """Refuse a storage that does not list what was written, or does not delete.
+    """Refuse a storage that cannot list or delete objects.
 
-    Better now than when all the work is done.
+    Otherwise the commit would fail after all the work is done.
 
     Raises
     ------
-    UnsupportedStorageError
-        If it is one.
+        UnsupportedStorageError
+    If the storage cannot do both.
     """
     key = open_token(storage, keys)
     try:
@@ -100,19 +102,19 @@ def _unsuitable(storage: Storage) -> UnsupportedStorageError:
 
 
 def open_token(storage: Storage, keys: SessionKeys) -> str:
-    """Let copies of the session report from now on; the key of its token."""
+    """Create the session's token, so that copies can report; return its key."""
     key = keys.next(_KIND)
     create_own(storage, key, b"")
     return key
 
 
 def close_token(storage: Storage, token: str) -> None:
-    """Let no copy's call return any more.
+    """Delete the token, so that every later write in a copy raises.
 
     Raises
     ------
     StorageError
-        If that is not certain.
+    If the token may still exist.
     """
     storage.delete_many([token])
     if _is_there(storage, token):
@@ -131,9 +133,9 @@ def _is_there(storage: Storage, token: str) -> bool:
 
 
 def read_reports(storage: Storage, keys: SessionKeys, runtime: Runtime) -> Reported:
-    """All reports of the session's copies; of each copy's about one chunk, the last.
+    """The last report of each copy about each chunk.
 
-    To be called when the token is gone.
+    Call it only after the token is gone.
     """
     found: Reported = {}
     for batch in batched(_listed(storage, keys), _AT_ONCE):
@@ -144,7 +146,7 @@ def read_reports(storage: Storage, keys: SessionKeys, runtime: Runtime) -> Repor
 
 
 def _listed(storage: Storage, keys: SessionKeys) -> list[tuple[str, int]]:
-    """Copy and number of each report; those of a copy in the order that it has written them."""
+    """Copy id and number of each report, in the order in which each copy wrote them."""
     prefix = f"{_KIND}/{keys.lineage_prefix.partition('/')[2]}"
     listed = [
         (copy_id, int(info.key.rpartition("/")[2]))
@@ -182,41 +184,41 @@ def _read(storage: Storage, key: str) -> tuple[tuple[bytes, Coords], StoredRef]:
 
 
 class Copy(Protocol):
-    """What a copy's workspace has, as far as it is needed to report."""
+    """The part of a copy's workspace that reporting needs."""
 
     storage: Storage
     keys: SessionKeys | None
     token: str | None
 
     def find(self, key: str) -> ChunkRef | None:
-        """What is at the key; None if nothing is."""
+        """The ref at the key, or None."""
 
     def node(self, path: str) -> Node | None:
         """The node at that path."""
 
     def chunk_at(self, key: str) -> tuple[Node, Coords] | None:
-        """The array and coordinate of which the key is a chunk, whether it is there or not."""
+        """The array and coordinate that the chunk key names; the chunk may be absent."""
 
     def keep(self, node: Node, coords: Coords, ref: ChunkRef | None) -> None:
-        """Have a chunk of an array that was written, or was unset."""
+        """Record a chunk that was written, or unset if `ref` is None."""
 
 
 def set_reported(copy: Copy, key: str, path: str | None, data: bytes | memoryview) -> None:
-    """Write a chunk in a copy, as an object of its own, and report it.
+    """Write a chunk in a copy as its own object, and report it.
 
-    `path` is that of the node whose document may lie at the key, if one may.
+    `path` is the path of the node if the key has the name of a metadata document, else None.
 
     Raises
     ------
     ReadOnlyError
-        If the key is no chunk of an array that is there.
-    SessionClosedError
-        If the session has begun to commit, or has ended: the change may be in the commit or not.
+                If the key is not a chunk of an existing array.
+        SessionClosedError
+        If the session has begun to commit, or has ended. The change may or may not be committed.
     """
     if path is not None:
         known = copy.find(key)
         if isinstance(known, InlineRef) and known.data == data:
-            return  # libraries write documents anew that have not changed
+            return  # libraries rewrite unchanged documents
     node, coords = _chunk_at(copy, key, path)
     assert copy.keys is not None
     ref = native_ref(copy.keys.next("chunks"), 0, len(data), crc32c(data))
@@ -226,7 +228,7 @@ def set_reported(copy: Copy, key: str, path: str | None, data: bytes | memoryvie
 
 
 def unset_reported(copy: Copy, key: str, path: str | None) -> None:
-    """Unset a chunk in a copy, and report it, also if it is absent here: elsewhere it may not be.
+    """Unset a chunk in a copy and report it, even if it is absent: another copy may have set it.
 
     Raises
     ------
@@ -252,7 +254,7 @@ def _report(copy: Copy, node: Node, coords: Coords, ref: StoredRef) -> None:
     assert token is not None
     report = Manifest.of([(node.node_id, ChunkTable.of({coords: ref}))]).encode()
     create_own(storage, keys.next(_KIND), report, durable=False)
-    # After the report: what the session's listing has missed finds the token gone.
+    # Only after the report: if the session's listing missed it, the token is gone by now.
     if not _is_there(storage, token):
         raise SessionClosedError(
             "the session that this store was copied from has begun to commit, or has ended; "
@@ -262,7 +264,7 @@ def _report(copy: Copy, node: Node, coords: Coords, ref: StoredRef) -> None:
 
 
 def refuse_in_copy(what: str) -> NoReturn:
-    """Say that a copy that reports may not do that."""
+    """Raise the error for what a reporting copy may not do."""
     raise ReadOnlyError(
         f"{what} in a copy of a session's store: with copies='report', copies write and unset "
         "chunks of arrays that are there, and nothing else. Do it in the session, before its "

@@ -1,8 +1,8 @@
-"""Writes at Zarr keys over a snapshot: chunk bytes go out, and changes are kept until a commit.
+"""Writes at Zarr keys over a snapshot: stores chunk bytes and keeps the changes until a commit.
 
-What a change makes of nodes and chunk references is for `node_edits`; here is where bytes go, and
-who may write. Invariants: a chunk is referenced only once its bytes are stored or staged; a copy
-that nobody asked for is noticed, or reports what it changes.
+`node_edits` updates nodes and chunk references; this module decides where bytes go, and who may
+write. Invariants: a chunk is referenced only after its bytes are stored or staged; a copy that was
+not made with `fork` is detected at the commit, or reports what it changes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["Workspace"]
 
 
 class Workspace(NodeEdits):
-    """What a store reads and writes: a snapshot, changes of it, and where bytes go. Thread-safe.
+    """What a store reads and writes: a snapshot with changes over it. Thread-safe.
 
     Parameters
     ----------
@@ -46,27 +46,27 @@ class Workspace(NodeEdits):
     view : SnapshotView
         The snapshot.
     keys : SessionKeys, optional
-        Names for new objects; without them the workspace is read-only.
+        Names new objects; without it the workspace is read-only.
     origin : ForkState, optional
-        What this workspace was revived from, if it is a copy; it goes on from the changes there.
+        The state this workspace was revived from, if it is a copy; it continues its changes.
 
     Attributes
     ----------
     inline_chunk_bytes, most_packed : int
-        Bytes of the largest chunk that lies in a manifest, and of the largest that shares an
-        object; larger ones are not kept in memory.
+        Size of the largest chunk stored in a manifest, and of the largest stored in a pack; larger
+        chunks are written at once.
     inline : bool
-        Whether the storage answers at once, so that an event loop need not wait for it.
+        Whether the storage answers at once, so that an event loop may call it directly.
     pid : int
-        The process whose session it is; in a child of `os.fork` it is a copy.
+        The process that owns the session; in a child of `os.fork` the workspace is a copy.
     pickled : bool
-        Whether copies of it were made by pickling a store, and not asked for by `fork`.
+        Whether copies were made by pickling a store instead of by `fork`.
     token : str or None
         The session's open token, if its copies report what they change (`reports`).
-    frozen : ChangeSet or None
-        What had been changed when the first copy that reports was made; None if there is none.
-    closed : str or None
-        Why nothing can be written any more.
+        frozen : ChangeSet or None
+        The changes when the first reporting copy was made; None if there is none.
+        closed : str or None
+        Why the workspace takes no more writes; None if it does.
     """
 
     context: Context
@@ -91,7 +91,7 @@ class Workspace(NodeEdits):
             self.changes = replace(origin.after.copy(), spill=self.changes.spill)
 
     def start_at(self, view: SnapshotView, keys: SessionKeys | None) -> None:
-        """Go on from this snapshot, without changes."""
+        """Start from this snapshot, without changes."""
         super().start_at(view, keys)
         spill = Spill(self.context.objects, keys, self.context.config.spill_refs)
         self.changes = ChangeSet(spill=spill)
@@ -103,13 +103,13 @@ class Workspace(NodeEdits):
 
     @property
     def copied(self) -> bool:
-        """Whether other processes may have copies that nobody asked for by `fork`."""
+        """Whether other processes may have copies that were not made with `fork`."""
         return self.pickled or self._forks_before != forks_made()
 
     def set(self, key: str, data: bytes | memoryview, *, in_loop: bool = False) -> None:
-        """Write `data` at the key; a view is of more than `most_packed` bytes.
+        """Write `data` at the key; a memoryview must be larger than `most_packed`.
 
-        An event loop, for which all else would wait, says that it is one.
+        `in_loop` says that the caller is an event loop, which must not block on an upload.
         """
         self._before_change(key)
         path = document_path(key)
@@ -122,7 +122,7 @@ class Workspace(NodeEdits):
             pass
 
     async def set_async(self, key: str, data: bytes) -> None:
-        """As `set`, for an event loop: only the chunk's upload is awaited."""
+        """Like `set`, for an event loop: only the chunk's upload is awaited."""
         self._before_change(key)
         path = document_path(key)
         if self.reports:
@@ -134,11 +134,11 @@ class Workspace(NodeEdits):
             pass
 
     def _before_change(self, key: str) -> None:
-        """Refuse a key that cannot be; let a copy that nobody asked for be noticed.
+        """Refuse an invalid key; mark the first change of a copy that was not made with `fork`.
 
-        What a pickled store's copy, or a child of `os.fork`, changes is lost unless it is merged.
-        Its first change leaves an empty object under its name, by which the session finds out at
-        its commit.
+        The changes of a pickled store or a child of `os.fork` are lost unless they are merged. The
+        first change writes an empty object under the copy's id, so that the session's commit
+        detects it.
         """
         check_key(key)
         process = os.getpid()
@@ -148,22 +148,22 @@ class Workspace(NodeEdits):
             self.storage.create(self.keys.next("chunks"), b"")
         forked = self.frozen is None and self._forks_before != forks_made()
         if forked and self.token is not None and not self._unasked:
-            with self.lock:  # a child may report, and does not know what is changed from here on
+            with self.lock:  # a child may report; it does not see later changes
                 self.flush()
                 self.frozen = self.changes.copy()
 
     @property
     def _unasked(self) -> bool:
-        """Whether it is a copy that nobody asked for by `fork`."""
+        """Whether it is a copy that was not made with `fork`."""
         return self.pid != os.getpid() if self.origin is None else not self.origin.explicit
 
     @property
     def reports(self) -> bool:
-        """Whether it is a copy that reports what it changes to its session."""
+        """Whether it is a copy that reports its changes to its session."""
         return self.token is not None and self._unasked
 
     def keep(self, node: Node, coords: Coords, ref: ChunkRef | None) -> None:
-        """Have a chunk of an array that was written, or was unset."""
+        """Record a chunk that was written, or unset if `ref` is None."""
         with self.lock:
             if ref is None:
                 self._unset(node, coords)
@@ -173,9 +173,9 @@ class Workspace(NodeEdits):
     def _set_chunk(
         self, key: str, path: str | None, ref: ChunkRef, data: bytes | memoryview, in_loop: bool
     ) -> bool:
-        """Store a chunk as the ref says, and note it; False if it must be stored again.
+        """Store a chunk as the ref says, and record it; False if it must be stored again.
 
-        `path` is that of the node whose document may lie at the key, if one may.
+        `path` is the path of the node if the key has the name of a metadata document, else None.
         """
         if isinstance(ref, NativeRef):
             self.runtime.checkpoint("chunks.create")
@@ -183,7 +183,7 @@ class Workspace(NodeEdits):
         elif isinstance(ref, StagedRef):
             if self._writes.some_ended:
                 self._take_back(self._writes.take)
-            with self.lock:  # once for most chunks: two threads that write wait for each other
+            with self.lock:  # taken once for most chunks, since writers wait for it
                 pack = self.packs.full(self.changes, len(data))
                 if pack is None:
                     return self._note(key, path, ref, data)
@@ -192,10 +192,10 @@ class Workspace(NodeEdits):
         return self._record(key, path, ref, data)
 
     def _write_full(self, pack: Pack, in_loop: bool) -> None:
-        """Write a pack; for an event loop in the background, if that pays.
+        """Write a pack; for an event loop in the background, if that is faster.
 
-        Threads that write chunks are several, and go on while one of them writes a pack. One in
-        the background would only be another one that asks for Python's lock again and again.
+        Writer threads run in parallel, and the others continue while one writes a pack. For them a
+        background thread would only add contention for the GIL.
         """
         if in_loop and self._writes.pays and self._has_begun(pack):
             return
@@ -205,7 +205,7 @@ class Workspace(NodeEdits):
             self._settle(pack)
 
     def _has_begun(self, pack: Pack) -> bool:
-        """Whether a thread in the background writes it now; False if there is none to be had."""
+        """Whether a background thread has taken the pack; False if no thread can be started."""
         try:
             with self.lock:
                 due = self._writes.begin(pack)
@@ -222,7 +222,8 @@ class Workspace(NodeEdits):
         Raises
         ------
         StorageError
-            If one could not be written; its chunks are staged, and go into another pack.
+                        If a write failed; the pack's chunks are staged again and go into another
+                        pack.
         """
         with self.lock:
             flights = [(flight, self.packs.has_some_of(flight.pack)) for flight in take()]
@@ -232,7 +233,7 @@ class Workspace(NodeEdits):
                 raise flight.error
 
     async def write_async(self, data: bytes) -> ChunkRef:
-        """As `write`, for an event loop."""
+        """Write a chunk from an event loop; the ref to record."""
         ref = self._place(data)
         if isinstance(ref, NativeRef):
             if not await self.storage.create_async(ref.key, data, durable=False):
@@ -254,13 +255,13 @@ class Workspace(NodeEdits):
 
     @contextmanager
     def packed(self) -> Iterator[tuple[ChangeSet, Sequence[Pack]]]:
-        """The changes without staged chunks, and the packs that must be written for that.
+        """The changes without staged chunks, and the packs to write for them.
 
-        Those that have been written when the block ends are done with; the chunks of the others
-        stay staged. The lock is held meanwhile.
+        At the end of the block, written packs are settled; the chunks of the others stay staged.
+        The lock is held for the whole block.
         """
         with self.lock:
-            # What could not be written is staged, and written now.
+            # Chunks of failed background writes are staged again, and written now.
             with suppress(StorageError):
                 self._take_back(partial(self._writes.take, all_of_them=True))
             packs = self.packs.all(self.changes)
@@ -270,7 +271,7 @@ class Workspace(NodeEdits):
                 self._settle(*packs)
 
     def flush(self) -> None:
-        """Write all staged chunks, so that others can read them; not durably."""
+        """Write all staged chunks, so that other processes can read them; not durable."""
         with self.packed() as (_, packs):
             self.runtime.parallel(
                 [partial(pack.write, self.storage, durable=False) for pack in packs]
@@ -284,11 +285,11 @@ class Workspace(NodeEdits):
         return native_ref(self._new_chunk_key(), 0, len(data), crc32c(data))
 
     def _record(self, key: str, path: str | None, ref: ChunkRef, data: bytes | memoryview) -> bool:
-        """Note a chunk that was stored; False if a commit came between and it must be again.
+        """Record a stored chunk; False if a commit came in between and it must be stored again.
 
-        A commit starts a new session, and what that commits must carry the new session's name.
-        A staged chunk has no name yet. What was no document may be one by now, if the array whose
-        attributes it holds came meanwhile.
+        A commit gives the session a new id, and the next commit takes only objects under that id. A
+        staged chunk has no key yet. A `.zattrs` may have become a document since, if its array was
+        created meanwhile.
         """
         with self.lock:
             return self._note(key, path, ref, data)
@@ -324,7 +325,7 @@ class Workspace(NodeEdits):
                 self._drop(OPAQUE + key)
 
     def delete_below(self, prefix: str) -> None:
-        """Remove every key below the directory `prefix` (ends with / or is empty)."""
+        """Remove every key below the directory `prefix`, which ends with / or is empty."""
         self._before_change(prefix)
         if self.reports:
             refuse_in_copy(f"what is below {prefix!r} cannot be removed")
@@ -342,12 +343,12 @@ class Workspace(NodeEdits):
                             self.delete(key)
 
     def put_table(self, path: str, grid: Box, table: ChunkTable) -> None:
-        """Lay a table of refs over the array at `path`, which has that grid.
+        """Set a table of refs on the array at `path`, whose grid must be `grid`.
 
         Raises
         ------
         NotFoundError
-            If there is no such array any more.
+        If the array no longer exists.
         """
         self._before_change(path)
         if self.reports:
@@ -362,7 +363,7 @@ class Workspace(NodeEdits):
             self.changes.put_table(node.node_id, table)
 
     def settled_chunks(self, node: Node) -> ChunkTable | None:
-        """As `chunks`, with no chunk staged: a table would carry its bytes as if it were inline."""
+        """Like `chunks`, after writing staged chunks: a table would store those inline."""
         with self.lock:
             self._settle_staged(node)
             return self.chunks(node)
@@ -373,7 +374,7 @@ class Workspace(NodeEdits):
             self.flush()
 
     def put_chunks(self, node: Node, table: ChunkTable | None) -> None:
-        """Have these chunks in the array and no others; it has at least one axis."""
+        """Replace all chunks of the array, which has at least one axis."""
         with self.lock:
             self.changes.forget(node.node_id)
             if table is not None:
