@@ -253,6 +253,8 @@ class Repository:
         ConflictError
             If others change the root meanwhile, or a collection may be running that deletes what
             the archive leads to.
+        CommitOutcomeUnknownError
+            If the new root is in place and its archive could not be written.
         """
         storage = storage_at(location)
         return recover(storage, runtime, dry_run=dry_run, collections_ended=collections_ended)

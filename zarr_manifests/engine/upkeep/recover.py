@@ -26,11 +26,12 @@ from dataclasses import replace
 from typing import Final
 
 from zarr_manifests.engine.root.epochs import restored_epoch
-from zarr_manifests.engine.root.roots import Roots
+from zarr_manifests.engine.root.roots import RootAt, Roots
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.upkeep.collect import archived_versions
 from zarr_manifests.engine.upkeep.verify import closure_problems
 from zarr_manifests.errors import (
+    CommitOutcomeUnknownError,
     ConflictError,
     CorruptObjectError,
     InvalidArgumentError,
@@ -183,9 +184,10 @@ def recover(
     ConflictError
         If somebody else changes the root in the meantime, or a running collection may delete what
         the archive needs.
+    CommitOutcomeUnknownError
+        If the new root is in place and its archive could not be written.
     StorageError
-        If the storage fails. Nothing was changed, unless the answer to the swap was lost, or only
-        the archive of the new root could not be written.
+        If the storage fails. Nothing was changed, unless the answer to the swap was lost.
     """
     if not (storage.capabilities.cas or dry_run):
         raise UnsupportedStorageError(f"{storage.url} cannot compare-and-swap")
@@ -213,7 +215,7 @@ def recover(
                         f"somebody else has changed the root of {storage.url} meanwhile; look at "
                         "it first"
                     )
-                roots.archive(at)  # else the next recovery could make the same version again
+                _archive(roots, at)
             heads = {name: snapshot_id_of(ref.key) for name, ref in sorted(_heads(new).items())}
             lost = range(version + 1, next_version)
             return RecoveryReport(version, new.version, heads, lost, skipped, dry_run)
@@ -223,6 +225,17 @@ def recover(
         f"none of the {len(versions)} archives in {storage.url} leads to a whole repository; the "
         f"newest ({versions[0]}): {skipped[versions[0]]}"
     )
+
+
+def _archive(roots: Roots, at: RootAt) -> None:
+    """Archive the new root at once; otherwise another recovery could make its version again."""
+    try:
+        roots.archive(at)
+    except StorageError as error:
+        raise CommitOutcomeUnknownError(
+            f"the root was recovered as version {at.root.version}, but its archive could not be "
+            f"written: {error}. Open the repository and go on: the next operation writes it"
+        ) from error
 
 
 def _damaged(storage: Storage, runtime: Runtime) -> tuple[Token | None, Root | None]:
