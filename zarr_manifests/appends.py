@@ -1,8 +1,8 @@
-"""Writes appended values anew where others have appended within the same chunk.
+"""Rewrites appended values where another commit appended within the same chunk.
 
-The chunks at such a boundary hold values of both sides. The values that this session appended are
-decoded, and written at their new place to the array as it is at the tip. Invariant: only what was
-appended is written anew; if values before it were changed as well, that is a conflict.
+A chunk at such a boundary holds values of both sides. The values that this session appended are
+decoded, and written at their new place to the array at the tip. Invariant: only appended values are
+rewritten; if values before them were changed too, that is a conflict.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def rewrite_appends(
 ) -> ChangeSet:
     """The changes on the tip, with the values that the workspace has appended.
 
-    `changes` are what is to be done on the tip, without these values.
+    `changes` are the changes to make on the tip, without these values.
 
     Raises
     ------
     ConflictError
-        If values before an append were changed as well.
+        If values before an append were changed too.
     """
     there = Workspace(workspace.context, tip, workspace.keys)
     there.changes = changes
@@ -48,7 +48,7 @@ def rewrite_appends(
 
 
 def _appended(context: Context, workspace: Workspace, move: Relocation) -> Any:
-    """The values that were appended; those before them in their chunk must be as they were."""
+    """The appended values; values before them in their chunk must be unchanged."""
     first = move.first * move.chunk
     now = _values(context, workspace.view, workspace.changes, move, first, move.stop)
     before = _values(context, workspace.view, ChangeSet(), move, first, move.start)
@@ -71,7 +71,7 @@ def _appended(context: Context, workspace: Workspace, move: Relocation) -> Any:
 def _values(
     context: Context, view: SnapshotView, changes: ChangeSet, move: Relocation, lo: int, hi: int
 ) -> Any:
-    """Values of an array of one axis; that they are read is noted nowhere."""
+    """Values of an array of one axis, read without recording the read."""
     workspace = Workspace(context, view, None)
     workspace.changes = changes
     store = ManifestStore(workspace, read_only=True)

@@ -46,7 +46,7 @@ class SessionCommits:
         self._relocating: Relocating | None = None
 
     def relocate_appends(self, dim: object, *, relocate: bool) -> None:
-        """From now on, land appends along the dimension behind those of others, or no longer."""
+        """Turn on or off that appends along the dimension land behind those of others."""
         self._pin.check_open()
         if not isinstance(dim, str) or not dim:
             raise InvalidArgumentError(f"{dim!r} is no name of a dimension")
@@ -108,10 +108,10 @@ class SessionCommits:
     def patch(
         self, done: SnapshotView, message: str, metadata: Mapping[str, Any], *, undo: bool
     ) -> str:
-        """The id of a new snapshot that does again, or undoes, what the commit `done` did.
+        """Repeat or undo the commit `done`; the new snapshot's id.
 
-        It takes chunk refs over from `done`, or from its parent, so that one has to be in history
-        still when this lands.
+        Chunk refs are copied from `done`, or from its parent, so that snapshot must still be in
+        history when the commit lands.
         """
         message, metadata = checked_message(message), checked_metadata(metadata)
         source = done.snapshot.parent_id if undo else done.snapshot_id
@@ -129,7 +129,7 @@ class SessionCommits:
         return self._land(CommitRequest(message, metadata, self._rebasing(True), source=source))
 
     def rebase(self, policy: Policy) -> str:
-        """The id of the branch's head, which the changes are made on now; see `Session.rebase`."""
+        """Move the changes onto the branch's head; its id. See `Session.rebase`."""
         self._pin.check_open()
         rebasing, pin = self._rebasing(policy), self._pin
         workspace, context = pin.workspace, pin.context
@@ -167,13 +167,13 @@ class SessionCommits:
         return snapshot_id_of(done.head.key)
 
     def _go_on(self, done: Committed, branch: str) -> None:
-        """Continue from what was committed; the commit stands whatever becomes of this."""
+        """Continue from the committed snapshot; a failure here does not undo the commit."""
         pin = self._pin
         try:
             view = pin.context.open_view(done.head)
         except BaseException as error:
-            # The old snapshot with the changes on it still reads right; only that it has been
-            # committed must not be forgotten.
+            # The old snapshot with the changes over it still reads correctly. The session is closed
+            # so that it cannot commit the same changes again.
             pin.workspace.closed = "its last commit landed, but could not be opened again"
             if not isinstance(error, ManifestsError):
                 raise

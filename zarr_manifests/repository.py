@@ -160,15 +160,15 @@ class Repository:
         location : str, path or Storage
             A path, a URL (`file://`, `memory://name`) or a storage.
         config : RepositoryConfig or mapping, optional
-            Used instead of the saved configuration by this object; a mapping changes only the
-            options it names (see `RepositoryConfig.overlaid`). Nothing is saved.
+            Used by this object instead of the saved configuration; a mapping changes only the
+            options it names (see `RepositoryConfig.overlaid`). It is not saved.
         virtual_containers : mapping of str to str or path, optional
-            Places elsewhere that virtual chunks may be read from: a name, and the URL or path of
-            a folder. It counts for this object, what comes from it and their pickles only.
+            Folders elsewhere that virtual chunks may be read from: a name, and the URL or path.
+            They apply only to this object, what is made from it, and their pickles.
         cache : CacheOptions or mapping, optional
-            How much metadata is kept in memory, and in which folder of the local disk; for this
-            object, what comes from it and their pickles only. What a mapping leaves out is as the
-            configuration's section `cache` says.
+            How much metadata is cached in memory, and in which folder of the local disk. It applies
+            only to this object, what is made from it, and their pickles. Options that a mapping
+            leaves out come from the configuration's section `cache`.
         runtime : Runtime
             Clock, randomness and threads; for tests.
 
@@ -232,10 +232,10 @@ class Repository:
         location : str, os.PathLike or Storage
             Where it lies, as for `open`.
         dry_run : bool
-            Only say which version would be taken; nothing is changed.
+            Only report which version would be taken; nothing is changed.
         collections_ended : bool
-            Say that no collection of garbage is running. It is only asked for where an archive is
-            to be taken from before a collection that is not known to have ended.
+            Confirms that no garbage collection is running. Only needed if the archive to take is
+            older than a collection that is not known to have ended.
 
         Returns
         -------
@@ -330,16 +330,16 @@ class Repository:
     def save_config(
         self, config: RepositoryConfig | Mapping[str, Any] | None = None
     ) -> RepositoryConfig:
-        """Save the configuration in the repository, for everybody who opens it from now on.
+        """Save the configuration in the repository, for everyone who opens it from now on.
 
-        In this process it counts for sessions opened from now on. Other processes, and the
+        In this process it applies to sessions opened from now on. Other processes, and the
         section `cache` everywhere, use it once they open the repository again.
 
         Parameters
         ----------
         config : RepositoryConfig or mapping, optional
             Saved instead of what is saved; a mapping changes only the options it names (see
-            `RepositoryConfig.overlaid`). Left out, the configuration in use is saved.
+            `RepositoryConfig.overlaid`). If left out, the configuration in use is saved.
 
         Returns
         -------
@@ -351,7 +351,7 @@ class Repository:
         ConfigError
             If the configuration has faults; nothing is saved.
         ConflictError
-            If other writers always come first.
+            If other writers come first too often.
 
         Examples
         --------
@@ -390,8 +390,8 @@ class Repository:
             Read the newest snapshot of the branch written at or before that time. Without a time
             zone it is taken as UTC.
         follow : bool, default False
-            Go on to the branch's newest snapshot by itself: at that interval, or when the one that
-            is read has expired. What is read one after the other may then be of two snapshots.
+            Move to the branch's newest snapshot automatically: at that interval, or when the
+            snapshot has expired. Consecutive reads may then come from different snapshots.
         follow_interval : timedelta
             How often to look.
 
@@ -400,10 +400,10 @@ class Repository:
         NotFoundError
             If there is no such branch or tag, or nothing as old as `as_of`.
         SnapshotExpiredError
-            If the snapshot is not, or no longer, there.
+            If the snapshot does not exist, or no longer exists.
         InvalidArgumentError
-            If more than one of branch, tag and snapshot is given, or `as_of` with one of the
-            latter two; or one of them cannot be meant.
+            If more than one of branch, tag and snapshot is given, or `as_of` with one of the latter
+            two; or an argument is invalid.
         """
         point = Point(branch, tag, snapshot_id, as_of)
         follow_s = point.follow_s(follow_interval) if follow else None
@@ -440,12 +440,13 @@ class Repository:
             (`FencedError`), as if their process had been stopped. Sessions that are opened later
             can, by the usual rules, until one of them claims the branch in turn.
         copies : {"merge", "report"}
-            What becomes of what pickled copies of the session's store write, and children of
-            `os.fork`. With `"merge"` it is in no commit unless they are merged. With `"report"`
-            they report each chunk through the storage, and the commit brings all in: xarray's and
-            dask's own writers just work on a cluster. Every call that returned before `commit`
-            began is in it, and one that comes later raises. Copies write and unset chunks only.
-            That takes two requests more a chunk, one more in the commit, and an object for each.
+            How writes in pickled copies of the session's store, and in children of `os.fork`, reach
+            a commit. With `"merge"`, only if the copies are merged. With `"report"`, the copies
+            report each chunk through the storage, and the commit includes them all, so xarray's and
+            dask's own writers work on a cluster. The commit has every call that returned before
+            `commit` began; later calls raise. Copies can only write and unset chunks. This costs
+            two more requests and one object for each chunk, and one more request for each in the
+            commit.
 
         Raises
         ------
@@ -599,7 +600,7 @@ class Repository:
     def revert(
         self, snapshot_id: str, branch: str = DEFAULT_BRANCH, message: str | None = None
     ) -> str:
-        """Undo what one commit of the branch did, in a new commit; no chunk is read or written.
+        """Undo a commit of the branch in a new commit; no chunk is read or written.
 
         Parameters
         ----------
@@ -618,7 +619,7 @@ class Repository:
         Raises
         ------
         ConflictError
-            If the branch is not any more as that commit left it, where it changed something.
+            If the branch has changed since in a place that the commit changed.
         InvalidArgumentError
             If the snapshot is not in the branch's history, is the first, or has nothing to undo.
 
@@ -640,7 +641,7 @@ class Repository:
     def cherry_pick(
         self, snapshot_id: str, branch: str = DEFAULT_BRANCH, message: str | None = None
     ) -> str:
-        """Do what a commit of another branch did on this one; no chunk is read or written.
+        """Repeat a commit of another branch on this one; no chunk is read or written.
 
         Parameters
         ----------
@@ -659,9 +660,10 @@ class Repository:
         Raises
         ------
         ConflictError
-            If the branch is not as that commit found it, where it changed something.
+            If the branch differs from the commit's parent in a place that the commit changed.
         InvalidArgumentError
-            If the snapshot is the first of the repository, or all it did is here already.
+            If the snapshot is the first of the repository, or the branch has all its changes
+            already.
         SnapshotExpiredError
             If the snapshot is not in the history of any branch or tag.
         """
@@ -786,7 +788,7 @@ class Repository:
         return self._refs.tags()
 
     def create_branch(self, name: str, snapshot_id: str | None = None) -> None:
-        """Make a branch at a snapshot of the history; at `main`'s head if none is given.
+        """Create a branch at a snapshot of the history, by default at the head of `main`.
 
         Raises
         ------
@@ -847,7 +849,7 @@ class Repository:
         self._refs.delete_branch(name)
 
     def create_tag(self, name: str, snapshot_id: str | None = None) -> None:
-        """Name a snapshot of the history for good; `main`'s head if none is given.
+        """Create a tag at a snapshot of the history, by default at the head of `main`.
 
         Raises
         ------
@@ -1102,16 +1104,15 @@ class Repository:
         """Move chunks out of packs that are mostly dead, as commits that change no data.
 
         Small chunks share objects, and one that is overwritten or deleted leaves dead bytes in
-        its pack. Packs of which less than `min_live` is referred to by the branch's head are given
-        up: what is live in them is written into new packs, and its refs are merged into the base.
-        The old packs become garbage, which goes when the snapshots that name them have expired
-        and garbage is collected. Other branches, tags and leases go on naming the old packs, and
-        keep them for as long.
+        its pack. If the branch's head refers to less than `min_live` of a pack, its live chunks are
+        written into new packs, and their refs are merged into the base. The old packs become
+        garbage; a collection deletes them after the snapshots that name them have expired. Other
+        branches, tags and leases may still name the old packs, and keep them.
 
-        Runs beside writers, and is in nobody's way: a chunk that is changed meanwhile is left
-        alone. Chunks that are inline, virtual, or objects of their own stay where they are. In
-        memory are the refs of one array, or of the 250,000 chunks that one commit moves, and the
-        chunks of eight packs.
+        Runs beside writers without conflicts: a chunk that is changed meanwhile is left alone.
+        Chunks that are inline, virtual, or objects of their own stay where they are. Memory holds
+        the refs of one array, or of the 250,000 chunks that one commit moves, and the chunks of
+        eight packs.
 
         Parameters
         ----------
@@ -1163,11 +1164,11 @@ class Repository:
         tag: str | None = None,
         snapshot_id: str | None = None,
     ) -> ManifestLayout:
-        """In which manifests the chunk refs of a snapshot are, and why there.
+        """Which manifest holds which chunk refs of a snapshot, and the rule that put them there.
 
         For each array: the rule that matches it, its set, its leaves and their manifests, and the
-        sets that did not take it. Read off the snapshot; no manifest is fetched. Of `main` if
-        nothing is given.
+        sets that did not take it. All of it is in the snapshot; no manifest is fetched. By default
+        for the head of `main`.
 
         Examples
         --------
@@ -1339,7 +1340,7 @@ class Repository:
         Parameters
         ----------
         grace : timedelta
-            For how long a session without a lease can go on.
+            How long a session without a lease can still commit.
         dry_run : bool
             Only say what would be deleted.
         progress : callable, optional

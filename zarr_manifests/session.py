@@ -147,7 +147,7 @@ class Session:
             "a session cannot be pickled: pickle session.fork(), or session.store for reading"
         )
 
-    # --- what it is --------------------------------------------------------------------------
+    # --- properties --------------------------------------------------------------------------
 
     @property
     def read_only(self) -> bool:
@@ -168,12 +168,12 @@ class Session:
     def store(self) -> ManifestStore:
         """The session's contents as a Zarr store.
 
-        A writable one is for this process and its threads. Pickled, as dask does to write from
-        other processes, it is a copy, and what that writes is in no commit unless it is merged:
-        so pickling warns (`PickledStoreWarning`), and a commit that would leave something out
-        raises `UnmergedForksError`. Write datasets with `zarr_manifests.write`; give each task
-        `Session.fork()` and merge what comes back; or open the session with `copies="report"`. The
-        store of a read-only session can be pickled.
+        A writable store is for this process and its threads. A pickled store, as dask makes it to
+        write from other processes, is a copy, and its writes are not committed unless it is merged.
+        So pickling warns (`PickledStoreWarning`), and a commit that would leave such writes out
+        raises `UnmergedForksError`. Instead, write datasets with `zarr_manifests.write`; give each
+        task `Session.fork()` and merge what comes back; or open the session with `copies="report"`.
+        The store of a read-only session can be pickled.
         """
         return ManifestStore(self._workspace, read_only=self.read_only)
 
@@ -207,15 +207,14 @@ class Session:
         message : str
             Why; shown by `ancestry` and `zarr-manifests log`.
         metadata : mapping, optional
-            Kept with the snapshot: names, and values of None, numbers, strings, bytes, lists and
-            maps. Scalars of numpy are taken as the numbers that they are, and `datetime64` as text
-            in ISO 8601.
+            Stored with the snapshot. Values are None, numbers, strings, bytes, lists and maps.
+            NumPy scalars become plain numbers, and `datetime64` becomes ISO 8601 text.
         rebase : bool, {"fail", "ours", "theirs"} or callable, default True
-            What to do when other commits came first: with True (the same as "fail") go on top of
-            them where nothing is in the way, with False give up, else decide by this policy, as
-            `rebase` explains it.
+            What to do when other commits came first. True (the same as "fail") puts this commit on
+            top of them unless they conflict; False gives up; else this policy decides conflicts,
+            see `rebase`.
         retries : int, optional
-            How often to try again when others are faster; else as configured (`commit-attempts`).
+            How often to try again when others are faster; else as configured (`commits.attempts`).
         discard_unmerged : bool, default False
             Commit although pickled copies of the store, or children of `os.fork`, changed
             something that was not merged.
@@ -293,7 +292,7 @@ class Session:
         return self._commits.amend(message, metadata, discard_unmerged=discard_unmerged)
 
     def rebase(self, policy: Policy = "fail") -> str:
-        """Put the changes on top of what others have committed; the id of that snapshot.
+        """Put the changes on top of the branch's head; the id of that snapshot.
 
         Nothing is committed. Afterwards the session reads the others' commits too, with its own
         changes over them. Forks made before cannot be merged any more.
@@ -410,7 +409,7 @@ class Session:
         return self._pin.refresh()
 
     def close(self) -> None:
-        """Take no more changes, stop fetching in the background, and give up the lease.
+        """Refuse further changes, stop background fetches and give up the lease.
 
         Uncommitted changes are lost. What was opened from the session's store can still be read.
         A `with` block closes its session. A session that is garbage collected need not be closed.
@@ -476,7 +475,7 @@ class Session:
         """
         self._pin.copies.check_merged()
 
-    # --- moving what is there ----------------------------------------------------------------
+    # --- moving nodes and chunks -------------------------------------------------------------
 
     def move(self, old: str, new: str) -> None:
         """Move a group or array, with everything below it, to another path.
@@ -518,8 +517,8 @@ class Session:
     def shift_array(self, path: str, offset_in_chunks: Sequence[int]) -> None:
         """Move all chunks of an array by whole chunks; none is read or written.
 
-        What would come to lie outside the array is dropped, and what becomes vacant reads as fill
-        value. The array keeps its shape; resize it first to make room. A chunk at the array's
+        Chunks moved outside the array are dropped, and vacated places read as fill value. The array
+        keeps its shape; resize it first to make room. A chunk at the array's
         edge moves with all it holds, including what lies beyond the edge.
 
         Parameters
@@ -558,10 +557,9 @@ class Session:
             The array.
         places : mapping, callable or int[n, 2 * ndim]
             From a chunk's coordinate to its new one, or to None to drop the chunk. A callable is
-            asked once for each chunk that is there, which takes seconds for a million. An array
-            has a row a chunk, the old coordinate and then the new one, where -1 on every axis
-            drops the chunk. Chunks that are not named stay; what is named and not there does not
-            matter.
+            asked once for each chunk that is there, which takes seconds for a million. An array has
+            one row per chunk, the old coordinate and then the new one, where -1 on every axis drops
+            the chunk. Chunks that are not named stay; named chunks that do not exist are ignored.
 
         Raises
         ------
@@ -584,7 +582,7 @@ class Session:
         self._pin.check_open()
         reindex_chunks(self._workspace, path, places)
 
-    # --- what is there -----------------------------------------------------------------------
+    # --- contents ----------------------------------------------------------------------------
 
     def du(self) -> tuple[ArrayUsage, ...]:
         """Chunks and bytes of every array, and of every key that belongs to none.
@@ -657,7 +655,7 @@ class Session:
         """References to an array's initialized chunks, as columns.
 
         Uncommitted changes are included; chunks that still wait in memory for their pack count as
-        inline. No chunk is read, and no manifest that has nothing of the box. Of a sharded array,
+        inline. No chunk is read, nor any manifest without refs in the box. Of a sharded array,
         these are the shards.
 
         Parameters
@@ -803,7 +801,7 @@ def commit_patch(
     *,
     undo: bool,
 ) -> str:
-    """The id of a new snapshot that does again, or undoes, what the commit `done` did."""
+    """Repeat or undo the commit `done`; the new snapshot's id."""
     return session._commits.patch(done, message, metadata, undo=undo)
 
 

@@ -89,9 +89,9 @@ class ManifestStore(Store):
 
     @property
     def _workspace(self) -> Workspace:
-        """What it reads and writes. A pickled store opens it at first use.
+        """The workspace; an unpickled store opens it at first use.
 
-        Not before, since a worker that cannot unpickle a task has nobody to tell.
+        Opening it earlier could fail while a task is unpickled, where workers report no error.
         """
         if isinstance(self._contents, ForkState):
             with _REVIVING:
@@ -99,17 +99,17 @@ class ManifestStore(Store):
                     self._contents = revive(self._contents, self._runtime)
         return self._contents
 
-    # --- what it is --------------------------------------------------------------------------
+    # --- properties --------------------------------------------------------------------------
 
     @property
     def supports_writes(self) -> bool:
-        """Whether the session it belongs to can be written."""
+        """Whether the store's session is writable."""
         *_, lineage, _ = self._identity()
         return lineage is not None
 
     @property
     def supports_deletes(self) -> bool:
-        """As `supports_writes`."""
+        """Same as `supports_writes`."""
         return self.supports_writes
 
     @property
@@ -119,7 +119,7 @@ class ManifestStore(Store):
 
     @property
     def supports_consolidated_metadata(self) -> bool:
-        """Always false: see the module's docstring."""
+        """Always false; the module's docstring says why."""
         return False
 
     @property
@@ -134,7 +134,7 @@ class ManifestStore(Store):
         return hash(self._identity()[:2])
 
     def __dask_tokenize__(self) -> object:
-        # Told to dask so that it does not pickle the store to name a graph.
+        # Without this, dask would pickle the store to name a graph.
         return (*self._identity(), id(self._contents) if self.supports_writes else 0)
 
     def _identity(self) -> tuple[Any, ...]:
@@ -145,12 +145,12 @@ class ManifestStore(Store):
         return of.context.repository_id, of.storage.url, of.view.ref.key, lineage, self.read_only
 
     def __repr__(self) -> str:
-        # Zarr asks for it with every array that it opens.
+        # Zarr calls this for every array that it opens.
         contents = self._contents
         at = contents.head if isinstance(contents, ForkState) else contents.view.ref
         known, text = self._shown
         if known is not at:
-            # A pickled one is not opened for being shown.
+            # Showing an unpickled store does not open it.
             mode = "read-only" if self.read_only else "writable"
             url = plain_text(contents.storage.url)
             text = f"<ManifestStore {url} at {snapshot_id_of(at.key)}, {mode}>"
@@ -159,7 +159,7 @@ class ManifestStore(Store):
 
     def _repr_html_(self) -> str:
         contents = self._contents
-        if isinstance(contents, ForkState):  # it is not opened for being shown
+        if isinstance(contents, ForkState):  # showing it does not open it
             facts = [("at", contents.storage.url), ("opened", "at first use")]
             return html_page("ManifestStore", facts)
         view = contents.view
@@ -181,12 +181,12 @@ class ManifestStore(Store):
         return self.__deepcopy__(None)
 
     def with_read_only(self, read_only: bool = False) -> ManifestStore:
-        """The same contents as a store that refuses, or takes, writes.
+        """The same contents as a read-only or a writable store.
 
         Raises
         ------
         ReadOnlyError
-            If writes are asked of a read-only session's store.
+            If a writable store of a read-only session is requested.
         """
         if not read_only and not self.supports_writes:
             raise ReadOnlyError(
@@ -242,8 +242,8 @@ class ManifestStore(Store):
         workspace = self._workspace
         view = workspace.view
         try:
-            # Here where nothing is waited for, as for documents: a thread for each of many would
-            # take as long as all else, and neighbouring chunks ask for their bytes in one turn.
+            # Run here if it does not wait, as for documents. A thread per call would double the
+            # time, and neighbouring chunks request their bytes in one turn of the loop.
             if workspace.inline:
                 workspace.look()
                 entry = workspace.find(key)
@@ -268,7 +268,7 @@ class ManifestStore(Store):
         prototype: BufferPrototype,
         key_ranges: Iterable[tuple[str, ByteRequest | None]],
     ) -> list[Buffer | None]:
-        """The values, or parts of them, in the order asked for."""
+        """The values, or parts of them, in the requested order."""
         return list(
             await asyncio.gather(*(self.get(key, prototype, part) for key, part in key_ranges))
         )
@@ -278,7 +278,7 @@ class ManifestStore(Store):
         return await self._run(self._workspace.find, key) is not None
 
     async def getsize(self, key: str) -> int:
-        """Bytes of the value at the key, known without reading it."""
+        """Size in bytes of the value at the key, without reading it."""
         entry: Entry | None = await self._run(self._workspace.find, key)
         if entry is None:
             raise FileNotFoundError(plain_text(key))
@@ -300,7 +300,7 @@ class ManifestStore(Store):
             await self._workspace.set_async(key, _bytes(value))
 
     def _value(self, value: Buffer) -> bytes | memoryview:
-        """The bytes; not a copy, if they are written before the call returns."""
+        """The buffer's bytes, without a copy if they are written before the call returns."""
         if type(value) is CPUBuffer and len(value) > self._workspace.most_packed:
             return memoryview(value.as_numpy_array()).cast("B")
         return _bytes(value)
@@ -342,9 +342,9 @@ class ManifestStore(Store):
         sizes: ArrayLike | None = None,
         checksums: ArrayLike | None = None,
     ) -> None:
-        """Make chunks of an array byte ranges of files elsewhere, all of them or none.
+        """Make chunks of an array byte ranges of files elsewhere, all or none.
 
-        Nothing is read or checked there; a later read fails if a file is not what is said here.
+        The files are not read or checked. A later read fails if a file does not match.
 
         Parameters
         ----------
@@ -360,7 +360,7 @@ class ManifestStore(Store):
         offset, length : int[n]
             Where each chunk is in its file, in bytes.
         etags : sequence of (str or None), optional
-            Of the files.
+            ETags of the files.
         modified : int[len(locations)] or datetime64, optional
             The files' times of modification, in milliseconds since 1970 UTC; -1 or not-a-time
             where not known.
@@ -458,12 +458,12 @@ class ManifestStore(Store):
 
 
 def workspace_of(store: ManifestStore) -> Workspace:
-    """What the store reads and writes."""
+    """The store's workspace."""
     return store._workspace
 
 
 def freeze_store(store: ManifestStore, *, explicit: bool = True) -> ForkState:
-    """The store's contents as a value that can travel and be merged."""
+    """The store's contents as a value that can be pickled and merged."""
     contents = store._contents
     return contents if isinstance(contents, ForkState) else freeze(contents, explicit=explicit)
 
@@ -479,7 +479,7 @@ def _directory(prefix: str) -> str:
 
 def _buffer(data: bytes, prototype: BufferPrototype | None) -> Buffer:
     kind = (prototype or default_buffer_prototype()).buffer
-    if kind is CPUBuffer:  # as `from_bytes`, which takes half as long again
+    if kind is CPUBuffer:  # same as `from_bytes`, but faster
         return CPUBuffer(np.frombuffer(data, _BYTE))
     return kind.from_bytes(data)
 
@@ -494,7 +494,7 @@ def _bytes(value: Buffer) -> bytes:
 
 
 def _span(entry: Entry, part: ByteRequest | None) -> tuple[int, int]:
-    """Start and length, within the value, of what is asked for."""
+    """Start and length of the requested range within the value."""
     total = entry.length
     match part:
         case None:

@@ -37,13 +37,13 @@ def checked_message(message: object) -> str:
 
 
 def checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the metadata as it will be read, if it is valid."""
+    """Return the metadata as readers will get it, if it is valid."""
     if not isinstance(metadata, Mapping | None):
         raise InvalidArgumentError(
             f"commit metadata is a map of names to values, not a {type(metadata).__name__}"
         )
     try:
-        # As deep as it will lie. Not all that can be packed can be unpacked.
+        # Nested as deep as it will be stored: not all that packs can be unpacked.
         ((checked,),) = unpack(pack([[dict(metadata or {})]], default=_plain))
     except (TypeError, ValueError, OverflowError, CorruptObjectError) as error:
         raise InvalidArgumentError(

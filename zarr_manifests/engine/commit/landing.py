@@ -165,11 +165,11 @@ def _landed(
     pending += [partial(context.storage.sync, due) for due in _due_syncs(changes)]
     landing = _Landing(workspace, keys, branch, request, view, changes, prepared, pending)
     if changes.unsynced or sum(pack.nbytes for pack in packs) > _QUICK_BYTES:
-        landing.upload_ahead()  # nobody is to wait for much
+        landing.upload_ahead()  # keeps the turn short
     ahead = partial(landing.upload_ahead, abreast=False)
     with context.roots.turn(ahead, landing.look_ahead) as held:
         landed = landing.land(in_turn=held)
-    context.objects.remember(landed.head, landed.snapshot)  # nobody is to wait for this
+    context.objects.remember(landed.head, landed.snapshot)  # after the turn has ended
     return landed
 
 
@@ -215,10 +215,10 @@ class _Landing:
             except (CorruptObjectError, MissingChunkError) as error:
                 at = _moved_since(context, tip, branch, error)
                 continue
-            archive = context.roots.archiving(at)  # what is to be replaced
+            archive = context.roots.archiving(at)  # the root to be replaced
             self._upload([*placed.uploads, *uploads], *archive)
             new = root_with(context, root, branch, snapshot, uploads[-1])
-            if request.amends is not None:  # what it leaves is older than where a search may begin
+            if request.amends is not None:  # what it leaves may be older than where a search begins
                 new = replace(new, swept=0)
             landed = context.roots.swap(at, new, snapshot.commit_id)
             if landed is not None:
@@ -245,7 +245,7 @@ class _Landing:
         return parent, _relocated(context, parent, changes, self.prepared, keys)
 
     def upload_ahead(self, *, abreast: bool = True) -> None:
-        """Upload, before the writer's turn, what does not depend on the tip, if there are turns.
+        """If the storage has turns, upload what does not depend on the tip before the turn.
 
         Without `abreast` one by one: while waiting, more threads would only slow others down.
         """
@@ -253,7 +253,7 @@ class _Landing:
             self._upload(self.prepared.uploads, abreast=abreast)
 
     def look_ahead(self) -> None:
-        """Read what has come first so far, so that little is left to read during the turn."""
+        """Read the commits that landed first so far, so that the turn reads little."""
         context = self.context
         with suppress(ManifestsError):  # if it still matters, it is raised during the turn
             root = context.roots.with_branch(context.roots.read().root, self.branch)
@@ -356,7 +356,7 @@ def _prepare(
     log = Upload(keys.next("deltas"), delta.encode())
     uploads.append(log)
     snapshot = Snapshot(
-        snapshot_id_of(keys.next("snapshots")),  # each attempt to place it has one of its own
+        snapshot_id_of(keys.next("snapshots")),  # each attempt has its own id
         context.repository_id,
         view.ref.bare(),
         commit_id,
@@ -426,7 +426,7 @@ def _place(
         streams=tip.streams,
         digests=parent.snapshot.digests,
         sequence=sequence,
-        # Never before the tip's time, else `as_of` would find what did not exist yet.
+        # Never before the tip's time, else `as_of` would find a snapshot too early.
         written_ms=max(prepared.snapshot.written_ms, tip.written_ms),
         sums=effect.sums(parent, entry, prepared.delta),
     ).with_delta_copies(known)

@@ -260,7 +260,7 @@ def _apart(context: ReadContext, view: SnapshotView, tip: Branch, mine: Mine) ->
 
 
 def _meets(rows: Rows, theirs: Changes) -> bool:
-    """Whether it matters to others' changes which chunks these are; spilled ones may not matter."""
+    """Whether others' changes depend on which chunks these are; spilled ones may not matter."""
     if not isinstance(rows, Spilled):
         return True
     change = theirs.nodes.get(rows.node_id)
@@ -274,7 +274,7 @@ def _meets(rows: Rows, theirs: Changes) -> bool:
 def changes_between(
     context: ReadContext, view: SnapshotView, tip: Branch, wanted: Container[bytes] = ()
 ) -> Changes:
-    """What others have done since `view`; chunks only of the nodes wanted.
+    """What others have changed since `view`, with chunks only of the nodes wanted.
 
     Raises
     ------

@@ -76,7 +76,7 @@ class ChangeSet:
     truncated : dict of bytes to tuple of int
         Node id to grid shape: chunks of the snapshot at or beyond it are gone.
     tables : dict of bytes to tuple of ChunkTable or Spilled
-                By node id: refs set in bulk, oldest first; those in `chunks` are newer.
+        By node id: refs set in bulk, oldest first; those in `chunks` are newer.
     unsynced : list of str
         Keys of chunk objects written and not yet durable.
     reads : Reads
@@ -336,26 +336,26 @@ class ForkState:
     Parameters
     ----------
     repository_id : str
-                Id of the repository.
-        storage : Storage
+        Id of the repository.
+    storage : Storage
         The repository's storage.
-        config : RepositoryConfig
+    config : RepositoryConfig
         Configuration of the session.
-        head, base : BlobRef
+    head, base : BlobRef
         The snapshot, and its base.
-        start : int
+    start : int
         The root version the session began at.
-        lineage : bytes or None
+    lineage : bytes or None
         Shared by all copies of the session; None for a read-only copy.
-        copy_id : str
+    copy_id : str
         The session id under which the copy wrote its objects.
-        before, after : ChangeSet
+    before, after : ChangeSet
         The changes the copy started from, and those it has now.
-        explicit : bool
+    explicit : bool
         Whether the copy was made by `session.fork()`, not by pickling a session's store.
-        containers : Containers
+    containers : Containers
         The containers that virtual chunks may be read from; they hold no secrets.
-        cache : CacheOptions
+    cache : CacheOptions
         Limits of the copy's metadata cache.
     token : str or None
         The session's open token, if its copies report what they change (`reports`).

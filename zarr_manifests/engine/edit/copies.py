@@ -29,14 +29,14 @@ class Copies:
     Parameters
     ----------
     workspace : Workspace
-    The session's workspace.
+        The session's workspace.
     reporting : bool
-    Whether copies report their changes through the storage.
+        Whether copies report their changes through the storage.
 
     Attributes
     ----------
     gathered : bool
-    Whether the copies' reports are merged into the workspace.
+        Whether the copies' reports are merged into the workspace.
     """
 
     def __init__(self, workspace: Workspace, *, reporting: bool) -> None:
@@ -59,7 +59,7 @@ class Copies:
         Raises
         ------
         UnmergedForksError
-        If copies have changed anything and none was merged.
+            If copies have changed anything and none was merged.
         """
         workspace = self._workspace
         if workspace.token is None and workspace.copied and not self._merged:

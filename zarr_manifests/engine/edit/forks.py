@@ -165,7 +165,7 @@ def merge_reports(workspace: Workspace, owners: Owners) -> None:
     Raises
     ------
     ConflictError
-                If two copies, or a copy and the session, wrote different bytes to the same chunk.
+        If two copies, or a copy and the session, wrote different bytes to the same chunk.
     CorruptObjectError
         If a report cannot be read.
     """
@@ -245,7 +245,7 @@ def refuse_unmerged(workspace: Workspace) -> None:
     Raises
     ------
     UnmergedForksError
-    If such an object exists: the commit would leave out the copy's changes.
+        If such an object exists: the commit would leave out the copy's changes.
     """
     assert workspace.keys is not None
     prefix = workspace.keys.lineage_prefix

@@ -137,9 +137,9 @@ class SessionView:
         Raises
         ------
         SnapshotExpiredError
-        If the snapshot has expired and the reader follows no branch.
+            If the snapshot has expired and the reader follows no branch.
         FencedError
-        If a collection deleted an object that the session itself wrote.
+            If a collection deleted an object that the session itself wrote.
         """
         self.look()
         view = self.view
@@ -156,9 +156,9 @@ class SessionView:
         Raises
         ------
         SnapshotExpiredError
-        If the snapshot has expired and the reader follows no branch.
+            If the snapshot has expired and the reader follows no branch.
         FencedError
-        If a collection deleted an object that the session itself wrote.
+            If a collection deleted an object that the session itself wrote.
         """
         if self.view is not view:
             return True  # another thread has moved on already

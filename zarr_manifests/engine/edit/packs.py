@@ -79,10 +79,10 @@ class Pack:
 
     Attributes
     ----------
-        key : str
-    Key of the object.
+    key : str
+        Key of the object.
     written : bool
-    Whether the object is known to be in the storage.
+        Whether the object is known to be in the storage.
     staged : tuple of StagedRef
         The chunks, in order.
     """
@@ -116,7 +116,7 @@ class Pack:
         Raises
         ------
         StorageError
-        If the write failed, or the key holds something else.
+            If the write failed, or the key holds something else.
         """
         create_own(storage, self.key, self.data(), durable=durable)
         self.written = True
@@ -135,8 +135,8 @@ class Packs:
     Parameters
     ----------
     pack_bytes : int
-                Size at which a pack is written.
-        new_key : callable
+        Size at which a pack is written.
+    new_key : callable
         Returns an unused key for a chunk object.
     """
 

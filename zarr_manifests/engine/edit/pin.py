@@ -49,9 +49,9 @@ class Pin:
         The branch that a read-only session reads.
     follow_s : float, optional
         Move to that branch's head automatically, at this interval in seconds.
-        lease_ms : int, optional
+    lease_ms : int, optional
         Hold a lease with this timeout.
-        epoch : int, optional
+    epoch : int, optional
         The epoch under which the session claimed its branch.
     reporting : bool
         Whether copies of the session's store report what they change.
@@ -63,9 +63,9 @@ class Pin:
     copies : Copies
         The copies of its store.
     preload : SnapshotPreload
-                The manifests fetched in the background.
+        The manifests fetched in the background.
     read_from : str or None
-                The branch that the session reads, or None.
+        The branch that the session reads, or None.
     """
 
     def __init__(
@@ -115,8 +115,8 @@ class Pin:
 
         Raises
         ------
-                ReadOnlyError, SessionClosedError
-        If it is read-only or closed.
+        ReadOnlyError, SessionClosedError
+            If it is read-only or closed.
         """
         if self.read_only:
             raise ReadOnlyError(

@@ -81,8 +81,8 @@ def check_reporting(storage: Storage, keys: SessionKeys) -> None:
 
     Raises
     ------
-        UnsupportedStorageError
-    If the storage cannot do both.
+    UnsupportedStorageError
+        If the storage cannot do both.
     """
     key = open_token(storage, keys)
     try:
@@ -114,7 +114,7 @@ def close_token(storage: Storage, token: str) -> None:
     Raises
     ------
     StorageError
-    If the token may still exist.
+        If the token may still exist.
     """
     storage.delete_many([token])
     if _is_there(storage, token):
@@ -211,8 +211,8 @@ def set_reported(copy: Copy, key: str, path: str | None, data: bytes | memoryvie
     Raises
     ------
     ReadOnlyError
-                If the key is not a chunk of an existing array.
-        SessionClosedError
+        If the key is not a chunk of an existing array.
+    SessionClosedError
         If the session has begun to commit, or has ended. The change may or may not be committed.
     """
     if path is not None:

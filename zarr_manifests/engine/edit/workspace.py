@@ -63,9 +63,9 @@ class Workspace(NodeEdits):
         Whether copies were made by pickling a store instead of by `fork`.
     token : str or None
         The session's open token, if its copies report what they change (`reports`).
-        frozen : ChangeSet or None
+    frozen : ChangeSet or None
         The changes when the first reporting copy was made; None if there is none.
-        closed : str or None
+    closed : str or None
         Why the workspace takes no more writes; None if it does.
     """
 
@@ -222,8 +222,8 @@ class Workspace(NodeEdits):
         Raises
         ------
         StorageError
-                        If a write failed; the pack's chunks are staged again and go into another
-                        pack.
+            If a write failed; the pack's chunks are staged again and go into another
+            pack.
         """
         with self.lock:
             flights = [(flight, self.packs.has_some_of(flight.pack)) for flight in take()]
@@ -348,7 +348,7 @@ class Workspace(NodeEdits):
         Raises
         ------
         NotFoundError
-        If the array no longer exists.
+            If the array no longer exists.
         """
         self._before_change(path)
         if self.reports:

@@ -52,7 +52,7 @@ def ancestors(
 def ages(
     context: ReadContext, start: BlobRef, floor: str | None = None
 ) -> Iterator[tuple[BlobRef, Snapshot | Ancestor]]:
-    """The same in less time, of what only the age is asked: what is read is not all decoded."""
+    """Like `ancestors`, but faster: it decodes only what gives a snapshot's age and parent."""
     objects = context.objects
 
     def load(ref: BlobRef, fetched: bytes | None) -> Snapshot | Ancestor:
@@ -86,7 +86,7 @@ def snapshot_ref(context: ReadContext, snapshot_id: str) -> BlobRef:
     Raises
     ------
     SnapshotExpiredError
-        If it is not there.
+        If it does not exist.
     """
     try:
         ref, snapshot = snapshot_at(context, snapshot_id)
@@ -100,16 +100,16 @@ def snapshot_ref(context: ReadContext, snapshot_id: str) -> BlobRef:
 
 
 def snapshot_at(context: ReadContext, snapshot_id: str) -> tuple[BlobRef, Snapshot]:
-    """What lies where the snapshot with that id belongs, if it is that snapshot.
+    """The snapshot with that id, read at its key.
 
-    No pointer was followed to it, so what it says of itself is compared.
+    No pointer vouches for it, so its own repository and snapshot ids are checked.
 
     Raises
     ------
     ObjectNotFoundError
-        If nothing lies there.
+        If there is no object at the key.
     CorruptObjectError
-        If it is another snapshot, or one of another repository.
+        If the object is another snapshot, or belongs to another repository.
     """
     key = snapshot_key(snapshot_id)
     data = context.storage.get(key, 0, MAX_SNAPSHOT_BYTES + 1)
@@ -134,7 +134,7 @@ def find_in_history(context: ReadContext, root: Root, snapshot_id: str) -> tuple
 def locate(
     context: ReadContext, root: Root, snapshot_id: str
 ) -> tuple[BlobRef, Snapshot, str | None]:
-    """As `find_in_history`, with the floor of the history that it was found in."""
+    """Like `find_in_history`, with the floor of the history it was found in."""
     key = snapshot_key(snapshot_id)
     seen: set[str] = set()
     for start, floor in _starts(context, root):
@@ -143,7 +143,7 @@ def locate(
                 return ref, snapshot, floor
             if ref.key in seen:
                 break
-            if floor is None:  # all that is older was, or will be, looked at, too
+            if floor is None:  # this walk also visits everything older
                 seen.add(ref.key)
     raise SnapshotExpiredError(
         f"snapshot {snapshot_id} is not in the history of any branch or tag of "
@@ -152,7 +152,7 @@ def locate(
 
 
 def floor_below(context: ReadContext, root: Root, ref: BlobRef) -> str | None:
-    """Id of the oldest snapshot that the history of the one at `ref` still has; None for all."""
+    """Id of the oldest snapshot still in the history of the one at `ref`; None if all are."""
     if not has_expired(root):
         return None
     own = snapshot_id_of(ref.key)
@@ -163,25 +163,25 @@ def floor_below(context: ReadContext, root: Root, ref: BlobRef) -> str | None:
 
 
 def tag_floor(root: Root, ref: BlobRef) -> str | None:
-    """The floor of a tag's own history, whatever branches have of it."""
+    """The floor of a tag's own history, regardless of branches."""
     return snapshot_id_of(ref.key) if has_expired(root) else None
 
 
 def is_missing(error: BaseException) -> bool:
-    """Whether the error says that an object is referenced and not there."""
+    """Whether the error means that a referenced object does not exist."""
     return isinstance(error, MissingChunkError) or (
         isinstance(error, CorruptObjectError) and isinstance(error.__cause__, ObjectNotFoundError)
     )
 
 
 def has_expired(root: Root) -> bool:
-    """Whether there has been an expiry, so that tags have lost what is before them."""
+    """Whether anything has expired, so that a tag keeps only its own snapshot."""
     main = root.branches.get("main")  # never in a page
     return main is not None and main.floor is not None
 
 
 def _starts(context: ReadContext, root: Root) -> Iterator[tuple[BlobRef, str | None]]:
-    """What all branches and tags point to; those in the root itself come first."""
+    """The snapshots of all branches and tags, with floors; refs in the root itself come first."""
     yield from ((branch.head, branch.floor) for branch in root.branches.values())
     yield from ((ref, tag_floor(root, ref)) for ref in root.tags.values())
     if root.pages:

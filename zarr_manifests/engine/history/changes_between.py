@@ -65,7 +65,7 @@ def changes_between(
     floor: str | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Change]:
-    """What the commits after snapshot `start` (None: all) up to the one at `end` have changed.
+    """The changes of the commits after snapshot `start` (None: all) up to the one at `end`.
 
     `floor` is the oldest snapshot in history, if that is not the first; `progress` is called with
     the number of commits found so far.
@@ -87,7 +87,7 @@ def changes_between(
 
 
 def chunks_there(view: SnapshotView, node_id: bytes, coords: IndexArray) -> npt.NDArray[np.bool_]:
-    """Which of these chunks (int64[n, ndim], n >= 1) there are; reads only leaves that may tell."""
+    """Which of these chunks (int64[n, ndim], n >= 1) exist; reads only leaves that may tell."""
     table = view.chunks_at(node_id, coords)
     if table is None:
         return np.zeros(len(coords), np.bool_)
@@ -129,7 +129,7 @@ def _range(
 
 
 def _check_logs(context: ReadContext, snapshots: list[Snapshot]) -> None:
-    """Fetch the commits' deltas, and see that the manifests they name are there."""
+    """Fetch the commits' deltas, and check that the manifests they name exist."""
     loads = [partial(delta_of, context, snapshot) for snapshot in snapshots]
     deltas: list[Delta] = context.runtime.parallel(loads)
     manifests = [ref.blob.key for delta in deltas for ref in delta.manifests]
@@ -174,7 +174,7 @@ def _tables(context: ReadContext, delta: Delta) -> dict[bytes, list[ChunkTable]]
 def _guarded(
     context: ReadContext, start: str | None, end: BlobRef, records: Iterator[Change]
 ) -> Iterator[Change]:
-    """The records; what expires while they are read is an error that says so."""
+    """The records; raises `HistoryExpiredError` if some of the range expires meanwhile."""
     with _expiry(context, start, end):
         yield from records
 

@@ -28,7 +28,7 @@ def deltas_between(
 ) -> list[Delta] | None:
     """Deltas of the commits after `older` up to `newer`, newest first; None if not an ancestor.
 
-    Snapshots older than `floor` are no ancestors any more. Commits that changed nothing may be left
+    Snapshots older than `floor` do not count as ancestors. Commits that changed nothing may be left
     out.
     """
     listed = listed_since(context, older, newer, floor)
@@ -46,7 +46,7 @@ def deltas_between(
 def listed_since(
     context: ReadContext, older: SnapshotView, newer: BlobRef, floor: str | None = None
 ) -> tuple[DeltaEntry, ...] | None:
-    """What the read list of `newer` has after `older`, an ancestor; None if it does not tell.
+    """The entries that `newer`'s read list has after the ancestor `older`; None if unclear.
 
     It is valid if it has the log of the commit that made `older`, which is unique to that snapshot,
     and after it each commit's own log. Then no snapshot in between has to be read, and logs can be
@@ -75,7 +75,7 @@ def listed_since(
 
 
 def _is_above(context: ReadContext, older: SnapshotView, floor: str | None) -> bool:
-    """Whether an ancestor is the floor, or above it."""
+    """Whether an ancestor is the floor or newer."""
     if floor is None or floor == older.snapshot_id:
         return True
 
@@ -104,7 +104,7 @@ def _walked_back(
 
 
 def delta_of(context: ReadContext, snapshot: Snapshot) -> Delta:
-    """What the snapshot's commit has changed."""
+    """The delta of the snapshot's commit."""
     log = snapshot.log
     if snapshot.deltas and snapshot.deltas[-1].log.key == log.key:
         log = snapshot.deltas[-1].log  # with the copy that the read list may carry
@@ -122,7 +122,7 @@ def footprint_of(context: ReadContext, view: SnapshotView, delta: Delta) -> Foot
 def tables_of(
     context: ReadContext, delta: Delta, wanted: Container[bytes] | None = None
 ) -> dict[bytes, tuple[ChunkTable, ...]]:
-    """The chunks a commit set or unset, by node; of the nodes that are wanted, or of all."""
+    """The chunks a commit set or unset, by node, for all nodes or those wanted."""
     tables: dict[bytes, tuple[ChunkTable, ...]] = {}
     due = [
         ref

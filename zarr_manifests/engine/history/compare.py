@@ -52,7 +52,7 @@ def compare(context: ReadContext, start: Branch, end: Branch) -> Diff:
 def _difference(
     context: ReadContext, before: SnapshotView, after: SnapshotView, deltas: Sequence[Delta]
 ) -> Diff:
-    """What these deltas, all after `before` up to `after`, have changed."""
+    """The changes in these deltas, which are all those after `before` up to `after`."""
     old, new = before.nodes, after.nodes
     same = {p: p for p in old.keys() & new.keys() if old[p].node_id == new[p].node_id}
     moved = moved_paths(old, new)
@@ -70,7 +70,7 @@ def _difference(
 def _truncated(
     before: SnapshotView, after: SnapshotView, deltas: Sequence[Delta]
 ) -> dict[str, Coords]:
-    """By path, to what shape of its grid an array was cut that was there before."""
+    """By path, the grid shape that an existing array was truncated to."""
     cuts: dict[bytes, Coords | None] = {}
     for delta in deltas:
         for node_id, shape in delta.truncated.items():

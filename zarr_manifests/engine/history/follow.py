@@ -27,12 +27,12 @@ __all__ = ["Follower", "collected", "expired", "open_head", "opened"]
 
 
 def open_head(context: ReadContext, branch: str, now: SnapshotView) -> SnapshotView:
-    """The head of the branch; `now` itself if it still is that.
+    """The head of the branch, opened; `now` itself if that is still the head.
 
     Raises
     ------
     NotFoundError
-        If the branch is gone.
+        If the branch was deleted.
     """
 
     def newest() -> SnapshotView:
@@ -48,7 +48,7 @@ def open_head(context: ReadContext, branch: str, now: SnapshotView) -> SnapshotV
 def expired(
     context: ReadContext, snapshot_id: str, error: ManifestsError
 ) -> SnapshotExpiredError | None:
-    """What to raise instead of the error, if the snapshot has left history; else None."""
+    """The error to raise instead if the snapshot has left history; else None."""
     if not is_missing(error):
         return None
     try:
@@ -69,7 +69,7 @@ def expired(
 
 
 def opened[R](attempt: Callable[[], R]) -> R:
-    """What the attempt gives, which reads the root and opens what that leads to.
+    """The result of the attempt, which reads the root and opens objects that it leads to.
 
     A missing object may have been collected after the root was read. So it counts as damage only if
     it is still missing when everything is read again.
@@ -85,9 +85,9 @@ def opened[R](attempt: Callable[[], R]) -> R:
 
 
 def collected(context: ReadContext, keys: SessionKeys, error: ManifestsError) -> FencedError | None:
-    """What to raise instead of the error, if a collection took what the session wrote; else None.
+    """The error to raise instead if a collection deleted what the session wrote; else None.
 
-    A session without a lease that began before the fence has no right to its objects any more.
+    The fence no longer protects the objects of an older session without a lease.
     """
     key = error.key if isinstance(error, MissingChunkError) else None
     if key is None or not key.startswith(keys.lineage_prefix):
@@ -107,7 +107,7 @@ def collected(context: ReadContext, keys: SessionKeys, error: ManifestsError) ->
 
 
 class Follower:
-    """Says when a reader should look whether its branch has moved."""
+    """Tells a reader when to check whether its branch has moved."""
 
     def __init__(self, context: ReadContext, branch: str, interval_s: float) -> None:
         self._context = context
@@ -116,7 +116,7 @@ class Follower:
         self._looked_s = context.runtime.monotonic_s()
 
     def due(self) -> bool:
-        """Whether the interval is over; it begins anew then."""
+        """Whether the interval is over; if so, a new one begins."""
         over = self.over
         if over:
             self._looked_s = self._context.runtime.monotonic_s()

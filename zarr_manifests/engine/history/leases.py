@@ -44,7 +44,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class HeldLease:
-    """A lease on a snapshot, as `Repository.lease` gives it."""
+    """A lease on a snapshot, as `Repository.lease` returns it."""
 
     def __init__(self, held: Held, runtime: Runtime) -> None:
         self._held, self._runtime = held, runtime
@@ -55,7 +55,7 @@ class HeldLease:
 
     @property
     def snapshot_id(self) -> str:
-        """The snapshot it is on."""
+        """Id of the leased snapshot."""
         return self._held.snapshot
 
     @property
@@ -199,7 +199,7 @@ def move(context: Context, held: Held, session: str, snapshot_id: str) -> None:
 
 
 def renew_all(context: Context) -> None:
-    """Renew all leases of this process, in one swap; those that cannot be are lost.
+    """Renew all leases of this process in one swap; those that cannot be renewed are lost.
 
     A lease whose history is damaged does not keep others from being renewed.
     """
@@ -234,7 +234,7 @@ def renew_all(context: Context) -> None:
 
 
 def give_up(context: Context, held: Held) -> None:
-    """Take the lease out of the root, if it is there still; a parent's stays."""
+    """Remove the lease from the root, if it is still there; a parent process's lease stays."""
     if held.is_inherited:
         return
     context.heart.drop(held)
@@ -271,7 +271,7 @@ def _taken_away(held: Held) -> FencedError:
 
 
 def _term(context: ReadContext, held: Held) -> Term:
-    """From now on, before the swap: it may take long."""
+    """The lease's end, counted from before the swap, which may take long."""
     runtime, timeout_ms = context.runtime, held.timeout_ms
     return Term(runtime.monotonic_s() + timeout_ms / 1000, runtime.now_ms() + timeout_ms)
 
@@ -285,14 +285,14 @@ def _name(held: Held) -> str:
 
 
 def _with(root: Root, leases: Iterable[Lease]) -> Root:
-    """The root that says this of the leases itself, whatever a page says."""
+    """The root with these leases in itself, which override those in a page."""
     new = {lease.name: lease for lease in leases}
     kept = tuple(lease for lease in root.leases if lease.name not in new)
     return replace(root, leases=(*kept, *new.values()))
 
 
 def _without(root: Root, names: Iterable[str]) -> Root:
-    """The root without these leases, even where a page has them."""
+    """The root without these leases, hiding those that a page has."""
     gone = set(names)
     left = tuple(lease for lease in root.leases if lease.name not in gone)
     hidden = root.deleted_leases

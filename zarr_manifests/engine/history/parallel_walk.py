@@ -42,7 +42,7 @@ _VERSIONS: Final = 256
 
 
 class SnapshotsAhead:
-    """The snapshots that one walk is likely to need next."""
+    """Prefetches the snapshots that a walk is likely to need next."""
 
     def __init__(self, objects: ObjectReader, runtime: Runtime) -> None:
         self._objects = objects
@@ -53,7 +53,7 @@ class SnapshotsAhead:
         self._needed = 0
 
     def take(self, ref: BlobRef) -> bytes | None:
-        """What lies at the key, if it has been fetched here; None if others have it or get it."""
+        """The object at the key if it was fetched here; None if another cache has or gets it."""
         objects = self._objects
         if objects.storage.capabilities.inline:
             return None
@@ -68,7 +68,7 @@ class SnapshotsAhead:
         return self._round(ref)
 
     def _round(self, ref: BlobRef) -> bytes | None:
-        """Fetch what is due, and guesses of what comes next."""
+        """Fetch the due object together with guesses of the next ones."""
         due = ref.key
         guesses = self._next(due)
         self._needed = 0
@@ -100,7 +100,7 @@ class SnapshotsAhead:
 
 
 def older_than(storage: ReadableStorage, key: str) -> Iterator[str]:
-    """Keys of snapshots that sort before this one, the last of them first."""
+    """Keys of snapshots that sort before this one, in descending order."""
     stop, version, span = key, session_start(session_of(key)), _VERSIONS
     while True:
         first = max(version - span, 0)

@@ -30,9 +30,9 @@ _AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A pointer that was found, to an object of that kind.
+    """A pointer to an object of that kind.
 
-    `parts` is what the pointer says about a manifest's tables.
+    `parts` lists a manifest's tables, according to the pointer.
     """
 
     ref: BlobRef
@@ -40,7 +40,7 @@ class Link:
     parts: tuple[Part, ...] | None = None
 
     def check(self, value: Any) -> None:
-        """Refuse a manifest that has other tables than the pointer says."""
+        """Raise if a manifest has other tables than its pointer says."""
         due = self.parts if isinstance(value, Manifest) else None
         if due is not None and value.directory() != due:
             raise CorruptObjectError(f"{self.ref.key} has other chunk tables than it should")
@@ -51,7 +51,7 @@ def _manifests(refs: Iterable[ManifestRef]) -> Iterator[Link]:
 
 
 def children(value: Any) -> Iterator[Link]:
-    """The metadata objects that an object names; of a snapshot all but its parent."""
+    """The metadata objects that an object names, except a snapshot's parent."""
     match value:
         case Snapshot():
             yield Link(value.log, Delta)
@@ -68,7 +68,7 @@ def children(value: Any) -> Iterator[Link]:
 
 
 def tables(value: Any) -> Iterator[ChunkTable]:
-    """The chunk tables that lie in an object itself."""
+    """The chunk tables stored in the object itself."""
     manifest = {Delta: "embedded", Digest: "tables"}.get(type(value))
     held = value if isinstance(value, Manifest) else getattr(value, manifest or "", None)
     if isinstance(held, Manifest):
@@ -81,7 +81,7 @@ def follow(
     load: Callable[[Link], Any],
     seen: set[str],
 ) -> Iterator[tuple[Link, Any]]:
-    """All that the links lead to, with what `load` gives for it, each object once.
+    """All objects that the links lead to, each once, with the result of `load`.
 
     Keys in `seen` are skipped, and visited keys are added to it. If `load` returns None, references
     of that object are not followed.

@@ -50,7 +50,7 @@ _FRESH_S: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A snapshot as a caller names it: the head of `main` if nothing is given.
+    """A snapshot as the caller names it; by default the head of `main`.
 
     Parameters
     ----------
@@ -81,21 +81,21 @@ class Point:
             )
 
     def follow_s(self, interval: timedelta) -> float:
-        """Seconds between looks of a reader that follows this point, which must be a branch."""
+        """Interval in seconds at which a reader follows this point, which must be a branch."""
         if self.on_branch is None or self.as_of is not None:
             raise InvalidArgumentError("follow goes with a branch only; nothing else moves")
         return interval.total_seconds()
 
     @property
     def on_branch(self) -> str | None:
-        """The branch it is on; None for a tag or a snapshot."""
+        """The branch; None for a tag or a snapshot."""
         if self.tag is not None or self.snapshot_id is not None:
             return None
         return DEFAULT_BRANCH if self.branch is None else self.branch
 
 
 class Refs:
-    """The branches and tags of one repository, and the snapshots that callers name.
+    """Lists and changes the branches and tags of a repository, and finds named snapshots.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ class Refs:
     # --- finding snapshots -------------------------------------------------------------------
 
     def view(self, point: Point, *, first: bool = False) -> SnapshotView:
-        """The snapshot, opened; `first` lets it be looked up in the root that `open` has read.
+        """The snapshot, opened; with `first`, the root that `open` has read may be used.
 
         Raises
         ------
@@ -125,15 +125,15 @@ class Refs:
         return opened(lambda: self._context.open_branch(self.resolve(point, first=first)))
 
     def resolve(self, point: Point, *, first: bool = False) -> Branch:
-        """The snapshot as the head of a branch: of its own branch, or of one without a name."""
+        """The snapshot as the head of a branch: its own, or an unnamed one."""
         if point.snapshot_id is not None:
             return Branch(snapshot_ref(self._context, point.snapshot_id), None)
         return self._in(self._first_root() if first else self._root(), point)
 
     def begin(self, branch: str, *, claim: bool) -> tuple[int, SnapshotView]:
-        """The head of a branch to write on, and the version of the root that says so.
+        """The head of a branch to write on, and the version of the root that names it.
 
-        With `claim` the branch is claimed for this writer.
+        With `claim`, this writer claims the branch.
 
         Raises
         ------
@@ -155,7 +155,7 @@ class Refs:
         return opened(at_head)
 
     def named(self, *names: str) -> list[Branch]:
-        """For each name the snapshot of that id, else the branch, else the tag, as a branch.
+        """The head of a branch for each name: a snapshot id, else a branch, else a tag.
 
         Raises
         ------
@@ -204,7 +204,7 @@ class Refs:
         return Branch(tag, None)
 
     def history(self, point: Point) -> Iterator[tuple[BlobRef, Snapshot]]:
-        """The snapshot and those before it that are still in history, newest first."""
+        """The snapshot and its ancestors that are still in history, newest first."""
         root = self._root()
         start = self._in(root, point)
         floor = start.floor
@@ -232,7 +232,7 @@ class Refs:
         return self._context.roots.read().root
 
     def _first_root(self) -> Root:
-        """The root as it is now; right after `open` the one that `open` has read."""
+        """The current root; right after `open`, the one that `open` has read."""
         opened_at, self._opened_at = self._opened_at, None
         if opened_at is not None:
             read_s, at = opened_at
@@ -249,7 +249,7 @@ class Refs:
         return {name: snapshot_id_of(b.head.key) for name, b in sorted(branches.items())}
 
     def create_branch(self, name: str, snapshot_id: str | None) -> None:
-        """Make a branch at a snapshot of the history; at `main`'s head if none is given."""
+        """Create a branch at a snapshot of the history, by default at the head of `main`."""
         check_ref_name(name)
 
         def change(root: Root) -> Root:
@@ -264,9 +264,9 @@ class Refs:
     def reset_branch(
         self, name: str, snapshot_id: str, *, force: bool, expected: str | None
     ) -> None:
-        """Move a branch to a snapshot of the history, if it drops no commit it should not."""
+        """Move a branch to a snapshot of the history; dropping commits must be allowed."""
         if expected is not None:
-            snapshot_key(expected)  # an id at all
+            snapshot_key(expected)  # raises unless it is an id
 
         def change(root: Root) -> Root:
             old = known_ref(root.branches, name, "branch")
@@ -283,18 +283,18 @@ class Refs:
                     f"commits since would be dropped. If so it shall be, say expected={at!r}, or "
                     "force=True whatever else has been committed meanwhile"
                 )
-            # What is left behind can be of any age, so the next collection looks at everything.
+            # The dropped commits can be of any age, so the next collection scans everything.
             return replace(root, branches={**root.branches, name: moved}, swept=0)
 
         self._update(change, "reset branch", name, snapshot_id)
 
     def _comes_after(self, new: Branch, old: Branch) -> bool:
-        """Whether the head of `old` is in the history of that of `new`."""
+        """Whether the head of `old` is in the history of the head of `new`."""
         lowest = self._context.objects.load(old.head, Snapshot).sequence
         for ref, snapshot in ancestors(self._context, new.head, new.floor):
             if ref.key == old.head.key:
                 return True
-            if snapshot.sequence < lowest:  # no snapshot has a higher one than those after it
+            if snapshot.sequence < lowest:  # sequences only grow along the history
                 break
         return False
 
@@ -318,7 +318,7 @@ class Refs:
         return {name: snapshot_id_of(ref.key) for name, ref in sorted(tags.items())}
 
     def create_tag(self, name: str, snapshot_id: str | None) -> None:
-        """Name a snapshot of the history for good; `main`'s head if none is given."""
+        """Create a tag at a snapshot of the history, by default at the head of `main`."""
         check_ref_name(name)
 
         def change(root: Root) -> Root:
@@ -357,12 +357,12 @@ class Refs:
         self._context.roots.update(change, operation, name, snapshot_id or "", REF_ATTEMPTS)
 
     def _at(self, root: Root, snapshot_id: str | None) -> Branch:
-        """A branch at that snapshot, which must be in history as of this root."""
+        """A new branch at that snapshot, which must be in history as of this root."""
         main = root.branches[DEFAULT_BRANCH]
         if snapshot_id is None:
             return replace(main, epoch=0)
         ref, snapshot, floor = locate(self._context, root, snapshot_id)
-        # What an index says is true of any branch; what it does not know is not used.
+        # An index holds for any branch; leaves it does not know are not used.
         return Branch(
             ref.bare(), snapshot.base, floor=floor, ahead=snapshot.ahead, index=main.index
         )
