@@ -443,8 +443,9 @@ class Repository:
             How writes in pickled copies of the session's store, and in children of `os.fork`, reach
             a commit. With `"merge"`, only if the copies are merged. With `"report"`, the copies
             report each chunk through the storage, and the commit includes them all, so xarray's and
-            dask's own writers work on a cluster. The commit has every call that returned before
-            `commit` began; later calls raise. Copies can only write and unset chunks. This costs
+            dask's own writers work on a cluster. The commit includes every call that returned
+            before `commit` began; later calls raise. Copies can only write and unset chunks. This
+            costs
             two more requests and one object for each chunk, and one more request for each in the
             commit.
 
