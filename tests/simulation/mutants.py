@@ -459,11 +459,6 @@ def archives_listed_first(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(verify, "archived_versions", lambda context: listed[0])
 
 
-@mutant("A recovery takes an archive from before a collection that may still delete.")
-def recovered_beside_a_collection(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(recover, "unended_since", lambda *args: None)
-
-
 @mutant("A recovery keeps fence and leases, so earlier sessions continue.")
 def recovered_without_a_fence(patch: pytest.MonkeyPatch) -> None:
     renewed = recover._renewed
@@ -533,7 +528,6 @@ SEEDS: dict[str, int] = {
     "archive-before-the-deletions-left-out": 11,
     "looked-at-once": 207,
     "archives-listed-first": 18,
-    "recovered-beside-a-collection": 408,
     "recovered-without-a-fence": 8,
     "lease-relied-on-for-ever": 113,
     "function-asked-once": 48,
