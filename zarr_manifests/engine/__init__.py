@@ -1,1 +1,1 @@
-"""The engine: does what plans say, with storage below and no Zarr store above."""
+"""The engine: carries out plans on the storage below, without the Zarr store above."""

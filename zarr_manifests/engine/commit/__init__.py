@@ -1,1 +1,1 @@
-"""Changes onto a branch: described, rebased or relocated, uploaded, swapped in."""
+"""How changes reach a branch: described, rebased or relocated, uploaded, swapped in."""

@@ -7,7 +7,7 @@
    before the next step. What the change set has spilled is referred to as it is.
 2. One compare-and-swap of the root (`roots`). Nothing else makes the commit visible.
 3. If somebody else's swap came first and moved the branch, the commit is put on top of the new tip
-   where that is safe (`rebasing`). Its snapshot is written anew, its delta only where nodes that
+   where that is safe (`rebase`). Its snapshot is written anew, its delta only where nodes that
    both sides changed were merged; chunks and manifests are never uploaded twice.
 
 Whether the session may still commit (`admitted`), and whether a snapshot that chunk refs were taken

@@ -1,1 +1,1 @@
-"""The same data in another shape: runs, merged leaves, repacked chunks, the presence index."""
+"""The same data in another layout: runs, merged leaves, repacked chunks, the presence index."""

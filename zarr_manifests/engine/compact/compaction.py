@@ -8,8 +8,8 @@
    branch has moved, newer deltas stay on top, provided that the compacted entries are unchanged. If
    they are not, somebody else was faster and this compaction is dropped.
 
-Invariant: an entry is dropped only together with all older ones. So outside the boxes of all
-leaves, where no record says what has been merged, reads are right without one.
+Invariant: an entry is dropped only together with all older ones. So reads are right even outside
+the boxes of all leaves, where no record says what has been merged.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ Invariants:
 
 - A pack is taken back exactly once, after its write has ended, and settled by whoever takes it:
   nothing here touches a change set, and no thread that writes a pack waits for a lock.
-- More than `MOST` writes are running only while each further thread waits for one of them.
-- If no thread can be started, no write is running, and nobody waits for it.
+- Up to `MOST` writes run while nobody waits. A thread that begins another waits for an
+  earlier one.
+- If no thread can be started for a write, it counts as not begun, and nobody waits for it.
 - An error is kept for whoever takes the pack back. The pack's chunks are still staged then.
 - A forked child has none of its parent's threads. It forgets their writes; the chunks are staged in
   the child as well.

@@ -1,6 +1,7 @@
-"""What is stored where no repository was found, or where one is to be made, for error messages.
+"""What is stored at a place without a repository, and which repository the place lies in.
 
-Only used for errors: a local disk is asked for a few names, another storage by one request.
+Only used for error messages. A local disk is asked for a few names, any other storage by one
+request.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""A small and sound repository: expiry, garbage collection, verification, recovery."""
+"""Keeping a repository small and sound: expiry, garbage collection, verification, recovery."""
