@@ -49,6 +49,14 @@ KINDS: dict[str, Callable[[Storage], Storage]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[None]:
+    """Have Python hear Ctrl-C; a shell that starts a run in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupt() -> None:
     signal.raise_signal(signal.SIGINT)
 

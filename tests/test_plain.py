@@ -78,7 +78,7 @@ def test_what_an_error_has_besides_is_harmless() -> None:
 
 
 def test_a_name_cannot_make_a_line_of_a_conflict() -> None:
-    conflicts = [Conflict(f"/{HOSTILE}", "chunks", HOSTILE, ((1, 2),))] * 25
+    conflicts = [Conflict("chunk", f"/{HOSTILE}", "chunks", HOSTILE, ((1, 2),))] * 25
     error = ConflictError(HOSTILE, conflicts)
     first, *lines = str(error).split("\n")
     assert first == SHOWN

@@ -36,9 +36,9 @@ class DemoPlace:
     --------
     >>> import tempfile
     >>> from pathlib import Path
-    >>> from zarr_manifests.demo import Place
+    >>> from zarr_manifests.demo import DemoPlace
     >>> with tempfile.TemporaryDirectory() as tmp:
-    ...     Place.claim(Path(tmp) / "demo").repository.name
+    ...     DemoPlace.claim(Path(tmp) / "demo").repository.name
     'winds'
     """
 

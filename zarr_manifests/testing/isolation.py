@@ -125,9 +125,9 @@ def check_isolation(
 
     Examples
     --------
-    >>> from zarr_manifests.testing import Operation, Transaction, check_isolation
+    >>> from zarr_manifests.testing import Access, Transaction, check_isolation
     >>> def add_one(name, snapshot_id):
-    ...     operations = Operation("read", "x", None), Operation("write", "x", name)
+    ...     operations = Access("read", "x", None), Access("write", "x", name)
     ...     return Transaction(name, "s0", operations, "committed", snapshot_id)
     >>> history = [("s0", ""), ("s1", "first"), ("s2", "second")]
     >>> [found] = check_isolation([add_one("first", "s1"), add_one("second", "s2")], history)
