@@ -18,6 +18,7 @@ import pytest
 import zarr_manifests
 from zarr_manifests.config.sections import Section
 from zarr_manifests.storage import Storage
+from zarr_manifests.storage.disk import Disk
 
 API = (Path(__file__).parents[1] / "docs" / "api.md").read_text(encoding="utf-8")
 PUBLIC = [
@@ -148,8 +149,9 @@ def test_signatures_are_found() -> None:
 
 def has_docstring(kind: type | None, name: str, value: Any) -> bool:
     doc = inspect.getdoc(value) or (kind and inspect.getdoc(getattr(kind, name)))
-    # What keeps the storage's protocol is documented there.
-    return bool((doc or inspect.getdoc(getattr(Storage, name, None)) or "").strip())
+    # What keeps a protocol of storages is documented there.
+    protocols = (inspect.getdoc(getattr(each, name, None)) for each in (Storage, Disk))
+    return bool((doc or next(filter(None, protocols), "")).strip())
 
 
 def test_everything_public_has_a_docstring() -> None:

@@ -22,10 +22,10 @@ from zarr.core.buffer import cpu
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.compact import merge_leaves as repack
 from zarr_manifests.errors import ManifestsError
-from zarr_manifests.storage import MemoryStorage, Storage
+from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
 from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import (
-    CrashableLocalStorage,
+    CrashDisk,
     FaultKind,
     FaultyStorage,
     SimulatedCrash,
@@ -223,12 +223,12 @@ def test_a_crash_at_every_call_to_the_storage(
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_crash_at_every_call_to_the_disk(name: str, tmp_path: Path) -> None:
     first = tmp_path / "template"
-    made = seed(CrashableLocalStorage(first))
+    made = seed(LocalStorage(first))
     whole = tmp_path / "whole"
     shutil.copytree(first, whole)
-    probe = CrashableLocalStorage(whole)
-    SCENARIOS[name](probe)
-    calls = probe.disk.calls
+    probe = CrashDisk(whole)
+    SCENARIOS[name](probe.storage())
+    calls = probe.calls
     assert len(calls) > 20
     landed = set()
     for number in range(1, len(calls) + 1):
@@ -236,14 +236,16 @@ def test_a_crash_at_every_call_to_the_disk(name: str, tmp_path: Path) -> None:
             continue  # what has no name yet is nothing, whatever is in it
         folder = tmp_path / str(number)
         shutil.copytree(first, folder)
-        storage = CrashableLocalStorage(folder)
-        storage.disk.crash_at = number
+        disk = CrashDisk(folder)
+        disk.crash_at = number
+        storage = disk.storage()
         try:
             outcome: object = SCENARIOS[name](storage)
         except SimulatedCrash as error:
             outcome = error
         # All that was not synced is lost, or some of it.
-        storage.crash(random.Random(number) if number % 2 else None)
-        landed.add(check(CrashableLocalStorage(folder), made, name, outcome, number))
+        disk.crash(random.Random(number) if number % 2 else None)
+        storage = disk.storage()
+        landed.add(check(storage, made, name, outcome, number))
         shutil.rmtree(folder)
     assert landed == {False, True}

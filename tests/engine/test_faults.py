@@ -41,7 +41,7 @@ from zarr_manifests.storage import Capabilities, LocalStorage, MemoryStorage, St
 from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import (
     Call,
-    CrashableLocalStorage,
+    CrashDisk,
     Fault,
     FaultKind,
     FaultyStorage,
@@ -632,7 +632,7 @@ def test_disk_full_at_every_write_of_a_commit() -> None:
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("template") / "repository"
-    seed(CrashableLocalStorage(folder), max_delta_count=2)
+    seed(LocalStorage(folder), max_delta_count=2)
     return folder
 
 
@@ -640,14 +640,15 @@ def _crashed(
     template: Path, folder: Path, crash_at: int | None, rng: random.Random | None
 ) -> tuple[LocalStorage, object, int]:
     shutil.copytree(template, folder)
-    storage = CrashableLocalStorage(folder)
-    storage.disk.crash_at = crash_at
+    disk = CrashDisk(folder)
+    disk.crash_at = crash_at
+    storage = disk.storage()
     try:
         outcome: object = change(storage)
     except SimulatedCrash as error:
         outcome = error
-    calls = len(storage.disk.calls)
-    storage.crash(rng)
+    calls = len(disk.calls)
+    disk.crash(rng)
     return LocalStorage(folder), outcome, calls
 
 
@@ -680,7 +681,7 @@ def test_crash_at_every_call_to_the_disk(template: Path, tmp_path: Path) -> None
             if isinstance(outcome, str):
                 assert found.heads == new.heads, (number, attempt)
             seen.add(found.heads == new.heads)
-            change(CrashableLocalStorage(folder))
+            change(LocalStorage(folder))
             again = State.of(storage)
             assert again is not None
             assert again.heads == new.heads
@@ -707,27 +708,30 @@ def test_an_operation_and_a_crash_at_every_call_to_the_disk(name: str, tmp_path:
     """All that was not synced is lost, or some of it; what was acknowledged is there."""
     prepare, operation = DISK_OPERATIONS[name]
     first = tmp_path / "template"
-    storage = CrashableLocalStorage(first)
+    storage: Storage = LocalStorage(first)
     prepare(storage)
     old = Kept.of(storage)
-    whole = CrashableLocalStorage(shutil.copytree(first, tmp_path / "whole"))
+    disk = CrashDisk(shutil.copytree(first, tmp_path / "whole"))
+    whole = disk.storage()
     operation(whole)
     new = Kept.of(whole)
-    calls = list(whole.disk.calls)
+    calls = list(disk.calls)
     assert len(calls) > 5
     found_states = []
     for number in range(1, len(calls) + 2):  # and after the last
         if number > 1 and calls[number - 2] in ("open_temp", "write"):
             continue  # what has no name yet is nothing, whatever is in it
         folder = tmp_path / str(number)
-        storage = CrashableLocalStorage(shutil.copytree(first, folder))
-        storage.disk.crash_at = number
+        disk = CrashDisk(shutil.copytree(first, folder))
+        disk.crash_at = number
+        storage = disk.storage()
         try:
             outcome: object = operation(storage)
         except SimulatedCrash as error:
             outcome = error
         assert isinstance(outcome, SimulatedCrash) == (number <= len(calls))
-        storage.crash(random.Random(number) if number % 2 else None)
+        disk.crash(random.Random(number) if number % 2 else None)
+        storage = disk.storage()
         found = Kept.of(storage)
         check_outcome(f"{number} {calls[number - 2]}", outcome, found, old, new)
         found_states.append(found)
@@ -742,17 +746,20 @@ def test_an_operation_and_a_crash_at_every_call_to_the_disk(name: str, tmp_path:
 
 
 def test_create_and_a_crash_at_every_call_to_the_disk(tmp_path: Path) -> None:
-    whole = CrashableLocalStorage(tmp_path / "whole")
+    disk = CrashDisk(tmp_path / "whole")
+    whole = disk.storage()
     Repository.create(whole, runtime=RUNTIME)
     new = State.of(whole)
-    calls = len(whole.disk.calls)
+    calls = len(disk.calls)
     found_states = []
     for number in range(1, calls + 2):
-        storage = CrashableLocalStorage(tmp_path / str(number))
-        storage.disk.crash_at = number
+        disk = CrashDisk(tmp_path / str(number))
+        disk.crash_at = number
+        storage = disk.storage()
         with contextlib.suppress(SimulatedCrash):
             Repository.create(storage, runtime=RUNTIME)
-        storage.crash(random.Random(number) if number % 2 else None)
+        disk.crash(random.Random(number) if number % 2 else None)
+        storage = disk.storage()
         found_states.append(State.of(storage))
         Repository.open_or_create(storage, runtime=RUNTIME)
         assert State.of(storage) == new

@@ -25,11 +25,11 @@ from zarr_manifests.errors import (
     NotFoundError,
 )
 from zarr_manifests.format.chunk_table import NativeRef
-from zarr_manifests.storage import MemoryStorage, Storage
+from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
 from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import (
     CountingStorage,
-    CrashableLocalStorage,
+    CrashDisk,
     FaultKind,
     FaultyStorage,
     SimulatedCrash,
@@ -522,12 +522,12 @@ def test_a_crash_at_every_call_to_the_storage(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_crash_at_every_call_to_the_disk(tmp_path: Path) -> None:
     first = tmp_path / "template"
-    snapshots = snapshots_of(filled(CrashableLocalStorage(first)))
+    snapshots = snapshots_of(filled(LocalStorage(first)))
     whole = tmp_path / "whole"
     shutil.copytree(first, whole)
-    probe = CrashableLocalStorage(whole)
-    repack_in(probe)
-    calls = probe.disk.calls
+    probe = CrashDisk(whole)
+    repack_in(probe.storage())
+    calls = probe.calls
     assert len(calls) > 20
     landed = set()
     for number in range(1, len(calls) + 1):
@@ -535,13 +535,15 @@ def test_a_crash_at_every_call_to_the_disk(tmp_path: Path) -> None:
             continue  # what has no name yet is nothing, whatever is in it
         folder = tmp_path / str(number)
         shutil.copytree(first, folder)
-        storage = CrashableLocalStorage(folder)
-        storage.disk.crash_at = number
+        disk = CrashDisk(folder)
+        disk.crash_at = number
+        storage = disk.storage()
         with contextlib.suppress(SimulatedCrash):
             repack_in(storage)
         # All that was not synced is lost, or some of it.
-        storage.crash(random.Random(number) if number % 2 else None)
-        landed.add(check(CrashableLocalStorage(folder), snapshots, number))
+        disk.crash(random.Random(number) if number % 2 else None)
+        storage = disk.storage()
+        landed.add(check(storage, snapshots, number))
         shutil.rmtree(folder)
     assert landed == {False, True}
 

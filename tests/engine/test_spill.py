@@ -17,7 +17,7 @@ from zarr_manifests.engine.objects.spill import Spilled
 from zarr_manifests.format.chunk_table import VirtualRef
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import workspace_of
-from zarr_manifests.testing import CountingStorage, CrashableLocalStorage
+from zarr_manifests.testing import CountingStorage, CrashDisk
 
 BUDGET = 1_000
 NOW = timedelta(0)
@@ -314,14 +314,15 @@ def test_a_leased_writer_keeps_what_it_has_spilled(
 
 def test_a_crash_after_the_commit_leaves_all_of_it(tmp_path: Path) -> None:
     """Also the chunks that were written one by one, and were spilled with the others."""
-    storage = CrashableLocalStorage(tmp_path / "repository")
+    disk = CrashDisk(tmp_path / "repository")
+    storage = disk.storage()
     session = make(storage).writable_session()
     for at in range(3):
         session.store.set_sync(f"a/c/{at}", cpu.Buffer.from_bytes(b"%d" % at))
     bulk(session, 3, 9_000)
     assert any((0,) in rows.box for rows in spilled(session))
     session.commit("bulk")
-    storage.disk.crash()
+    disk.crash()
     reader = Repository.open(storage, virtual_containers=CONTAINERS)
     values = zarr.open_array(reader.readonly_session().store, path="a")[:3]
     assert values.tolist() == list(b"012")  # type: ignore[union-attr]
@@ -330,7 +331,8 @@ def test_a_crash_after_the_commit_leaves_all_of_it(tmp_path: Path) -> None:
 
 
 def test_what_is_spilled_while_forks_are_merged_survives_a_crash(tmp_path: Path) -> None:
-    storage = CrashableLocalStorage(tmp_path / "repository")
+    disk = CrashDisk(tmp_path / "repository")
+    storage = disk.storage()
     session = make(storage).writable_session()
     forks = [session.fork() for _ in range(3)]
     for i, fork in enumerate(forks):  # two have more than there is room for
@@ -339,7 +341,7 @@ def test_what_is_spilled_while_forks_are_merged_survives_a_crash(tmp_path: Path)
     session.merge(*forks)
     assert spilled(session)
     session.commit("all of them")
-    storage.disk.crash()
+    disk.crash()
     reader = Repository.open(storage, virtual_containers=CONTAINERS)
     values = zarr.open_array(reader.readonly_session().store, path="a")[:1800]
     assert np.array_equal(values, np.arange(1800) % 251 + 1)

@@ -22,7 +22,7 @@ from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage, check_k
 from zarr_manifests.storage.disk import PosixDisk
 from zarr_manifests.testing import (
     CountingStorage,
-    CrashableLocalStorage,
+    CrashDisk,
     FaultyStorage,
     LatencyStorage,
     WrappedStorage,
@@ -44,8 +44,8 @@ BACKENDS: dict[str, Callable[[Path], Storage]] = {
     "memory": _memory,
     "local": LocalStorage,
     "local, named temps": lambda path: LocalStorage(path, disk=PosixDisk(anonymous=False)),
-    "crashable": CrashableLocalStorage,
-    "crashable, named temps": lambda path: CrashableLocalStorage(path, anonymous=False),
+    "crashable": lambda path: CrashDisk(path).storage(),
+    "crashable, named temps": lambda path: CrashDisk(path, anonymous=False).storage(),
     "wrapped local": lambda path: WrappedStorage(LocalStorage(path)),
     "counting local": lambda path: CountingStorage(LocalStorage(path)),
     "latency memory": lambda path: LatencyStorage(_memory(path), latency_s=0),

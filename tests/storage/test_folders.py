@@ -13,7 +13,7 @@ import pytest
 from zarr_manifests.errors import ObjectNotFoundError, StorageError
 from zarr_manifests.storage import LocalStorage, Storage
 from zarr_manifests.storage.disk import PosixDisk, Temp
-from zarr_manifests.testing import CrashableLocalStorage, CrashDisk, SimulatedCrash
+from zarr_manifests.testing import CrashDisk, SimulatedCrash
 
 LATER = 1 << 50  # milliseconds: everything there is was changed before
 WRITES: dict[str, Callable[[Storage], object]] = {
@@ -95,8 +95,7 @@ class _Disk(CrashDisk):
     """Somebody else removes a folder right before one of the calls."""
 
     def __init__(self, path: Path, at: str, *, times: int, anonymous: bool = True) -> None:
-        super().__init__(anonymous=anonymous)
-        self.root = str(path)
+        super().__init__(path, anonymous=anonymous)
         self.at, self.times, self.path = at, times, path
 
     def _others(self, at: str) -> None:
@@ -146,9 +145,8 @@ def test_a_folder_that_goes_again_and_again_is_told(tmp_path: Path) -> None:
 
 def test_what_is_known_of_a_folder_ends_with_it(tmp_path: Path) -> None:
     """One storage knows it, a second one removes it, and a third one makes it again."""
-    disk = CrashDisk()
-    disk.root = str(tmp_path)
-    first, second, third = (LocalStorage(tmp_path, disk=disk) for _ in range(3))
+    disk = CrashDisk(tmp_path)
+    first, second, third = (disk.storage() for _ in range(3))
     for key in ("d/e/a", "d/e/b"):
         _leave(first, key)
         second.remove_temporary(LATER)
@@ -160,14 +158,15 @@ def test_what_is_known_of_a_folder_ends_with_it(tmp_path: Path) -> None:
 
 
 def test_known_folders_cost_nothing_more_while_none_is_removed(tmp_path: Path) -> None:
-    storage = CrashableLocalStorage(tmp_path)
+    disk = CrashDisk(tmp_path)
+    storage = disk.storage()
     _leave(storage, "d/e/a", "d/f/a")
     storage.create("d/e/b", b"1")
 
     def synced() -> list[str]:
-        storage.disk.calls.clear()
+        disk.calls.clear()
         assert storage.create(f"d/e/{len(list(storage.list()))}", b"1")
-        return [call for call in storage.disk.calls if call.startswith("fsync_dir")]
+        return [call for call in disk.calls if call.startswith("fsync_dir")]
 
     assert synced() == ["fsync_dir d/e"]
     LocalStorage(tmp_path).remove_temporary(LATER)  # one folder
@@ -180,8 +179,9 @@ def test_known_folders_cost_nothing_more_while_none_is_removed(tmp_path: Path) -
 def test_a_crash_at_any_call_loses_nothing_acknowledged(tmp_path: Path, seed: int | None) -> None:
     rng = None if seed is None else random.Random(seed)
     for number in itertools.count(1):
-        storage = CrashableLocalStorage(tmp_path / str(number))
-        storage.disk.crash_at = number
+        disk = CrashDisk(tmp_path / str(number))
+        disk.crash_at = number
+        storage = disk.storage()
         acknowledged = []
         try:
             for key in ("d/e/a", "d/f/g/a"):
@@ -192,7 +192,8 @@ def test_a_crash_at_any_call_loses_nothing_acknowledged(tmp_path: Path, seed: in
                 acknowledged.append(key)
                 storage.remove_temporary(LATER)
         except SimulatedCrash:
-            storage.crash(rng)
+            disk.crash(rng)
+            storage = disk.storage()
         else:
             break
         for key in acknowledged:
@@ -200,25 +201,29 @@ def test_a_crash_at_any_call_loses_nothing_acknowledged(tmp_path: Path, seed: in
         # And it goes on from there, whatever lies about.
         storage.remove_temporary(LATER)
         storage.create("d/f/after", b"1")
-        storage.crash()
+        disk.crash()
+        storage = disk.storage()
         assert storage.get("d/f/after") == b"1"
     assert number > 30
 
 
 def test_a_removed_folder_may_be_back_after_a_crash_with_what_was_in_it(tmp_path: Path) -> None:
-    storage = CrashableLocalStorage(tmp_path)
+    disk = CrashDisk(tmp_path)
+    storage = disk.storage()
     storage.create("d/e/a", b"1")
     storage.create("d/e/b", b"1", durable=False)
     storage.delete_many(["d/e/a", "d/e/b"])
     storage.remove_temporary(LATER)
     storage.create("d/e/c", b"1", durable=False)  # in a new folder
-    storage.disk.fsync_dir(str(tmp_path / "d" / "e"))  # whose own name stays unknown
-    storage.crash()
+    disk.fsync_dir(str(tmp_path / "d" / "e"))  # whose own name stays unknown
+    disk.crash()
+    storage = disk.storage()
     assert [info.key for info in storage.list()] == ["d/e/a"]
     storage.delete_many(["d/e/a"])
     storage.remove_temporary(LATER)
-    storage.disk.fsync_dir(str(tmp_path / "d"))  # now it is gone for good
-    storage.crash()
+    disk.fsync_dir(str(tmp_path / "d"))  # now it is gone for good
+    disk.crash()
+    storage = disk.storage()
     with pytest.raises(ObjectNotFoundError):
         storage.get("d/e/a")
     assert _folders(tmp_path) == ["d"]

@@ -27,23 +27,25 @@ from zarr_manifests.errors import (
     StorageFullError,
     UnsupportedStorageError,
 )
-from zarr_manifests.storage import LocalStorage, Storage, disk, from_url
+from zarr_manifests.storage import LocalStorage, Storage, from_url
+from zarr_manifests.storage import disk as disk_module
 from zarr_manifests.storage.disk import PosixDisk, Temp, filesystem_type, is_remote_filesystem
-from zarr_manifests.testing import CrashableLocalStorage, SimulatedCrash
+from zarr_manifests.testing import CrashDisk, SimulatedCrash
 
 
-def _calls(storage: CrashableLocalStorage, do: Callable[[], object]) -> list[str]:
-    storage.disk.calls.clear()
+def _calls(disk: CrashDisk, do: Callable[[], object]) -> list[str]:
+    disk.calls.clear()
     do()
-    return list(storage.disk.calls)
+    return list(disk.calls)
 
 
 # --- order of what reaches the disk ----------------------------------------------------------
 
 
 def test_create_writes_then_syncs_then_links_then_syncs_folders(tmp_path: Path) -> None:
-    storage = CrashableLocalStorage(tmp_path / "new" / "repository")
-    assert _calls(storage, lambda: storage.create("d/a", b"1")) == [
+    disk = CrashDisk(tmp_path / "new" / "repository")
+    storage = disk.storage()
+    assert _calls(disk, lambda: storage.create("d/a", b"1")) == [
         "open_temp",  # there is no folder yet
         "mkdir ..",
         "mkdir .",
@@ -59,22 +61,25 @@ def test_create_writes_then_syncs_then_links_then_syncs_folders(tmp_path: Path) 
     ]
     # The folders above are known to be on the disk now.
     written = ["open_temp", "write", "fsync_file", "link d/b", "fsync_dir d"]
-    assert _calls(storage, lambda: storage.create("d/b", b"1")) == written
+    assert _calls(disk, lambda: storage.create("d/b", b"1")) == written
 
 
 def test_create_makes_durable_what_it_finds(tmp_path: Path) -> None:
-    storage = CrashableLocalStorage(tmp_path / "repository")
+    disk = CrashDisk(tmp_path / "repository")
+    storage = disk.storage()
     storage.create("a", b"1", durable=False)
-    found = _calls(storage, lambda: storage.create("a", b"2"))
+    found = _calls(disk, lambda: storage.create("a", b"2"))
     assert found == ["fsync_file", "fsync_dir .", "fsync_dir .."]
-    storage.crash()
+    disk.crash()
+    storage = disk.storage()
     assert storage.get("a") == b"1"
 
 
 def test_folders_made_by_another_process_are_synced_once(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
-    storage = CrashableLocalStorage(tmp_path)
-    assert _calls(storage, lambda: storage.create("d/a", b"1"))[-3:] == [
+    disk = CrashDisk(tmp_path)
+    storage = disk.storage()
+    assert _calls(disk, lambda: storage.create("d/a", b"1"))[-3:] == [
         "fsync_dir d",
         "fsync_dir .",
         "fsync_dir ..",
@@ -82,24 +87,27 @@ def test_folders_made_by_another_process_are_synced_once(tmp_path: Path) -> None
 
 
 def test_folders_that_were_deleted_are_made_and_synced_again(tmp_path: Path) -> None:
-    storage = CrashableLocalStorage(tmp_path / "repository")
+    disk = CrashDisk(tmp_path / "repository")
+    storage = disk.storage()
     storage.create("d/a", b"1")
     shutil.rmtree(tmp_path / "repository")
     assert storage.create("d/a", b"2")
-    storage.crash()
+    disk.crash()
+    storage = disk.storage()
     assert storage.get("d/a") == b"2"
 
 
 def test_without_durable_nothing_is_synced_until_sync(tmp_path: Path) -> None:
-    storage = CrashableLocalStorage(tmp_path / "repository")
+    disk = CrashDisk(tmp_path / "repository")
+    storage = disk.storage()
 
     def write() -> None:
         storage.create("d/a", b"1", durable=False)
         storage.put("d/b", b"1", durable=False)
         storage.create("e/f/c", b"1", durable=False)
 
-    assert not [call for call in _calls(storage, write) if call.startswith("fsync")]
-    assert _calls(storage, lambda: storage.sync(["d/a", "d/b", "e/f/c"])) == [
+    assert not [call for call in _calls(disk, write) if call.startswith("fsync")]
+    assert _calls(disk, lambda: storage.sync(["d/a", "d/b", "e/f/c"])) == [
         "fsync_file",
         "fsync_file",
         "fsync_file",
@@ -112,14 +120,13 @@ def test_without_durable_nothing_is_synced_until_sync(tmp_path: Path) -> None:
 
 
 def test_a_swap_is_on_the_disk_before_what_follows_it(tmp_path: Path) -> None:
-    storage = CrashableLocalStorage(tmp_path)
+    disk = CrashDisk(tmp_path)
+    storage = disk.storage()
     token = storage.cas("current", b"1", None, then_create=("root/1", b"1"))
-    swap = _calls(
-        storage, lambda: storage.cas("current", b"2", token, then_create=("root/2", b"2"))
-    )
+    swap = _calls(disk, lambda: storage.cas("current", b"2", token, then_create=("root/2", b"2")))
     write = ["open_temp", "write", "fsync_file"]
     assert swap == [*write, "rename current", "fsync_dir .", *write, "link root/2"]
-    assert _calls(storage, lambda: storage.cas("current", b"3", token)) == []
+    assert _calls(disk, lambda: storage.cas("current", b"3", token)) == []
 
 
 def test_a_failing_then_create_does_not_fail_the_swap(tmp_path: Path) -> None:
@@ -166,14 +173,16 @@ def test_a_crash_at_any_call_loses_nothing_acknowledged(
 ) -> None:
     rng = None if seed is None else random.Random(seed)
     for number in itertools.count(1):
-        storage = CrashableLocalStorage(tmp_path / str(number) / "r", anonymous=anonymous)
-        storage.disk.crash_at = number
+        disk = CrashDisk(tmp_path / str(number) / "r", anonymous=anonymous)
+        disk.crash_at = number
+        storage = disk.storage()
         acknowledged: dict[str, bytes] = {}
         pending: dict[str, bytes] = {}
         try:
             _steps(storage, acknowledged, pending)
         except SimulatedCrash:
-            storage.crash(rng)
+            disk.crash(rng)
+            storage = disk.storage()
         else:
             break
         for key in ("a", "d/b", "current"):
@@ -413,7 +422,7 @@ class _Flushes:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, refusal: int | None = None) -> None:
         self.calls: list[tuple[str, str]] = []
         self.refusal = refusal
-        monkeypatch.setattr(disk, "_F_FULLFSYNC", 51)
+        monkeypatch.setattr(disk_module, "_F_FULLFSYNC", 51)
         monkeypatch.setattr(fcntl, "fcntl", self._fcntl)
         monkeypatch.setattr(os, "fsync", lambda fd: self._note("fsync", fd))
 
@@ -494,7 +503,7 @@ def test_stale_temporary_files_do_no_harm(
     stale = [tmp_path / f".tmp-{os.getpid()}-{i}" for i in range(3)]
     for path in stale:
         path.write_bytes(b"half an obj")
-    monkeypatch.setattr(disk, "_COUNTER", itertools.count())
+    monkeypatch.setattr(disk_module, "_COUNTER", itertools.count())
     storage = LocalStorage(tmp_path, disk=PosixDisk(anonymous=anonymous))
     storage.put("a", b"1")
     assert storage.create("b", b"2")
@@ -760,7 +769,7 @@ def test_links_are_followed_to_the_filesystem(tmp_path: Path) -> None:
 def test_which_filesystems_are_remote(
     kind: str, remote: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk, "filesystem_type", lambda path, mounts: kind)
+    monkeypatch.setattr(disk_module, "filesystem_type", lambda path, mounts: kind)
     assert is_remote_filesystem("/data") == (kind if remote else None)
 
 

@@ -16,7 +16,7 @@ from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import MemoryStorage, Storage
 from zarr_manifests.testing import (
     CountingStorage,
-    CrashableLocalStorage,
+    CrashDisk,
     Fault,
     FaultyStorage,
     LatencyStorage,
@@ -433,14 +433,16 @@ def test_a_faulty_storage_is_pickled_with_its_faults() -> None:
 
 
 def test_a_crash_drops_what_is_not_synced_and_keeps_the_rest(tmp_path: Path) -> None:
-    storage = CrashableLocalStorage(tmp_path / "repository")
+    disk = CrashDisk(tmp_path / "repository")
+    storage = disk.storage()
     storage.create("kept", b"1")
     storage.create("d/synced", b"2", durable=False)
     storage.create("d/torn", b"3", durable=False)
     storage.sync(["d/synced"])
     storage.create("d/lost", b"4", durable=False)
     storage.create("e/lost", b"5", durable=False)
-    storage.crash()
+    disk.crash()
+    storage = disk.storage()
     assert {info.key: storage.get(info.key) for info in storage.list()} == {
         "kept": b"1",
         "d/synced": b"2",
@@ -448,42 +450,51 @@ def test_a_crash_drops_what_is_not_synced_and_keeps_the_rest(tmp_path: Path) -> 
     }
     assert not (tmp_path / "repository" / "e").exists()
     assert storage.create("e/lost", b"again")
-    storage.crash()
+    disk.crash()
+    storage = disk.storage()
     assert storage.get("e/lost") == b"again"
 
 
 def test_an_undone_rename_brings_the_old_file_back(tmp_path: Path) -> None:
-    storage = CrashableLocalStorage(tmp_path)
+    disk = CrashDisk(tmp_path)
+    storage = disk.storage()
     storage.put("a", b"old")
     storage.put("a", b"new", durable=False)
     storage.delete_many(["a"])
-    storage.crash()
+    disk.crash()
+    storage = disk.storage()
     assert storage.get("a") == b"old"
 
 
 def test_a_file_that_comes_back_is_as_torn_as_it_was(tmp_path: Path) -> None:
-    storage = CrashableLocalStorage(tmp_path)
+    disk = CrashDisk(tmp_path)
+    storage = disk.storage()
     storage.create("a", b"1", durable=False)
     storage.create("b", b"2")  # brings the name of the other to the disk, not its bytes
     storage.put("a", b"3", durable=False)
-    storage.crash()
+    disk.crash()
+    storage = disk.storage()
     assert storage.get("a") == b""
 
 
 def test_the_whole_root_goes_if_its_name_was_not_synced(tmp_path: Path) -> None:
-    storage = CrashableLocalStorage(tmp_path / "repository")
+    disk = CrashDisk(tmp_path / "repository")
+    storage = disk.storage()
     storage.create("a", b"1", durable=False)
-    storage.crash()
+    disk.crash()
+    storage = disk.storage()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_chance_decides_what_is_lost_and_the_seed_decides_chance(tmp_path: Path) -> None:
     def survivors(folder: str, seed: int) -> dict[str, bytes]:
-        storage = CrashableLocalStorage(tmp_path / folder)
+        disk = CrashDisk(tmp_path / folder)
+        storage = disk.storage()
         storage.create("a", b"1")
         for i in range(20):
             storage.create(f"k{i}", b"0123456789", durable=False)
-        storage.crash(random.Random(seed))
+        disk.crash(random.Random(seed))
+        storage = disk.storage()
         return {info.key: storage.get(info.key) for info in storage.list()}
 
     first = survivors("x", 1)
@@ -497,17 +508,19 @@ def test_chance_decides_what_is_lost_and_the_seed_decides_chance(tmp_path: Path)
 
 
 def test_a_planned_crash_stops_the_disk_until_the_restart(tmp_path: Path) -> None:
-    storage = CrashableLocalStorage(tmp_path)
+    disk = CrashDisk(tmp_path)
+    storage = disk.storage()
     storage.create("a", b"1")
-    storage.disk.crash_at = len(storage.disk.calls) + 4  # the link
+    disk.crash_at = len(disk.calls) + 4  # the link
     for _ in range(2):
         with pytest.raises(SimulatedCrash):
             storage.create("b", b"2")
-    storage.crash()
+    disk.crash()
+    storage = disk.storage()
     assert [info.key for info in storage.list()] == ["a"]
     assert storage.create("b", b"2")
 
 
-def test_a_crashable_storage_is_not_pickled(tmp_path: Path) -> None:
+def test_a_storage_on_a_crashing_disk_is_not_pickled(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="not picklable"):
-        pickle.dumps(CrashableLocalStorage(tmp_path))
+        pickle.dumps(CrashDisk(tmp_path).storage())

@@ -8,7 +8,7 @@ before a rename, its name starts with `.tmp-`, which no key can.
 On macOS an fsync ends when the drive has the bytes, possibly in a cache that loses them with the
 power. `F_FULLFSYNC` reaches the disk, and is used wherever the filesystem supports it.
 
-`LocalStorage` decides when to fsync, not this module. A subclass can record, drop or fail calls
+`LocalStorage` decides when to fsync, not this module. Another `Disk` can record, drop or fail calls
 (see `zarr_manifests.testing.CrashDisk`).
 """
 # Paths are plain strings here, since pathlib costs as much as the system calls:
@@ -26,10 +26,18 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from zarr_manifests.storage.files import open_regular, with_room
 
-__all__ = ["TEMP_PREFIX", "PosixDisk", "Temp", "filesystem_type", "is_remote_filesystem"]
+__all__ = [
+    "TEMP_PREFIX",
+    "Disk",
+    "PosixDisk",
+    "Temp",
+    "filesystem_type",
+    "is_remote_filesystem",
+]
 
 TEMP_PREFIX = ".tmp-"
 _COUNTER = itertools.count()
@@ -65,8 +73,48 @@ class Temp:
     path: str | None
 
 
+class Disk(Protocol):
+    """The calls that change a disk."""
+
+    def open_temp(self, directory: str) -> Temp:
+        """Open a new temporary file for writing, on the filesystem of `directory`."""
+
+    def write(self, temp: Temp, data: bytes | memoryview) -> None:
+        """Write all of `data` to the file."""
+
+    def begin_sync(self, fd: int) -> None:
+        """Ask the system to start writing an open file, so that a later fsync waits less.
+
+        Only a hint, where the system supports it; errors are left to the fsync.
+        """
+
+    def fsync_file(self, fd: int) -> None:
+        """Flush the bytes of an open file to the disk."""
+
+    def fsync_dir(self, directory: str) -> None:
+        """Flush the names in a folder to the disk."""
+
+    def mkdir(self, directory: str) -> None:
+        """Make a folder; its parent exists."""
+
+    def rmdir(self, directory: str) -> None:
+        """Remove a folder; `OSError` if anything is in it."""
+
+    def reserve(self, path: str, nbytes: int) -> None:
+        """Make a file take at least `nbytes` of disk space; unchanged if there is not enough."""
+
+    def link(self, temp: Temp, path: str) -> None:
+        """Give the temporary file the name `path`; `FileExistsError` if it is taken."""
+
+    def rename(self, temp: Temp, path: str) -> None:
+        """Give the temporary file the name `path`, replacing an existing file."""
+
+    def unlink(self, path: str) -> None:
+        """Remove the name `path`."""
+
+
 class PosixDisk:
-    """The calls that change the disk.
+    """The local disk, by POSIX calls.
 
     Parameters
     ----------
@@ -78,7 +126,6 @@ class PosixDisk:
         self._anonymous = anonymous and hasattr(os, "O_TMPFILE") and os.path.isdir("/proc/self/fd")
 
     def open_temp(self, directory: str) -> Temp:
-        """Open a new temporary file for writing, on the filesystem of `directory`."""
         if self._anonymous:
             try:
                 flags = os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC
@@ -97,25 +144,18 @@ class PosixDisk:
                 continue
 
     def write(self, temp: Temp, data: bytes | memoryview) -> None:
-        """Write all of `data` to the file."""
         rest = memoryview(data)
         while rest:
             rest = rest[os.write(temp.fd, rest) :]
 
     def begin_sync(self, fd: int) -> None:
-        """Ask the system to start writing an open file, so that a later fsync waits less.
-
-        Only a hint, where the system supports it; errors are left to the fsync.
-        """
         if _sync_file_range is not None:
             _sync_file_range(fd, 0, 0, _SYNC_FILE_RANGE_WRITE)
 
     def fsync_file(self, fd: int) -> None:
-        """Flush the bytes of an open file to the disk."""
         _fsync(fd)
 
     def fsync_dir(self, directory: str) -> None:
-        """Flush the names in a folder to the disk."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         fd = with_room(lambda: os.open(directory, flags))
         try:
@@ -127,15 +167,12 @@ class PosixDisk:
             os.close(fd)
 
     def mkdir(self, directory: str) -> None:
-        """Make a folder; its parent exists."""
         os.mkdir(directory)
 
     def rmdir(self, directory: str) -> None:
-        """Remove a folder; `OSError` if anything is in it."""
         os.rmdir(directory)
 
     def reserve(self, path: str, nbytes: int) -> None:
-        """Make a file take at least `nbytes` of disk space; unchanged if there is not enough."""
         fd = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
         try:
             size = os.fstat(fd).st_size
@@ -153,7 +190,6 @@ class PosixDisk:
             os.close(fd)
 
     def link(self, temp: Temp, path: str) -> None:
-        """Give the temporary file the name `path`; `FileExistsError` if it is taken."""
         if temp.path is None:
             # With a folder's descriptor, Python calls linkat, which follows the link in /proc.
             # Without it, Python calls link, which does not.
@@ -162,7 +198,6 @@ class PosixDisk:
             os.link(temp.path, path)
 
     def rename(self, temp: Temp, path: str) -> None:
-        """Give the temporary file the name `path`, replacing an existing file."""
         while temp.path is None:  # a rename needs a name
             name = _temp_path(temp.directory)
             try:
@@ -174,7 +209,6 @@ class PosixDisk:
         temp.path = None
 
     def unlink(self, path: str) -> None:
-        """Remove the name `path`."""
         os.unlink(path)
 
 

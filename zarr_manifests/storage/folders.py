@@ -26,7 +26,7 @@ import os
 from collections.abc import Iterable
 from itertools import batched
 
-from zarr_manifests.storage.disk import TEMP_PREFIX, PosixDisk
+from zarr_manifests.storage.disk import TEMP_PREFIX, Disk
 from zarr_manifests.storage.locks import exclusive
 
 __all__ = ["Folders"]
@@ -44,11 +44,11 @@ class Folders:
         The absolute path of the root folder.
     lock : str
         The path of its lock file, which is held while objects are deleted.
-    disk : PosixDisk
+    disk : Disk
         Makes the system calls that change the disk.
     """
 
-    def __init__(self, root: str, lock: str, disk: PosixDisk) -> None:
+    def __init__(self, root: str, lock: str, disk: Disk) -> None:
         self._root, self._lock, self._disk = root, lock, disk
         # The length of the lock file, and folders whose own names are known to be on the disk.
         self._known: tuple[int, set[str]] = (0, {"/"})

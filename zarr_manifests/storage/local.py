@@ -46,7 +46,7 @@ from zarr_manifests.errors import (
     StorageFullError,
     UnsupportedStorageError,
 )
-from zarr_manifests.storage.disk import PosixDisk, Temp, is_remote_filesystem
+from zarr_manifests.storage.disk import Disk, PosixDisk, Temp, is_remote_filesystem
 from zarr_manifests.storage.files import (
     check_folders,
     explained,
@@ -106,7 +106,7 @@ class LocalStorage:
         between machines: use it only with a single writer at a time.
     follow_links : bool
         Follow symbolic links below the folder. Links above it are always followed.
-    disk : PosixDisk, optional
+    disk : Disk, optional
         Makes the system calls that change the disk.
 
     Raises
@@ -130,7 +130,7 @@ class LocalStorage:
         *,
         force: bool = False,
         follow_links: bool = False,
-        disk: PosixDisk | None = None,
+        disk: Disk | None = None,
     ) -> None:
         text = os.fsdecode(path)
         if not text or "\0" in text or not _is_encodable(text):
@@ -150,7 +150,7 @@ class LocalStorage:
         return f"LocalStorage({self._path!r})"
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
-        return _reopen, (type(self), self._path, self._force, self._follow, self._disk)
+        return _reopen, (self._path, self._force, self._follow, self._disk)
 
     @property
     def path(self) -> str:
@@ -578,10 +578,8 @@ class LocalStorage:
         return None if os.path.isdir(place) else place
 
 
-def _reopen(
-    kind: type[LocalStorage], path: str, force: bool, follow_links: bool, disk: PosixDisk
-) -> LocalStorage:
-    return kind(path, force=force, follow_links=follow_links, disk=disk)
+def _reopen(path: str, force: bool, follow_links: bool, disk: Disk) -> LocalStorage:
+    return LocalStorage(path, force=force, follow_links=follow_links, disk=disk)
 
 
 def _is_encodable(path: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from zarr_manifests.storage.disk import PosixDisk
+from zarr_manifests.storage.disk import Disk
 
 __all__ = ["RESERVE_BYTES", "Reserve"]
 
@@ -23,11 +23,11 @@ class Reserve:
     ----------
     path : str
         The path of the file.
-    disk : PosixDisk
+    disk : Disk
         Makes the system calls that change the disk.
     """
 
-    def __init__(self, path: str, disk: PosixDisk) -> None:
+    def __init__(self, path: str, disk: Disk) -> None:
         self._path, self._disk = path, disk
 
     def keep(self) -> int:

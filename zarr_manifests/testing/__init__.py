@@ -6,7 +6,7 @@ Each storage wraps any other one, so they can be combined:
 
 from zarr_manifests.testing.copied import copy_of
 from zarr_manifests.testing.counting import CountingStorage, Record
-from zarr_manifests.testing.crash import CrashableLocalStorage, CrashDisk
+from zarr_manifests.testing.crash import CrashDisk
 from zarr_manifests.testing.faulty import Fault, FaultKind, FaultyStorage, SimulatedCrash
 from zarr_manifests.testing.in_order import in_order
 from zarr_manifests.testing.interrupting import InterruptingStorage
@@ -24,7 +24,6 @@ __all__ = [
     "Call",
     "CountingStorage",
     "CrashDisk",
-    "CrashableLocalStorage",
     "Fault",
     "FaultKind",
     "FaultyStorage",

@@ -30,7 +30,7 @@ from zarr_manifests.storage.disk import PosixDisk, Temp
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.testing.faulty import SimulatedCrash
 
-__all__ = ["CrashDisk", "CrashableLocalStorage"]
+__all__ = ["CrashDisk"]
 
 type _File = tuple[int, int]  # device and inode
 
@@ -46,34 +46,43 @@ class _Change:
     """For a removed folder: its changes that were not on the disk."""
 
 
-class CrashDisk(PosixDisk):
-    """Records the calls that change the disk, and can crash.
+class CrashDisk:
+    """A disk for `LocalStorage` that records the calls that change it, and can crash.
+
+    After a crash, make a new storage: the old one remembers folders that are gone. Neither the disk
+    nor its storages can be pickled.
 
     Parameters
     ----------
+    root : str or os.PathLike
+        The folder of the storage.
     anonymous : bool
         Use temporary files without a name where the system has them.
 
     Examples
     --------
     >>> import tempfile
-    >>> from zarr_manifests.testing import CrashableLocalStorage
+    >>> from zarr_manifests.testing import CrashDisk
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     storage = CrashableLocalStorage(folder)
-    ...     storage.put("a", b"1")
-    ...     storage.disk.calls
-    ['open_temp', 'write', 'fsync_file', 'rename a', 'fsync_dir .', 'fsync_dir ..']
+    ...     disk = CrashDisk(folder)
+    ...     storage = disk.storage()
+    ...     _ = storage.create("kept", b"1"), storage.create("lost", b"2", durable=False)
+    ...     disk.calls[:5]
+    ...     disk.crash()
+    ...     [info.key for info in disk.storage().list()]
+    ['open_temp', 'write', 'fsync_file', 'link kept', 'fsync_dir .']
+    ['kept']
     """
 
-    def __init__(self, *, anonymous: bool = True) -> None:
-        super().__init__(anonymous=anonymous)
+    def __init__(self, root: str | os.PathLike[str], *, anonymous: bool = True) -> None:
+        self.root = str(Path(root).absolute())
+        """The folder that paths in `calls` are relative to."""
         self.calls: list[str] = []
         """The calls since the start or the last crash, with paths relative to the root."""
         self.crash_at: int | None = None
         """The number of the call, counted from 1 in `calls`, that is never made: it and all later
         ones raise `SimulatedCrash`, until `crash` is called."""
-        self.root = "/"
-        """The folder that paths in `calls` are relative to."""
+        self._disk = PosixDisk(anonymous=anonymous)
         self._lock = threading.RLock()
         self._unsynced: set[_File] = set()
         self._changes: list[_Change] = []
@@ -81,8 +90,12 @@ class CrashDisk(PosixDisk):
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         raise StorageError("a disk that can crash keeps its state in this process: not picklable")
 
+    def storage(self) -> LocalStorage:
+        """A new storage of the folder on this disk, as a process opens it after a restart."""
+        return LocalStorage(self.root, disk=self)
+
     def crash(self, rng: random.Random | None = None) -> None:
-        """Lose what is not on the disk; the disk can then be used again.
+        """Lose what is not on the disk; the disk can then be used again, with a new storage.
 
         Parameters
         ----------
@@ -100,7 +113,7 @@ class CrashDisk(PosixDisk):
     def open_temp(self, directory: str) -> Temp:
         with self._lock:
             self._note("open_temp")
-            temp = super().open_temp(directory)
+            temp = self._disk.open_temp(directory)
             if temp.path is not None:
                 self._changes.append(_Change(temp.path, None))
             self._unsynced.discard(_file(os.fstat(temp.fd)))  # the inode may have been used before
@@ -110,7 +123,10 @@ class CrashDisk(PosixDisk):
         with self._lock:
             self._note("write")
             self._unsynced.add(_file(os.fstat(temp.fd)))
-            super().write(temp, data)
+            self._disk.write(temp, data)
+
+    def begin_sync(self, fd: int) -> None:
+        self._disk.begin_sync(fd)
 
     def fsync_file(self, fd: int) -> None:
         with self._lock:
@@ -124,25 +140,28 @@ class CrashDisk(PosixDisk):
             self._changes = [c for c in self._changes if Path(c.path).parent != folder]
 
     def mkdir(self, directory: str) -> None:
-        self._change("mkdir", directory, lambda: super(CrashDisk, self).mkdir(directory))
+        self._change("mkdir", directory, lambda: self._disk.mkdir(directory))
 
     def rmdir(self, directory: str) -> None:
         with self._lock:
             self._note("rmdir", directory)
-            super().rmdir(directory)
+            self._disk.rmdir(directory)
             folder = Path(directory)
             inside = tuple(c for c in self._changes if Path(c.path).parent == folder)
             self._changes = [c for c in self._changes if Path(c.path).parent != folder]
             self._changes.append(_Change(directory, None, inside=inside))
 
     def link(self, temp: Temp, path: str) -> None:
-        self._change("link", path, lambda: super(CrashDisk, self).link(temp, path))
+        self._change("link", path, lambda: self._disk.link(temp, path))
 
     def rename(self, temp: Temp, path: str) -> None:
-        self._change("rename", path, lambda: super(CrashDisk, self).rename(temp, path))
+        self._change("rename", path, lambda: self._disk.rename(temp, path))
 
     def unlink(self, path: str) -> None:
-        self._change("unlink", path, lambda: super(CrashDisk, self).unlink(path))
+        self._change("unlink", path, lambda: self._disk.unlink(path))
+
+    def reserve(self, path: str, nbytes: int) -> None:
+        self._disk.reserve(path, nbytes)
 
     def _note(self, op: str, path: str | None = None) -> None:
         if self.crash_at is not None and len(self.calls) + 1 >= self.crash_at:
@@ -158,47 +177,6 @@ class CrashDisk(PosixDisk):
                 synced = _file(Path(path).stat()) not in self._unsynced
             make()
             self._changes.append(_Change(path, before, synced))
-
-
-class CrashableLocalStorage(LocalStorage):
-    """Local storage that can crash like its machine. Not picklable.
-
-    Parameters
-    ----------
-    path : str or os.PathLike
-        The folder.
-    anonymous : bool
-        As for `CrashDisk`.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from zarr_manifests.testing import CrashableLocalStorage
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     storage = CrashableLocalStorage(folder)
-    ...     _ = storage.create("kept", b"1"), storage.create("lost", b"2", durable=False)
-    ...     storage.crash()
-    ...     [info.key for info in storage.list()]
-    ['kept']
-    """
-
-    disk: CrashDisk
-
-    def __init__(self, path: str | os.PathLike[str], *, anonymous: bool = True) -> None:
-        self.disk = CrashDisk(anonymous=anonymous)
-        super().__init__(path, disk=self.disk)
-        self.disk.root = self.path
-
-    def crash(self, rng: random.Random | None = None) -> None:
-        """Lose what is not on the disk; the storage can then be used as after a restart.
-
-        Parameters
-        ----------
-        rng : random.Random, optional
-            Decides what is lost; without it, everything is.
-        """
-        self.disk.crash(rng)
-        super().__init__(self.path, disk=self.disk)
 
 
 def _file(status: os.stat_result) -> _File:

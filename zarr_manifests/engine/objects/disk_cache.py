@@ -34,7 +34,7 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.envelope import is_sound
 from zarr_manifests.metrics import Meter
 from zarr_manifests.runtime import ForkSafeLock, Runtime
-from zarr_manifests.storage.disk import PosixDisk
+from zarr_manifests.storage.disk import Disk, PosixDisk
 from zarr_manifests.storage.files import open_regular
 
 __all__ = ["DiskCache"]
@@ -57,7 +57,7 @@ class DiskCache:
         repository_id: str,
         runtime: Runtime,
         meter: Meter,
-        disk: PosixDisk | None = None,
+        disk: Disk | None = None,
     ) -> None:
         self._root = folder
         self._folder = os.path.join(folder, repository_id)
@@ -96,7 +96,7 @@ class DiskCache:
         repository_id: str,
         runtime: Runtime,
         meter: Meter,
-        disk: PosixDisk | None = None,
+        disk: Disk | None = None,
     ) -> DiskCache | None:
         """Open the repository's part of the folder; None if no folder is configured.
 
