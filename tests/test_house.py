@@ -7,7 +7,6 @@ machine can be had.
 from __future__ import annotations
 
 import ast
-import importlib
 import os
 import re
 import shutil
@@ -243,7 +242,6 @@ def test_the_scripts_can_be_run() -> None:
 PACKAGE = ROOT / "zarr_manifests"
 NAME = "zarr_manifests"
 ENGINE = "zarr_manifests.engine."
-PUBLIC = ["", ".config", ".metrics", ".errors", ".storage", ".testing", ".runtime", ".xarray"]
 FACADES = {"Repository": "repository.py", "Session": "session.py"}
 
 
@@ -318,17 +316,3 @@ def test_no_module_imports_a_private_name_of_another() -> None:
                     private.append(f"{node.value.id}.{node.attr}")
         found += [f"{path.relative_to(PACKAGE)}: {name}" for name in private]
     assert found == []
-
-
-def test_public_classes_stand_alone() -> None:
-    """But for errors, protocols, wrappers of storages and sections of the configuration."""
-    ours = {node.name for _, node in classes()}
-    found = set()
-    for name in PUBLIC:
-        for each in vars(importlib.import_module(NAME + name)).values():
-            if isinstance(each, type) and each.__module__.startswith(NAME):
-                bases = {base.__name__ for base in each.__bases__ if base.__name__ in ours}
-                if not issubclass(each, BaseException) and not getattr(each, "_is_protocol", False):
-                    found |= {(each.__name__, base) for base in bases}
-    shared = {"WrappedStorage", "Section", "_Remembering"}
-    assert {(name, base) for name, base in found if base not in shared} == set()

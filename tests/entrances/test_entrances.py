@@ -31,7 +31,6 @@ from hypothesis import strategies as st
 
 import zarr_manifests as zm
 from zarr_manifests import config as cf
-from zarr_manifests.config.sections import Section
 from zarr_manifests.metrics import Meter, Metrics
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage, from_url
 from zarr_manifests.storage.object_clients import Endpoint
@@ -123,8 +122,7 @@ def _methods(kind: type) -> Iterator[Entrance]:
     """The public methods of a class, its own and those of the package that it inherits."""
     seen = set()
     for base in kind.__mro__:
-        # `Section` is how a configuration reads and checks itself.
-        ours = base.__module__.startswith("zarr_manifests") and base is not Section
+        ours = base.__module__.startswith("zarr_manifests")
         for name, value in vars(base).items() if ours else ():
             plain = value.__func__ if isinstance(value, staticmethod | classmethod) else value
             if not name.startswith("_") and name not in seen and inspect.isfunction(plain):

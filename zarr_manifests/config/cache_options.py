@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final
 
 from zarr_manifests.config.kinds import Kind, Whole, shown
-from zarr_manifests.config.sections import Section
+from zarr_manifests.config.sections import check_options
 
 __all__ = ["Cache", "CacheOptions"]
 
@@ -22,7 +22,7 @@ _EXPIRE_MS: Final = 300_000
 
 
 @dataclass(frozen=True, slots=True)
-class Cache(Section):
+class Cache:
     """How much metadata is kept in memory by whoever opens the repository and does not say.
 
     Parameters
@@ -60,6 +60,9 @@ class Cache(Section):
         "Repository.open",
     )
 
+    def __post_init__(self) -> None:
+        check_options(self)
+
 
 class _Folder(Kind):
     """The path of a folder."""
@@ -75,7 +78,7 @@ class _Folder(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class CacheOptions(Section):
+class CacheOptions:
     """What a repository object may keep of what it has read.
 
     Parameters
@@ -117,7 +120,7 @@ class CacheOptions(Section):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "directory", _Folder().read(self.directory))
-        Section.__post_init__(self)  # without arguments, super() misses a class with slots
+        check_options(self)
 
     @classmethod
     def of(

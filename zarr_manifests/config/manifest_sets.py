@@ -31,7 +31,7 @@ from zarr_manifests.config.kinds import (
     shown,
 )
 from zarr_manifests.config.path_regex import PathSet, Regex, matches_path
-from zarr_manifests.config.sections import Nested, Section, saved_values
+from zarr_manifests.config.sections import Nested, check_options, plain_values, saved_values
 from zarr_manifests.errors import ConfigError
 
 __all__ = [
@@ -56,7 +56,7 @@ _REMEMBERED: Final = 16_384
 
 
 @dataclass(frozen=True, slots=True)
-class ManifestSet(Section):
+class ManifestSet:
     """A group of manifests, and what they may hold.
 
     Parameters
@@ -100,6 +100,9 @@ class ManifestSet(Section):
 
     misplaced: ClassVar = {"name": "unknown option; the name stands before the colon"}
 
+    def __post_init__(self) -> None:
+        check_options(self, self._faults_between)
+
     def _faults_between(self) -> Iterator[str]:
         if self.max_manifest_size is not None and self.arrays_per_manifest is not None:
             yield (
@@ -142,7 +145,7 @@ class NamedSet(Nested):
         return manifest_set(saved_values(ManifestSet, {**body, "name": name}))
 
     def write(self, value: Any) -> Any:
-        body = value.write()
+        body = plain_values(value)
         limits = ("max-manifest-size", "arrays-per-manifest")
         del body["name"], body[limits[value.arrays_per_manifest is None]]
         return {value.name: body}
@@ -213,7 +216,7 @@ class _IntervalKind(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule(Section):
+class Rule:
     """Sends the arrays that meet all its conditions to a manifest set.
 
     Parameters
@@ -252,6 +255,9 @@ class Rule(Section):
         "the same for how many chunks have been written, which is fewer for sparse arrays",
     ] = None
 
+    def __post_init__(self) -> None:
+        check_options(self)
+
     def matches(self, path: str, metadata_chunks: int, initialized_chunks: int) -> bool:
         """Whether an array with that absolute path and those numbers of chunks meets it."""
         return self.takes(metadata_chunks, initialized_chunks) and (
@@ -269,11 +275,11 @@ class _RuleKind(Nested):
     """A rule; conditions that it does not have are not written."""
 
     def write(self, value: Any) -> Any:
-        return {name: one for name, one in value.write().items() if one is not None}
+        return {name: one for name, one in plain_values(value).items() if one is not None}
 
 
 @dataclass(frozen=True, slots=True)
-class Split(Section):
+class Split:
     """Splits the arrays of some paths into leaves, which are packed one by one.
 
     Parameters
@@ -287,6 +293,9 @@ class Split(Section):
     path: Annotated[str, Regex(), "matches the whole absolute path (RE2 syntax)"]
     along: Annotated[Along, AlongKind(), "chunks of a leaf by dimension name or axis"]
 
+    def __post_init__(self) -> None:
+        check_options(self, self._faults_between)
+
     def _faults_between(self) -> Iterator[str]:
         names = [axis for axis, _ in self.along]
         if len(set(names)) < len(names):
@@ -298,7 +307,7 @@ class Split(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class Preload(Section):
+class Preload:
     """Which manifests are fetched in the background when a session opens.
 
     Parameters
@@ -336,6 +345,9 @@ class Preload(Section):
         ListOf(REF_NAME, _MAX_REFS_TO_LOAD),
         "tags that are preloaded then, too",
     ] = ()
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
     def matches(self, path: str) -> bool:
         """Whether `arrays` names the array with that absolute path; none if `arrays` is None."""
@@ -381,15 +393,17 @@ class _Choice:
         return self._splits[found[0]] if found else None
 
 
-class _Remembering:
-    """A place beside the options for what follows from them."""
+class _Memo:
+    """Holds what was worked out from a `ChunkManifests`; a pickle of it is empty."""
 
-    __slots__ = ("_choice",)
-    _choice: _Choice
+    choice: _Choice | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Memo, ()
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkManifests(Section, _Remembering):
+class ChunkManifests:
     """Which arrays' chunk refs are packed together, split, and preloaded.
 
     Parameters
@@ -435,6 +449,7 @@ class ChunkManifests(Section, _Remembering):
         "split that do not fit into the set default",
     ] = ()
     preload: Annotated[Preload, "what is fetched when a session opens"] = field(default=Preload())
+    _memo: _Memo = field(default_factory=_Memo, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         sets: Any = self.sets
@@ -444,7 +459,7 @@ class ChunkManifests(Section, _Remembering):
         # By identity: a rule that somebody wrote is never dropped, even if it is the same.
         if self.rules is _DEFAULT_RULES and _COORDINATES not in names:
             object.__setattr__(self, "rules", ())
-        Section.__post_init__(self)
+        check_options(self, self._faults_between)
 
     def _faults_between(self) -> Iterator[str]:
         by_name: dict[str, ManifestSet] = {}
@@ -502,12 +517,9 @@ class ChunkManifests(Section, _Remembering):
         return self._chosen().split_for(path)
 
     def _chosen(self) -> _Choice:
-        try:
-            return self._choice
-        except AttributeError:  # not yet, or this one came out of a pickle
-            choice = _Choice(self)
-            object.__setattr__(self, "_choice", choice)
-            return choice
+        if self._memo.choice is None:
+            self._memo.choice = _Choice(self)
+        return self._memo.choice
 
 
 def _circle(start: ManifestSet, by_name: Mapping[str, ManifestSet]) -> list[str]:

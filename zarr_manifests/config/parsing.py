@@ -48,7 +48,7 @@ from zarr_manifests.config.manifest_sets import (
     Rule,
     manifest_set,
 )
-from zarr_manifests.config.sections import Nested, Option, Section, options_of
+from zarr_manifests.config.sections import Nested, Option, Section, options_of, plain_values
 from zarr_manifests.errors import ConfigError
 
 __all__ = ["json_schema", "parse"]
@@ -81,7 +81,7 @@ def parse[S: Section](section: type[S], options: object, place: str, below: S) -
     if not isinstance(options, Mapping):
         raise ConfigError([under(place, _not_options(options)).removeprefix(": ")])
     try:
-        given = _merged(below.write(), options)
+        given = _merged(plain_values(below), options)
         found: S = _adapter(cast("Any", section)).validate_python(given)
     except ValidationError as error:
         problems = [under(place, fault).removeprefix(": ") for fault in _faults_of(error)]
@@ -132,10 +132,9 @@ def _type_of(kind: Kind) -> Any:
             return Annotated[named, WrapValidator(_read_named_set), _Json(_named_set_schema)]
         case Nested():
             of = kind.section
-            options = {**options_of(of), **of.elsewhere}
-            return _Map(
-                of.__name__, options, partial(_built, of), of.misplaced, of.elsewhere
-            ).type()
+            misplaced, elsewhere = getattr(of, "misplaced", {}), getattr(of, "elsewhere", {})
+            options = {**options_of(of), **elsewhere}
+            return _Map(of.__name__, options, partial(_built, of), misplaced, elsewhere).type()
         case Entry():
             option = Option(kind.kind, "a regular expression", field=kind.name)
             return _Map("Entry", {kind.name: option}, kind.read).type()

@@ -3,7 +3,7 @@
 Names are written with hyphens, as in YAML (`inline-chunk-bytes`), in sections (`compaction`).
 Validation reports every fault at once, each with its place.
 
-To add an option is to add a field; to add a section is to add a `Section` and a field for it.
+To add an option, add a field. To add a section, add a dataclass and a field for it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from typing import Annotated, Any, ClassVar, Final
 from zarr_manifests.config.cache_options import Cache
 from zarr_manifests.config.kinds import Number, Whole, Word, hyphened, spelled, under
 from zarr_manifests.config.manifest_sets import ChunkManifests
-from zarr_manifests.config.sections import Option, Section, options_of, saved_values
+from zarr_manifests.config.sections import (
+    Option,
+    check_options,
+    options_of,
+    plain_values,
+    saved_values,
+)
 from zarr_manifests.config.snapshots import Snapshots
 from zarr_manifests.config.yaml_text import dump_yaml, load_yaml
 from zarr_manifests.errors import ConfigError
@@ -35,7 +41,7 @@ _SCHEMA_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
 @dataclass(frozen=True, slots=True)
-class Commits(Section):
+class Commits:
     """How commits are made.
 
     Parameters
@@ -57,9 +63,12 @@ class Commits(Section):
         int, Whole(1, 10_000), "how often a commit that others overtake is tried"
     ] = 100
 
+    def __post_init__(self) -> None:
+        check_options(self)
+
 
 @dataclass(frozen=True, slots=True)
-class Compaction(Section):
+class Compaction:
     """When deltas are brought together, and how much of the base is written again for it.
 
     Deltas become *runs* (a minor compaction), and what has piled up for a leaf of the base is
@@ -107,6 +116,9 @@ class Compaction(Section):
     ] = 0.25
     async_threads: Annotated[int, Whole(1, 64), "threads of `async`"] = 2
 
+    def __post_init__(self) -> None:
+        check_options(self)
+
 
 _FLAT: Final = {
     "max-delta-count": ("compaction", "max-delta-count"),
@@ -123,7 +135,7 @@ _FLAT_OPTIONS: Final = {
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class RepositoryConfig(Section):
+class RepositoryConfig:
     """Options of a repository.
 
     Parameters
@@ -231,7 +243,7 @@ class RepositoryConfig(Section):
         problems: list[str] = []
         for name, value in flat.items():
             section, option = _FLAT[name]
-            if value is None or not isinstance(values[section], Section):
+            if value is None or not isinstance(values[section], Commits | Compaction):
                 continue
             faults = [under(name, fault) for fault in _FLAT_OPTIONS[name].kind.faults(value)]
             problems += faults
@@ -241,7 +253,7 @@ class RepositoryConfig(Section):
         for field_name, value in values.items():
             object.__setattr__(self, field_name, value)
         try:
-            Section.__post_init__(self)
+            check_options(self, self._faults_between)
         except ConfigError as error:
             problems += error.problems
         if problems:
@@ -267,7 +279,7 @@ class RepositoryConfig(Section):
 
     def to_dict(self) -> dict[str, Any]:
         """The options under their hyphenated names, in sections."""
-        return self.write()
+        return plain_values(self)
 
     def to_yaml(self) -> str:
         """The options as YAML, which `from_yaml` reads.

@@ -2,20 +2,29 @@
 
 The fields of a `Section` are annotated with the kind of value and a sentence that says what it is
 for: `Annotated[int, Whole(1, 64), "threads that compact"]`. From these follow the checks when a
-section is built (so none is ever invalid), reading a saved configuration (`saved_values`), writing
-(`write`), and, in `parsing`, the pydantic models that read YAML and the JSON Schema.
+section is built (`check_options`, so none is ever invalid), writing (`plain_values`), reading a
+saved configuration (`saved_values`), and, in `parsing`, the pydantic models that read YAML and the
+JSON Schema.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields
-from typing import Any, ClassVar, Final, NamedTuple, get_type_hints
+from typing import Any, ClassVar, Final, NamedTuple, Protocol, get_type_hints
 
 from zarr_manifests.config.kinds import Kind, Word, shown, spelled, under
 from zarr_manifests.errors import ConfigError
 
-__all__ = ["Nested", "Option", "Section", "options_of", "saved_values"]
+__all__ = [
+    "Nested",
+    "Option",
+    "Section",
+    "check_options",
+    "options_of",
+    "plain_values",
+    "saved_values",
+]
 
 _OPTIONS: Final[dict[type, dict[str, Option]]] = {}
 """The options of each section that was asked for them."""
@@ -50,12 +59,22 @@ class Option(NamedTuple):
         return self.default is None or bool(self.kind.null)
 
 
+class Section(Protocol):
+    """A frozen dataclass whose `__post_init__` calls `check_options`.
+
+    It may have two class attributes. `misplaced` maps names that might be taken for options here to
+    what to say of them. `elsewhere` maps names to options of inner sections that are read here too.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
 def options_of(section: type[Section]) -> dict[str, Option]:
     """The options of a section by name, such as `max-manifest-size`."""
     if section not in _OPTIONS:
         hints = get_type_hints(section, include_extras=True)
         _OPTIONS[section] = {
-            f.name.replace("_", "-"): _option(f, hints[f.name]) for f in fields(section)
+            f.name.replace("_", "-"): _option(f, hints[f.name]) for f in fields(section) if f.init
         }
     return _OPTIONS[section]
 
@@ -67,45 +86,41 @@ def _option(field: Field[Any], hint: Any) -> Option:
     return Option(kind, *said)._replace(field=field.name, default=field.default)
 
 
-class Section:
-    """What sections of the configuration have in common; each is a frozen dataclass."""
+def check_options(section: Section, between: Callable[[], Iterable[str]] = tuple) -> None:
+    """Refuse a section with a faulty value; words are put in lower case.
 
-    __slots__ = ()
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-    misplaced: ClassVar[Mapping[str, str]] = {}
-    """What to say of names that are no options here, but might be taken for some."""
-    elsewhere: ClassVar[Mapping[str, Option]] = {}
-    """Options of inner sections that are read here, too."""
+    `between` says what is wrong between options, each of which is sound.
 
-    def __post_init__(self) -> None:
-        problems = []
-        for name, option in options_of(type(self)).items():
-            value = getattr(self, option.field)
-            if isinstance(option.kind, Word):
-                value = option.kind.read(value)
-                object.__setattr__(self, option.field, value)
-            if value is not None or not option.nullable:
-                problems += [under(name, fault) for fault in option.kind.faults(value)]
-        problems = problems or list(self._faults_between())
-        if problems:
-            raise ConfigError(problems)
+    Raises
+    ------
+    ConfigError
+        With all faults.
+    """
+    problems = []
+    for name, option in options_of(type(section)).items():
+        value = getattr(section, option.field)
+        if isinstance(option.kind, Word):
+            value = option.kind.read(value)
+            object.__setattr__(section, option.field, value)
+        if value is not None or not option.nullable:
+            problems += [under(name, fault) for fault in option.kind.faults(value)]
+    problems = problems or list(between())
+    if problems:
+        raise ConfigError(problems)
 
-    def _faults_between(self) -> Iterator[str]:
-        """What is wrong between options, each of which is sound."""
-        yield from ()
 
-    def write(self) -> dict[str, Any]:
-        """The options as plain values by name."""
-        written = {}
-        for name, option in options_of(type(self)).items():
-            value = getattr(self, option.field)
-            null = value is None and option.nullable
-            written[name] = None if null else option.kind.write(value)
-        return written
+def plain_values(section: Section) -> dict[str, Any]:
+    """The options of a section as plain values by name."""
+    written = {}
+    for name, option in options_of(type(section)).items():
+        value = getattr(section, option.field)
+        null = value is None and option.nullable
+        written[name] = None if null else option.kind.write(value)
+    return written
 
 
 def saved_values(section: type[Section], plain: Mapping[Any, Any]) -> dict[str, Any]:
-    """The values by field of a section that `Section.write` wrote, which may lack options.
+    """The values by field that `plain_values` wrote, which may lack options.
 
     Raises
     ------
@@ -140,4 +155,4 @@ class Nested(Kind):
         return self.section(**saved_values(self.section, plain))
 
     def write(self, value: Any) -> Any:
-        return value.write()
+        return plain_values(value)

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Annotated, Any, Final
 
 from zarr_manifests.config.kinds import Kind, Whole, shown
-from zarr_manifests.config.sections import Section
+from zarr_manifests.config.sections import check_options
 
 __all__ = ["Snapshots", "duration_of"]
 
@@ -58,7 +58,7 @@ class _Duration(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshots(Section):
+class Snapshots:
     """What `Repository.expire_snapshots` keeps when it is not told: what one of the two says.
 
     Parameters
@@ -82,3 +82,6 @@ class Snapshots(Section):
         "how many of the newest snapshots of each branch an expiry without arguments keeps",
     ] = None
     max_age: Annotated[timedelta | None, _Duration(), "up to which age it keeps snapshots"] = None
+
+    def __post_init__(self) -> None:
+        check_options(self)
