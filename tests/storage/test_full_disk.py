@@ -192,6 +192,28 @@ def test_somebody_else_takes_the_room_amid_a_collection(
     sound(repo, last)
 
 
+def test_somebody_else_takes_the_room_when_a_collection_has_swapped_the_root(
+    full: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The archive of the new root, due before anything is deleted, fits into the reserve."""
+    disk = full._disk
+    assert isinstance(disk, SmallDisk)
+    rename = disk.rename
+
+    def swap(temp: Temp, path: str) -> None:
+        rename(temp, path)
+        monkeypatch.undo()
+        disk.nbytes = used(tmp_path)
+
+    disk.nbytes = used(tmp_path) + RESERVE_BYTES
+    monkeypatch.setattr(disk, "rename", swap)
+    repo = zm.Repository.open(full)
+    last = len(list(repo.ancestry())) - 2
+    repo.garbage_collect(timedelta(0))
+    assert disk.rename == rename
+    sound(repo, last)
+
+
 def test_the_reserve_shrinks_rather_than_to_be_none(tmp_path: Path) -> None:
     disk = SmallDisk(tmp_path, RESERVE_BYTES)
     storage = LocalStorage(tmp_path, disk=disk)
