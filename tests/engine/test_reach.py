@@ -34,6 +34,7 @@ from zarr_manifests.format.digest import Digest
 from zarr_manifests.format.envelope import ObjectKind
 from zarr_manifests.format.index import Bitmaps, IndexDirectory
 from zarr_manifests.format.manifest import Manifest
+from zarr_manifests.format.marks import MarksPage
 from zarr_manifests.format.nodes import Base
 from zarr_manifests.format.pages import Page
 from zarr_manifests.format.root import Root
@@ -53,6 +54,7 @@ KINDS = {
     ObjectKind.MANIFEST: Manifest,
     ObjectKind.PAGE: Page,
     ObjectKind.DIGEST: Digest,
+    ObjectKind.MARKS: MarksPage,
 }
 KIND_AT = 13
 """Where an object's kind is in its first bytes."""
@@ -96,6 +98,7 @@ def everything() -> MemoryStorage:
         root.create_array("v", shape=(2_000,), chunks=(1,), dtype="i1", compressors=None)
     for seed in range(3):
         commit(repository, seed)
+    add_marks(repository, storage)
     repository.compact()
     repository.build_index()
     for seed in range(3, 6):
@@ -119,6 +122,28 @@ def everything() -> MemoryStorage:
     repository.expire_snapshots(keep_last=3)
     repository.create_tag("in-the-root", head)
     return storage
+
+
+def add_marks(repository: Repository, storage: MemoryStorage) -> None:
+    """A page of marks, which later commits inherit."""
+    head = root_of(storage).branches["main"].head
+    snapshot = Snapshot.from_object(storage.get(head.key), head)
+    keys = workspace_of(repository.writable_session().store).keys
+    data = MarksPage({"app": 1}).encode()
+    page = BlobRef.to(keys.next("pages"), data)
+    storage.put(page.key, data)
+    key = keys.next("snapshots")
+    marked = replace(snapshot, snapshot_id=snapshot_id_of(key), marks_page=page).encode()
+    storage.put(key, marked)
+    moved = BlobRef.to(key, marked)
+    change_root(
+        repository,
+        "commit append",
+        lambda now: replace(
+            now, branches=now.branches | {"main": replace(now.branches["main"], head=moved)}
+        ),
+        snapshot_id_of(key),
+    )
 
 
 def add_pages(repository: Repository, storage: MemoryStorage) -> None:

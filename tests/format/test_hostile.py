@@ -26,6 +26,7 @@ from zarr_manifests.format.digest import Digest
 from zarr_manifests.format.envelope import ObjectKind
 from zarr_manifests.format.index import IndexDirectory
 from zarr_manifests.format.manifest import Manifest, Part
+from zarr_manifests.format.marks import MarksPage
 from zarr_manifests.format.nodes import Base
 from zarr_manifests.format.pages import Page
 from zarr_manifests.format.root import Root
@@ -44,16 +45,18 @@ DECODERS: dict[ObjectKind, Callable[[bytes], Any]] = {
     ObjectKind.PAGE: lambda data: Page.from_object(data, BlobRef.to(KEY, data)),
     ObjectKind.DIGEST: lambda data: Digest.from_object(data, BlobRef.to(KEY, data)),
     ObjectKind.INDEX: lambda data: IndexDirectory.from_object(data, BlobRef.to(KEY, data)),
+    ObjectKind.MARKS: lambda data: MarksPage.from_object(data, BlobRef.to(KEY, data)),
 }
 LISTS = {
-    ObjectKind.ROOT: ("log", "leases", "deleted_tags", "deleted_branches", "pending"),
-    ObjectKind.SNAPSHOT: ("deltas", "digests"),
+    ObjectKind.ROOT: ("log", "leases", "deleted_tags", "deleted_branches", "pending", "features"),
+    ObjectKind.SNAPSHOT: ("deltas", "digests", "marks", "merged"),
     ObjectKind.BASE: ("nodes", "manifests", "counts"),
     ObjectKind.DELTA: ("nodes", "truncated", "tables", "manifests"),
     ObjectKind.MANIFEST: ("tables",),
     ObjectKind.PAGE: ("tags", "leases", "log", "pending"),
     ObjectKind.DIGEST: ("nodes", "truncated", "covered", "tables"),
     ObjectKind.INDEX: ("blobs", "entries"),
+    ObjectKind.MARKS: ("marks",),
 }
 each_kind = pytest.mark.parametrize("kind", DECODERS, ids=lambda kind: kind.name.lower())
 

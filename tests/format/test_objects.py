@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.errors import (
     CorruptObjectError,
+    InvalidArgumentError,
     ManifestsError,
     UnsupportedFormatError,
 )
@@ -40,9 +41,18 @@ from zarr_manifests.format.delta import CommitKind, Delta
 from zarr_manifests.format.digest import Digest
 from zarr_manifests.format.envelope import MAX_MS
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
+from zarr_manifests.format.marks import MarksPage
 from zarr_manifests.format.nodes import Base, Node, NodeKind
 from zarr_manifests.format.pages import Page
-from zarr_manifests.format.root import Branch, Lease, LogEntry, PageRef, PendingDeletion, Root
+from zarr_manifests.format.root import (
+    FEATURES,
+    Branch,
+    Lease,
+    LogEntry,
+    PageRef,
+    PendingDeletion,
+    Root,
+)
 from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
 from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.grid import Box
@@ -212,6 +222,8 @@ plain = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
     max_leaves=6,
 )
+snapshot_ids = st.builds("{}-{}".format, sessions, st.integers(0, 10**6))
+marks = st.dictionaries(st.text(min_size=1, max_size=12), numbers, max_size=3)
 snapshots = st.builds(
     Snapshot,
     st.just(snapshot_id_of(WHERE)),
@@ -226,10 +238,12 @@ snapshots = st.builds(
     read_lists(),
     blob_refs().map(BlobRef.bare),
     st.dictionaries(texts, numbers, max_size=2),
-    st.dictionaries(texts, numbers, max_size=2),
+    marks,
     st.just(()),
     st.integers(2**42, 2**63 - 1),
     st.dictionaries(texts, numbers, max_size=2),
+    st.none() | blob_refs("pages").map(BlobRef.bare),
+    st.none() | st.tuples(snapshot_ids, snapshot_ids),
 )
 configs = st.builds(
     RepositoryConfig, st.integers(0, 65_536), st.integers(1, 1_000), st.integers(1, 10_000)
@@ -239,11 +253,9 @@ branches = st.builds(
     blob_refs("snapshots"),
     st.none() | blob_refs("nodes"),
     numbers,
-    st.none() | st.builds("{}-{}".format, sessions, st.integers(0, 10**6)),
+    st.none() | snapshot_ids,
     st.lists(blob_refs(), max_size=2).map(tuple),
     st.none() | blob_refs("indexes").map(BlobRef.bare),
-    st.none() | st.integers(0, 2**32 - 1),
-    st.dictionaries(texts, numbers, max_size=2),
 )
 log_entries = st.builds(LogEntry, numbers, times, texts, texts, texts, ids16)
 leases = st.builds(Lease, ids16, sessions, sessions.map("{}-7".format), numbers, texts)
@@ -304,6 +316,7 @@ roots = st.builds(
     st.lists(pending, max_size=2).map(tuple),
     numbers,
     st.dictionaries(texts, numbers, max_size=2),
+    st.lists(st.sampled_from(FEATURES), unique=True).map(tuple),
 )
 
 VALUES: dict[str, st.SearchStrategy[Any]] = {
@@ -314,6 +327,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "manifest": manifests,
     "page": pages,
     "digest": digest_values(),
+    "marks": st.builds(MarksPage, marks),
 }
 KINDS = {
     "root": 1,
@@ -323,6 +337,7 @@ KINDS = {
     "manifest": 5,
     "page": 7,
     "digest": 8,
+    "marks": 9,
 }
 TYPES: dict[str, Any] = {
     "root": Root,
@@ -332,6 +347,7 @@ TYPES: dict[str, Any] = {
     "manifest": Manifest,
     "page": Page,
     "digest": Digest,
+    "marks": MarksPage,
 }
 
 each_kind = pytest.mark.parametrize("kind", VALUES)
@@ -508,8 +524,6 @@ def samples() -> dict[str, bytes]:
                     f"{5:012d}-{'ab' * 12}-3",
                     (ref,),
                     replace(ref.bare(), key=WHERE.replace("deltas", "indexes")),
-                    17,
-                    {"commits": 8},
                 )
             },
             {"tag": snapshot.bare()},
@@ -525,6 +539,7 @@ def samples() -> dict[str, bytes]:
             (PendingDeletion(snapshot.bare(), 3),),
             6,
             {"collections": 2},
+            FEATURES,
         ),
         "snapshot": Snapshot(
             snapshot_id_of(WHERE),
@@ -543,6 +558,8 @@ def samples() -> dict[str, bytes]:
             (DigestEntry(ref, 0, 1),),
             5,
             {"chunks": 4},
+            replace(ref.bare(), key=WHERE.replace("deltas", "pages")),
+            (snapshot_id_of(WHERE), f"{5:012d}-{'ab' * 12}-3"),
         ),
         "base": Base((node,), (replace(manifest_ref, merged=(3,)),), 4, (Count(b"n" * 12, 1, 2),)),
         "delta": delta,
@@ -561,6 +578,7 @@ def samples() -> dict[str, bytes]:
             manifest,
             (12345,),
         ),
+        "marks": MarksPage({"why it is": 7, **{f"app {i}": i for i in range(7)}}),
     }
     return {kind: value.encode() for kind, value in values.items()}
 
@@ -687,8 +705,10 @@ def test_envelopes_that_are_refused(kind: str, samples: dict[str, bytes]) -> Non
 
 def test_what_only_a_newer_version_knows_is_refused(samples: dict[str, bytes]) -> None:
     fields = msgpack.unpackb(_payload_of(samples["root"]))
-    with pytest.raises(UnsupportedFormatError, match=r"features \['time-travel'\].*upgrade"):
-        read("root", envelope(1, msgpack.packb(fields | {"features": ["time-travel"]})))
+    for unknown in ("time-travel", "", 7, [], b"merge", None):
+        listed = [*FEATURES, unknown]
+        with pytest.raises(UnsupportedFormatError, match=r"needs the features \[[^,]+\],.*upgrade"):
+            read("root", envelope(1, msgpack.packb(fields | {"features": listed})))
     for config in (
         fields["config"] | {"compression": 3},
         fields["config"] | {"max-delta-count": 0},
@@ -703,6 +723,72 @@ def test_what_only_a_newer_version_knows_is_refused(samples: dict[str, bytes]) -
     ):
         with pytest.raises(UnsupportedFormatError, match="configuration is not understood"):
             read("root", envelope(1, msgpack.packb(fields | {"config": config})))
+
+
+def test_a_kind_of_object_that_only_a_newer_version_knows_is_refused(
+    samples: dict[str, bytes],
+) -> None:
+    for kind in VALUES:
+        with pytest.raises(UnsupportedFormatError, match=r"kind 200.*upgrade the package"):
+            read(kind, envelope(200, _payload_of(samples[kind])))
+
+
+@each_kind
+def test_a_field_that_only_a_newer_version_knows_is_passed_over(
+    kind: str, samples: dict[str, bytes]
+) -> None:
+    """Only features may say that it matters."""
+    fields = msgpack.unpackb(_payload_of(samples[kind]), strict_map_key=False)
+    fields["of another time"] = [{"k": 1}, None]
+    assert read(kind, envelope(KINDS[kind], msgpack.packb(fields))) == read(kind, samples[kind])
+
+
+NAME = "ä" * 127  # 254 bytes
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"marks": {NAME + "ab": 1}},
+        {"marks": {"": 1}},
+        {"marks": {"a": -1}},
+        {"marks": {"a": 2**63}},
+        {"marks": {"a": True}},
+        {"marks": {"a": "1"}},
+        {"marks": {7: 1}},
+        {"marks": {f"app {i}": i for i in range(257)}},
+        {"marks": [["a", 1]]},
+        {"marks_page": {}},
+        {"marks_page": {"k": "../../x", "n": 1, "c": 1}},
+        {"marks_page": [WHERE, 1, 1]},
+        {"merged": []},
+        {"merged": [snapshot_id_of(WHERE)]},
+        {"merged": [snapshot_id_of(WHERE)] * 3},
+        {"merged": [snapshot_id_of(WHERE), None]},
+        {"merged": [snapshot_id_of(WHERE), WHERE]},
+        {"merged": {}},
+    ],
+    ids=lambda wrong: f"{wrong!r:.60}",
+)
+def test_marks_and_merges_that_are_refused(wrong: Any, samples: dict[str, bytes]) -> None:
+    fields = msgpack.unpackb(_payload_of(samples["snapshot"]))
+    right = {"marks": {NAME + "a": 2**63 - 1} | {f"app {i}": i for i in range(255)}}
+    assert len(read("snapshot", envelope(2, msgpack.packb(fields | right))).marks) == 256
+    with pytest.raises(CorruptObjectError):
+        read("snapshot", envelope(2, msgpack.packb(fields | wrong)))
+    if isinstance(wrong.get("marks"), dict) and len(wrong["marks"]) == 1:
+        with pytest.raises(CorruptObjectError):
+            read("marks", envelope(9, msgpack.packb(wrong)))
+
+
+def test_a_page_with_more_marks_than_are_read_is_not_written(
+    samples: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zarr_manifests.format.marks.MOST_IN_PAGE", 1)
+    with pytest.raises(CorruptObjectError, match="8 marks, and at most 1 fit"):
+        read("marks", samples["marks"])
+    with pytest.raises(InvalidArgumentError, match="at most 1 fit"):
+        MarksPage({"a": 1, "b": 2})
 
 
 def test_virtual_refs_without_files_are_refused_and_not_read_as_absent(

@@ -28,9 +28,17 @@ from zarr.core.buffer import default_buffer_prototype
 
 import zarr_manifests as zm
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.envelope import crc_of, pack
+from zarr_manifests.format.envelope import crc_of
+from zarr_manifests.format.marks import MarksPage
 from zarr_manifests.format.pages import Page
-from zarr_manifests.format.root import Lease, LogEntry, PageRef, PendingDeletion, Root
+from zarr_manifests.format.root import (
+    FEATURES,
+    Lease,
+    LogEntry,
+    PageRef,
+    PendingDeletion,
+    Root,
+)
 from zarr_manifests.runtime import Runtime, one_by_one
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import workspace_of
@@ -274,7 +282,7 @@ def pages(folder: Path) -> MemoryStorage:
 
 
 def protocols(folder: Path) -> MemoryStorage:
-    """What no protocol of the package writes yet: runs, merged leaves, all fields of the root."""
+    """What the package writes rarely or not yet: runs, merged leaves, marks, all of the root."""
     by_hand = load("by_hand")
     storage = MemoryStorage()
     line = by_hand.Line(storage)
@@ -298,7 +306,11 @@ def protocols(folder: Path) -> MemoryStorage:
     line.commit({3: None, 4: b"seven"})
     line.write("a digest behind it", digest_from=2)
     line.roll_up(0, 2)
-    newest = line.write("a run across the leaf's sequence")
+    line.write("a run across the leaf's sequence")
+    line.marks = {"job": 2**63 - 1, "query ä": 7}
+    line.marks_page = line.put("pages", MarksPage({"job": 3, "older": 0}).encode())
+    line.write("marks of applications")
+    newest = line.write("a merge", merged=(first, first))
     storage_root(storage, line, first, newest)
     return storage
 
@@ -327,14 +339,11 @@ def storage_root(storage: MemoryStorage, line: Any, first: str, newest: str) -> 
         for name, (at, page) in held.items()
     }
     index = b"an index is not read"
-    marks = google_crc32c.value(pack([["query", 7]]))
     claimed = replace(
         branch,
         epoch=4,
         floor=first,
         index=BlobRef(f"indexes/{session}/0", len(index), 1),
-        marks=marks,
-        counters={"commits": 6, "compacted": 5},
     )
     storage.create(f"indexes/{session}/0", index)
     entry = LogEntry(root.version + 1, 9, "reset branch", "main", newest, b"r" * 16)
@@ -352,7 +361,8 @@ def storage_root(storage: MemoryStorage, line: Any, first: str, newest: str) -> 
         deleted_leases=(given_up.name,),
         pending=(PendingDeletion(line.put("snapshots", b"nor is this one"), 1),),
         collected=2,
-        counters={"collections": 1, "compactions": 2},
+        counters={"collections": 1, "counters of another time": 2},
+        features=FEATURES,
     ).with_log(entry)
     storage.create(f"root/{root.version:020d}", root.bare().encode())
     assert storage.cas("current", root.encode(), tagged.token) is not None
@@ -383,12 +393,12 @@ def expected(folder: Path, storage: MemoryStorage) -> dict[str, Any]:
             if snapshot_id not in snapshots:
                 snapshots[snapshot_id] = snapshot_of(reader, found, fields)
     root = found.root
-    fields = ("fence", "swept", "epochs", "collected", "counters", "deleted_leases")
+    fields = ("features", "fence", "swept", "epochs", "collected", "counters", "deleted_leases")
     told = {name: root[name] for name in fields}
     told |= {"leases": found.leases(), "log": root["log"], "pending": found.pending()}
     told = plain(told)
     told["branches"] = {
-        name: {f: plain(b.get(f)) for f in ("epoch", "floor", "index", "marks", "counters")}
+        name: {f: plain(b.get(f)) for f in ("epoch", "floor", "index")}
         for name, b in sorted(found.branches().items())
     }
     return {"refs": refs, "snapshots": snapshots, "root": told}
@@ -404,6 +414,8 @@ def snapshot_of(reader: Any, found: Any, fields: dict[str, Any]) -> dict[str, An
         "message": fields["message"],
         "kind": fields["kind"],
         "sequence": fields["sequence"],
+        "marks": found.marks(fields),
+        "merged": fields.get("merged"),
         "values": dict(sorted(values.items())),
         "chunks": {
             key: plain(place)

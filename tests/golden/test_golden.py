@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,10 @@ HERE = Path(__file__).parent
 V1 = HERE / "v1"
 NAMES = ("tiny", "chunks", "arrays", "history", "pages", "protocols")
 MODIFIED_NS = 1_700_000_000_123_000_000
+
+FROZEN = (
+    "Format v1 is frozen in all but name: later versions of the package read what this one writes."
+)
 
 each = pytest.mark.parametrize("name", NAMES)
 
@@ -99,10 +104,14 @@ def test_the_files_are_those_that_were_made() -> None:
     assert {line.split("  ")[1].split("/")[0] for line in listed.splitlines()} == {*NAMES}
 
 
-def test_the_format_is_called_a_draft() -> None:
-    text = (HERE.parents[1] / "docs" / "spec" / "v1.md").read_text(encoding="utf-8")
-    assert text.startswith("# Format v1 (draft)\n")
-    assert "**Status: draft.**" in text
+def test_all_pages_say_the_same_about_the_format() -> None:
+    docs = HERE.parents[1] / "docs"
+    said = ("index.md", "spec/v1.md", "guide/storage-and-safety.md")
+    for path in (docs.parent / "README.md", *(docs / name for name in said)):
+        text = " ".join(path.read_text(encoding="utf-8").split())
+        assert FROZEN in re.sub(r"\[(Format v1)\]\([^)]*\)", r"\1", text), path
+    for path in (docs.parent / "README.md", *docs.rglob("*.md")):
+        assert "draft" not in path.read_text(encoding="utf-8"), path
 
 
 # --- sound -----------------------------------------------------------------------------------
@@ -138,6 +147,7 @@ def test_the_independent_reader_finds_what_is_expected(name: str, copies: bool) 
         assert [fields[f] for f in ("message", "kind", "sequence")] == [
             due[f] for f in ("message", "kind", "sequence")
         ]
+        assert (found.marks(fields), fields.get("merged")) == (due["marks"], due["merged"])
         places = found.places(fields)
         chunks = {k: p for k, p in places.items() if not isinstance(p, reader.Document)}
         assert plain(chunks) == due["chunks"]
@@ -147,7 +157,8 @@ def test_the_independent_reader_finds_what_is_expected(name: str, copies: bool) 
         }
         assert values == due["values"]
     root = expected["root"]
-    for field in ("fence", "swept", "epochs", "collected", "counters", "deleted_leases", "log"):
+    fields = ("features", "fence", "swept", "epochs", "collected", "counters", "deleted_leases")
+    for field in (*fields, "log"):
         assert plain(found.root[field]) == root[field]
     assert plain(found.leases()) == root["leases"]
     assert plain(found.pending()) == root["pending"]
@@ -258,13 +269,15 @@ def test_it_opens_for_writing(name: str, copied: Path) -> None:
     }
     assert values == due
     assert snapshot["sequence"] == old["sequence"] + 1
+    assert found.marks(snapshot) == old["marks"]
+    assert "merged" not in snapshot
     store = opened(copied).readonly_session(snapshot_id=head).store
     assert values_of(store, old) == due
     after = Roots(LocalStorage(copied / "repo"), SYSTEM).read().root
     kept = ("fence", "swept", "epochs", "collected", "counters", "leases", "pending", "pages")
-    kept += ("deleted_leases",)
+    kept += ("deleted_leases", "features")
     assert [getattr(after, f) for f in kept] == [getattr(before, f) for f in kept]
-    own = ("epoch", "floor", "index", "marks", "counters")
+    own = ("epoch", "floor", "index")
     old_main, new_main = before.branches["main"], after.branches["main"]
     assert [getattr(new_main, f) for f in own] == [getattr(old_main, f) for f in own]
 
@@ -277,6 +290,7 @@ def test_they_have_something_of_everything() -> None:
     kinds, per_base, rows, virtual = set(), set(), set(), set()
     runs, merged, digests, counts = 0, set(), 0, 0
     fields: set[str] = set()
+    rare, places = {"marks", "marks_page", "merged"}, set[str]()
     for name in NAMES:
         found = read_by_specification(V1 / name)
         fields |= {field for field, value in found.root.items() if value}
@@ -287,6 +301,7 @@ def test_they_have_something_of_everything() -> None:
             for _, snapshot in found.history(head):
                 kinds.add(snapshot["kind"])
                 digests += len(snapshot["digests"])
+                places |= {place for place in rare if snapshot.get(place)}
                 runs += sum(e["first"] < e["last"] for e in snapshot["deltas"])
                 if snapshot["base"] is not None:
                     base = found.follow(snapshot["base"], reader.BASE)
@@ -310,10 +325,11 @@ def test_they_have_something_of_everything() -> None:
         assert {known[column] for known in virtual} == {True, False}
     assert runs
     assert digests
+    assert places == rare
     assert counts
     assert {len({*sequences}) for sequences in merged} == {0, 1, 2}
     root = {"branches", "tags", "log", "leases", "fence", "swept", "epochs", "pages", "pending"}
-    assert root | {"collected", "counters", "deleted_tags", "deleted_leases"} <= fields
+    assert root | {"features", "collected", "counters", "deleted_tags", "deleted_leases"} <= fields
     assert {f"pages {s}" for s in ("branches", "tags", "leases", "pending")} <= fields
-    known = {"base", "epoch", "floor", "index", "marks", "counters", "ahead"}
+    known = {"base", "epoch", "floor", "index", "ahead"}
     assert {f"branch {field}" for field in known} <= fields

@@ -99,6 +99,8 @@ class Line:
     version: int = 0
     log: tuple[LogEntry, ...] = ()
     digests: tuple[DigestEntry, ...] = ()
+    marks: dict[str, int] = field(default_factory=dict)
+    marks_page: BlobRef | None = None
     pruned: bool = True
     """Whether runs leave out what counts nowhere, and entries are dropped from anywhere."""
 
@@ -258,7 +260,12 @@ class Line:
         return DigestEntry(blob, start, len(taken)), value
 
     def write(
-        self, message: str, *, digest_from: int | None = None, keep_digests: bool = False
+        self,
+        message: str,
+        *,
+        digest_from: int | None = None,
+        keep_digests: bool = False,
+        merged: tuple[str, str] | None = None,
     ) -> str:
         """Write a snapshot and make it the head of `main`; returns its id.
 
@@ -288,8 +295,11 @@ class Line:
             tuple(entry for entry, _ in entries),
             log,
             digests=self.digests,
+            marks=self.marks,
             sequence=self.sequence,
             sums=sums,
+            marks_page=self.marks_page,
+            merged=merged,
         )
         data = snapshot.encode()
         assert self.storage.create(key, data)

@@ -20,13 +20,15 @@ import numpy as np
 import zstandard
 from numcodecs import blosc
 
-ROOT, SNAPSHOT, BASE, DELTA, MANIFEST, PAGE, DIGEST = 1, 2, 3, 4, 5, 7, 8
+ROOT, SNAPSHOT, BASE, DELTA, MANIFEST, PAGE, DIGEST, MARKS = 1, 2, 3, 4, 5, 7, 8, 9
 UNSET, INLINE, NATIVE, VIRTUAL = 0, 1, 2, 3
 GROUP, ARRAY, OPAQUE = 0, 1, 2
+FEATURES = {"marks-page", "merge"}
 SECTIONS = ("branches", "tags", "leases", "pending")
 LAST_MS = 253402300799999
 MOST_BYTES = {ROOT: 2**24, SNAPSHOT: 2**28}
 SESSION = re.compile(r"[0-9]{12}-[0-9a-f]{24}", re.ASCII)
+SNAPSHOT_ID = re.compile(r"[0-9]{12}-[0-9a-f]{24}-[0-9]{1,9}", re.ASCII)
 
 type Get = Callable[[str], bytes]
 type Coords = tuple[int, ...]
@@ -244,7 +246,7 @@ class Reader:
         self.get_file = get_file
         self.copies = copies
         self.root = timed(open_object(get("current"), ROOT))
-        demand(not self.root.get("features"), "features")
+        demand(all(name in FEATURES for name in self.root.get("features", [])), "features")
         demand(all(0 <= at <= LAST_MS for _, at, *_ in self.root["log"]), "time of an operation")
 
     def follow(self, pointer: dict[str, Any], kind: int) -> dict[str, Any]:
@@ -260,7 +262,25 @@ class Reader:
         """The fields of a snapshot that says that it is the one that lies at the key."""
         demand(f"snapshots/{'/'.join(fields['id'].rsplit('-', 1))}" == key, "id of the snapshot")
         demand(fields["repository"] == self.root["repository"], "repository of the snapshot")
+        merged = fields.get("merged")
+        demand(merged is None or len(merged) == 2, "merged")
+        demand(all(SNAPSHOT_ID.fullmatch(one) for one in merged or ()), "merged")
+        demand(len(self.sound_marks(fields)) <= 256, "number of marks")
         return timed(fields)
+
+    def sound_marks(self, fields: dict[str, Any]) -> dict[str, int]:
+        marks = fields.get("marks", {})
+        for name, version in marks.items():
+            demand(1 <= len(name.encode()) <= 255 and 0 <= version < 2**63, "a mark")
+        return marks
+
+    def marks(self, snapshot: dict[str, Any]) -> dict[str, int]:
+        """The last version that each application has committed."""
+        older = {}
+        if snapshot.get("marks_page") is not None:
+            older = self.sound_marks(self.follow(snapshot["marks_page"], MARKS))
+            demand(len(older) <= 2**20, "number of marks")
+        return older | snapshot.get("marks", {})
 
     def archive(self, version: int) -> dict[str, Any]:
         """The root of an older version."""

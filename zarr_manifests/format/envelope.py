@@ -92,6 +92,7 @@ class ObjectKind(IntEnum):
     INDEX = 6
     PAGE = 7
     DIGEST = 8
+    MARKS = 9
 
 
 _MOST_BYTES: Final = {ObjectKind.ROOT: MAX_ROOT_BYTES, ObjectKind.SNAPSHOT: MAX_SNAPSHOT_BYTES}
@@ -323,6 +324,8 @@ def _open(data: bytes, kind: ObjectKind, crc: int | None, length: int | None, pa
         raise UnsupportedFormatError(
             f"unknown format {version} with flags {flags:#x}; upgrade the package"
         )
+    if found > max(ObjectKind):
+        raise UnsupportedFormatError(f"unknown kind {found} of object; upgrade the package")
     if found != kind:
         raise CorruptObjectError(f"expected kind {kind.name}, found kind {found}")
     payload = _payload(data[_HEADER.size :], codec, nbytes)

@@ -65,6 +65,8 @@ WRITE_ID_BYTES: Final = 16
 _LOG_NAMES_BYTES: Final = 2_560
 _WHO_CHARS: Final = 100
 _OTHER_COPY_BYTES: Final = 4 * 1024
+FEATURES: Final = ("marks-page", "merge")
+"""The optional parts of the format that this package knows."""
 _SECTIONS: Final = ("branches", "tags", "leases", "pending")
 _REF_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,254}", re.ASCII)
 
@@ -122,10 +124,6 @@ class Branch:
         Digests and deltas that opening the head needs and of which it carries no copies.
     index : BlobRef or None
         Directory of the branch's index of initialised chunks.
-    marks : int or None
-        crc32c of the msgpack of the head's stream marks, as a list of pairs in the order of names.
-    counters : mapping of str to int
-        Counters of the branch.
 
     Raises
     ------
@@ -139,14 +137,11 @@ class Branch:
     floor: str | None = None
     ahead: tuple[BlobRef, ...] = ()
     index: BlobRef | None = None
-    marks: int | None = None
-    counters: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.floor is not None:
             snapshot_key(self.floor)
-        check_numbers("branch", self.epoch, *self.counters.values())
-        check_numbers("branch.marks", self.marks or 0, most=2**32 - 1)
+        check_numbers("branch", self.epoch)
 
     def pack(self) -> dict[str, Any]:
         """As a map for msgpack."""
@@ -154,10 +149,6 @@ class Branch:
         more: dict[str, Any] = {}  # left out if absent: every swap writes the root
         if self.index is not None:
             more["index"] = self.index.bare().pack()
-        if self.marks is not None:
-            more["marks"] = self.marks
-        if self.counters:
-            more["counters"] = {name: self.counters[name] for name in sorted(self.counters)}
         return more | {
             "head": self.head.pack(),
             "base": base,
@@ -179,8 +170,6 @@ class Branch:
             floor,
             ahead,
             BlobRef.parse_optional(fields, "index"),
-            fields.number("marks") if fields.has("marks") else None,
-            fields.counters("counters"),
         )
 
     def bare(self) -> Branch:
@@ -386,6 +375,8 @@ class Root:
         The version at which the last collection began; refs of older versions cannot be restored.
     counters : mapping of str to int
         Counters of the whole repository.
+    features : tuple of str
+        The optional parts of the format that the repository uses; never fewer than before.
     """
 
     repository_id: str
@@ -407,8 +398,10 @@ class Root:
     pending: tuple[PendingDeletion, ...] = ()
     collected: int = 0
     counters: Mapping[str, int] = field(default_factory=dict)
+    features: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        _check_features(self.features)
         if len(self.write_id) != WRITE_ID_BYTES or self.version < 1:
             raise CorruptObjectError("root: invalid write id or version")
         numbers = self.version, self.fence, self.swept, self.collected
@@ -479,7 +472,7 @@ class Root:
     def encode(self) -> bytes:
         """The object's bytes."""
         payload: dict[str, Any] = {
-            "features": [],
+            "features": list(self.features),
             "repository": self.repository_id,
             "version": self.version,
             "write": self.write_id,
@@ -513,12 +506,8 @@ class Root:
 
     @classmethod
     def _parse(cls, fields: Fields) -> Root:
-        features = fields.items("features")
-        if features:
-            raise UnsupportedFormatError(
-                f"the repository needs the features {features!r}, which this version of "
-                "zarr-manifests does not know; upgrade the package"
-            )
+        features = tuple(fields.items("features"))
+        _check_features(features)  # before all else: they may change what follows
         deleted, hidden = fields.items("deleted_tags"), fields.items("deleted_branches")
         ended = fields.items("deleted_leases")
         pages = {}
@@ -546,6 +535,16 @@ class Root:
             tuple(PendingDeletion.parse(value) for value in fields.items("pending")),
             fields.number("collected"),
             fields.counters("counters"),
+            features,
+        )
+
+
+def _check_features(features: tuple[Any, ...]) -> None:
+    unknown = [feature for feature in features if feature not in FEATURES]
+    if unknown:
+        raise UnsupportedFormatError(
+            f"the repository needs the features {unknown!r}, which this version of "
+            "zarr-manifests does not know; upgrade the package"
         )
 
 

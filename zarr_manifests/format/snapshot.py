@@ -29,6 +29,7 @@ from zarr_manifests.format.envelope import (
     unpack,
 )
 from zarr_manifests.format.manifest import ManifestRef, Part
+from zarr_manifests.format.marks import MOST_IN_SNAPSHOT, check_marks
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
 
 __all__ = ["Ancestor", "DeltaEntry", "DigestEntry", "Snapshot"]
@@ -236,8 +237,9 @@ class Snapshot:
         This commit's own delta.
     totals : mapping of str to int
         Refs set and unset, bytes of the chunks set, and chunk objects written by this commit.
-    streams : mapping of str to int
-        Last batch that each streaming query has committed.
+    marks : mapping of str to int
+        The last version that each application has committed exactly once. They override those in
+        `marks_page`.
     digests : tuple of DigestEntry
         Digests of neighbouring deltas; ascending, without overlap.
     sequence : int
@@ -245,6 +247,11 @@ class Snapshot:
         plus two if chunks were moved, or the parent's for a rewrite.
     sums : mapping of str to int
         Totals of the whole snapshot as far as known: `chunks`, `chunk-bytes`, `arrays`, `groups`.
+    marks_page : BlobRef or None
+        The page with the marks that do not fit into `marks`.
+    merged : tuple of str or None
+        Of a merge: the ids of the snapshot whose changes it brought in, and of the snapshot that
+        both sides were compared with.
     """
 
     snapshot_id: str
@@ -259,17 +266,21 @@ class Snapshot:
     deltas: tuple[DeltaEntry, ...]
     log: BlobRef
     totals: Mapping[str, int] = field(default_factory=dict)
-    streams: Mapping[str, int] = field(default_factory=dict)
+    marks: Mapping[str, int] = field(default_factory=dict)
     digests: tuple[DigestEntry, ...] = ()
     sequence: int = 0
     sums: Mapping[str, int] = field(default_factory=dict)
+    marks_page: BlobRef | None = None
+    merged: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
         snapshot_key(self.snapshot_id)
         check_texts("snapshot", self.repository_id, self.message)
         check_numbers("snapshot.at_ms", self.written_ms, most=MAX_MS)
-        counted = *self.totals.values(), *self.streams.values(), *self.sums.values()
-        check_numbers("snapshot", self.sequence, *counted)
+        check_numbers("snapshot", self.sequence, *self.totals.values(), *self.sums.values())
+        check_marks("snapshot.marks", self.marks, MOST_IN_SNAPSHOT)
+        for merged in self.merged or ():
+            snapshot_key(merged)
         newest = 0
         for listed in self.deltas:
             if listed.first <= newest:
@@ -350,9 +361,15 @@ class Snapshot:
 
     def encode(self) -> bytes:
         """The object's bytes."""
+        rare: dict[str, Any] = {}  # left out if absent
+        if self.marks_page is not None:
+            rare["marks_page"] = self.marks_page.bare().pack()
+        if self.merged is not None:
+            rare["merged"] = list(self.merged)
         return encode(
             ObjectKind.SNAPSHOT,
-            {
+            rare
+            | {
                 "id": self.snapshot_id,
                 "repository": self.repository_id,
                 "parent": None if self.parent is None else self.parent.bare().pack(),
@@ -365,7 +382,7 @@ class Snapshot:
                 "deltas": [entry.pack() for entry in self.deltas],
                 "log": self.log.bare().pack(),
                 "totals": dict(self.totals),
-                "streams": dict(self.streams),
+                "marks": dict(self.marks),
                 "digests": [entry.pack() for entry in self.digests],
                 "sequence": self.sequence,
                 "sums": dict(self.sums),
@@ -407,11 +424,23 @@ class Snapshot:
             DeltaEntry.parse_all(fields, "deltas"),
             BlobRef.parse_required(fields, "log"),
             fields.counters("totals"),
-            fields.counters("streams"),
+            fields.counters("marks"),
             tuple(DigestEntry.parse(f) for f in fields.maps("digests")),
             fields.number("sequence"),
             fields.counters("sums"),
+            BlobRef.parse_optional(fields, "marks_page"),
+            _merged(fields),
         )
+
+
+def _merged(fields: Fields) -> tuple[str, str] | None:
+    """The ids in the field `merged`, if it is there."""
+    match fields.value.get("merged"):
+        case None:
+            return None
+        case [str(source), str(base)]:
+            return source, base
+    raise CorruptObjectError("snapshot.merged: expected the ids of two snapshots")
 
 
 @dataclass(frozen=True, slots=True)

@@ -423,7 +423,10 @@ def _place(
         parent=parent.ref.bare(),
         base=parent.snapshot.base,
         deltas=(*parent.snapshot.deltas, entry),
-        streams=tip.streams,
+        marks=tip.marks,
+        marks_page=tip.marks_page,
+        # Amending a merge, as opposed to committing on top of one, leaves it one.
+        merged=None if tip.snapshot_id == parent.snapshot.snapshot_id else tip.merged,
         digests=parent.snapshot.digests,
         sequence=sequence,
         # Never before the tip's time, else `as_of` would find a snapshot too early.

@@ -436,12 +436,13 @@ def _try(
         (*done.entries, *newer),
         done.log,
         {},
-        current.snapshot.streams,
+        current.snapshot.marks,
         _moved_digests(current.snapshot, done),
         current.snapshot.sequence,
         sums_after(
             current, (done.counts, done.manifests, done.base_sequence), (*done.entries, *newer)
         ),
+        marks_page=current.snapshot.marks_page,
     ).with_delta_copies({u.key: u.data for u in done.uploads})
     made: list[Upload] = []
     if needs_digest(snapshot):

@@ -19,6 +19,7 @@ from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.digest import Digest
 from zarr_manifests.format.index import Bitmaps, IndexDirectory
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
+from zarr_manifests.format.marks import MarksPage
 from zarr_manifests.format.nodes import Base
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.runtime import Runtime
@@ -61,6 +62,8 @@ def children(value: Any) -> Iterator[Link]:
                 yield Link(entry.log, Delta)
                 yield from _manifests(entry.manifests)
             yield from (Link(entry.blob, Digest) for entry in value.digests)
+            if value.marks_page is not None:
+                yield Link(value.marks_page, MarksPage)
         case Base() | Delta():
             yield from _manifests(value.manifests)
         case IndexDirectory():

@@ -61,7 +61,7 @@ def decoded_bytes(value: Any) -> int:
             copies = sum(len(blob.copy or b"") for blob in blobs)
             numbers = _NUMBER_BYTES * (len(item.totals) + len(item.sums))
             total += weight * (_SNAPSHOT_BYTES + _BLOB_BYTES * len(blobs) + copies + numbers)
-            rest = item.deltas, item.message, item.metadata, item.streams, item.digests
+            rest = item.deltas, item.message, item.metadata, item.marks, item.digests
             due.extend([(part, weight) for part in rest if part])
             continue
         total += weight * sys.getsizeof(item)
