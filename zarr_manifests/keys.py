@@ -39,6 +39,7 @@ __all__ = [
     "ChunkKeys",
     "GroupMeta",
     "absolute",
+    "directory",
     "document_path",
     "join",
     "node_documents",
@@ -75,6 +76,11 @@ def absolute(path: str) -> str:
 def join(path: str, name: str) -> str:
     """The key of `name` in the node at `path` (the root's path is empty)."""
     return f"{path}/{name}" if path else name
+
+
+def directory(path: str) -> str:
+    """What all keys below the path start with: the path and a slash; for the root nothing."""
+    return path + "/" if path else ""
 
 
 def split(key: str) -> tuple[str, str]:

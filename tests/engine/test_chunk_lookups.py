@@ -205,24 +205,6 @@ def test_an_interrupt_while_a_node_goes_leaves_nothing_behind(
     assert workspace.chunk_at("a/c/2") is None
 
 
-def test_what_lies_below_what_is_found_out_once(
-    repository: Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begin(repository, *(f"g/{i}" for i in range(5)))
-    found, true = [], overlay._above_arrays
-
-    def noted(nodes: Any) -> Any:
-        found.append(nodes)
-        return true(nodes)
-
-    monkeypatch.setattr(overlay, "_above_arrays", noted)
-    store = repository.readonly_session("main").store
-    for i in (0, 1, 2, 3, 4, 0, 1):
-        for n in range(3):
-            assert get(store, f"g/{i}/c/{n}") == bytes([n + 1]) * SIZE
-    assert len(found) == 1
-
-
 def test_what_is_discarded_is_not_found_any_more(repository: Repository) -> None:
     session = begin(repository, "a")
     make(session, "b")

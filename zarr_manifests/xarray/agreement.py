@@ -68,12 +68,10 @@ def check_agreement(
     """
     workspace = workspace_of(store)
     # Looking at this is no read that the commit depends on.
-    reader = ManifestStore(Workspace(workspace.context, workspace.view), read_only=True)
-    arrays = {
-        split(path)[1]: node
-        for path, node in workspace.view.nodes.items()
-        if path and split(path)[0] == group and node.array is not None
-    }
+    snapshot = Workspace(workspace.context, workspace.view)
+    reader = ManifestStore(snapshot, read_only=True)
+    members = snapshot.members(group)
+    arrays = {split(path)[1]: node for path, node in members.items() if node.array is not None}
     attributes = [_attributes(node) for node in arrays.values()]
     if append_dim is not None:
         _check_lengths(ds, arrays, append_dim)

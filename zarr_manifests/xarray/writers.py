@@ -26,7 +26,7 @@ from zarr_manifests.errors import (
     NotFoundError,
 )
 from zarr_manifests.format.nodes import NodeKind
-from zarr_manifests.keys import V3_DOCUMENT, join, split
+from zarr_manifests.keys import V3_DOCUMENT, join
 from zarr_manifests.planning.conflict.append_labels import AppendPlan, OnExisting
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session, commit_checked
@@ -348,8 +348,8 @@ def _zarr_options(
     url = workspace_of(store).storage.url
     arrays = sorted(
         node_path.rpartition("/")[2]
-        for node_path, node in workspace_of(store).nodes().items()
-        if node.kind is NodeKind.ARRAY and node_path and node_path.rpartition("/")[0] == path
+        for node_path, node in workspace_of(store).members(path).items()
+        if node.kind is NodeKind.ARRAY
     )
     if region is not None and not arrays:
         raise NotFoundError(
@@ -375,13 +375,12 @@ def _zarr_options(
 
 def _zarr_format(store: ManifestStore, path: str, *, replaced: bool) -> int:
     """The format of the group or its nearest parent; nodes of different formats do not mix."""
-    nodes = workspace_of(store).nodes()
     if replaced and not path:
         return 3
-    path = split(path)[0] if replaced else path
-    while path and path not in nodes:
-        path, _ = split(path)
-    return 2 if path in nodes and V3_DOCUMENT not in nodes[path].documents else 3
+    workspace = workspace_of(store)
+    nearest = None if replaced else workspace.node(path)
+    nearest = nearest or next(workspace.above(path), None)
+    return 2 if nearest is not None and V3_DOCUMENT not in nearest.documents else 3
 
 
 def _write(

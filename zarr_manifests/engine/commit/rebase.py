@@ -191,8 +191,7 @@ def rebase_changes(
     tables = {node: parts for node in changes.touched() if (parts := changes.parts(node))}
     mine = Mine(changes.nodes, changes.truncated, tables, changes.reads)
     on, moved = _onto(context, view, tip, mine, rebasing)
-    result = changes.copy()
-    result.nodes = dict(moved.nodes)
+    result = replace(changes.copy(), nodes=dict(moved.nodes))
     for node_id, coords in moved.dropped.items():
         gone = set(map(tuple, coords.tolist()))
         refs = changes.chunks.get(node_id, {})

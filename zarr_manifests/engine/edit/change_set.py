@@ -15,9 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import le, lt
+from typing import Any
 
 from zarr_manifests.config import CacheOptions, RepositoryConfig
 from zarr_manifests.engine.objects.spill import Rows, Spill, Spilled, held, resident
+from zarr_manifests.engine.snapshot.path_index import PathIndex
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import (
     UNSET,
@@ -92,6 +94,15 @@ class ChangeSet:
     tables: dict[bytes, tuple[Rows, ...]] = field(default_factory=dict)
     reads: Reads = field(default_factory=Reads, compare=False)
     spill: Spill | None = field(default=None, compare=False, repr=False)
+    paths: PathIndex = field(init=False, compare=False, repr=False)
+    """The paths of `nodes` by directory."""
+
+    def __post_init__(self) -> None:
+        self.paths = PathIndex(self.nodes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = (self.nodes, self.chunks, self.truncated, self.unsynced, self.tables)
+        return ChangeSet, (*state, self.reads, self.spill)
 
     def __bool__(self) -> bool:
         return bool(self.nodes or self.truncated or self.tables or any(self.chunks.values()))
@@ -108,6 +119,16 @@ class ChangeSet:
             self.reads.copy(),
             self.spill,
         )
+
+    def set_node(self, path: str, node: Node | None) -> None:
+        """Record the node at the path as created or changed, or as deleted if it is None."""
+        self.paths.add(path)
+        self.nodes[path] = node
+
+    def leave_node(self, path: str) -> None:
+        """Record the node at the path as unchanged."""
+        self.nodes.pop(path, None)
+        self.paths.discard(path)
 
     def rows(self, rows: Rows) -> ChunkTable:
         """The rows, fetched if they are not in memory."""

@@ -196,15 +196,13 @@ def _decoded(
 
 def _make_room(workspace: Workspace, path: str, document: str) -> None:
     """See that nothing is at the path, and make the groups above it, with that document each."""
-    below = path + "/" if path else ""
-    for other, node in workspace.nodes().items():
-        name = other.removeprefix("/")
-        if name == path or name.startswith(below):
-            raise AlreadyExistsError(
-                f"there is something at /{name}; import to a path where nothing is"
-            )
-        if node.array is not None and path.startswith(other + "/" if other else ""):
-            raise InvalidArgumentError(f"/{other} is an array, and holds no other nodes")
+    for other in workspace.within(path):
+        raise AlreadyExistsError(
+            f"there is something at /{other.removeprefix('/')}; import to a path where nothing is"
+        )
+    for node in workspace.above(path):
+        if node.array is not None:
+            raise InvalidArgumentError(f"/{node.path} is an array, and holds no other nodes")
     above, others = path, []
     while above:
         above, _ = split(above)

@@ -242,9 +242,9 @@ class Merge:
         for path, node in theirs.nodes.items():
             self.owners.nodes[path] = copy_id, node
             if node is None and path not in after.nodes:
-                self.mine.nodes.pop(path, None)
+                self.mine.leave_node(path)
             else:
-                self.mine.nodes[path] = node
+                self.mine.set_node(path, node)
         for node_id, tables in theirs.tables.items():
             for table in tables:
                 self.mine.put_table(node_id, table)

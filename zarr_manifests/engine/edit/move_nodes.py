@@ -46,7 +46,9 @@ def move_node(workspace: Workspace, old: str, new: str) -> None:
     """Give the node at `old`, and all below it, its place at `new`."""
     old, new = node_path(old), node_path(new)
     with workspace.lock:
-        moves = plan_move(workspace.nodes(), old, new)
+        above = {node.path: node for node in workspace.above(new)}
+        near = above | workspace.within(old) | workspace.within(new)
+        moves = plan_move(near, old, new)
         moved = [(workspace.node(path), to) for path, to in moves.items()]
         for path in moves:
             workspace.put_node(path, None)

@@ -32,6 +32,7 @@ from zarr_manifests.keys import (
     DOCUMENTS,
     V3_DOCUMENT,
     ArrayMeta,
+    directory,
     join,
     node_documents,
     parse_documents,
@@ -148,9 +149,9 @@ class NodeEdits(SessionView):
         """Set or remove the node at the path; every change of a node goes through here."""
         self._stamp = object()  # also before, in case of an interrupt
         if differs:
-            self.changes.nodes[path] = node
+            self.changes.set_node(path, node)
         else:
-            self.changes.nodes.pop(path, None)
+            self.changes.leave_node(path)
         self._stamp = object()
 
     def _new_node(
@@ -264,19 +265,14 @@ class NodeEdits(SessionView):
 
     def _adopt(self, path: str) -> None:
         """Turn opaque entries that are chunks of a new or grown array into its chunks."""
-        below = OPAQUE + (path + "/" if path else "")
-        for slot, node in self.nodes().items():
-            if node.kind is NodeKind.OPAQUE and slot.startswith(below):
-                chunk = self.chunk_at(slot[1:])
-                ref = self.ref(node, ()) if chunk is not None else None
-                if chunk is not None and ref is not None:
-                    self._drop(slot)
-                    self._hold(*chunk, ref)
-        end = len(path)
-        while end > 0:
-            end = max(path.rfind("/", 0, end), 0)
-            above = self.node(path[:end])
-            if above is not None and above.array is not None:
+        for opaque in list(self.below(OPAQUE + directory(path))):
+            chunk = self.chunk_at(opaque.path[1:])
+            ref = self.ref(opaque, ()) if chunk is not None else None
+            if chunk is not None and ref is not None:
+                self._drop(opaque.path)
+                self._hold(*chunk, ref)
+        for above in self.above(path):
+            if above.array is not None:
                 self._take_from(above, above.array, path + "/")
 
     def adopt_merged(self) -> list[Conflict]:

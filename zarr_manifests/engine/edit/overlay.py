@@ -16,7 +16,7 @@ Invariants:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import lt
 from typing import Final, NamedTuple
 
@@ -37,7 +37,7 @@ from zarr_manifests.format.chunk_table import (
 )
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Coords
-from zarr_manifests.keys import ArrayMeta, document_path, join, split
+from zarr_manifests.keys import ArrayMeta, directory, document_path, join, split
 from zarr_manifests.planning.tables.merge import Layer, fold, merge_layers
 from zarr_manifests.runtime import ForkSafeLock
 
@@ -107,7 +107,6 @@ class SessionView:
         self._stamp = object()  # replaced at each change of a node
         self._found: Node | None = None
         self._nearest: _Nearest | None = None
-        self._above: tuple[Mapping[str, Node], Set[str]] | None = None
 
     def start_at(self, view: SnapshotView, keys: SessionKeys | None) -> None:
         """Start from this snapshot."""
@@ -184,6 +183,47 @@ class SessionView:
         """All nodes by path."""
         merged: dict[str, Node | None] = {**self.view.nodes, **self.changes.nodes}
         return {path: node for path, node in merged.items() if node is not None}
+
+    def below(self, start: str) -> Iterator[Node]:
+        """The nodes whose paths start with `start`, which ends with a slash or is empty."""
+        due = [start]
+        while due:
+            at = due.pop()
+            for path in self._paths_in(at):
+                node = self.node(path)
+                if node is not None:
+                    yield node
+            due += self._directories_in(at)
+
+    def above(self, path: str) -> Iterator[Node]:
+        """The nodes above the path, nearest first."""
+        end = len(path)
+        while end > 0:
+            end = max(path.rfind("/", 0, end), 0)
+            node = self.node(path[:end])
+            if node is not None:
+                yield node
+
+    def _paths_in(self, start: str) -> Iterable[str]:
+        """Paths right in this directory, also of deleted nodes."""
+        # Copied, since another thread may change nodes meanwhile.
+        return {**self.view.paths.paths(start), **self.changes.paths.paths(start)}
+
+    def _directories_in(self, start: str) -> Iterable[str]:
+        """Directories right in this directory, also those with deleted nodes only."""
+        stored, changed = self.view.paths, self.changes.paths
+        return {**stored.directories(start), **changed.directories(start)}
+
+    def members(self, path: str) -> dict[str, Node]:
+        """The groups and arrays right below the group at the path, by path."""
+        paths = self._paths_in(directory(path))
+        return {p: node for p in paths if p and (node := self.node(p)) is not None}
+
+    def within(self, path: str) -> dict[str, Node]:
+        """The node at the path and all nodes and opaque entries below it, by path."""
+        start = directory(path)
+        at = [node for p in (path, OPAQUE + path) if (node := self.node(p)) is not None]
+        return {node.path: node for node in (*at, *self.below(start), *self.below(OPAQUE + start))}
 
     def array_at(self, path: str) -> Node:
         """The array at that path, with or without a leading slash.
@@ -358,25 +398,22 @@ class SessionView:
             and (known.changed is changed and known.stored is stored)
         ):
             return
-        if self._above is None or self._above[0] is not stored:
-            self._above = stored, _above_arrays(stored)
-        prefix = node.path + "/" if node.path else ""
-        nested = node.path in self._above[1] or any(
-            path.startswith(prefix) and other is not node and other and other.array is not None
-            for path, other in list(changed.items())
-        )
+        prefix = directory(node.path)
+        nested = any(other.array is not None and other is not node for other in self.below(prefix))
         match = None if nested else meta.chunk_keys.pattern(len(meta.shape)).fullmatch
         self._nearest = _Nearest(stored, changed, stamp, node, prefix, match, meta.grid.hi)
 
     def keys_below(self, prefix: str) -> Iterator[str]:
         """All keys that start with `prefix`, in no particular order."""
-        for path, node in self.nodes().items():
+        start = prefix[: prefix.rfind("/") + 1]
+        around = [*self.below(start), *self.below(OPAQUE + start), *self.above(start)]
+        for path, node in {node.path: node for node in around}.items():
             if node.kind is NodeKind.OPAQUE:
                 if path[1:].startswith(prefix):
                     yield path[1:]
                 continue
             yield from (key for key in node.document_keys if key.startswith(prefix))
-            below = path + "/" if path else ""
+            below = directory(path)
             if node.array and (below.startswith(prefix) or prefix.startswith(below)):
                 for key in self._chunk_keys(node, node.array):
                     if key.startswith(prefix):
@@ -389,31 +426,21 @@ class SessionView:
 
     def children(self, prefix: str) -> set[str]:
         """The next segments of all keys below `prefix`, which ends with / or is empty."""
-        found = set()
-        skip = len(prefix)
-        for path, node in self.nodes().items():
-            names = (path[1:],) if node.kind is NodeKind.OPAQUE else node.document_keys
-            for name in names:
-                if name.startswith(prefix):
-                    found.add(name[skip:].partition("/")[0])
-            below = path + "/" if path else ""
-            if node.array is not None and prefix.startswith(below):
+        found: set[str] = set()
+        for start in (prefix, OPAQUE + prefix):
+            found.update(p[len(start) :] for p in self._paths_in(start) if p and self.node(p))
+            for inner in self._directories_in(start):
+                name = inner[len(start) : -1]
+                if inner != OPAQUE and name not in found and any(self.below(inner)):
+                    found.add(name)
+        for node in self.above(prefix) if prefix else filter(None, [self.node("")]):
+            if directory(node.path) == prefix:
+                found.update(node.documents)
+            if node.array is not None:
                 for key in self._chunk_keys(node, node.array):
                     if key.startswith(prefix):
-                        found.add(key[skip:].partition("/")[0])
+                        found.add(key[len(prefix) :].partition("/")[0])
         return found
-
-
-def _above_arrays(nodes: Mapping[str, Node]) -> Set[str]:
-    """Paths with an array below them."""
-    found: set[str] = set()
-    for path, node in nodes.items():
-        if node.array is not None:
-            end = len(path)
-            while end > 0:
-                end = max(path.rfind("/", 0, end), 0)
-                found.add(path[:end])
-    return found
 
 
 def check_key(key: str) -> None:

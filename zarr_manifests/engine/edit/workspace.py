@@ -330,14 +330,12 @@ class Workspace(NodeEdits):
         if self.reports:
             refuse_in_copy(f"what is below {prefix!r} cannot be removed")
         with self.lock:
-            for path, node in self.nodes().items():
-                below = path + "/" if path else ""
-                if node.kind is NodeKind.OPAQUE:
-                    if path[1:].startswith(prefix):
-                        self._drop(path)
-                elif below.startswith(prefix):
+            top = prefix[:-1]
+            for path, node in self.within(top).items():
+                if node.kind is not NodeKind.OPAQUE or path[1:].startswith(prefix):
                     self._drop(path)
-                elif node.array is not None and prefix.startswith(below):
+            for node in self.above(top):
+                if node.array is not None:
                     for key in list(self._chunk_keys(node, node.array)):
                         if key.startswith(prefix):
                             self.delete(key)

@@ -18,12 +18,14 @@ import copy
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import le
 from typing import Any, Final
 
 import numpy as np
 
 from zarr_manifests.engine.objects.metadata import AtHand, ObjectReader
+from zarr_manifests.engine.snapshot.path_index import PathIndex
 from zarr_manifests.engine.snapshot.tables import SnapshotTables
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import BlobRef
@@ -69,7 +71,7 @@ _ALONE_S: Final = 0.05
 _now_s: Final = SYSTEM.monotonic_s
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Nodes:
     """Nodes by path and by id; never changed."""
 
@@ -80,6 +82,11 @@ class _Nodes:
     def of(cls, nodes: Iterable[Node]) -> _Nodes:
         by_path = {node.path: node for node in nodes}
         return cls(by_path, {node.node_id: node for node in by_path.values()})
+
+    @cached_property
+    def index(self) -> PathIndex:
+        """The paths by directory; made on first use."""
+        return PathIndex(self.by_path)
 
 
 class SnapshotView(SnapshotTables):
@@ -130,6 +137,7 @@ class SnapshotView(SnapshotTables):
                 nodes.update((node.path, node) for node in found.nodes)
         if nodes is not None:
             known = _Nodes.of(nodes.values())
+        self._nodes = known
         self.nodes, self.by_id = known.by_path, known.by_id
         if len(self.by_id) != len(self.nodes):
             raise CorruptObjectError(f"two nodes of snapshot {self.snapshot_id} have the same id")
@@ -173,6 +181,11 @@ class SnapshotView(SnapshotTables):
             if isinstance(value, Delta):
                 view._check(value, position)
         return view
+
+    @property
+    def paths(self) -> PathIndex:
+        """The paths of all nodes by directory."""
+        return self._nodes.index
 
     def at_hand(self) -> SnapshotView:
         """The same view, but a fetch raises `NotAtHandError` instead."""
