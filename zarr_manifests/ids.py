@@ -36,7 +36,8 @@ NODE_ID_BYTES: Final = 12
 _LARGE_BYTES: Final = 64 * 1024
 _RANDOM_BYTES: Final = 12
 _SESSION = re.compile(r"[0-9]{12}-[0-9a-f]{24}", re.ASCII)
-_SNAPSHOT = re.compile(r"([0-9]{12}-[0-9a-f]{24})-([0-9]{1,9})", re.ASCII)
+_KEY = re.compile(r"[a-z]+/([0-9]{12}-[0-9a-f]{24})/(?:0|[1-9][0-9]{0,8})", re.ASCII)
+_SNAPSHOT = re.compile(r"([0-9]{12}-[0-9a-f]{24})-(0|[1-9][0-9]{0,8})", re.ASCII)
 
 
 def _library_call() -> Callable[[int, int], int] | None:
@@ -109,9 +110,9 @@ def session_of(key: str) -> str:
     InvalidArgumentError
         If the key has not the form `<kind>/<session>/<n>`.
     """
-    parts = key.split("/")
-    if len(parts) == 3 and is_session_id(parts[1]) and parts[2].isdecimal():
-        return parts[1]
+    found = _KEY.fullmatch(key)
+    if found is not None:
+        return found[1]
     raise InvalidArgumentError(f"{key[:80]!r} is not the key of an object that a session wrote")
 
 

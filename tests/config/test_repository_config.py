@@ -73,7 +73,7 @@ def test_a_mode_is_read_in_any_case_and_written_in_lower_case(mode: str) -> None
 
 
 def test_options_that_stood_outside_of_sections_are_read_there() -> None:
-    """As roots have them that were written before there were sections."""
+    """As texts from before there were sections have them."""
     old = {
         "inline-chunk-bytes": 1,
         "max-delta-count": 2,

@@ -182,7 +182,10 @@ def test_fields_name_what_is_wrong_and_where() -> None:
 
 
 def test_a_pointer_cannot_leave_the_repository() -> None:
-    for key in ("../../etc/passwd", "/etc/passwd", f"deltas/{'..'}/0", "current"):
+    session = KEY.split("/")[1]
+    out = [f"{kind}/{session}/0" for kind in ("..", ".", "", "deltas.", "Deltas", "a b")]
+    out += [f"deltas/{session}/{n}" for n in ("", "00", "07", "-1", "٣", "1" * 10, "0\n", "..")]
+    for key in ("../../etc/passwd", "/etc/passwd", f"deltas/{'..'}/0", "current", *out):
         with pytest.raises(InvalidArgumentError):
             BlobRef(key, 1, 2)
         with pytest.raises(InvalidArgumentError):
@@ -190,7 +193,7 @@ def test_a_pointer_cannot_leave_the_repository() -> None:
 
 
 def test_copies_are_spent_in_order_while_they_fit() -> None:
-    refs = [BlobRef(f"{KEY}{i}", n, 0) for i, n in enumerate((40, 50, 30, 20))]
+    refs = [BlobRef(f"{KEY[:-1]}{i}", n, 0) for i, n in enumerate((40, 50, 30, 20))]
     known = {ref.key: bytes(ref.length) for ref in refs}
     found = with_copies(refs, known, 100)
     assert [ref.copy is not None for ref in found] == [True, True, False, False]

@@ -725,6 +725,14 @@ def test_what_only_a_newer_version_knows_is_refused(samples: dict[str, bytes]) -
             read("root", envelope(1, msgpack.packb(fields | {"config": config})))
 
 
+def test_features_are_looked_at_before_all_else(samples: dict[str, bytes]) -> None:
+    """They may change what the rest means."""
+    fields = msgpack.unpackb(_payload_of(samples["root"])) | {"features": ["time-travel"]}
+    for name in fields.keys() - {"features"}:
+        with pytest.raises(UnsupportedFormatError, match="time-travel"):
+            read("root", envelope(1, msgpack.packb(fields | {name: -1.5})))
+
+
 def test_a_kind_of_object_that_only_a_newer_version_knows_is_refused(
     samples: dict[str, bytes],
 ) -> None:

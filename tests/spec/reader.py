@@ -28,7 +28,8 @@ SECTIONS = ("branches", "tags", "leases", "pending")
 LAST_MS = 253402300799999
 MOST_BYTES = {ROOT: 2**24, SNAPSHOT: 2**28}
 SESSION = re.compile(r"[0-9]{12}-[0-9a-f]{24}", re.ASCII)
-SNAPSHOT_ID = re.compile(r"[0-9]{12}-[0-9a-f]{24}-[0-9]{1,9}", re.ASCII)
+SNAPSHOT_ID = re.compile(SESSION.pattern + r"-(0|[1-9][0-9]{0,8})", re.ASCII)
+KEY = re.compile(rf"[a-z]+/{SESSION.pattern}/(0|[1-9][0-9]{{0,8}})", re.ASCII)
 
 type Get = Callable[[str], bytes]
 type Coords = tuple[int, ...]
@@ -250,7 +251,8 @@ class Reader:
         demand(all(0 <= at <= LAST_MS for _, at, *_ in self.root["log"]), "time of an operation")
 
     def follow(self, pointer: dict[str, Any], kind: int) -> dict[str, Any]:
-        demand(SESSION.fullmatch(pointer["k"].split("/")[1]), "key")
+        demand(KEY.fullmatch(pointer["k"]), "key")
+        demand(0 <= pointer["n"] <= 2**40, "length of a pointer")
         copy = pointer.get("b") if self.copies else None
         data = self.get(pointer["k"]) if copy is None else copy
         demand(len(data) == pointer["n"], "length of the object")

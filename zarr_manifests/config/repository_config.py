@@ -33,7 +33,6 @@ __all__ = [
     "RepositoryConfig",
     "config_of_root",
     "config_schema",
-    "options_in_root",
 ]
 
 MAX_CONFIG_BYTES: Final = 16 * 1024
@@ -360,29 +359,15 @@ def config_schema() -> dict[str, Any]:
     return {"$schema": _SCHEMA_DIALECT} | json_schema(RepositoryConfig) | {"title": title}
 
 
-def options_in_root(config: RepositoryConfig) -> dict[str, Any]:
-    """The options as a root holds them, which spells the mode of compaction in upper case."""
-    options = config.to_dict()
-    options["compaction"]["mode"] = config.compaction.mode.upper()
-    return options
-
-
 def config_of_root(options: Mapping[str, Any]) -> RepositoryConfig:
-    """The configuration that a root holds, read and checked without pydantic.
+    """The configuration that a root holds as `to_dict` told it, checked without pydantic.
 
     Raises
     ------
     ConfigError
         For unknown options and wrong values; not always for all of them.
     """
-    sections = {name: value for name, value in options.items() if name not in _FLAT}
-    for name in options.keys() & _FLAT.keys():  # from before there were sections
-        place, option = _FLAT[name]
-        inside = sections.get(place, {})
-        if not isinstance(inside, Mapping) or option in inside:
-            raise ConfigError(_given_twice(options) or [f"{place}: expected options"])
-        sections[place] = {**inside, option: options[name]}
-    return RepositoryConfig(**saved_values(RepositoryConfig, sections))
+    return RepositoryConfig(**saved_values(RepositoryConfig, options))
 
 
 def _given_twice(options: object) -> list[str]:

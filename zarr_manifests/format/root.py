@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from zarr_manifests.config import RepositoryConfig
-from zarr_manifests.config.repository_config import config_of_root, options_in_root
+from zarr_manifests.config.repository_config import config_of_root
 from zarr_manifests.errors import (
     ConfigError,
     CorruptObjectError,
@@ -554,13 +554,13 @@ _NO_CONFIG: Final = RepositoryConfig()
 class _Said:
     """The last configuration written, as a map: most roots have the same."""
 
-    last: tuple[RepositoryConfig, dict[str, Any]] = (_NO_CONFIG, options_in_root(_NO_CONFIG))
+    last: tuple[RepositoryConfig, dict[str, Any]] = (_NO_CONFIG, _NO_CONFIG.to_dict())
 
 
 def _as_dict(config: RepositoryConfig) -> dict[str, Any]:
     known, said = _Said.last
     if config is not known:
-        said = options_in_root(config)
+        said = config.to_dict()
         _Said.last = config, said
     return said
 
