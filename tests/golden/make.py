@@ -239,7 +239,7 @@ def history(folder: Path) -> MemoryStorage:
     change("move", lambda session: session.move("air", "moved"))
     repo.create_tag("unfolded")
     change("shift", lambda session: session.shift_array("moved/t", (1, 0)))
-    removed = change("delete", lambda s: workspace_of(s.store).delete_below("moved"))
+    removed = change("delete", lambda s: workspace_of(s.store).delete_below("moved/"))
     repo.revert(removed)
     with repo.transaction("side", message="on the side") as store:
         put(store, "side.txt", b"side")
