@@ -22,6 +22,7 @@ from simulated.model import (
     SetAttribute,
     SetChunk,
     State,
+    apply_all,
     document_of,
 )
 from simulated.process import Process
@@ -190,6 +191,8 @@ class Transferrer:
                 disturbed = before if closed else process.wire.disturbed
                 try:
                     state = process.judge.state(session.snapshot_id)
+                    if closed:  # it goes on showing its changes on top of its snapshot
+                        state = apply_all(state, changes)
                     changes = self._move(process, session, state)
                 except ManifestsError as error:
                     process.expect(error, disturbed, (), session)

@@ -54,13 +54,18 @@ class Terms:
     ) -> tuple[Change, ...]:
         """The changes, made on `base`, as they are to be on top of the tip.
 
-        `taken` are the places that others have changed.
+        `taken` are the places that others have changed. A chunk that holds the same at the tip is
+        no conflict: the change stays, and the log has it.
         """
-        changes = tuple(
-            change
-            for change in changes
-            if self.choice(change.place) != "theirs" or change.place not in taken
-        )
+
+        def stays(change: Change) -> bool:
+            if self.choice(change.place) != "theirs" or change.place not in taken:
+                return True
+            if not isinstance(change, SetChunk):
+                return False
+            return tip.chunks.get((change.path, change.number)) == change.data
+
+        changes = tuple(change for change in changes if stays(change))
         if self.relocates:
             by = {p: (tip.nodes[p].length or 0) - (base.nodes[p].length or 0) for p in LOG}
             changes = tuple(_shifted(change, by.get(change.path, 0)) for change in changes)
