@@ -28,7 +28,7 @@ from zarr_manifests.store import workspace_of
 
 HERE = Path(__file__).parent
 V1 = HERE / "v1"
-NAMES = ("tiny", "chunks", "arrays", "history", "pages", "protocols")
+NAMES = ("tiny", "chunks", "arrays", "history", "pages", "protocols", "blocks")
 MODIFIED_NS = 1_700_000_000_123_000_000
 
 FROZEN = (
@@ -80,7 +80,7 @@ def opened(folder: Path) -> zm.Repository:
 
 def plain(value: Any) -> Any:
     if isinstance(value, bytes):
-        return value.hex()
+        return value.hex() if len(value) < 1000 else sha256(value)
     if isinstance(value, dict):
         return {str(name): plain(one) for name, one in value.items()}
     return [plain(one) for one in value] if isinstance(value, list | tuple) else value
@@ -197,7 +197,7 @@ def places(store: zm.ManifestStore) -> Iterator[tuple[str, Any]]:
             assert view.lookup(node.node_id, coords) == ref
             match ref:
                 case InlineRef(data):
-                    yield key, data.hex()
+                    yield key, plain(data)
                 case NativeRef(_, _, offset, length, crc):
                     yield key, [ref.key, offset, length, crc]
                 case VirtualRef(at, offset, length, crc):

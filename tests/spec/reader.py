@@ -53,14 +53,62 @@ def open_object(data: bytes, kind: int) -> dict[str, Any]:
     demand(google_crc32c.value(data[12:]) == crc, "crc")
     demand(flags == 0, "flags")
     demand(found == kind, "kind")
-    demand(codec in (0, 1) and length <= 2**30, "codec or length")
+    demand(codec in ((0, 1, 2) if kind == MANIFEST else (0, 1)) and length <= 2**30, "codec")
+    if codec == 2:
+        return open_blocks(data, length)
     body = data[24:]
     if codec == 1:
-        demand(length <= max(2**20, 64 * len(body)), "expansion")
-        demand(zstandard.frame_content_size(body) == length, "size of the frame")
-        body = zstandard.ZstdDecompressor().decompress(body, max_output_size=length)
+        body = unframed(body)
     demand(len(body) == length, "length")
     return unpack(body)
+
+
+def unframed(body: bytes) -> bytes:
+    length = zstandard.frame_content_size(body)
+    demand(0 <= length <= max(2**20, 64 * len(body)), "expansion")
+    found = zstandard.ZstdDecompressor().decompress(body, max_output_size=length)
+    demand(len(found) == length, "size of the frame")
+    return found
+
+
+def open_blocks(data: bytes, length: int) -> dict[str, Any]:
+    """A manifest in blocks, as if it were not; a table of several stretches is a list of these."""
+    (size,) = struct.unpack_from("<I", data, 24)
+    end = 28 + size
+    raw = unframed(data[28:end])
+    demand(len(raw) == length, "length of the directory")
+    directory = unpack(raw)
+    n = directory["blocks"]
+    demand(0 < n <= 2**16, "number of blocks")
+    held: list[bytes] = []
+    each = (column(directory[name], n) for name in ("length", "crc32c", "held"))
+    for nbytes, crc, stretches in zip(*each, strict=True):
+        block = data[end : end + nbytes]
+        demand(len(block) == nbytes and google_crc32c.value(block) == crc, "block")
+        demand(block[:1] in (b"\0", b"\1"), "codec of a block")
+        content = msgpack.unpackb(unframed(block[1:]) if block[0] else block[1:])
+        demand(len(content) == stretches, "stretches of a block")
+        held += content
+        end += nbytes
+    demand(end == len(data), "end of the blocks")
+    total = sum(stretches for _, stretches, _ in directory["tables"])
+    demand(total == len(held) <= 2**20, "number of stretches")
+    bounds = zip(*(column(directory[name], total) for name in ("first", "last", "rows")))  # noqa: B905
+    listed = iter([*zip(held, bounds, strict=True)])
+    tables = []
+    for part, stretches, shared in directory["tables"]:
+        _, lo, hi, count = part
+        mine = [next(listed) for _ in range(stretches)]
+        demand(mine and sum(rows for _, (_, _, rows) in mine) == count, "rows of all stretches")
+        before = -1
+        for _, (first, last, rows) in mine:
+            demand(before < first <= last and (rows > 0 or not count), "bounds of a stretch")
+            demand(rows <= last - first + 1, "room for the rows")
+            before = last
+        demand(before < prod(b - a for a, b in zip(lo, hi, strict=True)) or not count, "box")
+        whole = mine[0][0] if stretches == 1 else [(shared, *one) for one in mine]
+        tables.append([part, whole])
+    return {"tables": tables}
 
 
 def unpack(data: bytes) -> dict[str, Any]:
@@ -172,6 +220,22 @@ def table_rows(packed: dict[str, Any]) -> dict[Coords, Place]:
         else:
             raise FormatError("kind of a row")
     return rows
+
+
+def stretch_rows(
+    box: list[Any], shared: dict[str, Any], data: bytes, bounds: tuple[int, int, int]
+) -> dict[Coords, Place]:
+    """The rows of a stretch of a table in that box."""
+    packed, (first, last, rows) = {**unpack(data), **shared}, bounds
+    demand([packed["lo"], packed["hi"]] == box and packed["n"] == rows, "stretch")
+    columns = packed["col"]
+    if "index" not in columns:
+        demand(packed["at"] == first and last == first + rows - 1, "bounds of all their chunks")
+        steps = bytes([1]) * (rows - 1)
+        columns = {**columns, "index": [1, first, 1, 0, steps]}
+    index = column(columns["index"], rows)
+    demand(first <= index[0] and index[-1] <= last, "bounds of the rows")
+    return table_rows({**packed, "col": columns})
 
 
 def place_of(index: int, lo: list[int], shape: list[int]) -> Coords:
@@ -478,9 +542,14 @@ class Reader:
         tables = []
         for at, ((node, lo, hi, count), data) in enumerate(holder["tables"]):
             if node == node_id:
-                packed = unpack(data)
-                demand([packed["lo"], packed["hi"], packed["n"]] == [lo, hi, count], "part")
-                added = table_rows(packed)
+                if isinstance(data, bytes):
+                    packed = unpack(data)
+                    demand([packed["lo"], packed["hi"], packed["n"]] == [lo, hi, count], "part")
+                    added = table_rows(packed)
+                else:
+                    added = {}
+                    for stretch in data:
+                        added |= stretch_rows([lo, hi], *stretch)
                 demand(len(added) == count, "rows of a table")
                 tables.append((at, added))
         return tables

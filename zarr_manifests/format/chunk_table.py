@@ -29,9 +29,11 @@ from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import is_session_id
 
 __all__ = [
+    "COLUMNS",
     "UNSET",
     "ChunkRef",
     "ChunkTable",
+    "Files",
     "InlineRef",
     "NativeRef",
     "RefKind",
@@ -40,6 +42,9 @@ __all__ = [
     "VirtualRef",
     "chunk_key",
     "native_keys",
+    "pack_rows",
+    "parse_files",
+    "parse_rows",
 ]
 
 
@@ -133,8 +138,10 @@ class Unset:
 UNSET: Final = Unset()
 type ChunkRef = InlineRef | NativeRef | VirtualRef
 type StoredRef = InlineRef | NativeRef | VirtualRef | Unset
+type Files = tuple[tuple[str, ...], VirtualSources]
+"""Session ids and virtual files, which rows refer to by position."""
 
-_COLUMNS: Final = ("kind", "source", "number", "offset", "length", "crc32c")
+COLUMNS: Final = ("kind", "source", "number", "offset", "length", "crc32c")
 _MOST: Final = {
     "crc32c": 2**32 - 1,
     "kind": 3,
@@ -268,7 +275,7 @@ class ChunkTable:
         stop = min(stop, len(self))
         index = np.arange(start, stop) if self.index is None else self.index[start:stop]
         coords = map(tuple, self.box.unravel(index).tolist())
-        columns = (getattr(self, name)[start:stop].tolist() for name in _COLUMNS)
+        columns = (getattr(self, name)[start:stop].tolist() for name in COLUMNS)
         found: list[tuple[Coords, NativeRef | VirtualRef]] = []
         rows = zip(coords, *columns, strict=True)
         for where, kind, source, number, offset, length, crc in rows:
@@ -293,54 +300,17 @@ class ChunkTable:
                 f"{len(self)} chunks of one array in one table exceed {MAX_ROWS}; commit them in "
                 "several steps, or use larger chunks"
             )
-        packed: dict[str, Any] = {
-            "n": len(self),
-            "lo": self.box.lo,
-            "hi": self.box.hi,
-            "src": self.sources,
-        }
-        if self.inline:
-            packed["inl"] = self.inline
-        if len(self.virtual):
-            packed["virt"] = self.virtual.pack()
-        if len(self):
-            columns = {name: getattr(self, name) for name in _COLUMNS}
-            columns["offset"] = _gaps(columns)
-            if self.index is not None:
-                columns["index"] = self.index
-            packed["col"] = {name: encode_column(column) for name, column in columns.items()}
-        return packed
+        files = self.sources, self.virtual
+        return pack_rows(self.box, self.index, self.columns(), self.inline, files)
+
+    def columns(self) -> dict[str, Column]:
+        """The columns by name, without the index."""
+        return {name: getattr(self, name) for name in COLUMNS}
 
     @classmethod
     def parse(cls, fields: Fields) -> ChunkTable:
         """From an untrusted map that `pack` made."""
-        n = fields.number("n", MAX_ROWS)
-        box = Box(fields.numbers("lo"), fields.numbers("hi"))
-        stored = fields.table("col")
-        sources = fields.items("src")
-        if not all(isinstance(source, str) for source in sources):
-            raise CorruptObjectError(f"{fields.where}.src: expected session ids")
-        if not n:
-            empty = np.zeros(0, np.int64)
-            return cls.build(box, empty, [])
-        if not stored.keys() >= set(_COLUMNS):
-            raise CorruptObjectError(f"{fields.where}.col: a column is missing")
-        columns = {
-            name: decode_column(stored[name], n, _MOST.get(name, 2**62)) for name in _COLUMNS
-        }
-        offset = _offsets(columns)
-        if int(offset.min()) < 0:
-            raise CorruptObjectError(f"{fields.where}: an offset is negative")
-        columns["offset"] = offset
-        index = decode_column(stored["index"], n) if "index" in stored else None
-        inline = fields.binary("inl") if fields.has("inl") else b""
-        is_inline = columns["kind"] == RefKind.INLINE
-        if (offset[is_inline] > len(inline) - columns["length"][is_inline]).any():
-            raise CorruptObjectError(f"{fields.where}: an inline chunk exceeds the blob")
-        virtual = NO_SOURCES
-        if fields.has("virt"):
-            virtual = VirtualSources.parse(Fields(fields.value["virt"], f"{fields.where}.virt"))
-        return cls(box, index, **columns, sources=tuple(sources), inline=inline, virtual=virtual)
+        return cls(**parse_rows(fields))
 
     @classmethod
     def of(cls, refs: Mapping[Coords, StoredRef]) -> ChunkTable:
@@ -367,7 +337,7 @@ class ChunkTable:
         files: dict[VirtualSource, int] = {}
         inline: list[bytes] = []
         filled = 0
-        rows: list[tuple[int, int, int, int, int, int]] = []  # in the order of `_COLUMNS`
+        rows: list[tuple[int, int, int, int, int, int]] = []  # in the order of `COLUMNS`
         for ref in refs:
             match ref:
                 case NativeRef(source, number, offset, length, crc):
@@ -383,8 +353,8 @@ class ChunkTable:
                     rows.append((_VIRTUAL, source_at, is_known, offset, length, crc))
                 case Unset():
                     rows.append((_UNSET, 0, 0, 0, 0, 0))
-        each = np.array(rows, np.int64).reshape(-1, len(_COLUMNS)).T
-        columns = dict(zip(_COLUMNS, map(np.ascontiguousarray, each), strict=True))
+        each = np.array(rows, np.int64).reshape(-1, len(COLUMNS)).T
+        columns = dict(zip(COLUMNS, map(np.ascontiguousarray, each), strict=True))
         dense = len(refs) == box.size
         return cls(
             box,
@@ -409,6 +379,71 @@ def native_keys(table: ChunkTable) -> set[str]:
         chunk_key(table.sources[source], number)
         for source, number in np.unique(pairs, axis=0).tolist()
     }
+
+
+def pack_rows(
+    box: Box,
+    index: Column | None,
+    columns: Mapping[str, Column],
+    inline: bytes,
+    files: Files | None,
+) -> dict[str, Any]:
+    """Rows as a map for msgpack; without `files`, they are kept elsewhere."""
+    packed: dict[str, Any] = {"n": len(columns["kind"]), "lo": box.lo, "hi": box.hi}
+    packed |= {} if files is None else {"src": files[0]}
+    if inline:
+        packed["inl"] = inline
+    if files is not None and len(files[1]):
+        packed["virt"] = files[1].pack()
+    if packed["n"]:
+        stored = {**columns, "offset": _gaps(columns)}
+        if index is not None:
+            stored["index"] = index
+        packed["col"] = {name: encode_column(column) for name, column in stored.items()}
+    return packed
+
+
+def parse_rows(fields: Fields, files: Files | None = None) -> dict[str, Any]:
+    """The fields of a `ChunkTable`, from an untrusted map that `pack_rows` made."""
+    n = fields.number("n", MAX_ROWS)
+    box = Box(fields.numbers("lo"), fields.numbers("hi"))
+    stored = fields.table("col")
+    if not n:
+        empty = dict.fromkeys(COLUMNS, np.zeros(0, np.int64))
+        index = None if not box.size else np.zeros(0, np.int64)
+        return {"box": box, "index": index, **empty, "sources": (), "inline": b""}
+    sources, virtual = parse_files(fields) if files is None else files
+    if not stored.keys() >= set(COLUMNS):
+        raise CorruptObjectError(f"{fields.where}.col: a column is missing")
+    columns = {name: decode_column(stored[name], n, _MOST.get(name, 2**62)) for name in COLUMNS}
+    offset = _offsets(columns)
+    if int(offset.min()) < 0:
+        raise CorruptObjectError(f"{fields.where}: an offset is negative")
+    columns["offset"] = offset
+    index = decode_column(stored["index"], n) if "index" in stored else None
+    inline = fields.binary("inl") if fields.has("inl") else b""
+    is_inline = columns["kind"] == RefKind.INLINE
+    if (offset[is_inline] > len(inline) - columns["length"][is_inline]).any():
+        raise CorruptObjectError(f"{fields.where}: an inline chunk exceeds the blob")
+    return {
+        "box": box,
+        "index": index,
+        **columns,
+        "sources": sources,
+        "inline": inline,
+        "virtual": virtual,
+    }
+
+
+def parse_files(fields: Fields) -> Files:
+    """The session ids and the files that rows refer to."""
+    sources = fields.items("src")
+    if not all(isinstance(source, str) for source in sources):
+        raise CorruptObjectError(f"{fields.where}.src: expected session ids")
+    virtual = NO_SOURCES
+    if fields.has("virt"):
+        virtual = VirtualSources.parse(Fields(fields.value["virt"], f"{fields.where}.virt"))
+    return tuple(sources), virtual
 
 
 def _gaps(columns: Mapping[str, Column]) -> Column:

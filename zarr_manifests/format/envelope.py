@@ -6,10 +6,10 @@ Layout (little-endian, 24 bytes of header)::
     8   4   crc32c of every byte from offset 12 to the end
     12  1   format version (1)
     13  1   kind of the object
-    14  1   codec of the payload: 0 stored, 1 zstd
+    14  1   codec of the payload: 0 stored, 1 zstd, 2 in blocks (`blocks`)
     15  1   flags: 0; a reader refuses unknown bits
-    16  8   length of the decoded payload
-    24      payload: a msgpack map
+    16  8   length of the decoded payload; in blocks, of the decoded directory
+    24      payload: a msgpack map; in blocks, a directory and its blocks
 
 Invariants: length, crc, version, flags and kind are checked before the payload is decoded, and
 every size read from disk is bounded before it is used to allocate. The crc is stored before the
@@ -21,11 +21,12 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgpack
 import numpy as np
@@ -41,20 +42,30 @@ from zarr_manifests.ids import crc32c
 from zarr_manifests.runtime import MAX_MS, PerThread
 
 __all__ = [
+    "BLOCKS",
+    "CRC_FROM",
     "FORMAT_VERSION",
+    "HEADER_BYTES",
     "MAX_MS",
     "MAX_NUMBER",
+    "MAX_PAYLOAD_BYTES",
     "MAX_ROOT_BYTES",
     "MAX_SNAPSHOT_BYTES",
     "Fields",
+    "Header",
     "ObjectKind",
     "check_numbers",
     "check_texts",
+    "compress",
     "crc_of",
     "decode",
+    "decompress",
     "encode",
+    "expanded_at_most",
+    "frame",
     "is_sound",
     "pack",
+    "refusing",
     "unpack",
     "unpack_but",
 ]
@@ -71,8 +82,12 @@ _EXPANDS_FREELY_BYTES: Final = 1 << 20
 _FREE_CONTAINERS: Final = 50_000
 _BYTES_A_CONTAINER: Final = 4
 _HEADER = struct.Struct("<8sIBBBBQ")
-_CRC_FROM: Final = 12
+HEADER_BYTES: Final = 24
+CRC_FROM: Final = 12
+"""Offset of the first byte that the checksum covers."""
 _STORED, _ZSTD = 0, 1
+BLOCKS: Final = 2
+"""The codec of objects in blocks."""
 _ZSTD_LEVEL: Final = 3
 
 
@@ -231,17 +246,27 @@ def encode(kind: ObjectKind, payload: Mapping[str, Any]) -> bytes:
         raise InvalidArgumentError(
             f"an object of {len(raw)} bytes exceeds {MAX_PAYLOAD_BYTES}; commit in several steps"
         )
-    packed = _COMPRESSOR.get().compress(raw)
-    smaller = len(packed) < len(raw) <= _expanded_at_most(packed)
+    packed = compress(raw)
+    smaller = len(packed) < len(raw) <= expanded_at_most(packed)
     codec, body = (_ZSTD, packed) if smaller else (_STORED, raw)
-    header = _HEADER.pack(MAGIC, 0, FORMAT_VERSION, kind, codec, 0, len(raw))
-    covered = header[_CRC_FROM:] + body
-    if 8 + 4 + len(covered) > _MOST_BYTES.get(kind, _HEADER.size + MAX_PAYLOAD_BYTES):
+    return frame(kind, codec, len(raw), body)
+
+
+def frame(kind: ObjectKind, codec: int, nbytes: int, body: bytes) -> bytes:
+    """The object's bytes: the header, then `body`, which decodes to `nbytes`."""
+    header = _HEADER.pack(MAGIC, 0, FORMAT_VERSION, kind, codec, 0, nbytes)
+    covered = header[CRC_FROM:] + body
+    if CRC_FROM + len(covered) > _MOST_BYTES.get(kind, HEADER_BYTES + MAX_PAYLOAD_BYTES):
         raise InvalidArgumentError(
             f"a {kind.name.lower()} of {len(covered)} bytes is larger than readers accept; commit "
             "in several steps, or expire snapshots and collect garbage"
         )
     return header[:8] + struct.pack("<I", crc32c(covered)) + covered
+
+
+def compress(data: bytes) -> bytes:
+    """The data as one zstd frame."""
+    return _COMPRESSOR.get().compress(data)
 
 
 def crc_of(data: bytes) -> int:
@@ -252,9 +277,9 @@ def crc_of(data: bytes) -> int:
 def is_sound(data: bytes, length: int, crc: int) -> bool:
     """Whether the bytes are an intact object with this length and checksum."""
     return (
-        len(data) == length >= _HEADER.size
+        len(data) == length >= HEADER_BYTES
         and crc_of(data) == crc
-        and crc32c(memoryview(data)[_CRC_FROM:]) == crc
+        and crc32c(memoryview(data)[CRC_FROM:]) == crc
     )
 
 
@@ -292,8 +317,15 @@ def decode[T](
     UnsupportedFormatError
         If the object has a newer format or needs an unknown feature.
     """
-    try:
+    with refusing(where):
         return parse(Fields(_open(data, kind, crc, length, packed), kind.name.lower()))
+
+
+@contextmanager
+def refusing(where: str) -> Iterator[None]:
+    """Errors of the block name `where`; what a constructor refuses there is corrupt."""
+    try:
+        yield
     except (CorruptObjectError, UnsupportedFormatError) as error:
         raise type(error)(f"{where}: {error}") from error
     except ManifestsError as error:  # a constructor refused what is on disk
@@ -308,31 +340,71 @@ def _open(data: bytes, kind: ObjectKind, crc: int | None, length: int | None, pa
         raise CorruptObjectError(
             f"more than {most} bytes, the limit for a {kind.name.lower()}; {_MEND}"
         )
-    if len(data) < _HEADER.size or data[:8] != MAGIC:
-        raise CorruptObjectError(f"not an object of a repository, or a damaged header; {_MEND}")
-    _, stored_crc, version, found, codec, flags, nbytes = _HEADER.unpack_from(data)
-    if version > FORMAT_VERSION:
-        raise UnsupportedFormatError(
-            f"written in format {version}, this version of zarr-manifests reads up to "
-            f"{FORMAT_VERSION}; upgrade the package"
-        )
-    if crc32c(memoryview(data)[_CRC_FROM:]) != stored_crc:
+    header = Header.of(data)
+    if crc32c(memoryview(data)[CRC_FROM:]) != header.crc32c:
         raise CorruptObjectError(f"the checksum does not match the bytes; {_MEND}")
-    if crc is not None and crc != stored_crc:
-        raise CorruptObjectError(f"not the object its pointer names; {_MEND}")
-    if version != FORMAT_VERSION or flags:
-        raise UnsupportedFormatError(
-            f"unknown format {version} with flags {flags:#x}; upgrade the package"
-        )
-    if found > max(ObjectKind):
-        raise UnsupportedFormatError(f"unknown kind {found} of object; upgrade the package")
-    if found != kind:
-        raise CorruptObjectError(f"expected kind {kind.name}, found kind {found}")
-    payload = _payload(data[_HEADER.size :], codec, nbytes)
+    header.check(kind, crc)
+    payload = _payload(data[HEADER_BYTES:], header.codec, header.nbytes)
     return unpack_but(payload, packed) if packed else unpack(payload)
 
 
-def _expanded_at_most(body: bytes) -> int:
+class Header(NamedTuple):
+    """What the header of an object states.
+
+    Parameters
+    ----------
+    crc32c : int
+        Checksum of the bytes from `CRC_FROM`.
+    version, kind, codec, flags, nbytes : int
+        The other fields; `nbytes` is the length of the decoded payload.
+    """
+
+    crc32c: int
+    version: int
+    kind: int
+    codec: int
+    flags: int
+    nbytes: int
+
+    @classmethod
+    def of(cls, data: bytes) -> Header:
+        """The header at the beginning of the data.
+
+        Raises
+        ------
+        CorruptObjectError
+            If there is none.
+        UnsupportedFormatError
+            If the object has a newer format.
+        """
+        if len(data) < HEADER_BYTES or data[:8] != MAGIC:
+            raise CorruptObjectError(f"not an object of a repository, or a damaged header; {_MEND}")
+        header = cls(*_HEADER.unpack_from(data)[1:])
+        if header.version > FORMAT_VERSION:
+            raise UnsupportedFormatError(
+                f"written in format {header.version}, this version of zarr-manifests reads up to "
+                f"{FORMAT_VERSION}; upgrade the package"
+            )
+        return header
+
+    def check(self, kind: ObjectKind, crc: int | None) -> None:
+        """Raise unless this is the header of the object that its pointer names.
+
+        The caller has compared the checksum with the bytes.
+        """
+        if crc is not None and crc != self.crc32c:
+            raise CorruptObjectError(f"not the object its pointer names; {_MEND}")
+        if self.version != FORMAT_VERSION or self.flags:
+            raise UnsupportedFormatError(
+                f"unknown format {self.version} with flags {self.flags:#x}; upgrade the package"
+            )
+        if self.kind > max(ObjectKind):
+            raise UnsupportedFormatError(f"unknown kind {self.kind} of object; upgrade the package")
+        if self.kind != kind:
+            raise CorruptObjectError(f"expected kind {kind.name}, found kind {self.kind}")
+
+
+def expanded_at_most(body: bytes) -> int:
     """Most bytes a compressed payload may expand to, so that small objects cannot fill memory."""
     return max(_EXPANDS_FREELY_BYTES, _MAX_EXPANSION * len(body))
 
@@ -341,20 +413,36 @@ def _payload(body: bytes, codec: int, nbytes: int) -> bytes:
     if nbytes > MAX_PAYLOAD_BYTES:
         raise CorruptObjectError(f"a payload of {nbytes} bytes exceeds {MAX_PAYLOAD_BYTES}")
     if codec == _ZSTD:
-        if nbytes > _expanded_at_most(body):
-            raise CorruptObjectError(f"{len(body)} bytes cannot hold a payload of {nbytes}")
-        try:
-            # Compare the frame's own size before decompressing.
-            if zstandard.frame_content_size(body) != nbytes:
-                raise CorruptObjectError("header and zstd frame state different sizes")
-            body = _DECOMPRESSOR.get().decompress(body, max_output_size=nbytes)
-        except zstandard.ZstdError as error:
-            raise CorruptObjectError(f"the payload does not decompress: {error}") from error
-    elif codec != _STORED:
+        return decompress(body, nbytes)
+    if codec != _STORED:
         raise UnsupportedFormatError(f"unknown payload codec {codec}; upgrade the package")
     if len(body) != nbytes:
         raise CorruptObjectError(f"expected a payload of {nbytes} bytes, found {len(body)}")
     return body
+
+
+def decompress(data: bytes, nbytes: int | None = None) -> bytes:
+    """The content of a zstd frame, which is compared with `nbytes` if given.
+
+    Raises
+    ------
+    CorruptObjectError
+        If it is malformed, of another size, or larger than its bytes may expand to.
+    """
+    try:
+        # Compare the frame's own size before decompressing.
+        found = zstandard.frame_content_size(data)
+        size = found if nbytes is None else nbytes
+        if size > min(expanded_at_most(data), MAX_PAYLOAD_BYTES):
+            raise CorruptObjectError(f"{len(data)} bytes cannot hold a payload of {size}")
+        if found < 0 or found != size:
+            raise CorruptObjectError("header and zstd frame state different sizes")
+        content = _DECOMPRESSOR.get().decompress(data, max_output_size=size)
+    except zstandard.ZstdError as error:
+        raise CorruptObjectError(f"the payload does not decompress: {error}") from error
+    if len(content) != size:
+        raise CorruptObjectError(f"expected a payload of {size} bytes, found {len(content)}")
+    return content
 
 
 _MEND = "restore it from a backup, or open an older snapshot that does not use it"

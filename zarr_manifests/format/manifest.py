@@ -7,41 +7,51 @@ pays for the other nodes in the manifest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.blocks import Blocks, encode_blocks, is_in_blocks
 from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.columns import MAX_ROWS, Column, decode_column, encode_column
 from zarr_manifests.format.envelope import (
     MAX_NUMBER,
     Fields,
     ObjectKind,
     check_numbers,
     check_texts,
+    crc_of,
     decode,
     encode,
+    is_sound,
     pack,
+    refusing,
     unpack,
 )
-from zarr_manifests.grid import Box
+from zarr_manifests.format.stretches import (
+    STRETCH_BYTES,
+    SplitTable,
+    Stretch,
+    TableData,
+    decode_table,
+    encode_table,
+    encode_whole,
+)
+from zarr_manifests.grid import MAX_BOX_CHUNKS, Box
 from zarr_manifests.ids import NODE_ID_BYTES
 
-__all__ = ["Manifest", "ManifestRef", "Part"]
+__all__ = ["Manifest", "ManifestBlocks", "ManifestRef", "Part"]
 
-_ROWS_FREELY: Final = 1 << 20
-_ROWS_A_BYTE: Final = 8
-_VALUES_FREELY: Final = 1 << 22
-_VALUES_A_BYTE: Final = 8
+_WHOLE_BYTES: Final = 256 * 1024
+"""A manifest of at most about this size is not in blocks: one request reads it."""
+_MUCH_SMALLER: Final = 4
+"""Small tables may compress so well that the manifest is small after all."""
+_MOST_STRETCHES: Final = 1 << 20
 _INTEGER: Final = frozenset({int})
-
-
-def _is_bomb(rows: int, columns: Mapping[str, Any], data: bytes) -> bool:
-    """Whether a table has more rows, or more varying values, than allowed for its bytes."""
-    values = rows * sum(isinstance(c, list) and c[:1] != [0] for c in columns.values())
-    most_rows = _ROWS_FREELY + _ROWS_A_BYTE * len(data)
-    return rows > most_rows or values > _VALUES_FREELY + _VALUES_A_BYTE * len(data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,26 +179,20 @@ class Manifest:
 
     Parameters
     ----------
-    parts : tuple of (Part, bytes)
-        Each table's directory entry and bytes.
+    parts : tuple of (Part, TableData)
+        Each table's directory entry, and the encoded table.
     """
 
-    parts: tuple[tuple[Part, bytes], ...]
+    parts: tuple[tuple[Part, TableData], ...]
 
     @classmethod
     def of(cls, tables: Iterable[tuple[bytes, ChunkTable]]) -> Manifest:
         """The manifest of these (node id, table) pairs."""
-        parts = []
-        for node, table in tables:
-            packed = table.pack()
-            data = pack(packed)
-            if _is_bomb(len(table), packed.get("col", {}), data):
-                raise InvalidArgumentError(
-                    f"a table of {len(data)} bytes with {len(table)} chunks of one array exceeds "
-                    "what readers accept; commit them in several steps"
-                )
-            parts.append((Part(node, table.box, len(table)), data))
-        return cls(tuple(parts))
+        return cls(
+            tuple(
+                (Part(node, table.box, len(table)), encode_table(table)) for node, table in tables
+            )
+        )
 
     def directory(self) -> tuple[Part, ...]:
         """The directory of its tables."""
@@ -199,13 +203,10 @@ class Manifest:
         return [self.decode(part, data) for part, data in self.parts if part.node_id == node_id]
 
     @staticmethod
-    def decode(part: Part, data: bytes) -> ChunkTable:
+    def decode(part: Part, data: TableData) -> ChunkTable:
         """Decode one of the tables."""
-        fields = Fields(unpack(data), "table")
-        if fields.number("n") != part.count or _is_bomb(part.count, fields.table("col"), data):
-            raise CorruptObjectError("a chunk table has not the rows that its manifest lists")
         try:
-            table = ChunkTable.parse(fields)
+            table = decode_table(data, part.count)
         except InvalidArgumentError as error:  # an invalid box
             raise CorruptObjectError(f"a chunk table is malformed: {error}") from error
         if (table.box, len(table)) != (part.box, part.count):
@@ -213,13 +214,19 @@ class Manifest:
         return table
 
     def pack(self) -> list[Any]:
-        """As a list for msgpack."""
-        return [[part.pack(), data] for part, data in self.parts]
+        """As a list for msgpack, with each table in one piece."""
+        return [
+            [
+                part.pack(),
+                data if isinstance(data, bytes) else encode_whole(self.decode(part, data)),
+            ]
+            for part, data in self.parts
+        ]
 
     @classmethod
     def parse(cls, fields: Fields, name: str) -> Manifest:
         """The manifest in the field of that name."""
-        parts = []
+        parts: list[tuple[Part, TableData]] = []
         for value in fields.items(name):
             match value:
                 case [list(part), bytes(data)]:
@@ -229,12 +236,20 @@ class Manifest:
         return cls(tuple(parts))
 
     def encode(self) -> bytes:
-        """The object's bytes."""
-        return encode(ObjectKind.MANIFEST, {"tables": self.pack()})
+        """The object's bytes; in blocks if it is large."""
+        nbytes = sum(len(data) for _, data in self.parts)
+        split = any(isinstance(data, SplitTable) for _, data in self.parts)
+        if nbytes <= _WHOLE_BYTES or not (split or nbytes > _MUCH_SMALLER * _WHOLE_BYTES):
+            whole = encode(ObjectKind.MANIFEST, {"tables": self.pack()})
+            if nbytes <= _WHOLE_BYTES or len(whole) <= _WHOLE_BYTES:
+                return whole
+        return _in_blocks(self.parts)
 
     @classmethod
     def from_object(cls, data: bytes, ref: BlobRef) -> Manifest:
         """Decode a manifest; its tables stay encoded."""
+        if len(data) == ref.length and is_in_blocks(data):
+            return ManifestBlocks.of(data, ref).manifest(data)
         return decode(
             data,
             ObjectKind.MANIFEST,
@@ -243,3 +258,212 @@ class Manifest:
             crc=ref.crc32c,
             length=ref.length,
         )
+
+
+def _in_blocks(parts: Sequence[tuple[Part, TableData]]) -> bytes:
+    """The bytes of a manifest in blocks: stretches and small tables in groups of similar size."""
+    tables: list[list[Any]] = []
+    stretches: list[Stretch] = []
+    for part, data in parts:
+        if isinstance(data, SplitTable):
+            tables.append([part.pack(), len(data.stretches), data.shared])
+            stretches += data.stretches
+        else:
+            tables.append([part.pack(), 1, {}])
+            stretches.append(Stretch(0, max(part.box.size - 1, 0), part.count, data))
+    groups: list[list[bytes]] = []
+    room = 0
+    for stretch in stretches:
+        if len(stretch.data) > room:
+            groups.append([])
+            room = STRETCH_BYTES
+        groups[-1].append(stretch.data)
+        room -= len(stretch.data)
+    directory = {
+        "tables": tables,
+        "held": encode_column(np.array([len(group) for group in groups], np.int64)),
+        "first": encode_column(np.array([s.first for s in stretches], np.int64)),
+        "last": encode_column(np.array([s.last for s in stretches], np.int64)),
+        "rows": encode_column(np.array([s.rows for s in stretches], np.int64)),
+    }
+    return encode_blocks(ObjectKind.MANIFEST, directory, [pack(group) for group in groups])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ManifestBlocks:
+    """The verified directory of a manifest in blocks, by which its tables are read in part.
+
+    Parameters
+    ----------
+    key : str
+        The manifest's key, for error messages.
+    parts : tuple of Part
+        Its tables, in order.
+    shared : tuple of mapping of str to object
+        For each table, what all its stretches refer to; empty if each has its own.
+    begins : int64[t + 1]
+        Number of each table's first stretch, and the number of stretches.
+    first, last, rows : int64[s]
+        For each stretch, the bounds of its linear indexes, both included, and its rows.
+    block_of, place : int64[s]
+        Which block has the stretch, and its position there.
+    blocks : Blocks
+        The blocks.
+    """
+
+    key: str
+    parts: tuple[Part, ...]
+    shared: tuple[Mapping[str, Any], ...]
+    begins: Column
+    first: Column
+    last: Column
+    rows: Column
+    block_of: Column
+    place: Column
+    blocks: Blocks
+
+    @classmethod
+    def of(cls, head: bytes, ref: BlobRef) -> ManifestBlocks:
+        """The directory in the first bytes of the manifest that `ref` points to.
+
+        Raises
+        ------
+        CorruptObjectError
+            If it is incomplete, or contradicts itself or the pointer.
+        """
+        with refusing(ref.key):
+            blocks = Blocks.of(head, ObjectKind.MANIFEST, ref.crc32c, ref.length)
+            fields, parts, numbers, shared = blocks.fields, [], [], []
+            for value in fields.items("tables"):
+                match value:
+                    case [list(part), int(stretches), dict(common)] if 0 < stretches <= MAX_ROWS:
+                        parts.append(Part.parse(part, f"{fields.where}.tables"))
+                        numbers.append(stretches)
+                        shared.append(common)
+                    case _:
+                        raise CorruptObjectError("expected tables and their stretches")
+            n = sum(numbers)
+            held = decode_column(fields.value.get("held"), len(blocks), MAX_ROWS)
+            if not 0 < n <= _MOST_STRETCHES or n != int(held.sum()):
+                raise CorruptObjectError("the blocks do not hold the stretches of all tables")
+            first, last, rows = (
+                decode_column(fields.value.get(name), n, MAX_BOX_CHUNKS)
+                for name in ("first", "last", "rows")
+            )
+            block_of = np.repeat(np.arange(len(blocks)), held)
+            place = np.arange(n) - (held.cumsum() - held)[block_of]
+            begins = np.array([0, *numbers], np.int64).cumsum()
+            found = cls(
+                ref.key,
+                tuple(parts),
+                tuple(shared),
+                begins,
+                first,
+                last,
+                rows,
+                block_of,
+                place,
+                blocks,
+            )
+            found._check()
+            return found
+
+    def _check(self) -> None:
+        begins, first, last = self.begins[:-1], self.first, self.last
+        sizes = np.array([part.box.size for part in self.parts], np.int64)
+        counts = np.array([part.count for part in self.parts], np.int64)
+        empty = (counts == 0) & (np.diff(self.begins) == 1)
+        follows = np.ones(len(first), np.bool_)
+        follows[1:] = first[1:] > last[:-1]
+        follows[begins] = True  # of another table
+        whole = last[self.begins[1:] - 1] < sizes
+        sound = (
+            follows.all()
+            and (whole | empty).all()
+            and (self.rows <= last - first + 1).all()
+            and (np.add.reduceat(self.rows, begins) == counts).all()
+            and (np.minimum.reduceat(self.rows, begins) > 0)[~empty].all()
+        )
+        if not sound:
+            raise CorruptObjectError("the directory of a manifest contradicts itself")
+
+    def number_of(self, node_id: bytes, box: Box) -> int:
+        """The number of the table of that node in that box.
+
+        Raises
+        ------
+        CorruptObjectError
+            If there is none.
+        """
+        for number, part in enumerate(self.parts):
+            if part.node_id == node_id and part.box == box:
+                return number
+        raise CorruptObjectError(f"{self.key} has no chunk table such as the snapshot says it has")
+
+    def stretches(self, number: int) -> range:
+        """The numbers of the table's stretches."""
+        return range(self.begins.item(number), self.begins.item(number + 1))
+
+    def stretch_at(self, number: int, index: int) -> int | None:
+        """The number of the table's stretch whose bounds include a linear index; None if none."""
+        start, stop = self.begins.item(number), self.begins.item(number + 1)
+        at = start + int(self.last[start:stop].searchsorted(index))
+        return at if at < stop and self.first.item(at) <= index else None
+
+    def table(self, number: int, stretch: int, data: bytes) -> ChunkTable:
+        """The rows of one stretch of the table; `data` has the bytes of its block.
+
+        Raises
+        ------
+        CorruptObjectError
+            If the bytes are not what the directory says.
+        """
+        with refusing(self.key):
+            block = self.block_of.item(stretch)
+            held, part = self._held(block, data), self.parts[number]
+            packed = held[self.place.item(stretch)]
+            if len(self.stretches(number)) == 1:
+                return Manifest.decode(part, packed)
+            split = SplitTable(self.shared[number], (self._stretch(stretch, packed),))
+            table = split.stretches[0].table(split.files())
+            if table.box != part.box:
+                raise CorruptObjectError("a chunk table has another box than its manifest lists")
+            return table
+
+    def manifest(self, data: bytes) -> Manifest:
+        """The whole manifest; `data` has all its bytes.
+
+        Raises
+        ------
+        CorruptObjectError
+            If the bytes are not what the directory says.
+        """
+        with refusing(self.key):
+            if not is_sound(data, self.blocks.end, crc_of(data)):
+                raise CorruptObjectError("the checksum does not match the bytes")
+            held: list[bytes] = []
+            for block in range(len(self.blocks)):
+                start, length = self.blocks.range(block)
+                held += self._held(block, data[start : start + length])
+            parts: list[tuple[Part, TableData]] = []
+            for number, part in enumerate(self.parts):
+                mine = self.stretches(number)
+                if len(mine) == 1:
+                    parts.append((part, held[mine[0]]))
+                else:
+                    stretches = tuple(self._stretch(at, held[at]) for at in mine)
+                    parts.append((part, SplitTable(self.shared[number], stretches)))
+            return Manifest(tuple(parts))
+
+    def _stretch(self, at: int, data: bytes) -> Stretch:
+        return Stretch(self.first.item(at), self.last.item(at), self.rows.item(at), data)
+
+    def _held(self, block: int, data: bytes) -> list[bytes]:
+        """The encoded stretches in a block."""
+        found = unpack(self.blocks.payload(block, data))
+        expected = int(np.count_nonzero(self.block_of == block))
+        if not isinstance(found, list) or len(found) != expected:
+            raise CorruptObjectError(f"block {block} has not the stretches that are listed")
+        if not all(isinstance(each, bytes) for each in found):
+            raise CorruptObjectError(f"block {block} has something else than stretches")
+        return found

@@ -24,6 +24,7 @@ from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.root import Branch
+from zarr_manifests.format.stretches import TableData
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.conflict.components import Changes, Component
 from zarr_manifests.planning.conflict.decide import Policy, Rebased, rebase
@@ -152,7 +153,7 @@ def _left(
     """The delta's chunk tables without the dropped rows, where they were."""
 
     def left(manifest: Manifest) -> Manifest:
-        parts: list[tuple[Part, bytes]] = []
+        parts: list[tuple[Part, TableData]] = []
         for part, data in manifest.parts:
             if part.node_id not in dropped:
                 parts.append((part, data))

@@ -31,6 +31,7 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.index import Bitmap, IndexEntry
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
+from zarr_manifests.format.stretches import TableData
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.layout.closure import ArrayChange, Closure, Due, close
 from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts, part_order
@@ -242,7 +243,7 @@ class _Leaf:
     """A leaf to write, and its data for the index."""
 
     part: Part
-    data: bytes
+    data: TableData
     stored_bytes: int
     bitmap: Bitmap
 

@@ -23,6 +23,7 @@ from zarr_manifests.errors import CorruptObjectError, ObjectNotFoundError, Stora
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.manifest import Manifest, Part
+from zarr_manifests.format.stretches import TableData
 from zarr_manifests.grid import Box
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
@@ -213,7 +214,7 @@ class ObjectReader:
         ref: BlobRef,
         node_id: bytes,
         number: int,
-        find: Callable[[], tuple[Part, bytes]],
+        find: Callable[[], tuple[Part, TableData]],
     ) -> ChunkTable:
         """One chunk table of a node in the object; `find` returns it encoded."""
         name = _table_name(ref, node_id, number)
@@ -346,7 +347,7 @@ class AtHand(ObjectReader):
         ref: BlobRef,
         node_id: bytes,
         number: int,
-        find: Callable[[], tuple[Part, bytes]],
+        find: Callable[[], tuple[Part, TableData]],
     ) -> ChunkTable:
         """One chunk table of a node in the object; `find` returns it encoded."""
         known = self.known_table(ref, node_id, number)

@@ -23,6 +23,7 @@ from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.digest import Digest
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.format.stretches import TableData
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.layout.leaves import BaseIndex, PlacedLeaf
@@ -241,7 +242,7 @@ class SnapshotTables:
 
     def _part(
         self, node_id: bytes, source: TableSource, number: int, loaded: Mapping[str, Any]
-    ) -> tuple[Part, bytes]:
+    ) -> tuple[Part, TableData]:
         """The same, encoded; the object is among those loaded or opened."""
         found = self.opening[source.position] if self._is_open(source) else loaded[source.blob.key]
         checked = source.blob.key, node_id, source.position
