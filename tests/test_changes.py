@@ -115,14 +115,14 @@ def test_every_operation_is_told_as_what_it_is(repository: Repository) -> None:
     put(session, "a/c/0/0")
     grown = session.commit("grow")
     put(session, "notes.txt")
-    workspace_of(session.store).delete_below("a/c/0/1")
+    session.store.delete_sync("a/c/0/1")
     unset = session.commit("unset")
     zarr.open_array(session.store, path="a").resize((1, 2))
     cut = session.commit("cut")
     session.move("a", "b")
     moved = session.commit("move")
     workspace_of(session.store).delete_below("b/")
-    workspace_of(session.store).delete_below("notes.txt")
+    session.store.delete_sync("notes.txt")
     gone = session.commit("delete")
     found = {
         key: list(group) for key, group in groupby(repository.changes(), lambda c: c.snapshot_id)
@@ -160,8 +160,8 @@ def test_the_net_change_has_nothing_that_came_and_went(repository: Repository) -
     put(session, "a/c/2")
     session.commit("make")
     workspace_of(session.store).delete_below("doomed/")
-    workspace_of(session.store).delete_below("a/c/5")
-    workspace_of(session.store).delete_below("a/c/0")
+    session.store.delete_sync("a/c/5")
+    session.store.delete_sync("a/c/0")
     session.commit("delete")
     put(session, "a/c/2", b"\x02")
     session.commit("overwrite")
@@ -250,7 +250,7 @@ def do(session: Session, step: tuple[str, str, int, int]) -> None:
         if i:
             put(session, f"{name}.txt")
         else:
-            workspace_of(session.store).delete_below(f"{name}.txt")
+            session.store.delete_sync(f"{name}.txt")
     elif node is None:
         make(session, name, (6, 2))
     elif what == "remake":
@@ -268,7 +268,7 @@ def do(session: Session, step: tuple[str, str, int, int]) -> None:
     elif what == "set":
         put(session, f"{name}/c/{i}/{j}", bytes([i]))
     elif what == "unset":
-        workspace_of(session.store).delete_below(f"{name}/c/{i}/{j}")
+        session.store.delete_sync(f"{name}/c/{i}/{j}")
 
 
 @settings(max_examples=120)

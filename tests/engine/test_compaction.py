@@ -223,7 +223,7 @@ class World:
         self.describe(session, path, shape)
 
     def delete(self, session: Session, path: str) -> None:
-        workspace_of(session.store).delete_below(path)
+        workspace_of(session.store).delete_below(f"{path}/")
         self.state.shapes.pop(path)
         for key in [key for key in self.state.keys if key.startswith(f"{path}/")]:
             del self.state.keys[key]

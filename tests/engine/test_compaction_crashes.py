@@ -109,7 +109,7 @@ def seed(storage: Storage) -> Made:
     put(session, "other", b"opaque")
     commit(session)
     session = repository.writable_session()
-    workspace_of(session.store).delete_below("b")
+    workspace_of(session.store).delete_below("b/")
     zarr.create_array(session.store, name="b", shape=(6,), chunks=(1,), dtype="u1")
     fill(session, "b", range(1, 3), b"again")
     zarr.open_array(session.store, path="a").resize((12,))

@@ -180,7 +180,7 @@ class World:
                 for i in range(at + 4, LONGEST + 4):
                     writer.now.pop(f"{path}/c/{i}", None)
             case "delete" | "re-create":
-                workspace_of(writer.session.store).delete_below(path)
+                workspace_of(writer.session.store).delete_below(f"{path}/")
                 for key in [key for key in writer.now if key.startswith(f"{path}/")]:
                     del writer.now[key]
                 if what == "re-create":

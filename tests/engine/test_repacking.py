@@ -315,7 +315,7 @@ def shrink_and_grow(repo: Repository) -> None:
 
 def remake(repo: Repository) -> None:
     session = repo.writable_session()
-    workspace_of(session.store).delete_below("a")
+    workspace_of(session.store).delete_below("a/")
     session.commit("meanwhile")
 
 

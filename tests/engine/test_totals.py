@@ -150,7 +150,7 @@ class World:
         elif doing == "resize" and array.shape:
             array.resize(tuple(draw(st.integers(0, n)) for n in SHAPES[path]))
         elif doing == "delete":
-            workspace_of(session.store).delete_below(path)
+            workspace_of(session.store).delete_below(f"{path}/")
         elif doing == "make":
             make(session, path, SHAPES[path])
         elif doing == "shift" and array.shape:
@@ -220,7 +220,7 @@ def test_what_comes_back_after_a_run_was_merged_is_counted_as_new() -> None:
     session.commit("fill")
     repository.compact(mode="full")
     session = repository.writable_session()
-    workspace_of(session.store).delete_below("line")
+    workspace_of(session.store).delete_below("line/")
     gone = session.commit("delete")
     make(session, "plane", (2, 2))
     session.commit("another")
@@ -349,7 +349,7 @@ def test_what_is_written_where_it_was_cut_off_is_new(storage: MemoryStorage) -> 
 
 def test_what_is_deleted_and_brought_back_is_known(storage: MemoryStorage) -> None:
     session = cold(storage)
-    workspace_of(session.store).delete_below("line")
+    workspace_of(session.store).delete_below("line/")
     snapshot_id = session.commit("delete")
     totals = check(storage, snapshot_id)
     assert [array.path for array in totals.arrays] == ["/plane"]
