@@ -42,7 +42,7 @@ from zarr_manifests.format.digest import Digest
 from zarr_manifests.format.envelope import MAX_MS
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.format.marks import MarksPage
-from zarr_manifests.format.nodes import Base, Node, NodeKind
+from zarr_manifests.format.nodes import Base, LeafPage, Node, NodeKind, NodePage, path_order
 from zarr_manifests.format.pages import Page
 from zarr_manifests.format.root import (
     FEATURES,
@@ -181,6 +181,26 @@ bases = st.builds(
     st.just(2**63 - 1),
     counts_from(0),
 )
+
+
+@st.composite
+def paged_bases(draw: st.DrawFn) -> Base:
+    some = draw(st.lists(paths, min_size=2, max_size=6, unique=True).filter(lambda x: len(x) > 1))
+    some = sorted(some, key=path_order)
+    ends = list(zip(some[::2], some[1::2], strict=False))
+    keys = draw(st.lists(blob_refs("nodes"), min_size=9, max_size=9, unique_by=lambda b: b.key))
+    few, flag = st.integers(1, 1000), st.booleans()
+    node_pages = tuple(
+        NodePage(keys[i], first, last, draw(few), draw(numbers), draw(flag))
+        for i, (first, last) in enumerate(ends)
+    )
+    leaf_pages = tuple(
+        LeafPage(keys[8 - i], draw(node_ids), draw(few), draw(boxes()), (draw(few), 1000 + i))
+        for i in range(draw(st.integers(0, 3)))
+    )
+    return Base((), (), 2**63 - 1, draw(st.none() | st.just(())), node_pages, leaf_pages)
+
+
 deltas = st.builds(
     Delta,
     ids16,
@@ -323,6 +343,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "root": roots,
     "snapshot": snapshots,
     "base": bases,
+    "paged base": paged_bases(),
     "delta": deltas,
     "manifest": manifests,
     "page": pages,
@@ -333,6 +354,7 @@ KINDS = {
     "root": 1,
     "snapshot": 2,
     "base": 3,
+    "paged base": 3,
     "delta": 4,
     "manifest": 5,
     "page": 7,
@@ -343,6 +365,7 @@ TYPES: dict[str, Any] = {
     "root": Root,
     "snapshot": Snapshot,
     "base": Base,
+    "paged base": Base,
     "delta": Delta,
     "manifest": Manifest,
     "page": Page,
@@ -488,11 +511,86 @@ def test_a_node_has_the_documents_of_one_format(
 # --- damaged ---------------------------------------------------------------------------------
 
 
+def page_refs_of(*paths: str) -> tuple[NodePage, ...]:
+    """Pointers to pages that end with these paths, two by two."""
+    refs = [BlobRef(f"{WHERE}{i}".replace("deltas", "nodes"), 30, 4) for i in range(len(paths))]
+    return tuple(NodePage(refs[i], paths[i], paths[i + 1], 2, 0) for i in range(0, len(paths), 2))
+
+
+def test_nodes_in_pages_are_ordered_by_parent_path() -> None:
+    given_paths = ["/a", "//x", "a/x/y", "a0", "", "a/x", "a-b", "a", "/a/x", "a-b/z"]
+    due = ["", "a", "a-b", "a0", "a/x", "a-b/z", "a/x/y", "/a", "//x", "/a/x"]
+    assert sorted(given_paths, key=path_order) == due
+    assert len(set(map(path_order, given_paths))) == len(given_paths)
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [("a", "b", "b", "c"), ("b", "a"), ("c", "d", "a", "b"), ("a", "c", "b", "d"), ("/a", "b")],
+)
+def test_pages_out_of_order_are_refused(paths: tuple[str, ...]) -> None:
+    with pytest.raises(CorruptObjectError, match="out of order"):
+        Base((), (), 4, (), page_refs_of(*paths))
+    Base((), (), 4, (), page_refs_of("", "a", "a-b", "a-b", "a/x", "/a"))
+
+
+def test_a_base_with_nodes_inline_and_in_pages_is_refused() -> None:
+    node = Node("a", b"n" * 12, NodeKind.ARRAY, {"zarr.json": ARRAY})
+    pages = page_refs_of("b", "c")
+    for kind in ({"nodes": (node,)}, {"counts": (Count(b"n" * 12, 1, 2),)}):
+        with pytest.raises(CorruptObjectError, match="both inline and in pages"):
+            replace(Base((), (), 4, (), pages), **kind)
+    with pytest.raises(CorruptObjectError, match="listed twice"):
+        Base((), (), 4, (), (pages[0], replace(pages[0], first="d", last="e")))
+
+
+def test_a_page_is_compared_with_its_pointer() -> None:
+    def node(path: str) -> Node:
+        return Node(path, path.encode().ljust(12, b"n"), NodeKind.ARRAY, {"zarr.json": ARRAY})
+
+    page = Base((node("a"), node("a-b"), node("a/x")), (), 3, ())
+    link = NodePage.to(BlobRef(WHERE, 30, 4), page, orphans=False)
+    link.check(page, 3)
+    wrong = [
+        replace(page, nodes=page.nodes[:2]),
+        replace(page, nodes=page.nodes[1:]),
+        replace(page, nodes=(page.nodes[0], page.nodes[2], page.nodes[1])),
+        replace(page, nodes=(page.nodes[0], node("a/y"), page.nodes[2])),
+        replace(page, nodes=(), counts=None),
+        replace(page, nodes=(), pages=page_refs_of("a", "a/x")),
+        replace(page, sequence=4),
+    ]
+    for other in wrong:
+        with pytest.raises(CorruptObjectError, match="not the page of nodes"):
+            link.check(other, 3)
+
+    part = Part(b"n" * 12, Box((0, 2), (3, 4)), 5)
+    blob = BlobRef(WHERE.replace("deltas", "manifests"), 30, 4)
+    page = Base((), (ManifestRef(blob, (part, replace(part, box=Box((3, 2), (9, 3)))), (2, 3)),), 3)
+    leaves = LeafPage.to(BlobRef(WHERE, 30, 4), page)
+    assert (leaves.leaves, leaves.box, leaves.merged) == (2, Box((0, 2), (9, 4)), (2, 3))
+    leaves.check(page, 3)
+    other_node = replace(part, node_id=b"o" * 12, box=Box((3, 2), (9, 3)))
+    wrong = [
+        replace(page, manifests=(ManifestRef(blob, (part,), (2,)),)),
+        replace(page, manifests=(ManifestRef(blob, (part, other_node), (2, 3)),)),
+        replace(page, manifests=(replace(page.manifests[0], merged=(2, 2)),)),
+        replace(page, nodes=(node("a"),)),
+        replace(page, manifests=()),
+    ]
+    for other in wrong:
+        with pytest.raises(CorruptObjectError, match="not the page of leaves"):
+            leaves.check(other, 3)
+    with pytest.raises(CorruptObjectError, match="not the page of leaves"):
+        leaves.check(page, 2)
+
+
 @pytest.fixture(scope="module")
 def samples() -> dict[str, bytes]:
     """One object of each kind, with something in every field."""
     ref = BlobRef(WHERE, 30, 4, b"c" * 30)
     snapshot, nodes = (replace(ref, key=WHERE.replace("deltas", k)) for k in ("snapshots", "nodes"))
+    in_pages = [replace(nodes.bare(), key=f"{nodes.key[:-1]}{i}") for i in range(3)]
     node = Node("a", b"n" * 12, NodeKind.ARRAY, {"zarr.json": ARRAY})
     refs: dict[tuple[int, ...], StoredRef] = {
         (0, 1): InlineRef(b"inline"),
@@ -562,6 +660,17 @@ def samples() -> dict[str, bytes]:
             (snapshot_id_of(WHERE), f"{5:012d}-{'ab' * 12}-3"),
         ),
         "base": Base((node,), (replace(manifest_ref, merged=(3,)),), 4, (Count(b"n" * 12, 1, 2),)),
+        "paged base": Base(
+            (),
+            (),
+            4,
+            (),
+            (
+                NodePage(in_pages[0], "", "g-x", 3, 2),
+                NodePage(in_pages[1], "g/x", "/o", 2, 0, orphans=True),
+            ),
+            (LeafPage(in_pages[2], b"n" * 12, 300, Box((0, 2), (9, 3)), (2, 4)),),
+        ),
         "delta": delta,
         "manifest": manifest,
         "page": Page(
@@ -622,7 +731,7 @@ def test_the_pointer_tells_objects_of_one_kind_apart(kind: str, samples: dict[st
 @each_kind
 def test_an_object_of_another_kind_is_refused(kind: str, samples: dict[str, bytes]) -> None:
     for other in KINDS:
-        if other != kind:
+        if KINDS[other] != KINDS[kind]:
             with pytest.raises(CorruptObjectError, match=r"expected kind \w+, found kind \d"):
                 read(kind, samples[other])
 

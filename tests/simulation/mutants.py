@@ -387,10 +387,10 @@ def collected_beyond_the_fence(patch: pytest.MonkeyPatch) -> None:
 def logs_not_marked(patch: pytest.MonkeyPatch) -> None:
     children = reach.children
 
-    def others(value: Any) -> Iterator[Any]:
+    def others(value: Any, *, of_page: bool) -> Iterator[Any]:
         log = getattr(value, "log", None)
         listed = {entry.log.key for entry in getattr(value, "deltas", ())}
-        for link in children(value):
+        for link in children(value, of_page=of_page):
             if log is None or link.kind is not Delta or link.ref.key in listed:
                 yield link
 

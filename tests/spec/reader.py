@@ -122,6 +122,19 @@ def timed(fields: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
+def place_in_pages(path: str) -> tuple[bool, str, str]:
+    """Where a node is in the order of pages."""
+    above, _, name = path.rpartition("/")
+    return path[:1] == "/", above, name
+
+
+def merged_to(ref: dict[str, Any]) -> list[int]:
+    """The sequences that the parts of a manifest are merged to."""
+    merged: list[int] = ref.get("merged") or [0] * len(ref["parts"])
+    demand(len(merged) == len(ref["parts"]), "a sequence for each part")
+    return merged
+
+
 def column(packed: list[Any], n: int) -> list[int]:
     """The n values of a column."""
     match packed:
@@ -438,7 +451,7 @@ class Reader:
         """By key: the document, or where the chunk is."""
         base: dict[str, Any] = {"nodes": [], "manifests": [], "sequence": 0}
         if snapshot.get("base") is not None:
-            base = self.follow(snapshot["base"], BASE)
+            base = self.base(snapshot["base"])
         nodes = {record[0]: record for record in base["nodes"]}
         cuts: list[dict[bytes, list[int]]] = []
         newest = 0
@@ -466,6 +479,75 @@ class Reader:
                     found[below + chunk_key(document, coords)] = place
         return found
 
+    def base(self, pointer: dict[str, Any]) -> dict[str, Any]:
+        """A base with all that is in its pages."""
+        base = self.follow(pointer, BASE)
+        listed, large = base.get("pages", []), base.get("leaf_pages", [])
+        if not listed and not large:
+            return base
+        if listed:
+            demand(not (base["nodes"] or base["manifests"] or base["counts"]), "pages or not")
+        whole = {**base, "nodes": [*base["nodes"]], "manifests": [*base["manifests"]]}
+        own = [part[0] for ref in base["manifests"] for part in ref["parts"]]
+        previous = None
+        for blob, first, last, nodes, leaves, orphans in listed:
+            page = self.page_of_base(blob, base["sequence"])
+            order = [place_in_pages(record[0]) for record in page["nodes"]]
+            demand(order and all(a < b for a, b in pairwise(order)), "order of nodes")
+            demand(previous is None or previous < order[0], "order of pages of nodes")
+            previous = order[-1]
+            demand([page["nodes"][at][0] for at in (0, -1)] == [first, last], "range of a page")
+            demand(len(order) == nodes >= 1 and orphans in (0, 1), "nodes of a page")
+            held = [part[0] for ref in page["manifests"] for part in ref["parts"]]
+            demand(len(held) == leaves, "leaves of a page")
+            demand((page["counts"] is None) == (base["counts"] is None), "counts of a page")
+            whole["nodes"] += page["nodes"]
+            whole["manifests"] += page["manifests"]
+            if base["counts"] is not None:
+                whole["counts"] = whole["counts"] + page["counts"]
+            own += held
+        for blob, node_id, leaves, lo, hi, oldest, newest in large:
+            page = self.page_of_base(blob, base["sequence"])
+            demand(not page["nodes"] and not page["counts"], "nodes in a page of leaves")
+            parts = [part for ref in page["manifests"] for part in ref["parts"]]
+            demand(len(parts) == leaves >= 1, "leaves of a page of leaves")
+            demand({part[0] for part in parts} == {node_id}, "node of a page of leaves")
+            demand(node_id not in own, "leaves of a large array in a page of nodes")
+            demand([min(axis) for axis in zip(*(p[1] for p in parts), strict=True)] == lo, "box")
+            demand([max(axis) for axis in zip(*(p[2] for p in parts), strict=True)] == hi, "box")
+            merged = [n for ref in page["manifests"] for n in merged_to(ref)]
+            demand([min(merged), max(merged)] == [oldest, newest], "sequences of a page of leaves")
+            whole["manifests"] += page["manifests"]
+        paths = {record[0] for record in whole["nodes"]}
+        for blob, *_, orphans in listed:
+            page = self.follow(blob, BASE)
+            alone = [p for p, *_ in page["nodes"] if p and p[0] != "/"]
+            alone = [p for p in alone if p.rpartition("/")[0] not in paths]
+            demand(bool(alone) == bool(orphans), "orphans")
+        whole["manifests"] = self.joined(whole["manifests"])
+        return whole
+
+    def page_of_base(self, blob: dict[str, Any], sequence: int) -> dict[str, Any]:
+        page = self.follow(blob, BASE)
+        demand(not page.get("pages") and not page.get("leaf_pages"), "pages of a page")
+        demand(page["sequence"] <= sequence, "sequence of a page")
+        return page
+
+    def joined(self, refs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Each manifest once, with all parts that pages list of it, in its own order."""
+        by_key: dict[str, list[dict[str, Any]]] = {}
+        for ref in refs:
+            by_key.setdefault(ref["blob"]["k"], []).append(ref)
+        found = []
+        for some in by_key.values():
+            leaves = [leaf for r in some for leaf in zip(r["parts"], merged_to(r), strict=True)]
+            in_order = [part for part, _ in self.follow(some[0]["blob"], MANIFEST)["tables"]]
+            demand(len(leaves) == len(in_order), "parts of a manifest in pages")
+            leaves.sort(key=lambda leaf: in_order.index(leaf[0]))
+            parts, merged = [part for part, _ in leaves], [to for _, to in leaves]
+            found.append({**some[0], "parts": parts, "merged": merged})
+        return found
+
     def chunks(
         self,
         snapshot: dict[str, Any],
@@ -485,8 +567,7 @@ class Reader:
             layers.append((entry["last"], together(tables), truncated.get(node_id)))
         leaves: list[Leaf] = []
         for ref in base["manifests"]:
-            merged = ref.get("merged") or [0] * len(ref["parts"])
-            demand(len(merged) == len(ref["parts"]), "a sequence for each part")
+            merged = merged_to(ref)
             for at, rows in self.manifest_rows(ref, node_id):
                 _, lo, hi, _ = ref["parts"][at]
                 leaves.append((tuple(lo), tuple(hi), merged[at], rows))
@@ -503,7 +584,7 @@ class Reader:
         """Chunks of a node and their bytes, if that is known without its manifests."""
         base: dict[str, Any] = {"counts": [], "sequence": 0}
         if snapshot.get("base") is not None:
-            base = self.follow(snapshot["base"], BASE)
+            base = self.base(snapshot["base"])
         known = [base["counts"]]
         known += [e["counts"] for e in snapshot["deltas"] if e["last"] > base["sequence"]]
         if any(counts is None for counts in known):
@@ -518,7 +599,7 @@ class Reader:
         """Whether `count`'s numbers are exact, or not too small."""
         base: dict[str, Any] = {"counts": [], "sequence": 0}
         if snapshot.get("base") is not None:
-            base = self.follow(snapshot["base"], BASE)
+            base = self.base(snapshot["base"])
         known = [*base["counts"]]
         for entry in snapshot["deltas"]:
             known += entry["counts"] if entry["last"] > base["sequence"] else []

@@ -5,13 +5,20 @@ behaves like an array of one chunk. A node keeps its random id until it is delet
 the node table and the directory of leaf manifests. Compactions and rewrites replace it; commits
 leave it alone. It carries copies of small manifests with coordinates, so that reading a dataset's
 coordinates takes no further request.
+
+A large base is split into *pages*, which are bases of their own: each holds the nodes in a range of
+paths, with their leaves and counts. The order of nodes is by parent path, then by name, so that the
+members of a group are neighbours. The many leaves of a large array are in pages of their own.
+Invariants: pages never change, their ranges do not overlap, and a node outside all ranges does not
+exist; a page that is missing or differs from its pointer is an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import pairwise
 from typing import Any, Final
 
 from zarr_manifests.errors import CorruptObjectError
@@ -26,6 +33,7 @@ from zarr_manifests.format.envelope import (
     encode,
 )
 from zarr_manifests.format.manifest import ManifestRef
+from zarr_manifests.grid import Box
 from zarr_manifests.ids import NODE_ID_BYTES
 from zarr_manifests.keys import (
     DOCUMENTS,
@@ -36,7 +44,23 @@ from zarr_manifests.keys import (
     parse_documents,
 )
 
-__all__ = ["Base", "Node", "NodeKind"]
+__all__ = ["Base", "LeafPage", "Node", "NodeKind", "NodePage", "PathOrder", "path_order"]
+
+type PathOrder = tuple[bool, str, str]
+"""Sort key of nodes in pages: opaque entries last; then the parent path and the name."""
+
+
+def path_order(path: str) -> PathOrder:
+    """The sort key of the node at that path.
+
+    Examples
+    --------
+    >>> from zarr_manifests.format.nodes import path_order
+    >>> sorted(["a0", "a/x", "/k", "a-b", "a", ""], key=path_order)
+    ['', 'a', 'a-b', 'a0', 'a/x', '/k']
+    """
+    parent, _, name = path.rpartition("/")
+    return path.startswith("/"), parent, name
 
 
 class NodeKind(IntEnum):
@@ -131,50 +155,234 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class NodePage:
+    """Pointer to a page of a base: the nodes in a range of paths, their leaves and counts.
+
+    Parameters
+    ----------
+    blob : BlobRef
+        The page, a base without pages.
+    first, last : str
+        Paths of its first and last node.
+    nodes, leaves : int
+        How many nodes and leaves it has.
+    orphans : bool
+        Whether the parent path of one of its nodes, other than the root's, has no node.
+    """
+
+    blob: BlobRef
+    first: str
+    last: str
+    nodes: int
+    leaves: int
+    orphans: bool = False
+
+    @classmethod
+    def to(cls, blob: BlobRef, page: Base, *, orphans: bool) -> NodePage:
+        """The pointer to that page, which has at least one node."""
+        first, last = page.nodes[0].path, page.nodes[-1].path
+        return cls(blob, first, last, len(page.nodes), page.leaf_count, orphans)
+
+    def check(self, page: Base, sequence: int) -> None:
+        """Raise unless the page is as this pointer says; `sequence` is that of the base.
+
+        Raises
+        ------
+        CorruptObjectError
+            If it has another range or number of nodes or leaves, if its nodes are out of order, if
+            it has pages itself, or if it is newer than the base.
+        """
+        orders = [path_order(node.path) for node in page.nodes]
+        sound = (
+            bool(orders)
+            and not page.pages
+            and not page.leaf_pages
+            and (page.nodes[0].path, page.nodes[-1].path) == (self.first, self.last)
+            and (len(page.nodes), page.leaf_count) == (self.nodes, self.leaves)
+            and all(one < other for one, other in pairwise(orders))
+            and page.sequence <= sequence
+        )
+        if not sound:
+            raise CorruptObjectError(f"{self.blob.key} is not the page of nodes its base expects")
+
+    def pack(self) -> list[Any]:
+        """As a list for msgpack."""
+        return [
+            self.blob.pack(),
+            self.first,
+            self.last,
+            self.nodes,
+            self.leaves,
+            int(self.orphans),
+        ]
+
+    @classmethod
+    def parse(cls, value: Any) -> NodePage:
+        """From a list that `pack` made."""
+        match value:
+            case [blob, str(first), str(last), int(nodes), int(leaves), int(orphans)] if (
+                orphans in (0, 1)
+            ):
+                ref = BlobRef.parse(Fields(blob, "base.pages"))
+                return cls(ref, first, last, nodes, leaves, bool(orphans))
+        raise CorruptObjectError(
+            "base.pages: expected pointer, first and last path, numbers of nodes and leaves, and "
+            "whether there are orphans"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LeafPage:
+    """Pointer to a page of a base: some of the leaves of one large array.
+
+    Parameters
+    ----------
+    blob : BlobRef
+        The page, a base without nodes and pages.
+    node_id : bytes
+        The array.
+    leaves : int
+        How many leaves it has.
+    box : Box
+        The smallest box around them.
+    merged : tuple of int
+        The oldest and the newest sequence that one of them is merged to.
+    """
+
+    blob: BlobRef
+    node_id: bytes
+    leaves: int
+    box: Box
+    merged: tuple[int, int]
+
+    @classmethod
+    def to(cls, blob: BlobRef, page: Base) -> LeafPage:
+        """The pointer to that page, which has at least one leaf."""
+        leaves = [leaf for ref in page.manifests for leaf in ref.leaves()]
+        merged = [to for _, to in leaves]
+        box = Box.around(part.box for part, _ in leaves)
+        return cls(blob, leaves[0][0].node_id, len(leaves), box, (min(merged), max(merged)))
+
+    def check(self, page: Base, sequence: int) -> None:
+        """Raise unless the page is as this pointer says; `sequence` is that of the base.
+
+        Raises
+        ------
+        CorruptObjectError
+            If it has other leaves, or anything besides leaves, or is newer than the base.
+        """
+        nodes = {part.node_id for ref in page.manifests for part in ref.parts}
+        sound = (
+            nodes == {self.node_id}
+            and not (page.nodes or page.pages or page.leaf_pages or page.counts)
+            and page.sequence <= sequence
+            and LeafPage.to(self.blob, page) == self
+        )
+        if not sound:
+            raise CorruptObjectError(f"{self.blob.key} is not the page of leaves its base expects")
+
+    def pack(self) -> list[Any]:
+        """As a list for msgpack."""
+        box = self.box
+        return [self.blob.pack(), self.node_id, self.leaves, box.lo, box.hi, *self.merged]
+
+    @classmethod
+    def parse(cls, value: Any) -> LeafPage:
+        """From a list that `pack` made."""
+        match value:
+            case [blob, bytes(node), int(n), list(lo), list(hi), int(oldest), int(newest)]:
+                check_numbers("base.leaf_pages", *lo, *hi)
+                ref = BlobRef.parse(Fields(blob, "base.leaf_pages"))
+                return cls(ref, node, n, Box(tuple(lo), tuple(hi)), (oldest, newest))
+        raise CorruptObjectError(
+            "base.leaf_pages: expected pointer, node, number of leaves, box, and the oldest and "
+            "newest sequence they are merged to"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Base:
-    """Node table and directory of leaves.
+    """Node table and directory of leaves, or a page of them.
 
     Parameters
     ----------
     nodes : tuple of Node
-        All nodes as of `sequence`.
+        All nodes as of `sequence`, except those in pages.
     manifests : tuple of ManifestRef
-        The leaves, each with the sequence it is merged to.
+        The leaves, each with the sequence it is merged to, except those in pages.
     sequence : int
-        Sequence of the newest change in `nodes`.
+        Sequence of the newest change in `nodes`; of a page, when it was written.
     counts : tuple of Count or None
-        Chunks of each node as of `sequence`; None if unknown.
+        Chunks of each node as of `sequence`, except those in pages; None if unknown.
+    pages : tuple of NodePage
+        The pages with all nodes and their leaves, in their order; empty if they are in here.
+    leaf_pages : tuple of LeafPage
+        The pages with leaves of large arrays.
 
     Raises
     ------
     CorruptObjectError
-        If a leaf is merged to a later sequence than the base, or a path occurs twice.
+        If a leaf is merged to a later sequence than the base, a path occurs twice, or the ranges of
+        pages are out of order or overlap.
     """
 
     nodes: tuple[Node, ...]
     manifests: tuple[ManifestRef, ...]
     sequence: int = 0
     counts: tuple[Count, ...] | None = None
+    pages: tuple[NodePage, ...] = ()
+    leaf_pages: tuple[LeafPage, ...] = ()
 
     def __post_init__(self) -> None:
-        if any(merged > self.sequence for ref in self.manifests for merged in ref.merged):
+        merged = [to for ref in self.manifests for to in ref.merged]
+        merged += [page.merged[1] for page in self.leaf_pages]
+        if any(to > self.sequence for to in merged):
             raise CorruptObjectError("base: a leaf is merged to a later sequence than the base")
         if len({node.path for node in self.nodes}) != len(self.nodes):
             raise CorruptObjectError("base.nodes: a path occurs twice")
         check_numbers("base.sequence", self.sequence)
         check_counts(self.counts, least=0)
+        if self.pages or self.leaf_pages:
+            self._check_pages()
+
+    def _check_pages(self) -> None:
+        if self.pages and (self.nodes or self.manifests or self.counts):
+            raise CorruptObjectError("base: nodes or leaves both inline and in pages")
+        ends = [path_order(path) for page in self.pages for path in (page.first, page.last)]
+        if any(
+            one > other if at % 2 == 0 else one >= other
+            for at, (one, other) in enumerate(pairwise(ends))
+        ):
+            raise CorruptObjectError("base.pages: ranges out of order")
+        for page in self.pages:
+            check_texts("base.pages", page.first, page.last)
+            check_numbers("base.pages", page.nodes - 1, page.leaves)
+        for leaves in self.leaf_pages:
+            check_numbers("base.leaf_pages", leaves.leaves - 1, *leaves.merged)
+            if len(leaves.node_id) != NODE_ID_BYTES or leaves.merged[0] > leaves.merged[1]:
+                raise CorruptObjectError("base.leaf_pages: an invalid node id or sequence")
+        links: Iterable[NodePage | LeafPage] = (*self.pages, *self.leaf_pages)
+        if len({link.blob.key for link in links}) != len(self.pages) + len(self.leaf_pages):
+            raise CorruptObjectError("base: a page is listed twice")
+
+    @property
+    def leaf_count(self) -> int:
+        """How many leaves it has itself."""
+        return sum(len(ref.parts) for ref in self.manifests)
 
     def encode(self) -> bytes:
         """The object's bytes."""
-        return encode(
-            ObjectKind.BASE,
-            {
-                "nodes": [node.pack() for node in self.nodes],
-                "manifests": [manifest.pack() for manifest in self.manifests],
-                "sequence": self.sequence,
-                "counts": pack_counts(self.counts),
-            },
-        )
+        fields = {
+            "nodes": [node.pack() for node in self.nodes],
+            "manifests": [manifest.pack() for manifest in self.manifests],
+            "sequence": self.sequence,
+            "counts": pack_counts(self.counts),
+        }
+        if self.pages:
+            fields["pages"] = [page.pack() for page in self.pages]
+        if self.leaf_pages:
+            fields["leaf_pages"] = [page.pack() for page in self.leaf_pages]
+        return encode(ObjectKind.BASE, fields)
 
     @classmethod
     def from_object(cls, data: bytes, ref: BlobRef) -> Base:
@@ -186,6 +394,8 @@ class Base:
                 tuple(ManifestRef.parse(f) for f in fields.maps("manifests")),
                 fields.number("sequence"),
                 parse_counts(fields),
+                tuple(map(NodePage.parse, fields.items("pages"))),
+                tuple(map(LeafPage.parse, fields.items("leaf_pages"))),
             )
 
         return decode(data, ObjectKind.BASE, parse, ref.key, crc=ref.crc32c, length=ref.length)

@@ -22,6 +22,7 @@ import numpy as np
 
 from zarr_manifests.engine.commit.add_digest import with_digest
 from zarr_manifests.engine.commit.landing import root_with
+from zarr_manifests.engine.compact.base_writing import encoded_base
 from zarr_manifests.engine.compact.merge_leaves import (
     Pending,
     due_changes,
@@ -41,7 +42,7 @@ from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.pending import Heap
 from zarr_manifests.engine.snapshot.totals import counts_of_base, ref_counts, sums_after
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.format.blobs import BlobRef, with_copies
+from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.counts import Count
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
 from zarr_manifests.format.index import IndexEntry
@@ -56,10 +57,9 @@ from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode, S
 from zarr_manifests.planning.upkeep.digests import needs_digest
 from zarr_manifests.reports import CompactionReport
 
-__all__ = ["compact_branch", "with_coordinate_copies"]
+__all__ = ["compact_branch"]
 
 _ATTEMPTS = 10
-_BASE_COPY_BYTES = 256 * 1024
 
 
 @dataclass(slots=True)
@@ -222,16 +222,11 @@ class _Work:
             index = BaseIndex(manifests)
             stored = {entry.name: entry.stored_bytes for entry in self._entries}
             counts = counts_of_base(view, index, self._settled(index), stored)
-            made = Base(
-                tuple(view.nodes[path] for path in sorted(view.nodes)),
-                with_coordinate_copies(view, manifests, small),
-                sequence,
-                counts,
-            )
-            new_base = Upload(self._keys.next("nodes"), made.encode())
+            nodes = dict(view.nodes)
+            whole = Base(tuple(nodes[path] for path in sorted(nodes)), manifests, sequence, counts)
+            new_base, pages = encoded_base(self._context.objects, view, whole, self._keys, small)
             base = new_base.ref
-            self._context.objects.remember(base, made)
-            uploads += [*self._bitmaps, new_base]
+            uploads += [*self._bitmaps, *pages, new_base]
         dropped = self._droppable(BaseIndex(manifests), sequence)
         entries, kept, runs = self._rolled_up(dropped)
         uploads += runs
@@ -485,24 +480,3 @@ def _moved_digests(current: Snapshot, done: _Compacted) -> tuple[DigestEntry, ..
         if to[0] is not None and to == list(range(to[0], to[0] + entry.count)):
             found.append(replace(entry, first=to[0]))
     return tuple(found)
-
-
-def with_coordinate_copies(
-    view: SnapshotView, manifests: Sequence[ManifestRef], known: Mapping[str, bytes]
-) -> tuple[ManifestRef, ...]:
-    """The directory with copies of small manifests of coordinates, up to a total size."""
-    coordinates = {
-        node.node_id
-        for node in view.nodes.values()
-        if node.kind is NodeKind.ARRAY and node.array and node.array.is_coordinate(node.path)
-    }
-    wanted = [
-        i
-        for i in sorted(range(len(manifests)), key=lambda i: manifests[i].blob.length)
-        if any(part.node_id in coordinates for part in manifests[i].parts)
-    ]
-    copies = with_copies([manifests[i].blob for i in wanted], known, _BASE_COPY_BYTES)
-    out = [replace(manifest, blob=manifest.blob.bare()) for manifest in manifests]
-    for i, blob in zip(wanted, copies, strict=True):
-        out[i] = replace(out[i], blob=blob)
-    return tuple(out)

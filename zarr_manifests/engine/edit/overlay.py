@@ -214,6 +214,13 @@ class SessionView:
         stored, changed = self.view.paths, self.changes.paths
         return {**stored.directories(start), **changed.directories(start)}
 
+    def _unlisted_in(self, start: str) -> Iterable[str]:
+        """Directories right in this directory that may have nodes and no node at their own path."""
+        changed = self.changes.paths
+        gone = [p for p in changed.paths(start) if self.changes.nodes.get(p) is None]
+        found = {**self.view.paths.unlisted(start), **changed.directories(start)}
+        return {**found, **{directory(path): None for path in gone}}
+
     def members(self, path: str) -> dict[str, Node]:
         """The groups and arrays right below the group at the path, by path."""
         paths = self._paths_in(directory(path))
@@ -260,6 +267,8 @@ class SessionView:
         chunk = self._nearby(key)
         near = chunk is not None
         if chunk is None:
+            if not view.is_here(_paths_of(key)):
+                return Unread()
             found = self._look_up(key)
             if not isinstance(found, tuple):
                 return found
@@ -286,7 +295,8 @@ class SessionView:
                 self.changes.reads.documents.add(path)
             if node is not None and name in node.documents:
                 return InlineRef(node.documents[name])
-        chunk = self._search(key)
+        # The name of a document is no name of a chunk.
+        chunk = self._search(key) if path is None else None
         if chunk is None and (opaque := self.node(OPAQUE + key)) is not None:
             chunk = opaque, ()
         return chunk
@@ -429,7 +439,7 @@ class SessionView:
         found: set[str] = set()
         for start in (prefix, OPAQUE + prefix):
             found.update(p[len(start) :] for p in self._paths_in(start) if p and self.node(p))
-            for inner in self._directories_in(start):
+            for inner in self._unlisted_in(start):
                 name = inner[len(start) : -1]
                 if inner != OPAQUE and name not in found and any(self.below(inner)):
                     found.add(name)
@@ -441,6 +451,19 @@ class SessionView:
                     if key.startswith(prefix):
                         found.add(key[len(prefix) :].partition("/")[0])
         return found
+
+
+def _paths_of(key: str) -> Iterator[str]:
+    """The paths of all nodes that may have the key."""
+    yield OPAQUE + key
+    path = document_path(key)
+    if path is not None:
+        yield path
+        return
+    end = len(key)
+    while end > 0:
+        end = max(key.rfind("/", 0, end), 0)
+        yield key[:end]
 
 
 def check_key(key: str) -> None:

@@ -1,8 +1,8 @@
 """Everything that a snapshot, an index or a page refers to, directly or not.
 
 All references are followed without interpretation: the whole read list, each commit's own delta,
-digests, the base, all manifests, and every chunk object that a row refers to. Objects are loaded
-many at once, each once.
+digests, the base and its pages, all manifests, and every chunk object that a row refers to. Objects
+are loaded many at once, each once.
 """
 
 from __future__ import annotations
@@ -33,26 +33,34 @@ _AT_ONCE = 64
 class Link:
     """A pointer to an object of that kind.
 
-    `parts` lists a manifest's tables, according to the pointer.
+    `parts` lists a manifest's tables, according to the pointer. `of_page` says that the pointer is
+    to a page of a base, or in one: other pages may list other tables of the same manifest.
     """
 
     ref: BlobRef
     kind: type[Any]
     parts: tuple[Part, ...] | None = None
+    of_page: bool = False
 
     def check(self, value: Any) -> None:
         """Raise if a manifest has other tables than its pointer says."""
-        due = self.parts if isinstance(value, Manifest) else None
-        if due is not None and value.directory() != due:
+        if self.parts is None or not isinstance(value, Manifest):
+            return
+        nodes = {part.node_id for part in self.parts} if self.of_page else None
+        held = value.directory()
+        if self.parts != tuple(p for p in held if nodes is None or p.node_id in nodes):
             raise CorruptObjectError(f"{self.ref.key} has other chunk tables than it should")
 
 
-def _manifests(refs: Iterable[ManifestRef]) -> Iterator[Link]:
-    return (Link(ref.blob, Manifest, ref.parts) for ref in refs)
+def _manifests(refs: Iterable[ManifestRef], *, of_page: bool = False) -> Iterator[Link]:
+    return (Link(ref.blob, Manifest, ref.parts, of_page) for ref in refs)
 
 
-def children(value: Any) -> Iterator[Link]:
-    """The metadata objects that an object names, except a snapshot's parent."""
+def children(value: Any, *, of_page: bool = False) -> Iterator[Link]:
+    """The metadata objects that an object names, except a snapshot's parent.
+
+    `of_page` says that the object is a page of a base.
+    """
     match value:
         case Snapshot():
             yield Link(value.log, Delta)
@@ -64,7 +72,12 @@ def children(value: Any) -> Iterator[Link]:
             yield from (Link(entry.blob, Digest) for entry in value.digests)
             if value.marks_page is not None:
                 yield Link(value.marks_page, MarksPage)
-        case Base() | Delta():
+        case Base():
+            paged = of_page or bool(value.leaf_pages)
+            yield from _manifests(value.manifests, of_page=paged)
+            yield from (Link(page.blob, Base, of_page=True) for page in value.pages)
+            yield from (Link(page.blob, Base, of_page=True) for page in value.leaf_pages)
+        case Delta():
             yield from _manifests(value.manifests)
         case IndexDirectory():
             yield from (Link(blob, Bitmaps) for blob in value.blobs)
@@ -101,4 +114,4 @@ def follow(
             links, runtime.parallel([partial(load, link) for link in links]), strict=True
         ):
             yield link, value
-            due += children(value)
+            due += children(value, of_page=link.of_page)

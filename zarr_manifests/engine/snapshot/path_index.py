@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, Protocol
 
-__all__ = ["PathIndex"]
+__all__ = ["PathIndex", "Paths"]
 
 _NONE: Final[Mapping[str, None]] = {}
+
+
+class Paths(Protocol):
+    """Paths by directory, possibly also of nodes that were deleted."""
+
+    def paths(self, directory: str) -> Mapping[str, None]:
+        """The paths right in the directory, as keys."""
+
+    def directories(self, directory: str) -> Mapping[str, None]:
+        """The directories right in the directory that have paths at any depth, as keys."""
+
+    def unlisted(self, directory: str) -> Mapping[str, None]:
+        """Those of its directories that may have paths though there is no node at their own."""
 
 
 class PathIndex:
@@ -35,6 +48,10 @@ class PathIndex:
     def directories(self, directory: str) -> Mapping[str, None]:
         """The directories right in the directory that have paths at any depth, as keys."""
         return self._directories.get(directory, _NONE)
+
+    def unlisted(self, directory: str) -> Mapping[str, None]:
+        """Those of its directories that may have paths though there is no node at their own."""
+        return self.directories(directory)
 
     def add(self, path: str) -> None:
         """Add a path."""

@@ -22,6 +22,7 @@ from typing import Final
 
 from zarr_manifests.config.manifest_sets import Preload
 from zarr_manifests.engine.objects.metadata import ObjectReader
+from zarr_manifests.engine.snapshot.base_pages import index_of
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import ManifestsError
@@ -186,7 +187,7 @@ class SnapshotPreload:
 
 def _refs_of(view: SnapshotView) -> Iterator[tuple[BlobRef, Sequence[Part]]]:
     """All objects with chunk tables, and their tables."""
-    for ref in view.manifests:
+    for ref in view.manifests_here():
         yield ref.blob, ref.parts
     for entry in view.snapshot.deltas:
         if entry.embedded:
@@ -200,18 +201,20 @@ def _kind(ref: BlobRef) -> type[Delta] | type[Manifest]:
 
 
 def _plan(objects: ObjectReader, options: Preload, view: SnapshotView) -> PreloadPlan:
-    known = {part.node_id for ref in view.manifests for part in ref.parts} | view.touched()
+    base = view.manifests_here()  # a preload loads no pages: each has copies of small manifests
+    known = {part.node_id for ref in base for part in ref.parts} | view.touched()
     # Of thousands of arrays few are coordinates, and only these are examined further.
     nodes = {
         node.node_id: node
-        for node in view.nodes.values()
+        for node in view.nodes_here()
         if node.kind is NodeKind.ARRAY
         and node.node_id in known
         and (options.arrays is not None or (node.array and node.array.is_coordinate(node.path)))
     }
     here = {ref.key for ref, _ in _refs_of(view) if objects.recall(ref, _kind(ref)) is not None}
     arrays = NodeFacts(nodes, {}).values()
-    return plan_preload(options, arrays, view.index, _without_digests(view), here)
+    index = view.index if view.pages is None else index_of(base)
+    return plan_preload(options, arrays, index, _without_digests(view), here)
 
 
 def _without_digests(view: SnapshotView) -> list[DeltaEntry]:

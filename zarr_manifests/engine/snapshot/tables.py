@@ -16,12 +16,15 @@ from functools import partial
 from typing import Any, Final, cast
 
 from zarr_manifests.engine.objects.metadata import ObjectReader
-from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
+from zarr_manifests.engine.snapshot.base_pages import index_of
+from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.digest import Digest
-from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
+from zarr_manifests.format.envelope import MAX_NUMBER
+from zarr_manifests.format.manifest import Manifest, Part
+from zarr_manifests.format.nodes import Base
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.stretches import TableData
 from zarr_manifests.grid import Coords, IndexArray
@@ -44,12 +47,12 @@ class SnapshotTables:
         objects: ObjectReader,
         ref: BlobRef,
         snapshot: Snapshot,
-        manifests: tuple[ManifestRef, ...],
+        base: Base,
         opening: Mapping[int, Delta | Digest],
     ) -> None:
         self.ref = ref
         self.snapshot = snapshot
-        self.manifests = manifests
+        self._base = base
         self.opening = opening  # by position in the read list
         self._objects = objects
         self._cuts: dict[int, Mapping[bytes, Coords]] = {}  # by position in the read list
@@ -75,16 +78,9 @@ class SnapshotTables:
         """An index of the base's leaves; made on first use, and once for each base."""
         found = self._index
         if found is None:
-            found = self.of_base(BaseIndex, self._make_index)
+            found = self.of_base(BaseIndex, lambda: index_of(self._base.manifests))
             self._index = found
         return found
-
-    def _make_index(self) -> BaseIndex:
-        sets = {ref.blob.key: ref.packed_for for ref in self.manifests if ref.packed_for}
-        try:
-            return BaseIndex(self.manifests, sets)
-        except InvalidArgumentError as error:
-            raise CorruptObjectError(f"snapshot {self.snapshot_id}: {error}") from error
 
     def of_base[T](self, kind: type[T], make: Callable[[], T]) -> T:
         """A value that depends on the base alone, shared by all snapshots with that base.
@@ -151,7 +147,7 @@ class SnapshotTables:
             nonlocal layers
             if layers is None:
                 layers = self._layers(node_id, sources, loaded, keep=False)
-                if any(map(live.since, self.index.merged(node_id).tolist())):
+                if self.index.may_be_merged(node_id, live.oldest, MAX_NUMBER):
                     cache.keep(name, layers)  # there are other overlays to be made of them
             return self._merged([layer for last, layer in layers if last > after])
 
@@ -274,13 +270,12 @@ class SnapshotTables:
 
         Only if each leaf has all of such a run or nothing of it: a digest cannot tell its parts.
         """
-        merged = self.index.merged(node_id)
         found = {}
         for entry in self.snapshot.digests:
             digest, run = self.opening[entry.first], self.snapshot.deltas[entry.first : entry.stop]
             if not isinstance(digest, Digest) or node_id not in digest.covered:
                 continue
-            if not ((merged >= run[0].last) & (merged < run[-1].last)).any():
+            if not self.index.may_be_merged(node_id, run[0].last, run[-1].last):
                 found[entry.first] = digest
         return found
 

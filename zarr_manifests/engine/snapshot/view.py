@@ -17,15 +17,21 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from operator import le
 from typing import Any, Final
 
 import numpy as np
 
 from zarr_manifests.engine.objects.metadata import AtHand, ObjectReader
-from zarr_manifests.engine.snapshot.path_index import PathIndex
+from zarr_manifests.engine.snapshot.base_pages import (
+    BasePages,
+    NodeIds,
+    NodeMaps,
+    PagedIndex,
+    PagedNodes,
+    PagedPaths,
+)
+from zarr_manifests.engine.snapshot.path_index import Paths
 from zarr_manifests.engine.snapshot.tables import SnapshotTables
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import BlobRef
@@ -36,8 +42,10 @@ from zarr_manifests.format.chunk_table import (
     Unset,
     VirtualRef,
 )
+from zarr_manifests.format.counts import Count
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.digest import Digest
+from zarr_manifests.format.manifest import ManifestRef
 from zarr_manifests.format.nodes import Base, Node
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Box, Coords, IndexArray
@@ -71,24 +79,6 @@ _ALONE_S: Final = 0.05
 _now_s: Final = SYSTEM.monotonic_s
 
 
-@dataclass(frozen=True)
-class _Nodes:
-    """Nodes by path and by id; never changed."""
-
-    by_path: Mapping[str, Node]
-    by_id: Mapping[bytes, Node]
-
-    @classmethod
-    def of(cls, nodes: Iterable[Node]) -> _Nodes:
-        by_path = {node.path: node for node in nodes}
-        return cls(by_path, {node.node_id: node for node in by_path.values()})
-
-    @cached_property
-    def index(self) -> PathIndex:
-        """The paths by directory; made on first use."""
-        return PathIndex(self.by_path)
-
-
 class SnapshotView(SnapshotTables):
     """One snapshot, ready for queries. Thread-safe; made by `open`.
 
@@ -102,12 +92,10 @@ class SnapshotView(SnapshotTables):
         All nodes by path.
     by_id : mapping of bytes to Node
         All nodes by id.
-    manifests : tuple of ManifestRef
-        The base's leaf directory.
+    pages : BasePages or None
+        The base, if it has pages: `nodes` and `by_id` then load the pages they need.
     base_sequence : int
         The sequence up to which the base has all node changes.
-    counts : tuple of Count or None
-        The base's chunk counts; None if it has none.
     opening : mapping of int to Delta or Digest
         The objects that opening needed besides the base, by position in the read list.
     """
@@ -120,32 +108,78 @@ class SnapshotView(SnapshotTables):
         base: Base,
         opening: Mapping[int, Delta | Digest],
     ) -> None:
-        super().__init__(objects, ref, snapshot, base.manifests, opening)
+        super().__init__(objects, ref, snapshot, base, opening)
         self.base_sequence = base.sequence
-        self.counts = base.counts if snapshot.base is not None else ()
-        # Without node changes in deltas, the nodes are shared by all snapshots of this base.
-        known = self.of_base(_Nodes, lambda: _Nodes.of(base.nodes))
+        self.pages: BasePages | None = None
+        self.nodes: Mapping[str, Node]
+        self.by_id: Mapping[bytes, Node]
+        self._paths: Callable[[], Paths]
         ends = {entry.first: snapshot.deltas[entry.stop - 1].last for entry in snapshot.digests}
-        nodes = None
-        for position in sorted(opening):
-            found = opening[position]
-            newer = ends.get(position, snapshot.deltas[position].last) > base.sequence
-            if newer and (found.deleted or found.nodes):
-                nodes = dict(known.by_path) if nodes is None else nodes
-                for path in found.deleted:
-                    nodes.pop(path, None)
-                nodes.update((node.path, node) for node in found.nodes)
-        if nodes is not None:
-            known = _Nodes.of(nodes.values())
-        self._nodes = known
-        self.nodes, self.by_id = known.by_path, known.by_id
-        if len(self.by_id) != len(self.nodes):
-            raise CorruptObjectError(f"two nodes of snapshot {self.snapshot_id} have the same id")
+        newer = [
+            opening[at]
+            for at in sorted(opening)
+            if ends.get(at, snapshot.deltas[at].last) > base.sequence
+        ]
+        changes = [found for found in newer if found.deleted or found.nodes]
+        if base.pages or base.leaf_pages:
+            self._open_pages(BasePages(objects, base), changes)
+        else:
+            self._take_nodes(base, changes)
         self._first: dict[bytes, Coords] = {}  # by node, until its overlay is made
         # Overlays of nodes without a leaf, by node, while the cache keeps them, and the time until
         # which the cache entry is not refreshed.
         self._alone: dict[bytes, tuple[weakref.ref[Overlay], float]] = {}
         self._damaged: set[bytes] = set()  # nodes whose overlay could not be made
+
+    def _take_nodes(self, base: Base, changes: Sequence[Delta | Digest]) -> None:
+        # Without node changes in deltas, the nodes are shared by all snapshots of this base.
+        known = self.of_base(NodeMaps, lambda: NodeMaps.of(base.nodes))
+        if changes:
+            nodes = dict(known.by_path)
+            for found in changes:
+                for path in found.deleted:
+                    nodes.pop(path, None)
+                nodes.update((node.path, node) for node in found.nodes)
+            known = NodeMaps.of(nodes.values())
+        self.nodes, self.by_id, self._paths = known.by_path, known.by_id, known.paths
+        if len(self.by_id) != len(self.nodes):
+            raise CorruptObjectError(f"two nodes of snapshot {self.snapshot_id} have the same id")
+
+    def _open_pages(self, pages: BasePages, changes: Sequence[Delta | Digest]) -> None:
+        changed: dict[str, Node | None] = {}
+        for found in changes:
+            changed.update(dict.fromkeys(found.deleted))
+            changed.update((node.path, node) for node in found.nodes)
+        self.pages = pages
+        self.nodes = nodes = PagedNodes(pages, changed)
+        self.by_id = ids = NodeIds(nodes)
+        self._index = PagedIndex(pages, ids)
+        paths = PagedPaths(pages, changed)
+        self._paths = lambda: paths
+
+    @property
+    def manifests(self) -> tuple[ManifestRef, ...]:
+        """The base's leaf directory; loads all its pages."""
+        return self._base.manifests if self.pages is None else self.pages.manifests()
+
+    @property
+    def counts(self) -> tuple[Count, ...] | None:
+        """The base's chunk counts, None if they are unknown; loads all its pages."""
+        if self.snapshot.base is None:
+            return ()
+        return self._base.counts if self.pages is None else self.pages.counts()
+
+    def nodes_here(self) -> Iterable[Node]:
+        """The nodes that are known without a request; all of them if the base has no pages."""
+        return self.nodes.here() if isinstance(self.nodes, PagedNodes) else self.nodes.values()
+
+    def is_here(self, paths: Iterable[str]) -> bool:
+        """Whether looking up the nodes at these paths needs no request."""
+        return self.pages is None or all(map(self.pages.is_here, paths))
+
+    def manifests_here(self) -> tuple[ManifestRef, ...]:
+        """The leaves that are known without a request; all of them if the base has no pages."""
+        return self._base.manifests if self.pages is None else self.pages.manifests_here()
 
     @classmethod
     def open(
@@ -183,9 +217,9 @@ class SnapshotView(SnapshotTables):
         return view
 
     @property
-    def paths(self) -> PathIndex:
+    def paths(self) -> Paths:
         """The paths of all nodes by directory."""
-        return self._nodes.index
+        return self._paths()
 
     def at_hand(self) -> SnapshotView:
         """The same view, but a fetch raises `NotAtHandError` instead."""

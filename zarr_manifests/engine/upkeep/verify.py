@@ -26,6 +26,7 @@ import numpy as np
 
 from zarr_manifests.engine.history.commit_logs import delta_of
 from zarr_manifests.engine.history.reachability import Link, follow, tables
+from zarr_manifests.engine.snapshot.base_pages import BasePages
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.upkeep.check_totals import wrong_counters
 from zarr_manifests.engine.upkeep.collect import archived_versions, live_snapshots
@@ -42,12 +43,15 @@ from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.digest import Digest
 from zarr_manifests.format.envelope import is_sound
 from zarr_manifests.format.index import IndexDirectory
+from zarr_manifests.format.manifest import Manifest, Part
 from zarr_manifests.format.nodes import Base
 from zarr_manifests.format.pages import Page
 from zarr_manifests.format.root import ROOT_KEY, LogEntry, Root, archive_key
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import crc32c, object_key
+from zarr_manifests.planning.layout.leaves import part_order
+from zarr_manifests.planning.layout.node_pages import orphans
 from zarr_manifests.planning.upkeep.collection import first_archive_kept
 from zarr_manifests.planning.upkeep.digests import tells_about
 from zarr_manifests.planning.upkeep.paging import checked, pulled
@@ -184,12 +188,14 @@ def _check_closure(
     seen: set[str] = set()
     load = partial(_load, context, found)
     snapshots: list[tuple[BlobRef, Snapshot]] = []
+    paged = _PagedBases()
     for done, (link, value) in enumerate(follow(context.runtime, starts.values(), load, seen), 1):
         found.objects += 1
         if done % 100 == 0:
             progress("reading metadata", done)
         if isinstance(value, Snapshot):
             snapshots.append((link.ref, value))
+        paged.note(link, value)
         try:
             _check_alone(value)
             for table in tables(value):
@@ -197,6 +203,7 @@ def _check_closure(
             _check_unknown(context, found, value)
         except (ManifestsError, ValueError) as error:
             found.add(link.ref.key, error)
+    paged.check(context, found)
     for ref, snapshot in snapshots:
         _check_snapshot(context, found, ref, snapshot)
     for name, branch in whole.branches.items():
@@ -282,6 +289,49 @@ def _check_alone(value: Any) -> None:
                     break
                 if box.overlaps(other):
                     raise CorruptObjectError(f"leaves of a node overlap: {box} and {other}")
+
+
+@dataclass(slots=True)
+class _PagedBases:
+    """Bases with pages, and the tables of the manifests that pages list, by key."""
+
+    bases: list[tuple[BlobRef, Base]] = field(default_factory=list)
+    tables: dict[str, tuple[Part, ...]] = field(default_factory=dict)
+
+    def note(self, link: Link, value: Any) -> None:
+        """Note the value if it is one of them."""
+        if isinstance(value, Base) and (value.pages or value.leaf_pages):
+            self.bases.append((link.ref, value))
+        elif isinstance(value, Manifest) and link.of_page:
+            self.tables[link.ref.key] = value.directory()
+
+    def check(self, context: ReadContext, found: _Findings) -> None:
+        """Check the pages of each base, and that together they list each manifest in full."""
+        for ref, base in self.bases:
+            pages = BasePages(context.objects, base)
+            try:
+                self._check(ref, base, pages)
+            except ManifestsError as error:
+                if not any(link.blob.key in found.problems for link in pages.links()):
+                    found.add(ref.key, error)
+
+    def _check(self, ref: BlobRef, base: Base, pages: BasePages) -> None:
+        nodes = [node for page in pages.pages() for node in page.nodes]
+        if len({node.node_id for node in nodes}) != len(nodes):
+            raise CorruptObjectError(f"{ref.key}: two nodes have the same id")
+        paths = {node.path for node in nodes}
+        for link, page in pages.linked_pages():
+            if link.orphans != orphans(page, paths):
+                raise CorruptObjectError(f"{ref.key}: wrong about orphans in {link.blob.key}")
+        refs = [manifest for page in pages.pages() for manifest in page.manifests]
+        if any(pages.large(part.node_id) for manifest in refs for part in manifest.parts):
+            raise CorruptObjectError(f"{ref.key}: leaves of a large array in two kinds of pages")
+        manifests = pages.manifests()
+        _check_alone(Base((), manifests, base.sequence))
+        for manifest in manifests:
+            held = self.tables.get(manifest.blob.key, manifest.parts)
+            if sorted(map(part_order, held)) != sorted(map(part_order, manifest.parts)):
+                raise CorruptObjectError(f"{ref.key} does not list all of {manifest.blob.key}")
 
 
 def _check_unknown(context: ReadContext, found: _Findings, value: Any) -> None:

@@ -295,10 +295,12 @@ class BaseIndex:
         leaves.placed[at] = placed
         return placed
 
-    def merged(self, node_id: bytes) -> IndexArray:
-        """The sequences up to which changes are merged into the node's leaves, in any order."""
+    def may_be_merged(self, node_id: bytes, first: int, stop: int) -> bool:
+        """Whether a leaf of the node may be merged to a sequence from `first` up to `stop`."""
         leaves = self._of(node_id)
-        return np.empty(0, np.int64) if leaves is None else leaves.merged
+        if leaves is None:
+            return False
+        return bool(((leaves.merged >= first) & (leaves.merged < stop)).any())
 
     def around(self, node_id: bytes) -> Box | None:
         """The smallest box around the node's leaves; None if it has none."""

@@ -126,7 +126,7 @@ class LiveSources:
         self._cuts = dict(sorted(cuts.items()))
         self._places = [TablePlace(s, n) for s in self.sources for n in range(len(s.parts))]
         lasts = [cut.last for cut in cuts.values()] + [source.last for source in self.sources]
-        self._oldest = min(lasts, default=0)
+        self.oldest = min(lasts, default=0)
         boxes = [part.box for source in self.sources for part in source.parts]
         self._axes = {box.ndim: box for box in boxes}
         if len(self._axes) == 1:
@@ -137,7 +137,7 @@ class LiveSources:
 
     def since(self, after: int) -> int:
         """Return `after`, or 0 if all live deltas are newer: both then select the same deltas."""
-        return after if self._oldest <= after else 0
+        return after if self.oldest <= after else 0
 
     def reach(self, coords: Coords, after: int = 0) -> Reach:
         """What has to be searched for a chunk, counting only deltas newer than `after`.

@@ -1,0 +1,461 @@
+"""The base of a snapshot, loaded page by page.
+
+A path or node id is looked up in the one page that may have it; what is needed of several pages is
+fetched in one round. A base without pages of nodes is treated as one page that is here already.
+
+Invariants: a page is compared with its pointer before it is used, and a page that cannot be loaded
+is an error, never an absent node. What is loaded is kept as long as the view, and in the objects'
+cache while there is room.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from operator import itemgetter
+from typing import Final, NoReturn
+
+import numpy as np
+
+from zarr_manifests.engine.objects.metadata import ObjectReader
+from zarr_manifests.engine.snapshot.path_index import PathIndex
+from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.counts import Count
+from zarr_manifests.format.manifest import ManifestRef
+from zarr_manifests.format.nodes import Base, LeafPage, Node, NodePage, path_order
+from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.planning.layout.leaves import BaseIndex, PlacedLeaf
+from zarr_manifests.planning.layout.node_pages import combined_refs
+
+__all__ = ["BasePages", "NodeIds", "NodeMaps", "PagedIndex", "PagedNodes", "PagedPaths", "index_of"]
+
+_parent: Final = itemgetter(slice(2))
+"""What the order of paths begins with: whether it is an opaque entry, and the parent path."""
+
+
+@dataclass(frozen=True)
+class NodeMaps:
+    """Nodes by path and by id; never changed."""
+
+    by_path: Mapping[str, Node]
+    by_id: Mapping[bytes, Node]
+
+    @classmethod
+    def of(cls, nodes: Iterable[Node]) -> NodeMaps:
+        """The maps of these nodes."""
+        by_path = {node.path: node for node in nodes}
+        return cls(by_path, {node.node_id: node for node in by_path.values()})
+
+    def paths(self) -> PathIndex:
+        """The paths by directory; made on first use."""
+        return self._paths
+
+    @cached_property
+    def _paths(self) -> PathIndex:
+        return PathIndex(self.by_path)
+
+
+def index_of(manifests: Sequence[ManifestRef]) -> BaseIndex:
+    """An index of these leaves.
+
+    Raises
+    ------
+    CorruptObjectError
+        If a manifest is listed twice.
+    """
+    sets = {ref.blob.key: ref.packed_for for ref in manifests if ref.packed_for}
+    try:
+        return BaseIndex(manifests, sets)
+    except InvalidArgumentError as error:
+        raise CorruptObjectError(str(error)) from error
+
+
+class BasePages:
+    """The pages of a base. Thread-safe.
+
+    Parameters
+    ----------
+    objects : ObjectReader
+        Loads the pages.
+    base : Base
+        The base, which has pages.
+    """
+
+    def __init__(self, objects: ObjectReader, base: Base) -> None:
+        self.base = base
+        self._objects = objects
+        self._starts = [path_order(link.first) for link in base.pages]
+        self._ends = [path_order(link.last) for link in base.pages]
+        self._loaded: dict[int, Base] = {}
+        self._maps: dict[int, NodeMaps] = {}
+        self._page_of: dict[bytes, int] = {}  # by id of the nodes in loaded pages
+        self._large: dict[bytes, list[LeafPage]] = {}
+        for link in base.leaf_pages:
+            self._large.setdefault(link.node_id, []).append(link)
+        self._indexes: dict[tuple[str, ...], BaseIndex] = {}  # by keys of pages of leaves
+        if not base.pages:
+            self._keep(0, base, NodeMaps.of(base.nodes))
+
+    # --- nodes -------------------------------------------------------------------------------
+
+    def at(self, path: str) -> int | None:
+        """The number of the page that may have the path; None if there is none."""
+        if not self.base.pages:
+            return 0
+        order = path_order(path)
+        at = bisect_right(self._starts, order) - 1
+        return at if at >= 0 and order <= self._ends[at] else None
+
+    def is_here(self, path: str) -> bool:
+        """Whether looking the path up needs no page that is not loaded."""
+        at = self.at(path)
+        return at is None or at in self._maps
+
+    def node(self, path: str) -> Node | None:
+        """The node at the path."""
+        at = self.at(path)
+        if at is None:
+            return None
+        maps = self._maps.get(at)
+        if maps is None:
+            self.load((at,))
+            maps = self._maps[at]
+        return maps.by_path.get(path)
+
+    def members(self, directory: str) -> range:
+        """The numbers of the pages that may have nodes right in a directory.
+
+        It ends with a slash, or is empty.
+        """
+        parent = path_order(directory)[:2]
+        if not self.base.pages:
+            return range(1)
+        first = bisect_left(self._ends, parent, key=_parent)
+        return range(first, bisect_right(self._starts, parent, key=_parent))
+
+    def below(self, directory: str) -> range:
+        """The numbers of the pages that may have nodes in directories in this one."""
+        if not self.base.pages:
+            return range(1)
+        if not directory:
+            return range(bisect_right(self._ends, (False, ""), key=_parent), len(self._starts))
+        opaque = directory.startswith("/")
+        end = directory[:-1] + chr(ord("/") + 1)  # follows all that start with the directory
+        first = bisect_left(self._ends, (opaque, directory), key=_parent)
+        return range(first, bisect_left(self._starts, (opaque, end), key=_parent))
+
+    def loaded(self) -> list[NodeMaps]:
+        """The pages that are loaded."""
+        return list(self._maps.values())
+
+    def load(self, numbers: Iterable[int]) -> list[NodeMaps]:
+        """The pages with these numbers; missing ones are fetched in one round."""
+        wanted = list(numbers)
+        due = [at for at in wanted if at not in self._maps]
+        found = self._objects.load_all([(self.base.pages[at].blob, Base) for at in due])
+        for at in due:
+            link = self.base.pages[at]
+            page = found[link.blob.key]
+            link.check(page, self.base.sequence)
+            if (page.counts is None) != (self.base.counts is None):
+                raise CorruptObjectError(f"{link.blob.key}: counts unlike those of its base")
+            maps = self._made(link.blob, NodeMaps, partial(NodeMaps.of, page.nodes))
+            self._keep(at, page, maps)
+        return [self._maps[at] for at in wanted]
+
+    def _keep(self, at: int, page: Base, maps: NodeMaps) -> None:
+        for node_id in maps.by_id:
+            if self._page_of.setdefault(node_id, at) != at or len(maps.by_id) != len(page.nodes):
+                raise CorruptObjectError("base: two nodes have the same id")
+        self._loaded[at] = page
+        self._maps[at] = maps
+
+    def _made[T](self, blob: BlobRef, kind: type[T], make: Callable[[], T]) -> T:
+        """A value that depends on that object alone; kept while there is room."""
+        found = self._objects.recall(blob, kind)
+        if found is None:
+            found = make()
+            self._objects.remember(blob, found)
+        return found
+
+    def all(self) -> list[NodeMaps]:
+        """All pages of nodes."""
+        return self.load(range(len(self.base.pages) or 1))
+
+    def page_with(self, node_id: bytes, near: Iterable[str] | None) -> int | None:
+        """The number of the page with that node; None if the base does not have it.
+
+        `near` are the paths that the node may have in the base; None if any is possible.
+        """
+        at = self._page_of.get(node_id)
+        if at is None and near is not None:
+            self.load({at for path in near if (at := self.at(path)) is not None})
+        elif at is None:
+            self.all()
+        return self._page_of.get(node_id)
+
+    # --- leaves and counts ---------------------------------------------------------------------
+
+    def page(self, number: int) -> Base:
+        """The page of nodes with that number."""
+        self.load((number,))
+        return self._loaded[number]
+
+    def index(self, number: int) -> BaseIndex:
+        """An index of the leaves in the page of nodes with that number."""
+        if not self.base.pages:
+            return self._indexes.setdefault((), index_of(self.base.manifests))
+        page = self.page(number)
+        blob = self.base.pages[number].blob
+        return self._made(blob, BaseIndex, lambda: index_of(page.manifests))
+
+    def large(self, node_id: bytes) -> Sequence[LeafPage]:
+        """The pages of leaves of that node."""
+        return self._large.get(node_id, ())
+
+    def leaves(self, links: Sequence[LeafPage]) -> BaseIndex:
+        """An index of the leaves in these pages; missing ones are fetched in one round."""
+        keys = tuple(link.blob.key for link in links)
+        found = self._indexes.get(keys)
+        if found is None:
+            found = index_of([ref for page in self.leaf_bases(links) for ref in page.manifests])
+            self._indexes[keys] = found
+        return found
+
+    def leaf_bases(self, links: Sequence[LeafPage]) -> list[Base]:
+        """These pages of leaves; missing ones are fetched in one round."""
+        loaded = self._objects.load_all([(link.blob, Base) for link in links])
+        for link in links:
+            link.check(loaded[link.blob.key], self.base.sequence)
+        return [loaded[link.blob.key] for link in links]
+
+    def pages(self) -> list[Base]:
+        """All pages of nodes, in order."""
+        self.all()
+        return [self._loaded[at] for at in sorted(self._loaded)]
+
+    def links(self) -> tuple[NodePage | LeafPage, ...]:
+        """The pointers to all pages."""
+        return *self.base.pages, *self.base.leaf_pages
+
+    def linked_pages(self) -> list[tuple[NodePage, Base]]:
+        """All pages of nodes and the pointers to them; none if the base has its nodes inline."""
+        return list(zip(self.base.pages, self.pages(), strict=True)) if self.base.pages else []
+
+    def linked_leaf_pages(self) -> list[tuple[LeafPage, Base]]:
+        """All pages of leaves and the pointers to them."""
+        links = self.base.leaf_pages
+        return list(zip(links, self.leaf_bases(links), strict=True))
+
+    def manifests(self) -> tuple[ManifestRef, ...]:
+        """All leaves, each manifest once."""
+        pages = [*self.pages(), *self.leaf_bases(self.base.leaf_pages)]
+        return combined_refs(ref for page in pages for ref in page.manifests)
+
+    def manifests_here(self) -> tuple[ManifestRef, ...]:
+        """The leaves in pages of nodes that are loaded."""
+        return combined_refs(ref for page in list(self._loaded.values()) for ref in page.manifests)
+
+    def counts(self) -> tuple[Count, ...] | None:
+        """The counts of all nodes; None if they are unknown."""
+        if self.base.counts is None:
+            return None
+        return tuple(count for page in self.pages() for count in page.counts or ())
+
+
+class PagedNodes(Mapping[str, Node]):
+    """The nodes of a snapshot by path: those in pages, changed by live deltas.
+
+    Looking up a path loads one page at most; going through all nodes loads all pages.
+    """
+
+    def __init__(self, pages: BasePages, changed: Mapping[str, Node | None]) -> None:
+        self.pages, self.changed = pages, changed
+
+    def find(self, path: str) -> Node | None:
+        """The node at the path."""
+        return self.changed[path] if path in self.changed else self.pages.node(path)
+
+    def __getitem__(self, path: str) -> Node:
+        node = self.find(path)
+        if node is None:
+            raise KeyError(path)
+        return node
+
+    def __contains__(self, path: object) -> bool:
+        return isinstance(path, str) and self.find(path) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        for maps in self.pages.all():
+            yield from (path for path in maps.by_path if path not in self.changed)
+        yield from (path for path, node in self.changed.items() if node is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def here(self) -> Iterator[Node]:
+        """The nodes in pages that are loaded, and those in live deltas."""
+        for maps in self.pages.loaded():
+            yield from (n for path, n in maps.by_path.items() if path not in self.changed)
+        yield from (node for node in self.changed.values() if node is not None)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("the nodes of a snapshot are not pickled")
+
+
+class PagedPaths:
+    """The paths of a snapshot by directory: those in pages, and those in live deltas.
+
+    They include paths of nodes that live deltas have deleted.
+    """
+
+    def __init__(self, pages: BasePages, changed: Mapping[str, Node | None]) -> None:
+        self._pages, self._changed = pages, changed
+
+    @cached_property
+    def _live(self) -> PathIndex:
+        return PathIndex(self._changed)
+
+    def paths(self, directory: str) -> Mapping[str, None]:
+        """The paths right in the directory, as keys."""
+        found: dict[str, None] = {}
+        for maps in self._pages.load(self._pages.members(directory)):
+            found.update(maps.paths().paths(directory))
+        return {**found, **self._live.paths(directory)}
+
+    def directories(self, directory: str) -> Mapping[str, None]:
+        """The directories right in the directory that have paths at any depth, as keys."""
+        return self._directories(directory, self._pages.below(directory))
+
+    def unlisted(self, directory: str) -> Mapping[str, None]:
+        """Those of its directories that may have paths though there is no node at their own."""
+        if directory.startswith("/"):  # no directory of opaque entries has a node
+            return self.directories(directory)
+        links = self._pages.base.pages
+        below = self._pages.below(directory)
+        found = self._directories(directory, [at for at in below if not links or links[at].orphans])
+        gone = [p for p in self._live.paths(directory) if self._changed[p] is None]
+        return {**found, **{f"{path}/": None for path in gone}}
+
+    def _directories(self, directory: str, numbers: Sequence[int]) -> dict[str, None]:
+        found: dict[str, None] = {}
+        for maps in self._pages.load(numbers):
+            found.update(maps.paths().directories(directory))
+        return {**found, **self._live.directories(directory)}
+
+
+class NodeIds(Mapping[bytes, Node]):
+    """The nodes of a snapshot by id.
+
+    Looking up the node of a page that is not loaded yet loads all pages.
+    """
+
+    def __init__(self, nodes: PagedNodes) -> None:
+        self._nodes = nodes
+        changed = nodes.changed.values()
+        self._changed = {node.node_id: node for node in changed if node is not None}
+
+    def page_of(self, node_id: bytes) -> int | None:
+        """The number of the page of the base that has the node, at whatever path."""
+        # A node that a live delta has changed or moved had a path that the delta names.
+        node = self._changed.get(node_id)
+        pages, changed = self._nodes.pages, self._nodes.changed
+        if node is None:
+            return pages.page_with(node_id, None)
+        found = pages.page_with(node_id, (node.path,))
+        return pages.page_with(node_id, changed) if found is None else found
+
+    def __getitem__(self, node_id: bytes) -> Node:
+        node = self._changed.get(node_id)
+        if node is None:
+            pages = self._nodes.pages
+            at = pages.page_with(node_id, None)
+            node = None if at is None else pages.load((at,))[0].by_id[node_id]
+            if node is None or node.path in self._nodes.changed:
+                raise KeyError(node_id)
+        return node
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (node.node_id for node in self._nodes.values())
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+
+class PagedIndex(BaseIndex):
+    """The leaves of a base with pages: questions about one node load the pages that it needs."""
+
+    def __init__(self, pages: BasePages, ids: NodeIds) -> None:
+        super().__init__(())
+        self._pages, self._ids = pages, ids
+
+    def _at(self, node_id: bytes, box: Box | None = None) -> BaseIndex | None:
+        """An index that has all leaves of the node that overlap the box."""
+        large = self._pages.large(node_id)
+        if large:
+            # Not `overlaps`, which says no for boxes without coordinates.
+            due = [link for link in large if box is None or _touches(link.box, box)]
+            return self._pages.leaves(due) if due else None
+        at = self._ids.page_of(node_id)
+        return None if at is None else self._pages.index(at)
+
+    def refs(self, node_id: bytes) -> int:
+        """The number of refs in all leaves of the node."""
+        found = self._at(node_id)
+        return 0 if found is None else found.refs(node_id)
+
+    def placed(self, node_id: bytes) -> list[PlacedLeaf]:
+        """The leaves of the node."""
+        found = self._at(node_id)
+        return [] if found is None else found.placed(node_id)
+
+    def holding(self, node_id: bytes, coords: Coords) -> list[PlacedLeaf]:
+        """The leaves whose box holds the coordinate: at most one in a valid base."""
+        found = self._at(node_id, Box(coords, tuple(c + 1 for c in coords)))
+        return [] if found is None else found.holding(node_id, coords)
+
+    def placed_in(self, node_id: bytes, box: Box) -> list[PlacedLeaf]:
+        """The leaves of the node that overlap the box."""
+        found = self._at(node_id, box)
+        return [] if found is None else found.placed_in(node_id, box)
+
+    def may_be_merged(self, node_id: bytes, first: int, stop: int) -> bool:
+        """Whether a leaf may be merged to one of these sequences."""
+        large = self._pages.large(node_id)
+        if large:
+            return any(link.merged[0] < stop and first <= link.merged[1] for link in large)
+        found = self._at(node_id)
+        return found is not None and found.may_be_merged(node_id, first, stop)
+
+    def around(self, node_id: bytes) -> Box | None:
+        """The smallest box around the node's leaves; None if it has none."""
+        large = self._pages.large(node_id)
+        if large:
+            return Box.around(link.box for link in large)
+        found = self._at(node_id)
+        return None if found is None else found.around(node_id)
+
+    def ndim(self, node_id: bytes) -> int | None:
+        """The number of axes of the node's leaves; None if it has none."""
+        large = self._pages.large(node_id)
+        if large:
+            return large[0].box.ndim
+        found = self._at(node_id)
+        return None if found is None else found.ndim(node_id)
+
+    def locate(self, node_id: bytes, coords: IndexArray) -> IndexArray:
+        """A number that is not negative for each coordinate in a leaf, -1 for the others."""
+        found = self._at(node_id, Box.around_coords(coords)) if len(coords) else None
+        if found is None:
+            return np.full(len(coords), -1, np.int64)
+        return found.locate(node_id, coords)
+
+
+def _touches(box: Box, other: Box) -> bool:
+    if box.ndim != other.ndim:
+        return True  # whoever looks into the leaves says what is wrong
+    sides = zip(box.lo, box.hi, other.lo, other.hi, strict=True)
+    return all(a < d and c < b for a, b, c, d in sides)

@@ -1,0 +1,269 @@
+"""How a base is split into pages, and which pages of the base before stay as they are.
+
+A small base has no pages. The nodes of a larger one are cut into pages in their order: at the
+boundaries of the pages before, so that what has not changed stays, and then into halves while a
+page is too large. The leaves of a large array are cut into pages of their own, by their corners.
+
+Invariants: all leaves that a manifest has of one array are in one page; leaves of deleted nodes are
+listed with another node of their manifest, so that a compaction knows what it holds.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from zarr_manifests.format.manifest import ManifestRef, Part
+from zarr_manifests.format.nodes import Base, LeafPage, Node, NodePage, path_order
+
+__all__ = ["LIMITS", "PageLimits", "Planned", "combined_refs", "orphans", "plan_pages"]
+
+
+@dataclass(frozen=True, slots=True)
+class PageLimits:
+    """When a base gets pages, and how large they become.
+
+    Parameters
+    ----------
+    inline : int
+        Most nodes, and most leaves, of a base without pages. An array with more leaves is large.
+    nodes, leaves, nbytes : int
+        Most nodes, leaves and encoded bytes of a page; one node may exceed them.
+    """
+
+    inline: int = 256
+    nodes: int = 256
+    leaves: int = 512
+    nbytes: int = 12 * 1024
+
+
+LIMITS: Final = PageLimits()
+_FIRST: Final = b""
+"""Stands for the first node, whatever it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned[Link: (NodePage, LeafPage)]:
+    """A page of the new base: the pointer to it if it exists already, else its contents."""
+
+    page: Base
+    data: bytes = b""
+    kept: Link | None = None
+
+
+type Copies = Callable[[Sequence[Node], Sequence[ManifestRef]], Sequence[ManifestRef]]
+"""Adds copies to the manifests of a page with these nodes."""
+
+
+def plan_pages(
+    whole: Base,
+    old: Sequence[tuple[NodePage, Base]] = (),
+    old_leaves: Sequence[tuple[LeafPage, Base]] = (),
+    limits: PageLimits = LIMITS,
+    copies: Copies | None = None,
+) -> tuple[Base, list[Planned[NodePage]], list[Planned[LeafPage]]]:
+    """Return what of a base stays inline, its pages of nodes, and its pages of leaves.
+
+    Parameters
+    ----------
+    whole : Base
+        The base without pages.
+    old, old_leaves : sequence of (page pointer, page)
+        The pages of the base before.
+    limits : PageLimits
+        When there are pages, and how large they become.
+    copies : callable, optional
+        Adds copies to the manifests of a page with the given nodes.
+    """
+    table = _Leaves(whole, limits)
+    leaves = [page for node in table.large for page in _leaf_pages(table, node, old_leaves, limits)]
+    few = len(whole.nodes) <= limits.inline and table.count <= limits.inline
+    if few or not whole.nodes:
+        inline = replace(table.page(table.nodes), nodes=whole.nodes) if leaves else whole
+        return inline, [], leaves
+    pages = _NodePages(table, limits, copies)
+    return Base((), (), whole.sequence, () if table.counted else None), pages.plan(old), leaves
+
+
+class _Leaves:
+    """The leaves and counts of a base, by node."""
+
+    def __init__(self, whole: Base, limits: PageLimits) -> None:
+        self.refs, self.sequence = whole.manifests, whole.sequence
+        self.counted = whole.counts is not None
+        self.counts = {count.node_id: count for count in whole.counts or ()}
+        self.nodes = sorted(whole.nodes, key=lambda node: path_order(node.path))
+        order = {node.node_id: at for at, node in enumerate(self.nodes)}
+        found: dict[bytes, int] = {}
+        for ref in self.refs:
+            for part in ref.parts:
+                found[part.node_id] = found.get(part.node_id, 0) + 1
+        self.large = [n.node_id for n in self.nodes if found.get(n.node_id, 0) > limits.inline]
+        large = set(self.large)
+        # Number of the manifest, and position in it, of the leaves that are listed with a node.
+        self.places: dict[bytes, list[tuple[int, int]]] = {}
+        for number, ref in enumerate(self.refs):
+            alive = [p.node_id for p in ref.parts if p.node_id in order and p.node_id not in large]
+            home = min(alive, key=order.__getitem__, default=_FIRST)
+            for at, part in enumerate(ref.parts):
+                listed = part.node_id if part.node_id in order else home
+                self.places.setdefault(listed, []).append((number, at))
+        self.count = sum(len(of) for node_id, of in self.places.items() if node_id not in large)
+
+    def listed(self, nodes: Iterable[bytes]) -> tuple[ManifestRef, ...]:
+        """The manifests with the leaves that are listed with these nodes."""
+        at: dict[int, list[int]] = {}
+        for node_id in nodes:
+            for number, place in self.places.get(node_id, ()):
+                at.setdefault(number, []).append(place)
+        refs = (_restricted(self.refs[number], sorted(places)) for number, places in at.items())
+        return tuple(sorted(refs, key=lambda ref: ref.blob.key))
+
+    def page(self, nodes: Sequence[Node]) -> Base:
+        """A page with these nodes, and the leaves of those that are not large."""
+        large = set(self.large)
+        ids = [node.node_id for node in nodes]
+        refs = self.listed(node_id for node_id in ids if node_id not in large)
+        if nodes[0] is self.nodes[0]:
+            refs = (*refs, *self.listed([_FIRST]))
+        counts = tuple(self.counts[node_id] for node_id in ids if node_id in self.counts)
+        return Base(tuple(nodes), refs, self.sequence, counts if self.counted else None)
+
+
+def _restricted(ref: ManifestRef, places: Sequence[int]) -> ManifestRef:
+    """The manifest with its parts at these positions only."""
+    merged = tuple(ref.merged[at] for at in places) if ref.merged else ()
+    return replace(ref, parts=tuple(ref.parts[at] for at in places), merged=merged)
+
+
+def combined_refs(refs: Iterable[ManifestRef]) -> tuple[ManifestRef, ...]:
+    """The manifests, each once, with all leaves that are listed of it."""
+    found: dict[str, list[ManifestRef]] = {}
+    for ref in refs:
+        found.setdefault(ref.blob.key, []).append(ref)
+    return tuple(some[0] if len(some) == 1 else _combined(some) for some in found.values())
+
+
+def _combined(refs: Sequence[ManifestRef]) -> ManifestRef:
+    leaves = [leaf for ref in refs for leaf in ref.leaves()]
+    merged = tuple(to for _, to in leaves)
+    blob = next((ref.blob for ref in refs if ref.blob.copy is not None), refs[0].blob)
+    parts = tuple(part for part, _ in leaves)
+    return ManifestRef(blob, parts, merged if any(merged) else (), refs[0].packed_for)
+
+
+class _NodePages:
+    """The pages of nodes of one base."""
+
+    def __init__(self, table: _Leaves, limits: PageLimits, copies: Copies | None) -> None:
+        self._table, self._limits, self._copies = table, limits, copies
+
+    def plan(self, old: Sequence[tuple[NodePage, Base]]) -> list[Planned[NodePage]]:
+        """The pages, in order; those of before that have not changed stay."""
+        starts = [path_order(link.first) for link, _ in old]
+        groups: list[list[Node]] = [[] for _ in range(max(1, len(old)))]
+        for node in self._table.nodes:
+            groups[max(0, bisect_right(starts, path_order(node.path)) - 1)].append(node)
+        done: list[tuple[list[Node], Planned[NodePage] | None]] = []
+        for at, nodes in enumerate(groups):
+            if not nodes:
+                continue
+            page = self._page(nodes)
+            kept = Planned(page, b"", old[at][0]) if old and _alike(page, old[at][1]) else None
+            if done and self._few(done[-1], (nodes, kept)):
+                done[-1] = [*done[-1][0], *nodes], None
+            else:
+                done.append((nodes, kept))
+        return [page for nodes, kept in done for page in ([kept] if kept else self._cut(nodes))]
+
+    def _few(self, *groups: tuple[list[Node], Planned[NodePage] | None]) -> bool:
+        """Whether neighbours, one of which is written anyway, are better one page."""
+        nodes = [node for group, _ in groups for node in group]
+        if all(kept for _, kept in groups) or len(nodes) > self._limits.nodes // 2:
+            return False
+        return self._page(nodes).leaf_count <= self._limits.leaves // 2
+
+    def _page(self, nodes: Sequence[Node]) -> Base:
+        page = self._table.page(nodes)
+        if self._copies is None:
+            return page
+        return replace(page, manifests=tuple(self._copies(page.nodes, page.manifests)))
+
+    def _cut(self, nodes: Sequence[Node]) -> list[Planned[NodePage]]:
+        limits = self._limits
+        if len(nodes) <= limits.nodes:
+            page = self._page(nodes)
+            if len(nodes) == 1 or page.leaf_count <= limits.leaves:
+                data = page.encode()
+                if len(nodes) == 1 or len(data) <= limits.nbytes:
+                    return [Planned(page, data)]
+        half = len(nodes) // 2
+        return [*self._cut(nodes[:half]), *self._cut(nodes[half:])]
+
+
+def _alike(page: Base, other: Base) -> bool:
+    """Whether the pages differ at most in when they were written."""
+    return replace(page, sequence=other.sequence) == other if _fits(page, other) else False
+
+
+def _fits(page: Base, other: Base) -> bool:
+    return all(to <= other.sequence for ref in page.manifests for to in ref.merged)
+
+
+def _leaf_pages(
+    table: _Leaves,
+    node_id: bytes,
+    old: Sequence[tuple[LeafPage, Base]],
+    limits: PageLimits,
+) -> list[Planned[LeafPage]]:
+    """The pages of a large array's leaves; those of before that have not changed stay."""
+    refs = sorted(table.listed([node_id]), key=_corner)
+    mine = sorted(
+        ((link, page) for link, page in old if link.node_id == node_id),
+        key=lambda one: min(map(_corner, one[1].manifests)),
+    )
+    starts = [min(map(_corner, page.manifests)) for _, page in mine]
+    groups: list[list[ManifestRef]] = [[] for _ in range(max(1, len(mine)))]
+    for ref in refs:
+        groups[max(0, bisect_right(starts, _corner(ref)) - 1)].append(ref)
+    pages: list[Planned[LeafPage]] = []
+    for at, group in enumerate(groups):
+        page = Base((), tuple(group), table.sequence)
+        if group and mine and _alike(page, mine[at][1]):
+            pages.append(Planned(page, b"", mine[at][0]))
+        elif group:
+            pages += _cut_leaves(group, table.sequence, limits)
+    return pages
+
+
+def _cut_leaves(
+    refs: Sequence[ManifestRef], sequence: int, limits: PageLimits
+) -> list[Planned[LeafPage]]:
+    page = Base((), tuple(refs), sequence)
+    if len(refs) == 1 or page.leaf_count <= limits.leaves:
+        data = page.encode()
+        if len(refs) == 1 or len(data) <= limits.nbytes:
+            return [Planned(page, data)]
+    half = len(refs) // 2
+    return [
+        *_cut_leaves(refs[:half], sequence, limits),
+        *_cut_leaves(refs[half:], sequence, limits),
+    ]
+
+
+def _corner(ref: ManifestRef) -> tuple[tuple[int, ...], str]:
+    def corner(part: Part) -> tuple[int, ...]:
+        return part.box.lo
+
+    return min(map(corner, ref.parts)), ref.blob.key
+
+
+def orphans(page: Base, paths: frozenset[str] | set[str]) -> bool:
+    """Whether a node of the page has a parent path without a node; `paths` are those of all."""
+    return any(
+        node.path.rpartition("/")[0] not in paths
+        for node in page.nodes
+        if node.path and not node.path.startswith("/")
+    )
