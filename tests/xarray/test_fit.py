@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import dask.array as da
 import numpy as np
 import pytest
 import xarray as xr
+import zarr
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from xarray.backends import BackendArray
@@ -22,7 +23,7 @@ from zarr.storage import MemoryStore
 import zarr_manifests as zm
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.xarray.fit import looked_at
+from zarr_manifests.xarray.fit import Fit
 
 NOLEAP = {"calendar": "noleap", "dtype": "f8"}
 KELVIN = {"dtype": "i2", "scale_factor": 0.001, "add_offset": 275.0, "_FillValue": -32768}
@@ -150,6 +151,22 @@ def test_what_only_rounds_is_fine(there: Any, new: Any) -> None:
         warnings.simplefilter("ignore")
         zm.write(field(new, start=1), repository, message="more", append_dim="x")
     assert opened(repository).t.size == 1 + len(new)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize(("on_existing", "rows"), [("skip", [4, 5]), ("replace", [2, 5])])
+def test_it_says_where_among_rows_of_which_some_are_skipped(
+    on_existing: str, rows: list[int], lazy: bool
+) -> None:
+    repository = written([250.0, 275.0, 300.0], {**KELVIN, "chunks": (3,)})
+    new = field(np.full(6, 280.0)).assign_coords(x=[-1, 0, 10, 20, 30, 40]).isel(x=slice(1, None))
+    new = xr.concat([new, field([280.0], start=5)], "x")
+    for row in rows:
+        hot = new.copy(deep=True)
+        hot.t[row] = 330.0
+        told = rf"330 at x={int(hot.x[row])} \(position {row}\) would"
+        how: dict[str, Any] = {"append_dim": "x", "on_existing": on_existing}
+        refused(repository, hot.chunk(x=3) if lazy else hot, told, **how)
 
 
 # --- first writes ------------------------------------------------------------------------------
@@ -331,22 +348,81 @@ def test_what_is_loaded_late_is_loaded_once() -> None:
     refused(repository, ds, r"330 at x\[2\]", encoding={"t": KELVIN}, mode="w")
 
 
-def test_memory_is_looked_at_in_parts() -> None:
-    values = np.full((64, 2**16), 280.0, "f4")
-    encoding = {"t": {**KELVIN, "_FillValue": 0}}
-    ds = xr.Dataset({"t": (("x", "y"), values)})
-    store = zm.Repository.create(MemoryStorage()).writable_session("main").store
-    options = {"group": None, "mode": "a", "append_dim": None}
+@pytest.mark.parametrize("dtype", ["i2", "f4"])
+def test_memory_is_encoded_and_checked_in_parts(dtype: str) -> None:
+    values = np.full((64, 2**16), 280.0, "f8")
+    how = {**KELVIN, "_FillValue": 0} if dtype == "i2" else {"dtype": "f4", "_FillValue": 0.0}
+    variable = xr.Variable(("x", "y"), values, encoding=how)
+    fit = Fit("t", values.dtype, {}, how, None, lazy=False)
     tracemalloc.start()
     try:
-        for new in (ds, ds.isel(y=slice(None, None, 2)), ds.transpose()):
+        for new in (variable, variable[:, ::2], variable.transpose()):
+            assert fit.encoded_like(new) is not None
             tracemalloc.reset_peak()
             before, _ = tracemalloc.get_traced_memory()
-            with looked_at(new, store, options, encoding):
-                pass
-            assert tracemalloc.get_traced_memory()[1] - before < values.nbytes
+            codes = fit.encoded(new)
+            peak = tracemalloc.get_traced_memory()[1] - before
+            assert codes.nbytes == new.size * np.dtype(dtype).itemsize
+            assert peak < (codes.nbytes + values.nbytes / 2 if dtype == "i2" else 2.2 * new.nbytes)
     finally:
         tracemalloc.stop()
+
+
+LAYOUTS: dict[str, Callable[[Any], Any]] = {
+    "rows": lambda values: values,
+    "columns": np.asfortranarray,
+    "every other": lambda values: np.repeat(values, 2, axis=2)[:, :, ::2],
+    "backwards": lambda values: values[::-1, :, ::-1].copy()[::-1, :, ::-1],
+    "transposed": lambda values: np.ascontiguousarray(values.T).T,
+    "read-only": lambda values: np.broadcast_to(values[:1], values.shape),
+    "dask": lambda values: da.from_array(values, chunks=(2, 5, 4)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("given", "least", "encoding", "unfit"),
+    [
+        ("f8", 245.0, {**KELVIN, "_FillValue": 3000}, 278.0),
+        ("f4", 240.0, {"dtype": "u1", "scale_factor": 0.5, "add_offset": 230.0}, np.nan),
+        ("f4", 60.0, {"dtype": "i1", "_Unsigned": "true", "_FillValue": -3}, 253.0),
+        ("f8", -5.0, {"dtype": ">i4", "scale_factor": 0.01, "missing_value": -1}, 1e300),
+        ("f8", -5.0, {"dtype": "i4", "_FillValue": -9}, 0.5),
+        ("f8", -5.0, {"dtype": "f4", "_FillValue": 1e20}, 1e300),
+        ("f4", -5.0, {"dtype": "f4", "_FillValue": 0.5}, 0.5),
+        ("i8", -5, {"dtype": "i2", "_FillValue": -9}, 2**40),
+        ("i8", -5, {"dtype": "f4"}, 2**24 + 1),
+        ("i4", 60, {"dtype": "i2", "scale_factor": 2, "add_offset": 10}, 2**20),
+    ],
+)
+def test_parts_are_stored_as_xarray_stores_the_whole(
+    monkeypatch: pytest.MonkeyPatch,
+    given: str,
+    least: float,
+    encoding: dict[str, Any],
+    unfit: float,
+    layout: str,
+) -> None:
+    """And a value that does not fit is found wherever it is."""
+    monkeypatch.setattr("zarr_manifests.xarray.fit._PART", 7)
+    values = (np.arange(120).reshape(4, 5, 6) % 50 // 2 * 2 + least).astype(given)
+    if "_FillValue" in encoding and given[0] == "f":
+        values[:, 2] = np.nan
+    how = {"t": {**encoding, "chunks": (2, 5, 4)}}
+    ds = xr.Dataset({"t": (("x", "y", "z"), LAYOUTS[layout](values))})
+    own, repository = MemoryStore(), zm.Repository.create(MemoryStorage())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # xarray's, that there may be NaN
+        ds.to_zarr(own, encoding=how, consolidated=False)
+        for mode in (None, "a"):
+            zm.write(ds, repository, message="what fits", encoding=None if mode else how, mode=mode)
+            expected = zarr.open_array(own, path="t")
+            found = zarr.open_array(repository.readonly_session().store, path="t", mode="r")
+            assert found.metadata == expected.metadata
+            np.testing.assert_array_equal(found[:], expected[:])
+        values[0 if layout == "read-only" else 3, 4, 1] = unfit
+        bad = ds.assign(t=(ds.t.dims, LAYOUTS[layout](values)))
+        refused(repository, bad, r"position [03], 4, 1\)", mode="a")
 
 
 def test_a_value_far_behind_is_told_with_its_place() -> None:

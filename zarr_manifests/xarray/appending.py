@@ -162,16 +162,20 @@ class Append:
 
     def parts(
         self, ds: xr.Dataset, planned: AppendPlan, nodes: Mapping[str, Node]
-    ) -> Iterator[tuple[xr.Dataset, slice | None]]:
-        """Yield the parts to write and where they go; None is the end of the array."""
+    ) -> Iterator[tuple[xr.Dataset, slice | None, Sequence[int]]]:
+        """Yield the parts to write, where they go, and which rows they are.
+
+        None is the end of the array.
+        """
         fixed = [name for name, v in ds.variables.items() if self.dim not in v.dims]
         for run in planned.replaced:
             values = ds.drop_vars([*fixed, self.dim])
             if values.variables:
                 stop = run.start + len(run.rows)
-                yield self._rows(values, run.rows, run.start, nodes), slice(run.start, stop)
+                part = self._rows(values, run.rows, run.start, nodes)
+                yield part, slice(run.start, stop), run.rows
         if planned.appended or planned.replaced or not ds.sizes[self.dim]:
-            yield self._rows(ds, planned.appended, planned.start, nodes), None
+            yield self._rows(ds, planned.appended, planned.start, nodes), None, planned.appended
 
     def _rows(
         self, ds: xr.Dataset, rows: Sequence[int], start: int, nodes: Mapping[str, Node]

@@ -29,6 +29,8 @@ from zarr_manifests.ids import object_key
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.storage import Storage
 from zarr_manifests.store import ManifestStore, freeze_store, workspace_of
+from zarr_manifests.xarray.encoding import begin_write
+from zarr_manifests.xarray.fit import Fit
 
 __all__ = ["computed_elsewhere", "write_elsewhere"]
 
@@ -52,17 +54,18 @@ def write_elsewhere(
     options: Mapping[str, Any],
     region: Any,
     encoding: Mapping[Hashable, Mapping[str, Any]],
+    fits: Mapping[str, Fit],
 ) -> None:
     """Write a dataset to the session, with each dask block written where dask computes it.
 
-    Takes the arguments of `Dataset.to_zarr`.
+    Takes the arguments of `begin_write`.
     """
     storage, keys = workspace_of(session.store).storage, workspace_of(session.store).keys
     _check_reachable(storage)
     if isinstance(storage, Unmade):  # other processes need the objects it holds back
         assert keys is not None
         storage.begin(object_key("chunks", keys.session_id, 0))
-    writer = _write_in_memory(ds, session.store, options, region, encoding)
+    writer = begin_write(ds, session.store, options, region, encoding, fits)
     # The state of a fork, not a fork: unpickling a fork opens the snapshot, which may fail.
     origin = freeze_store(session.fork().store)
     written = _write_blocks(origin, writer)
@@ -82,37 +85,6 @@ def _check_reachable(storage: Storage) -> None:
             f"{storage.url} is in the memory of this process, and dask computes in others: write "
             "to a path, or compute here, with dask.config.set(scheduler='threads')"
         )
-
-
-def _write_in_memory(
-    ds: xr.Dataset,
-    store: ManifestStore,
-    options: Mapping[str, Any],
-    region: Any,
-    encoding: Mapping[Hashable, Mapping[str, Any]],
-) -> Any:
-    """Do what `Dataset.to_zarr` does, except for dask arrays, which are left in the writer."""
-    from xarray.backends import ZarrStore
-    from xarray.backends.common import ArrayWriter
-    from xarray.backends.writers import _validate_dataset_names, dump_to_store
-
-    _validate_dataset_names(ds)
-    ds = ds.copy()
-    for variable in ds.variables.values():
-        if variable.size == 0:  # Zarr accepts no chunks of length 0
-            variable.load()
-    writer: Any = ArrayWriter()  # type: ignore[no-untyped-call]
-    zarr_store: Any = ZarrStore.open_group(
-        store,
-        **options,
-        write_region=region,
-        safe_chunks=True,
-        consolidated=False,
-    )
-    ds = zarr_store._validate_and_autodetect_region(ds)
-    zarr_store._validate_encoding(encoding)
-    dump_to_store(ds, zarr_store, writer, encoding=encoding)  # type: ignore[no-untyped-call]
-    return writer
 
 
 type _Written = tuple[str, ChangeSet]

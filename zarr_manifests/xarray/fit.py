@@ -4,24 +4,22 @@ xarray packs and casts without checking: 330 K, in a 16-bit array packed for 250
 back as 264 K. Here such values are refused. Rounding is allowed: within the step of a packing, or
 the precision of a floating-point type.
 
-Most parts of an array pass by their smallest and largest value, and most values of the other parts
-by comparisons. For the rest, xarray itself encodes and decodes the values, and those that differ
-are refused. So no value is refused that would have been read back correctly.
+Numbers are encoded and checked part by part, while a part is in the processor's cache. Most parts
+pass by their smallest and largest value, and because none of their codes stands for a missing one.
+In the others, comparisons find the values in doubt. Xarray itself encodes and decodes these, and
+those that differ are refused. So no value is refused that would have been read back correctly.
 
-Invariants: values in memory are checked before anything is written; dask values are checked once,
-when and where they are computed; no more than a few MB are copied.
+Invariant: apart from its codes, no more than a few MB of an array are copied.
 """
 
 from __future__ import annotations
 
-import itertools
+import functools
 import math
-import warnings
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -29,16 +27,12 @@ import numpy.typing as npt
 import xarray as xr
 from xarray.conventions import decode_cf_variable, encode_cf_variable
 
-from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.store import ManifestStore, workspace_of
-from zarr_manifests.xarray.agreement import meaning_of_bounds
 
-__all__ = ["Fit", "Misfit", "MisfitError", "looked_at"]
+__all__ = ["Fit", "Misfit", "MisfitError"]
 
 _PACKED: Final = ("scale_factor", "add_offset")
 _MISSING: Final = ("_FillValue", "missing_value")
-_ENCODING: Final = (*_PACKED, *_MISSING, "_Unsigned", "units", "calendar", "dtype")
 _PART: Final = 2**17
 """Number of values checked together, so that they fit in a processor's cache."""
 _LISTED: Final = 3
@@ -47,7 +41,7 @@ _ULPS: Final = 8
 _EXACT: Final = 2**53
 """Up to here every integer is exactly a float."""
 _NEAR: Final = 1e-3
-"""Relative; values this near to the end of a range are checked one by one."""
+"""Relative; values this near to the largest float are checked one by one."""
 _SECOND: Final = (np.timedelta64(1, "s"), timedelta(seconds=1))
 """Tolerances of numpy's times, and of cftime's."""
 
@@ -67,142 +61,6 @@ class Misfit:
     index: tuple[int, ...]
     given: str
     read: str
-
-
-@contextmanager
-def looked_at(
-    ds: xr.Dataset,
-    store: ManifestStore,
-    options: Mapping[str, Any],
-    encoding: Mapping[Hashable, Mapping[str, Any]],
-) -> Iterator[xr.Dataset]:
-    """Yield the dataset to write; its dask arrays are checked when they are computed.
-
-    Parameters
-    ----------
-    ds : Dataset
-        The dataset to write. Values of arrays in memory are checked now.
-    store : ManifestStore
-        The store to write to; its session has no changes yet.
-    options : mapping
-        The arguments of `Dataset.to_zarr`: `group`, `mode` and `append_dim`.
-    encoding : mapping
-        Encodings of new variables, by name.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If values would be read back differently; now, or at the end of the block.
-    """
-    fits = _fits(ds, store, options, encoding)
-    try:
-        yield _checked(ds, fits)
-    except MisfitError as error:
-        raise InvalidArgumentError(_explained(error, ds, fits[error.name])) from None
-
-
-def _checked(ds: xr.Dataset, fits: Mapping[str, Fit]) -> xr.Dataset:
-    ds = ds.copy()
-    for name, variable in ds.variables.items():
-        fit = fits.get(str(name))
-        if fit is None or fit.needs_no_check:
-            continue
-        if variable.chunks is None:
-            fit.check(variable.load().values)
-            continue
-        lazy: Any = variable.data
-        check = partial(_checked_block, fit=fit)
-        variable.data = lazy.map_blocks(check, dtype=lazy.dtype, meta=lazy._meta)
-    return ds
-
-
-def _explained(error: MisfitError, ds: xr.Dataset, fit: Fit) -> str:
-    """Describe what does not fit, where it is, what would fit, and what to do."""
-    told = "; ".join(
-        f"{found.given} {_place(ds, fit.name, found.index)}would be read back as {found.read}"
-        for found in error.misfits
-    )
-    where, way = "the array that is there", "write the array anew, with room for both"
-    if fit.stored is None:
-        where = "their encoding"
-        way = (
-            f"give another encoding={{{fit.name!r}: ...}}, or drop the one that came with the "
-            f"data, by ds[{fit.name!r}].encoding.clear()"
-        )
-    return (
-        f"values of {fit.name!r} do not fit {where}, which has room for {fit.range_text}: {told}. "
-        f"Nothing is committed. Correct the values, or {way}; check='encoding' writes them as "
-        "they are"
-    )
-
-
-def _place(ds: xr.Dataset, name: str, index: Sequence[int]) -> str:
-    """Labels and positions of a value."""
-    dims = ds.variables[name].dims
-    labels = [
-        f"{dim}={ds.indexes[dim][at]}" if dim in ds.indexes else f"{dim}[{at}]"
-        for dim, at in zip(dims, index, strict=True)
-    ]
-    positions = ", ".join(map(str, index))
-    return f"at {', '.join(labels)} (position {positions}) " if labels else ""
-
-
-def _checked_block(block: Any, *, fit: Fit, block_info: Any) -> Any:
-    start = [lo for lo, _ in block_info[0]["array-location"]]
-    fit.check(np.asarray(block), start)
-    return block
-
-
-# --- how each variable is stored -----------------------------------------------------------------
-
-
-def _fits(
-    ds: xr.Dataset,
-    store: ManifestStore,
-    options: Mapping[str, Any],
-    encoding: Mapping[Hashable, Mapping[str, Any]],
-) -> dict[str, Fit]:
-    there = _encodings_there(ds, store, options)
-    fits = {}
-    for name, variable in ds.variables.items():
-        if name in there:
-            along = options["append_dim"]
-            if options["mode"] == "a-" and along is not None and along not in variable.dims:
-                continue  # xarray does not change it
-            how: Mapping[str, Any] = there[name]
-        else:
-            how = encoding.get(name, variable.encoding)
-        kept: dict[str, Any] = {key: how[key] for key in _ENCODING if key in how}
-        stored = np.dtype(kept["dtype"]) if name in there else None
-        own, lazy = dict(variable.attrs), variable.chunks is not None
-        fits[str(name)] = Fit(str(name), variable.dtype, own, kept, stored, lazy)
-    return fits
-
-
-def _encodings_there(
-    ds: xr.Dataset, store: ManifestStore, options: Mapping[str, Any]
-) -> dict[Hashable, dict[str, Any]]:
-    """How xarray would encode values for existing arrays; this reads no chunks."""
-    from xarray.backends import ZarrStore
-
-    workspace, group = workspace_of(store), options["group"]
-    if options["mode"] == "w" or (group or "") not in workspace.view.nodes:
-        return {}
-    # Looking at this is no read that the commit depends on.
-    reader: Any = ManifestStore(Workspace(workspace.context, workspace.view), read_only=True)
-    opened: Any = ZarrStore.open_group(reader, mode="r", group=group, consolidated=False)
-    names = {str(name): name for name in ds.variables}
-    found: dict[Hashable, dict[str, Any]] = {}
-    arrays = {n: opened.open_store_variable(n) for n in opened.array_keys() if n in names}
-    attributes = [array.attrs for array in arrays.values()]
-    for name, array in arrays.items():
-        none = xr.Variable(array.dims, np.empty((0,) * array.ndim, array.dtype), array.attrs)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # xarray itself warns when it writes
-            decoded = decode_cf_variable(name, none, decode_times=False)
-        own = {**array.attrs, **decoded.encoding, "dtype": array.dtype}
-        found[names[name]] = {**meaning_of_bounds(name, attributes), **own}
-    return found
 
 
 @dataclass(frozen=True)
@@ -232,32 +90,85 @@ class Fit:
     stored: np.dtype[Any] | None
     lazy: bool
 
-    def check(self, values: npt.NDArray[Any], start: Sequence[int] = ()) -> None:
-        """Check values, the first of which is at position `start`.
+    def checked(self, variable: xr.Variable, start: Sequence[int] = ()) -> npt.NDArray[Any]:
+        """Return the values of a variable in memory, the first of which is at position `start`.
 
         Raises
         ------
         MisfitError
             If some would be read back differently.
         """
-        # In memory order, which is fast; the order of values does not matter.
-        axes = sorted(range(values.ndim), key=lambda axis: -abs(values.strides[axis]))
+        values = variable.values
+        axes = _in_memory(values)
         along = values.transpose(axes)
-        for places, given in self._all_doubtful(along):
-            off, read = self._differences(given)
-            found = np.flatnonzero(off)[:_LISTED].tolist()
-            if found:
-                raise MisfitError(
-                    self.name,
-                    tuple(
-                        Misfit(
-                            _index(int(places[at]), along.shape, axes, start),
-                            _text(given[at]),
-                            _text(read[at]),
-                        )
-                        for at in found
-                    ),
-                )
+        for seen, (part,) in _parts([along]):
+            self._refuse(part, seen + np.arange(part.size), along.shape, axes, start)
+        return values
+
+    def encoded_like(self, variable: xr.Variable) -> xr.Variable | None:
+        """Return an encoded row of no values if `encoded` can encode the variable, else None."""
+        if self._sure is None:
+            return None
+        # A dimension with the variable's name, since xarray warns of NaN in other variables.
+        none = np.zeros(0, variable.dtype)
+        own = xr.Variable((self.name,), none, variable.attrs, variable.encoding)
+        like = encode_cf_variable(own, name=self.name)
+        return like if like.dtype == self._dtype else None
+
+    def encoded(self, variable: xr.Variable, start: Sequence[int] = ()) -> npt.NDArray[Any]:
+        """Encode numbers in memory, the first of which is at position `start`.
+
+        Only for variables that `encoded_like` accepts.
+
+        Raises
+        ------
+        MisfitError
+            If some would be read back differently.
+        """
+        values = variable.values
+        # Packing makes several passes, so it is faster in parts; a cast to floats is not.
+        at_once = self._codes is None
+        codes = _codes_of(variable) if at_once else np.empty_like(values, self._dtype)
+        axes = _in_memory(values)
+        along = values.transpose(axes)
+        waiting: list[tuple[npt.NDArray[np.intp], npt.NDArray[Any]]] = []
+        for seen, (part, stored) in _parts([along, codes.transpose(axes)], filled=not at_once):
+            if not at_once:
+                own = xr.Variable((self.name,), part, variable.attrs, variable.encoding)
+                stored[:] = _codes_of(own, self.name)
+            at = self._doubtful(part, stored)
+            if at.size:
+                waiting.append((seen + at, part[at]))
+            if sum(given.size for _, given in waiting) >= _PART:
+                self._refuse(*_joined(waiting), along.shape, axes, start)
+                waiting.clear()
+        if waiting:
+            self._refuse(*_joined(waiting), along.shape, axes, start)
+        return codes
+
+    def _refuse(
+        self,
+        given: npt.NDArray[Any],
+        places: npt.NDArray[np.intp],
+        shape: Sequence[int],
+        axes: Sequence[int],
+        start: Sequence[int],
+    ) -> None:
+        """Raise if xarray would read some of the values back differently."""
+        off, read = self._differences(given)
+        found = np.flatnonzero(off)[:_LISTED].tolist()
+        if found:
+            raise MisfitError(
+                self.name,
+                tuple(
+                    Misfit(
+                        _index(int(places[at]), shape, axes, start),
+                        _text(given[at]),
+                        _text(read[at]),
+                    )
+                    for at in found
+                ),
+            )
 
     @property
     def needs_no_check(self) -> bool:
@@ -304,66 +215,52 @@ class Fit:
 
     # --- values that surely fit -------------------------------------------------------------------
 
-    def _all_doubtful(
-        self, values: npt.NDArray[Any]
-    ) -> Iterator[tuple[npt.NDArray[np.intp], npt.NDArray[Any]]]:
-        """Values that xarray itself has to encode and decode to decide, and their positions."""
-        places, found, count, seen = [], [], 0, 0
-        for part in _parts(values):
-            at = self._doubtful(part)
-            if at.size:
-                places.append(seen + at)
-                found.append(part[at])
-            count, seen = count + at.size, seen + part.size
-            if count >= _PART:
-                yield np.concatenate(places), np.concatenate(found)
-                places, found, count = [], [], 0
-        if count:
-            yield np.concatenate(places), np.concatenate(found)
-
-    def _doubtful(self, part: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
-        """Their positions in a part."""
-        if not self._sure:
-            return np.arange(part.size)
-        is_float = part.dtype.kind == "f"
-        rounds = is_float and self._codes is not None and not self._packed
-        lo, hi = self._sure[0][0], self._sure[-1][1]
-        least, greatest = np.fmin.reduce(part), np.fmax.reduce(part)
-        doubtful = np.zeros(part.shape, bool)
-        if not (lo <= least and greatest <= hi):
-            doubtful |= (part < lo) | (part > hi)
-        for (_, end), (start, _) in itertools.pairwise(self._sure):
-            if end < greatest and least < start:
-                doubtful |= (part > end) & (part < start)
-        if rounds:
-            doubtful |= part != np.rint(part)
-        if is_float and not self._keeps_nan:
-            doubtful |= np.isnan(part)
-        elif rounds:
-            doubtful &= ~np.isnan(part)
-        return np.flatnonzero(doubtful)
+    def _doubtful(self, part: npt.NDArray[Any], codes: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
+        """Positions of values that xarray itself has to encode and decode to decide."""
+        assert self._sure is not None
+        codes = codes.view(self._code_type)
+        is_float, (lo, hi) = part.dtype.kind == "f", self._sure
+        # A cast between floats keeps their order, and the narrower ones are read faster.
+        looked = codes if is_float and self._codes is None else part
+        found = []
+        fits = math.isinf(lo)
+        fits = fits or (lo <= np.minimum.reduce(looked) and np.maximum.reduce(looked) <= hi)
+        if not fits:  # or there is NaN
+            found.append((looked < lo) | (looked > hi))
+            if is_float and not self._keeps_nan:
+                found.append(np.isnan(part))
+        differ = [codes == mark for mark in self._marks]
+        if is_float and self._codes is not None and not self._packed:
+            differ.append(part != codes.astype(part.dtype))
+        # NaN is kept, or found above.
+        found += [off & (part == part) for off in differ if off.any()]
+        return np.flatnonzero(functools.reduce(np.logical_or, found)) if found else np.arange(0)
 
     @cached_property
-    def _sure(self) -> list[tuple[float, float]]:
-        """Ranges whose values are all read back correctly, in order; empty if none is known.
+    def _sure(self) -> tuple[float, float] | None:
+        """The range of values that are all read back correctly; None if none is known.
 
-        For floats stored as plain integers, this holds for whole numbers.
+        Except those whose code stands for a missing value, and for floats stored as plain integers,
+        those that are not whole.
         """
         whole = self.given.kind in "biu"
         if self.given.kind not in "biuf" or self._dtype.kind not in "iuf":
-            return []
+            return None
         if self._codes is None:
             if self._packed:
-                return []
+                return None
+            if np.can_cast(self.given, self._dtype, "safe") and not whole:
+                return -np.inf, np.inf
             info = np.finfo(self._dtype)
             most = 2 ** (info.nmant + 1) if whole else float(info.max) * (1 - _NEAR)
-            return _between(-most, most, self._missing, _NEAR)
+            return -most, most
         if not whole and "_Unsigned" in self.encoding and self._dtype.itemsize == 8:
-            return []  # xarray casts floats to signed integers first
-        ranges = _between(*self._codes, self._missing, 0)
+            return None  # xarray casts floats to signed integers first
+        least, greatest = self._codes
         if whole and not self._packed:
-            return ranges
-        return [self._inner(lo, hi) for lo, hi in ranges]
+            return least, greatest
+        lo, hi = self._inner(least, greatest)
+        return (lo, hi) if lo <= hi else None
 
     def _inner(self, lo: float, hi: float) -> tuple[float, float]:
         """Values that are surely stored as codes of that range, however they are rounded."""
@@ -401,15 +298,22 @@ class Fit:
         return self.given.kind in "mM" or (self.given.kind == "O" and "units" in self.encoding)
 
     @cached_property
-    def _codes(self) -> tuple[int, int] | None:
-        """The smallest and largest integer that is stored; None if it is not integers."""
+    def _code_type(self) -> np.dtype[Any]:
+        """The type that is stored, as signed or unsigned as xarray reads it."""
         if self._dtype.kind not in "iu":
-            return None
+            return self._dtype
         unsigned = self.encoding.get("_Unsigned")
         if self.stored is None and all(self.encoding.get(key) is None for key in _MISSING):
             unsigned = None  # xarray does not write it then
         kind = {"true": "u", "false": "i"}.get(str(unsigned).lower())
-        info = np.iinfo(f"{kind or self._dtype.kind}{self._dtype.itemsize}")
+        return np.dtype(f"{self._dtype.byteorder}{kind or self._dtype.kind}{self._dtype.itemsize}")
+
+    @cached_property
+    def _codes(self) -> tuple[int, int] | None:
+        """The smallest and largest integer that is stored; None if it is not integers."""
+        if self._dtype.kind not in "iu":
+            return None
+        info = np.iinfo(self._code_type)
         return int(info.min), int(info.max)
 
     @cached_property
@@ -421,6 +325,12 @@ class Fit:
             return sorted({x for x in numbers if x == x})
         lo, hi = self._codes
         return sorted({lo + (int(x) - lo) % (hi - lo + 1) for x in numbers if math.isfinite(x)})
+
+    @cached_property
+    def _marks(self) -> list[npt.NDArray[Any]]:
+        """The same as the type that is stored."""
+        with np.errstate(all="ignore"):
+            return [np.asarray(code).astype(self._code_type) for code in self._missing]
 
     @property
     def _packed(self) -> bool:
@@ -519,11 +429,41 @@ class Fit:
             return np.asarray(decoded.values)
 
 
-def _parts(values: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
-    """All values in parts, as rows; without a copy where they are contiguous in memory."""
+def _codes_of(variable: xr.Variable, name: str | None = None) -> npt.NDArray[Any]:
+    """What xarray stores; numpy's warnings are left out, since such values are refused."""
+    with np.errstate(all="ignore"):
+        codes: npt.NDArray[Any] = encode_cf_variable(variable, name=name).values
+    return codes
+
+
+def _in_memory(values: npt.NDArray[Any]) -> list[int]:
+    """The axes in memory order, in which values are read fast."""
+    return sorted(range(values.ndim), key=lambda axis: -abs(values.strides[axis]))
+
+
+def _parts(
+    arrays: Sequence[npt.NDArray[Any]], *, filled: bool = False
+) -> Iterator[tuple[int, list[npt.NDArray[Any]]]]:
+    """All values of the arrays in parts, as rows, each with its position.
+
+    Nothing is copied where the arrays are contiguous in memory. If `filled`, the caller fills the
+    rows of all arrays but the first.
+    """
     flags: Any = ["external_loop", "buffered", "refs_ok", "zerosize_ok"]
-    for part in np.nditer(values, flags, order="C", buffersize=_PART):
-        yield np.atleast_1d(part)
+    ways: Any = [["readonly"], *[["writeonly" if filled else "readonly"] for _ in arrays[1:]]]
+    seen = 0
+    with np.nditer(arrays, flags, ways, order="C", buffersize=_PART) as parts:
+        for many in parts:
+            rows = [np.atleast_1d(part) for part in (many if len(arrays) > 1 else [many])]
+            yield seen, rows
+            seen += rows[0].size
+
+
+def _joined(
+    found: Sequence[tuple[npt.NDArray[np.intp], npt.NDArray[Any]]],
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.intp]]:
+    """The values and their positions."""
+    return np.concatenate([one for _, one in found]), np.concatenate([at for at, _ in found])
 
 
 def _apart(given: npt.NDArray[Any], read: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -546,17 +486,6 @@ def _index(
     """The index of the `at`-th value in memory order."""
     place = dict(zip(axes, np.unravel_index(at, shape), strict=True))
     return tuple(int(place[axis]) + (start[axis] if start else 0) for axis in range(len(shape)))
-
-
-def _between(
-    lo: float, hi: float, holes: Sequence[float], near: float
-) -> list[tuple[float, float]]:
-    """The ranges from `lo` to `hi` without the holes."""
-    inside = [hole for hole in holes if lo <= hole <= hi]
-    gaps = [1 if near == 0 else near * abs(hole) + near for hole in inside]
-    starts = [lo, *(hole + gap for hole, gap in zip(inside, gaps, strict=True))]
-    ends = [*(hole - gap for hole, gap in zip(inside, gaps, strict=True)), hi]
-    return [(start, end) for start, end in zip(starts, ends, strict=True) if start <= end]
 
 
 def _plain(value: Any) -> Any:

@@ -7,8 +7,7 @@ If dask computes in threads of this process, its tasks write to the session's ow
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -36,7 +35,8 @@ from zarr_manifests.xarray.agreement import check_agreement
 from zarr_manifests.xarray.appending import Append
 from zarr_manifests.xarray.backend import Location
 from zarr_manifests.xarray.distributed import computed_elsewhere, write_elsewhere
-from zarr_manifests.xarray.fit import looked_at
+from zarr_manifests.xarray.encoding import begin_write, explained, fits_of
+from zarr_manifests.xarray.fit import Fit
 from zarr_manifests.xarray.unchanged import changes_nothing, drop_unchanged
 
 __all__ = ["write"]
@@ -172,26 +172,23 @@ def write(
     commit = partial(_commit, message=message, metadata=metadata)
 
     def into(repository: Repository) -> str:
-        @contextmanager
-        def begun() -> Iterator[tuple[xr.Dataset, Session, dict[str, Any]]]:
-            """The dataset to write, the session to write it to, and the options."""
+        def begin() -> tuple[Session, dict[str, Any], dict[str, Fit]]:
+            """The session to write to, the options, and how each variable to check is stored."""
             session = repository.writable_session(branch)
             if relocate:
                 session.relocate_appends(append_dim)  # type: ignore[arg-type]  # checked there
             options = _zarr_options(session.store, path, mode, append_dim, region)
             if check is not None and options["mode"] != "w":
                 check_agreement(ds, session.store, path, options["append_dim"])
-            if check == "values":
-                with looked_at(ds, session.store, options, encoding) as seen:
-                    yield seen, session, options
-            else:
-                yield ds, session, options
+            fits = fits_of(ds, session.store, options, encoding) if check == "values" else {}
+            return session, options, fits
 
         if append is not None:
-            return _append(append, begun, encoding, commit)
-        with begun() as (seen, session, options):
-            place = dict(region) if isinstance(region, Mapping) else region
-            _write(seen, session, options, place, encoding)
+            return _append(ds, append, begin, encoding, commit)
+        session, options, fits = begin()
+        place = dict(region) if isinstance(region, Mapping) else region
+        with explained(ds, fits):
+            _write(ds, session, options, place, encoding, fits)
         return commit(session)
 
     if isinstance(location, Repository):
@@ -232,8 +229,9 @@ def _made_by_others(unmade: Unmade, error: BaseException) -> bool:
 
 
 def _append(
+    ds: xr.Dataset,
     append: Append,
-    begun: Callable[[], AbstractContextManager[tuple[xr.Dataset, Session, dict[str, Any]]]],
+    begin: Callable[[], tuple[Session, dict[str, Any], dict[str, Fit]]],
     encoding: Mapping[Hashable, Mapping[str, Any]],
     commit: Callable[..., str],
 ) -> str:
@@ -243,19 +241,20 @@ def _append(
     attempts = 0
     while True:
         attempts += 1
-        with begun() as (ds, session, options):
-            workspace = workspace_of(session.store)
-            context, nodes = workspace.context, workspace.view.nodes
-            before, planned = planned, append.plan(context, workspace.view)
-            if conflict is not None and before is not None:
-                tried = attempts > context.config.commit_attempts
-                if tried or not append.goes_on(before, planned):
-                    raise conflict
-            new = {k: how for k, how in encoding.items() if join(append.group, str(k)) not in nodes}
-            for part, at in append.parts(ds, planned, nodes):
-                over = {} if at is None else {"mode": "a", "append_dim": None}
-                place = None if at is None else {append.dim: at}
-                _write(part, session, {**options, **over}, place, new)
+        session, options, fits = begin()
+        workspace = workspace_of(session.store)
+        context, nodes = workspace.context, workspace.view.nodes
+        before, planned = planned, append.plan(context, workspace.view)
+        if conflict is not None and before is not None:
+            tried = attempts > context.config.commit_attempts
+            if tried or not append.goes_on(before, planned):
+                raise conflict
+        new = {k: how for k, how in encoding.items() if join(append.group, str(k)) not in nodes}
+        for part, at, rows in append.parts(ds, planned, nodes):
+            over = {} if at is None else {"mode": "a", "append_dim": None}
+            place = None if at is None else {append.dim: at}
+            with explained(ds, fits, {append.dim: rows}):
+                _write(part, session, {**options, **over}, place, new, fits)
         if planned.replaced:
             drop_unchanged(workspace)
         try:
@@ -389,14 +388,13 @@ def _write(
     options: Mapping[str, Any],
     region: _Region | None,
     encoding: Mapping[Hashable, Mapping[str, Any]],
+    fits: Mapping[str, Fit],
 ) -> None:
     try:
         if computed_elsewhere(ds):
-            write_elsewhere(ds, session, options, region, encoding)
+            write_elsewhere(ds, session, options, region, encoding, fits)
         else:
-            ds.to_zarr(
-                session.store, **options, region=region, encoding=encoding, consolidated=False
-            )
+            begin_write(ds, session.store, options, region, encoding, fits).sync()
     except (ArithmeticError, LookupError, RecursionError, TypeError, UnicodeError) as error:
         if isinstance(error, ManifestsError) or ds.chunksizes:  # or of what a task computes
             raise

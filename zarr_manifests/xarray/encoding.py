@@ -1,0 +1,293 @@
+"""Encoding a dataset for a store, and checking its values in the same pass.
+
+Xarray writes the dataset, as `Dataset.to_zarr` does. Numbers that need a check are encoded here, by
+xarray's own function, in parts that are checked while they are in the processor's cache. Other
+values are checked before xarray encodes them.
+
+Invariants: `begin_write` checks all values in memory before it writes a chunk; dask values are
+checked once, when and where they are computed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import xarray as xr
+from xarray.backends import ZarrStore
+from xarray.conventions import decode_cf_variable
+
+from zarr_manifests.engine.edit.workspace import Workspace
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.store import ManifestStore, workspace_of
+from zarr_manifests.xarray.agreement import meaning_of_bounds
+from zarr_manifests.xarray.fit import Fit, MisfitError
+
+__all__ = ["begin_write", "explained", "fits_of"]
+
+type _Call = Callable[[xr.Variable, Sequence[int]], Any]
+"""Makes something of a variable in memory, the first value of which is at that position."""
+
+_ENCODING: Final = (
+    "scale_factor",
+    "add_offset",
+    "_FillValue",
+    "missing_value",
+    "_Unsigned",
+    "units",
+    "calendar",
+    "dtype",
+)
+
+
+def begin_write(
+    ds: xr.Dataset,
+    store: ManifestStore,
+    options: Mapping[str, Any],
+    region: Any,
+    encoding: Mapping[Hashable, Mapping[str, Any]],
+    fits: Mapping[str, Fit],
+) -> Any:
+    """Do what `Dataset.to_zarr` does, except for dask arrays, which are left in the result.
+
+    Parameters
+    ----------
+    ds : Dataset
+        The dataset to write.
+    store : ManifestStore
+        The store to write to.
+    options : mapping
+        Arguments of `ZarrStore.open_group`: `group`, `mode`, `append_dim` and `zarr_format`.
+    region : mapping or "auto", optional
+        The region of `Dataset.to_zarr`.
+    encoding : mapping
+        Encodings of new variables, by name.
+    fits : mapping
+        How each variable to check is stored, by name.
+
+    Returns
+    -------
+    ArrayWriter
+        Xarray's writer; its `sync` computes and writes the dask arrays.
+
+    Raises
+    ------
+    MisfitError
+        If values in memory would be read back differently.
+    """
+    from xarray.backends.common import ArrayWriter
+    from xarray.backends.writers import _validate_dataset_names, dump_to_store
+
+    _validate_dataset_names(ds)
+    ds = ds.copy()
+    for variable in ds.variables.values():
+        if variable.size == 0:  # Zarr accepts no chunks of length 0
+            variable.load()
+    writer: Any = ArrayWriter()  # type: ignore[no-untyped-call]
+    target: Any = _Store.open_group(
+        store,
+        **options,
+        write_region=region,
+        safe_chunks=True,
+        consolidated=False,
+    )
+    target.fits = fits
+    ds = target._validate_and_autodetect_region(ds)
+    target._validate_encoding(encoding)
+    dump_to_store(ds, target, writer, encoding=encoding)  # type: ignore[no-untyped-call]
+    return writer
+
+
+class _Store(ZarrStore):
+    """Xarray's store, which checks the values that it encodes."""
+
+    __slots__ = ("fits",)
+    fits: Mapping[str, Fit]
+
+    def encode(self, variables: Mapping[str, xr.Variable], attributes: Any) -> Any:
+        """Encode the variables and attributes; raises `MisfitError` if values do not fit."""
+        encode: Any = super().encode
+        encoded = {}
+        for name, variable in variables.items():
+            fit = self.fits.get(str(name))
+            encoded[name] = None if fit is None else _encoded(variable, fit)
+            if encoded[name] is None:
+                encoded.update(encode({name: variable}, {})[0])
+        return encoded, encode({}, attributes)[1]
+
+
+def _encoded(variable: xr.Variable, fit: Fit) -> xr.Variable | None:
+    """The variable, encoded and checked; None if xarray is to encode it, once it is checked."""
+    if fit.needs_no_check:
+        return None
+    like = fit.encoded_like(variable)
+    if like is not None:
+        data = _of_values(variable, fit.encoded, like.dtype)
+        return xr.Variable(variable.dims, data, like.attrs, like.encoding)
+    if variable.chunks is None:
+        fit.checked(variable.load())
+    else:
+        variable.data = _of_values(variable, fit.checked, variable.dtype)
+    return None
+
+
+def _of_values(variable: xr.Variable, call: _Call, dtype: np.dtype[Any]) -> Any:
+    """What the call makes of the values, now or where dask computes them."""
+    kept = {key: variable.encoding[key] for key in _ENCODING if key in variable.encoding}
+    if variable.chunks is None:
+        return call(xr.Variable(variable.dims, variable.values, variable.attrs, kept), ())
+    how = variable.dims, variable.attrs, kept
+    lazy: Any = variable.data
+    of_block = partial(_of_block, call=call, how=how, chunks=lazy.chunks)
+    none = np.empty((0,) * variable.ndim, dtype)
+    return lazy.map_blocks(of_block, dtype=dtype, meta=none)
+
+
+def _of_block(
+    block: Any,
+    *,
+    call: _Call,
+    how: tuple[Any, ...],
+    chunks: Sequence[Sequence[int]],
+    block_id: Sequence[int],
+) -> Any:
+    start = tuple(sum(sizes[:at]) for sizes, at in zip(chunks, block_id, strict=True))
+    dims, attributes, encoding = how
+    return call(xr.Variable(dims, np.asarray(block), attributes, encoding), start)
+
+
+# --- what does not fit ---------------------------------------------------------------------------
+
+
+@contextmanager
+def explained(
+    ds: xr.Dataset, fits: Mapping[str, Fit], rows: Mapping[Hashable, Sequence[int]] | None = None
+) -> Iterator[None]:
+    """Say which values of the dataset do not fit, if a `MisfitError` is raised in the block.
+
+    Parameters
+    ----------
+    ds : Dataset
+        The dataset as it was given.
+    fits : mapping
+        How each variable is stored, by name.
+    rows : mapping, optional
+        By dimension, the positions in `ds` of what is written; by default, all of it is.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a `MisfitError` is raised in the block.
+    """
+    try:
+        yield
+    except MisfitError as error:
+        raise InvalidArgumentError(_explained(error, ds, fits[error.name], rows or {})) from None
+
+
+def _explained(
+    error: MisfitError, ds: xr.Dataset, fit: Fit, rows: Mapping[Hashable, Sequence[int]]
+) -> str:
+    """Describe what does not fit, where it is, what would fit, and what to do."""
+    told = "; ".join(
+        f"{found.given} {_place(ds, fit.name, found.index, rows)}would be read back as {found.read}"
+        for found in error.misfits
+    )
+    where, way = "the array that is there", "write the array anew, with room for both"
+    if fit.stored is None:
+        where = "their encoding"
+        way = (
+            f"give another encoding={{{fit.name!r}: ...}}, or drop the one that came with the "
+            f"data, by ds[{fit.name!r}].encoding.clear()"
+        )
+    return (
+        f"values of {fit.name!r} do not fit {where}, which has room for {fit.range_text}: {told}. "
+        f"Nothing is committed. Correct the values, or {way}; check='encoding' writes them as "
+        "they are"
+    )
+
+
+def _place(
+    ds: xr.Dataset, name: str, index: Sequence[int], rows: Mapping[Hashable, Sequence[int]]
+) -> str:
+    """Labels and positions of a value."""
+    dims = ds.variables[name].dims
+    index = [rows[dim][at] if dim in rows else at for dim, at in zip(dims, index, strict=True)]
+    labels = [
+        f"{dim}={ds.indexes[dim][at]}" if dim in ds.indexes else f"{dim}[{at}]"
+        for dim, at in zip(dims, index, strict=True)
+    ]
+    positions = ", ".join(map(str, index))
+    return f"at {', '.join(labels)} (position {positions}) " if labels else ""
+
+
+# --- how each variable is stored -----------------------------------------------------------------
+
+
+def fits_of(
+    ds: xr.Dataset,
+    store: ManifestStore,
+    options: Mapping[str, Any],
+    encoding: Mapping[Hashable, Mapping[str, Any]],
+) -> dict[str, Fit]:
+    """Return how each variable to check is stored, by name.
+
+    Parameters
+    ----------
+    ds : Dataset
+        The dataset to write.
+    store : ManifestStore
+        The store to write to; its session has no changes yet.
+    options : mapping
+        The arguments of `Dataset.to_zarr`: `group`, `mode` and `append_dim`.
+    encoding : mapping
+        Encodings of new variables, by name.
+
+    Returns
+    -------
+    dict
+        Without variables that a write leaves as they are.
+    """
+    there = _encodings_there(ds, store, options)
+    fits = {}
+    for name, variable in ds.variables.items():
+        if name in there:
+            along = options["append_dim"]
+            if options["mode"] == "a-" and along is not None and along not in variable.dims:
+                continue  # xarray does not change it
+            how: Mapping[str, Any] = there[name]
+        else:
+            how = encoding.get(name, variable.encoding)
+        kept: dict[str, Any] = {key: how[key] for key in _ENCODING if key in how}
+        stored = np.dtype(kept["dtype"]) if name in there else None
+        own, lazy = dict(variable.attrs), variable.chunks is not None
+        fits[str(name)] = Fit(str(name), variable.dtype, own, kept, stored, lazy)
+    return fits
+
+
+def _encodings_there(
+    ds: xr.Dataset, store: ManifestStore, options: Mapping[str, Any]
+) -> dict[Hashable, dict[str, Any]]:
+    """How xarray would encode values for existing arrays; this reads no chunks."""
+    workspace, group = workspace_of(store), options["group"]
+    if options["mode"] == "w" or (group or "") not in workspace.view.nodes:
+        return {}
+    # Looking at this is no read that the commit depends on.
+    reader: Any = ManifestStore(Workspace(workspace.context, workspace.view), read_only=True)
+    opened: Any = ZarrStore.open_group(reader, mode="r", group=group, consolidated=False)
+    names = {str(name): name for name in ds.variables}
+    found: dict[Hashable, dict[str, Any]] = {}
+    arrays = {n: opened.open_store_variable(n) for n in opened.array_keys() if n in names}
+    attributes = [array.attrs for array in arrays.values()]
+    for name, array in arrays.items():
+        none = xr.Variable(array.dims, np.empty((0,) * array.ndim, array.dtype), array.attrs)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # xarray itself warns when it writes
+            decoded = decode_cf_variable(name, none, decode_times=False)
+        own = {**array.attrs, **decoded.encoding, "dtype": array.dtype}
+        found[names[name]] = {**meaning_of_bounds(name, attributes), **own}
+    return found
