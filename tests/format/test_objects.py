@@ -899,6 +899,18 @@ def test_marks_and_merges_that_are_refused(wrong: Any, samples: dict[str, bytes]
             read("marks", envelope(9, msgpack.packb(wrong)))
 
 
+@pytest.mark.parametrize("wrong", [1, 0, None, "yes", []])
+@pytest.mark.parametrize("name", ["nodes", "coordinates"])
+def test_whether_a_delta_changes_nodes_is_true_or_false(
+    name: str, wrong: Any, samples: dict[str, bytes]
+) -> None:
+    """Taken for false, it would hide nodes."""
+    fields = msgpack.unpackb(_payload_of(samples["snapshot"]))
+    fields["deltas"][0][name] = wrong
+    with pytest.raises(CorruptObjectError, match="expected true or false"):
+        read("snapshot", envelope(2, msgpack.packb(fields)))
+
+
 def test_a_page_with_more_marks_than_are_read_is_not_written(
     samples: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,10 +14,12 @@ import zarr_manifests.format
 from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.config.kinds import Whole, Word
 from zarr_manifests.config.sections import Option, options_of
+from zarr_manifests.format.chunk_table import COLUMNS
 from zarr_manifests.format.envelope import ObjectKind
 from zarr_manifests.format.root import FEATURES
 
 TEXT = (Path(__file__).parents[2] / "docs" / "spec" / "v1.md").read_text(encoding="utf-8")
+ENCODER = re.compile(r"(^|_)(encode|pack|in_blocks)")
 FORMAT = Path(zarr_manifests.format.__path__[0])
 
 
@@ -39,12 +41,9 @@ def written() -> set[str]:
     for path in FORMAT.glob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef) and node.name in ("encode", "pack"):
+            if isinstance(node, ast.FunctionDef) and ENCODER.search(node.name):
                 found |= set(keys_in(node))
-            if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "_COLUMNS":
-                assert node.value is not None
-                found |= {*ast.literal_eval(node.value)}
-    return found
+    return found | {*COLUMNS}
 
 
 def keys_in(function: ast.FunctionDef) -> Iterator[str]:

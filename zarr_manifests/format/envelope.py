@@ -476,6 +476,13 @@ class Fields:
             return value
         raise self._fault(name, f"a number from 0 to {most}")
 
+    def flag(self, name: str) -> bool:
+        """True or false."""
+        value = self.value.get(name)
+        if isinstance(value, bool):
+            return value
+        raise self._fault(name, "true or false")
+
     def text(self, name: str) -> str:
         """A string."""
         value = self.value.get(name)

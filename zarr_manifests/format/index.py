@@ -25,7 +25,7 @@ from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.columns import MAX_ROWS, Column, decode_column, encode_column
-from zarr_manifests.format.envelope import Fields, ObjectKind, decode, encode
+from zarr_manifests.format.envelope import Fields, ObjectKind, check_numbers, decode, encode
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.ids import NODE_ID_BYTES
 
@@ -206,6 +206,10 @@ class IndexEntry:
     blob: BlobRef
     position: int
 
+    def __post_init__(self) -> None:
+        check_numbers("index.entries", self.crc32c, most=2**32 - 1)
+        check_numbers("index.entries", self.count, self.stored_bytes, self.position)
+
     @property
     def name(self) -> LeafName:
         """Identity of the leaf."""
@@ -268,11 +272,7 @@ class IndexDirectory:
                     int(stored),
                     int(blob),
                     int(position),
-                ] if (
-                    len(node) == NODE_ID_BYTES
-                    and min(crc, count, stored, blob, position) >= 0
-                    and blob < len(blobs)
-                ):
+                ] if len(node) == NODE_ID_BYTES and 0 <= blob < len(blobs):
                     box = _box(lo, hi)
                     entry = IndexEntry(node, box, key, crc, count, stored, blobs[blob], position)
                     entries[entry.name] = entry

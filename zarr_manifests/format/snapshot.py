@@ -163,10 +163,10 @@ class DeltaEntry:
             BlobRef.parse_required(fields, "log"),
             fields.number("first"),
             fields.number("last"),
-            bool(fields.value.get("nodes")),
+            fields.flag("nodes"),
             Part.parse_all(fields, "embedded"),
             tuple(ManifestRef.parse(f) for f in fields.maps("manifests")),
-            bool(fields.value.get("coordinates")),
+            fields.flag("coordinates"),
             parse_counts(fields),
         )
 
