@@ -14,10 +14,9 @@ from enum import StrEnum
 from typing import Any
 
 from zarr_manifests.errors import NotFoundError
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.history_pages import HistoryEntry
 from zarr_manifests.format.root import LogEntry
-from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.plain import plain_text
@@ -121,18 +120,18 @@ class SnapshotInfo:
         return self.snapshot_id
 
     @classmethod
-    def of(cls, ref: BlobRef, snapshot: Snapshot) -> SnapshotInfo:
-        """The entry of the snapshot that lies at `ref`."""
+    def of(cls, entry: HistoryEntry) -> SnapshotInfo:
+        """The same, with the names that callers use."""
         return cls(
-            snapshot_id_of(ref.key),
-            snapshot.parent_id,
-            datetime.fromtimestamp(snapshot.written_ms / 1000, UTC),
-            str(snapshot.kind),
-            snapshot.message,
-            snapshot.metadata,
-            snapshot.totals,
-            snapshot.commit_id.hex(),
-            snapshot.sums,
+            entry.snapshot_id,
+            None if entry.parent is None else snapshot_id_of(entry.parent.key),
+            datetime.fromtimestamp(entry.written_ms / 1000, UTC),
+            str(entry.kind),
+            entry.message or "",
+            entry.metadata,
+            entry.totals,
+            entry.commit_id.hex(),
+            entry.sums,
         )
 
 

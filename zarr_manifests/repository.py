@@ -518,8 +518,7 @@ class Repository:
         snapshot_id: str | None = None,
     ) -> Iterator[SnapshotInfo]:
         """The history of a branch, tag or snapshot, newest first; of `main` if none is given."""
-        walk = self._refs.history(Point(branch, tag, snapshot_id))
-        return (SnapshotInfo.of(ref, snapshot) for ref, snapshot in walk)
+        return map(SnapshotInfo.of, self._refs.history(Point(branch, tag, snapshot_id)))
 
     def diff(self, start: str, end: str) -> Diff:
         """What changed after the snapshot `start` up to the snapshot `end`.

@@ -28,7 +28,7 @@ from zarr.core.buffer import cpu
 
 from inside import context_of
 from zarr_manifests import Repository, Session
-from zarr_manifests.engine.history.ancestry import snapshot_ref
+from zarr_manifests.engine.history.by_id import snapshot_ref
 from zarr_manifests.engine.history.commit_logs import deltas_between
 from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.errors import CorruptObjectError, ManifestsError

@@ -22,7 +22,7 @@ import pytest
 import zarr
 
 import zarr_manifests.format
-from inside import change_root, context_of, root_of
+from inside import change_root, context_of, root_of, short_pages
 from zarr_manifests import Repository
 from zarr_manifests.engine.history.leases import take
 from zarr_manifests.engine.root.roots import Roots
@@ -32,6 +32,7 @@ from zarr_manifests.format.chunk_table import NativeRef
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.digest import Digest
 from zarr_manifests.format.envelope import ObjectKind
+from zarr_manifests.format.history_pages import History, HistoryPage, HistoryPageRef
 from zarr_manifests.format.index import Bitmaps, IndexDirectory
 from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.marks import MarksPage
@@ -57,11 +58,17 @@ KINDS = {
     ObjectKind.PAGE: Page,
     ObjectKind.DIGEST: Digest,
     ObjectKind.MARKS: MarksPage,
+    ObjectKind.HISTORY: HistoryPage,
 }
 KIND_AT = 13
 """Where an object's kind is in its first bytes."""
 # Nothing of what has expired need be there; an object of an unknown kind of index is not opened.
-NOT_FOLLOWED = {("PendingDeletion", "newest"), ("IndexDirectory", "others")}
+NOT_FOLLOWED = {
+    ("PendingDeletion", "newest"),
+    ("IndexDirectory", "others"),
+    ("HistoryPage", "newest"),
+    ("HistoryPageRef", "newest"),
+}
 
 
 # --- a repository with every kind of pointer -----------------------------------------------------
@@ -86,6 +93,11 @@ def commit(repository: Repository, seed: int, branch: str = "main") -> None:
 
 @pytest.fixture(scope="module")
 def everything() -> MemoryStorage:
+    with short_pages():
+        return make_everything()
+
+
+def make_everything() -> MemoryStorage:
     storage = MemoryStorage()
     config = {
         "inline-chunk-bytes": 0,
@@ -209,23 +221,29 @@ class Walk:
     storage: MemoryStorage
     keys: set[str] = field(default_factory=set)
     pointers: set[tuple[str, str]] = field(default_factory=set)
+    live: set[str] = field(default_factory=set)
+    """Keys of the snapshots in history: a page of history is needed for the newest it covers."""
 
     def root(self) -> set[str]:
         root = Root.from_object(self.storage.get("current"))
-        self.look(root, frozenset())
         whole = Roots(self.storage, SYSTEM).whole(root)
         assert root.branches["main"].floor is not None  # so that tags have no history
         for branch in whole.branches.values():
             self.line(branch.head.key, branch.floor)
         for lease in whole.leases:
             self.line(snapshot_key(lease.snapshot), lease.snapshot)
+        for ref in whole.tags.values():
+            self.line(ref.key, snapshot_id_of(ref.key))
+        self.look(root, frozenset())
+        for key in self.live:
+            self.follow(BlobRef.to(key, self.storage.get(key)))
         return self.keys
 
     def line(self, key: str, floor: str | None) -> None:
         """A snapshot and its parents."""
         parent: BlobRef | None = BlobRef.to(key, self.storage.get(key))
         while parent is not None:
-            self.follow(parent)
+            self.live.add(parent.key)
             snapshot = Snapshot.from_object(self.storage.get(parent.key), parent)
             parent = None if snapshot_id_of(parent.key) == floor else snapshot.parent
 
@@ -237,16 +255,23 @@ class Walk:
         self.look(decoded(data, ref), frozenset({("Snapshot", "parent")}))
 
     def look(self, value: Any, passed: frozenset[tuple[str, str]]) -> None:
+        past = {page.blob.key for page in pages_of(value) if page.newest.key not in self.live}
         for where, found in named(value):
             if isinstance(found, NativeRef):
                 self.keys.add(found.key)
                 continue
             self.pointers.add(where)
             if where in NOT_FOLLOWED:
-                if where != ("PendingDeletion", "newest"):
+                if where == ("IndexDirectory", "others"):
                     self.keys.add(found.key)
-            elif where not in passed:
+            elif where not in passed and found.key not in past:
                 self.follow(found)
+
+
+def pages_of(value: Any) -> tuple[HistoryPageRef, ...]:
+    """The pages of history that an object names."""
+    held = value.history if isinstance(value, Snapshot) else value
+    return held.pages if isinstance(held, History | HistoryPage) else ()
 
 
 def decoded(data: bytes, ref: BlobRef) -> Any:
@@ -300,9 +325,11 @@ def test_the_repository_has_every_pointer_that_the_format_has(everything: Memory
     walk = Walk(everything)
     walk.root()
     in_part = {("Ancestor", "parent")}  # of a snapshot, which is said whole by another class
-    assert walk.pointers == declared() - in_part
+    packed = {("HistoryEntry", "ref"), ("HistoryEntry", "parent")}  # only repeat what snapshots say
+    assert walk.pointers == declared() - in_part - packed
     assert {key.partition("/")[0] for key in walk.keys} == {
-        *("snapshots", "nodes", "deltas", "manifests", "indexes", "pages", "chunks", "digests"),
+        *("snapshots", "nodes", "deltas", "manifests", "indexes", "pages", "chunks", "digests",
+          "history"),
     }  # fmt: skip
 
 
@@ -310,7 +337,7 @@ def test_collection_marks_what_can_be_reached(everything: MemoryStorage) -> None
     due = Walk(everything).root()
     repository = Repository.open(everything, runtime=in_order())
     root = root_of(repository)
-    marked, _ = _mark(context_of(repository), root, lambda stage, done: None)
+    marked = _mark(context_of(repository), root, lambda stage, done: None).marked
     assert due - marked == set()
     assert {key for key in marked - due if not key.startswith("indexes/")} == set()
 

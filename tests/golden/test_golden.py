@@ -138,8 +138,15 @@ def test_the_independent_reader_finds_what_is_expected(name: str, copies: bool) 
     assert heads.keys() == expected["refs"].keys()
     snapshots = {}
     for ref, ids in expected["refs"].items():
-        line = dict(found.history(heads[ref], branches.get(ref, {}).get("floor")))
+        floor = branches.get(ref, {}).get("floor")
+        line = dict(found.history(heads[ref], floor))
         assert [*line] == ids
+        told = found.told(line[ids[0]], floor)
+        assert [entry["snapshot"][0] for entry in told] == ids[1:]
+        for entry in told:
+            same = ("at_ms", "commit", "kind", "message", "metadata", "totals", "sums")
+            snapshot = line[entry["snapshot"][0]]
+            assert {name: entry[name] for name in same} == {name: snapshot[name] for name in same}
         snapshots |= line
     assert snapshots.keys() == expected["snapshots"].keys()
     for snapshot_id, fields in snapshots.items():
@@ -290,7 +297,7 @@ def test_they_have_something_of_everything() -> None:
     kinds, per_base, rows, virtual = set(), set(), set(), set()
     runs, merged, digests, counts = 0, set(), 0, 0
     fields: set[str] = set()
-    rare, places = {"marks", "marks_page", "merged"}, set[str]()
+    rare, places = {"marks", "marks_page", "merged", "recent", "pages"}, set[str]()
     for name in NAMES:
         found = read_by_specification(V1 / name)
         fields |= {field for field, value in found.root.items() if value}
@@ -301,7 +308,8 @@ def test_they_have_something_of_everything() -> None:
             for _, snapshot in found.history(head):
                 kinds.add(snapshot["kind"])
                 digests += len(snapshot["digests"])
-                places |= {place for place in rare if snapshot.get(place)}
+                held = snapshot | snapshot["history"]
+                places |= {place for place in rare if held.get(place)}
                 runs += sum(e["first"] < e["last"] for e in snapshot["deltas"])
                 if snapshot["base"] is not None:
                     base = found.follow(snapshot["base"], reader.BASE)

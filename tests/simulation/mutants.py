@@ -24,7 +24,7 @@ from zarr_manifests.engine.compact import repack_chunks as repacking
 from zarr_manifests.engine.compact import runs as rollup
 from zarr_manifests.engine.edit import forks
 from zarr_manifests.engine.edit.merge_forks import Merge
-from zarr_manifests.engine.history import ancestry, leases, refs
+from zarr_manifests.engine.history import by_id, leases, refs
 from zarr_manifests.engine.history import reachability as reach
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.root import epochs, heartbeat
@@ -172,7 +172,7 @@ def amended_unseen(patch: pytest.MonkeyPatch) -> None:
 @mutant("A branch or tag can point to a snapshot that exists but is in no history.")
 def refs_to_anywhere(patch: pytest.MonkeyPatch) -> None:
     def anywhere(context: Any, root: Any, snapshot_id: str) -> Any:
-        ref = ancestry.snapshot_ref(context, snapshot_id)
+        ref = by_id.snapshot_ref(context, snapshot_id)
         return ref, context.objects.load(ref, commit.Snapshot), None
 
     patch.setattr(refs, "locate", anywhere)

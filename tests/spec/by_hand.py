@@ -19,9 +19,10 @@ from zarr_manifests.format.chunk_table import UNSET, ChunkTable, InlineRef, Stor
 from zarr_manifests.format.counts import Count
 from zarr_manifests.format.delta import CommitKind, Delta
 from zarr_manifests.format.digest import Digest
+from zarr_manifests.format.history_pages import History, HistoryPage
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import Base, Node, NodeKind
-from zarr_manifests.format.root import Branch, LogEntry, Root
+from zarr_manifests.format.root import HISTORY_PAGES, Branch, LogEntry, Root
 from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import snapshot_id_of
@@ -101,6 +102,8 @@ class Line:
     digests: tuple[DigestEntry, ...] = ()
     marks: dict[str, int] = field(default_factory=dict)
     marks_page: BlobRef | None = None
+    history: History = field(default_factory=History)
+    """What the next snapshot says about its ancestors."""
     pruned: bool = True
     """Whether runs leave out what counts nowhere, and entries are dropped from anywhere."""
 
@@ -300,12 +303,25 @@ class Line:
             sums=sums,
             marks_page=self.marks_page,
             merged=merged,
+            history=self.history,
         )
         data = snapshot.encode()
         assert self.storage.create(key, data)
         self.parent = head = BlobRef.to(key, data)
         self.swap(Branch(head, base, ahead=snapshot.ahead), "commit rewrite", own.commit_id)
+        self.tell(snapshot.entry(head).pack())
         return snapshot_id_of(head.key)
+
+    def tell(self, entry: bytes) -> None:
+        """Add to the history; every third entry and every second page go to a page."""
+        pages, recent = self.history.pages, (*self.history.recent, entry)
+        if len(recent) > 3:
+            page = HistoryPage(recent[:3])
+            pages, recent = (*pages, page.at(self.put("history", page.encode()))), recent[3:]
+        if len(pages) > 1 and pages[-2].level == pages[-1].level:
+            above = HistoryPage(pages=pages[-2:])
+            pages = (*pages[:-2], above.at(self.put("history", above.encode())))
+        self.history = History(pages, recent)
 
     def swap(self, branch: Branch, operation: str, commit_id: bytes) -> None:
         self.version += 1
@@ -315,7 +331,17 @@ class Line:
         self.log = (*self.log, entry)[-32:]
         write = self.version.to_bytes(16)
         config = RepositoryConfig()
-        root = Root(REPOSITORY, self.version, write, at, config, {"main": branch}, log=self.log)
+        features = (HISTORY_PAGES,) if self.history.pages else ()
+        root = Root(
+            REPOSITORY,
+            self.version,
+            write,
+            at,
+            config,
+            {"main": branch},
+            log=self.log,
+            features=features,
+        )
         self.storage.create(f"root/{self.version:020d}", root.bare().encode())
         found = self.storage.get_tagged("current").token if self.version > 1 else None
         assert self.storage.cas("current", root.encode(), found) is not None

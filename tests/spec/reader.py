@@ -20,10 +20,10 @@ import numpy as np
 import zstandard
 from numcodecs import blosc
 
-ROOT, SNAPSHOT, BASE, DELTA, MANIFEST, PAGE, DIGEST, MARKS = 1, 2, 3, 4, 5, 7, 8, 9
+ROOT, SNAPSHOT, BASE, DELTA, MANIFEST, PAGE, DIGEST, MARKS, HISTORY = 1, 2, 3, 4, 5, 7, 8, 9, 10
 UNSET, INLINE, NATIVE, VIRTUAL = 0, 1, 2, 3
 GROUP, ARRAY, OPAQUE = 0, 1, 2
-FEATURES = {"marks-page", "merge"}
+FEATURES = {"marks-page", "merge", "history-pages"}
 SECTIONS = ("branches", "tags", "leases", "pending")
 LAST_MS = 253402300799999
 MOST_BYTES = {ROOT: 2**24, SNAPSHOT: 2**28}
@@ -431,9 +431,73 @@ class Reader:
         pointer = head
         while pointer is not None:
             snapshot = self.follow(pointer, SNAPSHOT)
-            snapshot_id = pointer["k"].removeprefix("snapshots/").replace("/", "-")
+            snapshot_id = self.id_of(pointer)
             yield snapshot_id, snapshot
             pointer = None if snapshot_id == floor else snapshot.get("parent")
+
+    def told(self, snapshot: dict[str, Any], floor: str | None = None) -> list[dict[str, Any]]:
+        """What a snapshot says about its ancestors down to `floor`, newest first."""
+        if snapshot["id"] == floor:
+            return []
+        told, due = [], snapshot["parent"]
+        history = snapshot.get("history") or {}
+        left = self.covered(history)
+        if floor is not None:
+            left -= self.covered(self.snapshot(floor).get("history") or {})
+        pages = [*reversed(history.get("pages", []))]
+        levels = [level for _, _, _, level in pages]
+        demand(levels == sorted(levels), "order of the pages of history")
+        packed = history.get("recent", [])
+        while True:
+            for one in reversed(packed[-left:] if left > 0 else []):
+                entry, left = self.entry(one), left - 1
+                demand(entry["snapshot"] == [self.id_of(due), due["n"], due["c"]], "an entry")
+                told.append(entry)
+                due = entry["parent"] and self.pointer(entry["parent"])
+            if not pages or left <= 0:
+                return told
+            page = self.history_page(*pages.pop(0))
+            pages[:0] = reversed(page.get("pages", []))
+            packed = page.get("entries", [])
+
+    def history_page(
+        self, blob: dict[str, Any], newest: list[Any], count: int, level: int
+    ) -> dict[str, Any]:
+        page = self.follow(blob, HISTORY)
+        entries, pages = page.get("entries", []), page.get("pages", [])
+        demand(bool(entries) != bool(pages) and level <= 16, "a page of history")
+        demand(self.covered({"recent": entries, "pages": pages}) == count, "number in a page")
+        demand({one[3] for one in pages} == ({level - 1} if level else set()), "level of pages")
+        last = pages[-1][1] if pages else self.entry(entries[-1])["snapshot"]
+        demand(last == newest, "newest snapshot of a page")
+        return page
+
+    def covered(self, history: dict[str, Any]) -> int:
+        return len(history.get("recent", [])) + sum(one[2] for one in history.get("pages", []))
+
+    def entry(self, packed: bytes) -> dict[str, Any]:
+        names = (
+            "snapshot",
+            "parent",
+            "at_ms",
+            "commit",
+            "kind",
+            "message",
+            "metadata",
+            "totals",
+            "sums",
+        )
+        values = msgpack.unpackb(packed, raw=False)
+        demand(len(values) >= len(names) and len(values[3]) == 16, "an entry")
+        return timed(dict(zip(names, values, strict=False)))
+
+    def pointer(self, named: list[Any]) -> dict[str, Any]:
+        demand(SNAPSHOT_ID.fullmatch(named[0]), "id in an entry")
+        key = f"snapshots/{'/'.join(named[0].rsplit('-', 1))}"
+        return {"k": key, "n": named[1], "c": named[2]}
+
+    def id_of(self, pointer: dict[str, Any]) -> str:
+        return pointer["k"].removeprefix("snapshots/").replace("/", "-")
 
     def read(self, snapshot_id: str) -> dict[str, bytes]:
         """All keys and values of a snapshot."""

@@ -5,12 +5,16 @@ What a store reads and writes is `zarr_manifests.store.workspace_of(store)`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
 
 from zarr_manifests import Repository
 from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.format.root import Root
+from zarr_manifests.planning.upkeep import history_rolls
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import Storage, handles
 
@@ -36,3 +40,12 @@ def change_root(
 def open_handles() -> dict[str, handles.Handle]:
     """The files that this process holds open to read from, by path."""
     return handles._open
+
+
+@contextmanager
+def short_pages(page: int = 2, fan_out: int = 2) -> Iterator[None]:
+    """Commits move entries of history to pages early, so that few commits make many pages."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(history_rolls, "PAGE", page)
+        patch.setattr(history_rolls, "FAN_OUT", fan_out)
+        yield

@@ -108,6 +108,7 @@ class ObjectKind(IntEnum):
     PAGE = 7
     DIGEST = 8
     MARKS = 9
+    HISTORY = 10
 
 
 _MOST_BYTES: Final = {ObjectKind.ROOT: MAX_ROOT_BYTES, ObjectKind.SNAPSHOT: MAX_SNAPSHOT_BYTES}

@@ -44,6 +44,7 @@ from zarr_manifests.ids import is_session_id, lineage_of, snapshot_key
 __all__ = [
     "COLLECTOR",
     "COMPACTOR",
+    "HISTORY_PAGES",
     "LOG_TAIL",
     "ROOT_KEY",
     "Branch",
@@ -65,7 +66,8 @@ WRITE_ID_BYTES: Final = 16
 _LOG_NAMES_BYTES: Final = 2_560
 _WHO_CHARS: Final = 100
 _OTHER_COPY_BYTES: Final = 4 * 1024
-FEATURES: Final = ("marks-page", "merge")
+HISTORY_PAGES: Final = "history-pages"
+FEATURES: Final = ("marks-page", "merge", HISTORY_PAGES)
 """The optional parts of the format that this package knows."""
 _SECTIONS: Final = ("branches", "tags", "leases", "pending")
 _REF_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,254}", re.ASCII)

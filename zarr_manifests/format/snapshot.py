@@ -28,6 +28,7 @@ from zarr_manifests.format.envelope import (
     encode,
     unpack,
 )
+from zarr_manifests.format.history_pages import History, HistoryEntry
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.marks import MOST_IN_SNAPSHOT, check_marks
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
@@ -252,6 +253,8 @@ class Snapshot:
     merged : tuple of str or None
         Of a merge: the ids of the snapshot whose changes it brought in, and of the snapshot that
         both sides were compared with.
+    history : History
+        What it says about its ancestors.
     """
 
     snapshot_id: str
@@ -272,6 +275,7 @@ class Snapshot:
     sums: Mapping[str, int] = field(default_factory=dict)
     marks_page: BlobRef | None = None
     merged: tuple[str, str] | None = None
+    history: History = field(default_factory=History)
 
     def __post_init__(self) -> None:
         snapshot_key(self.snapshot_id)
@@ -315,6 +319,20 @@ class Snapshot:
     def parent_id(self) -> str | None:
         """Id of the parent; None for the first snapshot."""
         return None if self.parent is None else snapshot_id_of(self.parent.key)
+
+    def entry(self, ref: BlobRef) -> HistoryEntry:
+        """What histories say about this snapshot, which lies at `ref`."""
+        return HistoryEntry(
+            ref.bare(),
+            None if self.parent is None else self.parent.bare(),
+            self.written_ms,
+            self.commit_id,
+            self.kind,
+            self.message,
+            self.metadata,
+            self.totals,
+            self.sums,
+        )
 
     def with_delta_copies(self, known: Mapping[str, bytes]) -> Snapshot:
         """The same with copies of digests and deltas while they fit.
@@ -386,6 +404,7 @@ class Snapshot:
                 "digests": [entry.pack() for entry in self.digests],
                 "sequence": self.sequence,
                 "sums": dict(self.sums),
+                "history": self.history.pack(),
             },
         )
 
@@ -430,6 +449,7 @@ class Snapshot:
             fields.counters("sums"),
             BlobRef.parse_optional(fields, "marks_page"),
             _merged(fields),
+            History.parse(Fields(fields.value.get("history", {}), "snapshot.history")),
         )
 
 

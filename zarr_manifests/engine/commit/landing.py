@@ -25,6 +25,7 @@ from typing import Any, Final
 
 from zarr_manifests.engine.commit.add_digest import with_digest
 from zarr_manifests.engine.commit.describe import kind_of, totals_of
+from zarr_manifests.engine.commit.extend_history import history_after
 from zarr_manifests.engine.commit.observe import observed
 from zarr_manifests.engine.commit.rebase import Mine, Rebasing, rebase_delta
 from zarr_manifests.engine.commit.relocate import relocate_changes
@@ -55,7 +56,7 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, Delta
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import Node
-from zarr_manifests.format.root import Branch, LogEntry, Root
+from zarr_manifests.format.root import HISTORY_PAGES, Branch, LogEntry, Root
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.conflict.reads import Reads
@@ -402,7 +403,7 @@ def _place(
     keys: SessionKeys,
     tip: Snapshot,
 ) -> tuple[BlobRef, Snapshot, list[Upload]]:
-    """The commit's snapshot on top of `parent`, and what to upload: it and perhaps a digest.
+    """The commit's snapshot on top of `parent`, and what to upload; the snapshot comes last.
 
     It comes after `tip`, or replaces it.
     """
@@ -417,6 +418,7 @@ def _place(
         effect = effect_of(prepared.delta, prepared.tables, parent, fetch)
     entry = replace(entry, counts=effect.counts)
     key = keys.next("snapshots")
+    history, uploads = history_after(parent, parent.snapshot.history.pages, keys)
     snapshot = replace(
         prepared.snapshot,
         snapshot_id=snapshot_id_of(key),
@@ -432,8 +434,8 @@ def _place(
         # Never before the tip's time, else `as_of` would find a snapshot too early.
         written_ms=max(prepared.snapshot.written_ms, tip.written_ms),
         sums=effect.sums(parent, entry, prepared.delta),
+        history=history,
     ).with_delta_copies(known)
-    uploads = []
     if needs_digest(snapshot):
         nodes = {**parent.nodes, **{node.path: node for node in prepared.delta.nodes}}
         snapshot, digest = with_digest(
@@ -472,6 +474,8 @@ def root_with(
     of = tip.base if stays else snapshot.base
     moved = replace(tip, head=head.ref, base=of, ahead=snapshot.ahead)
     new = replace(root, branches={**root.branches, branch: moved})
+    if snapshot.history.pages and HISTORY_PAGES not in new.features:
+        new = replace(new, features=(*new.features, HISTORY_PAGES))
     copies = {upload.key: upload.data for upload in (head, base) if upload is not None}
     return new.with_log(entry).with_copies(copies, branch)
 

@@ -16,12 +16,8 @@ from typing import Final
 import numpy as np
 
 from zarr_manifests.engine.edit.change_set import ChangeSet
-from zarr_manifests.engine.history.ancestry import (
-    ancestors,
-    find_in_history,
-    floor_below,
-    snapshot_ref,
-)
+from zarr_manifests.engine.history.ancestry import ancestors, find_in_history, floor_below
+from zarr_manifests.engine.history.by_id import snapshot_ref
 from zarr_manifests.engine.history.commit_logs import delta_of, footprint_of
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView

@@ -21,8 +21,10 @@ from functools import partial
 import numpy as np
 
 from zarr_manifests.engine.commit.add_digest import with_digest
+from zarr_manifests.engine.commit.extend_history import history_after
 from zarr_manifests.engine.commit.landing import root_with
 from zarr_manifests.engine.compact.base_writing import encoded_base
+from zarr_manifests.engine.compact.merge_history import MergedPages
 from zarr_manifests.engine.compact.merge_leaves import (
     Pending,
     due_changes,
@@ -81,6 +83,7 @@ class _Compacted:
     uploads: list[Upload] = field(default_factory=list)
     indexed: list[IndexEntry] = field(default_factory=list)
     """New entries for the presence index, of the new leaves."""
+    merged: MergedPages = field(default_factory=MergedPages)
 
 
 def compact_branch(
@@ -142,6 +145,8 @@ def _compact(
     done = work.do()
     if done is None:
         return before, None
+    done.merged = MergedPages.of(context, view.snapshot.history, tip.floor, keys)
+    done.uploads += done.merged.uploads
     report = replace(
         before,
         deltas_after=len(done.entries),
@@ -418,6 +423,7 @@ def _try(
     """One attempt; None if somebody else's swap came first."""
     newer = current.snapshot.deltas[len(done.old) :]
     key = keys.next("snapshots")
+    history, made = history_after(current, done.merged.within(current.snapshot.history), keys)
     snapshot = Snapshot(
         snapshot_id_of(key),
         context.repository_id,
@@ -438,8 +444,8 @@ def _try(
             current, (done.counts, done.manifests, done.base_sequence), (*done.entries, *newer)
         ),
         marks_page=current.snapshot.marks_page,
+        history=history,
     ).with_delta_copies({u.key: u.data for u in done.uploads})
-    made: list[Upload] = []
     if needs_digest(snapshot):
         snapshot, digest = with_digest(
             context, snapshot, current.nodes.values(), done.base_sequence, keys

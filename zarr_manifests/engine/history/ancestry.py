@@ -4,6 +4,9 @@ A snapshot is in history if a branch reaches it at or above the branch's floor, 
 reaches its own snapshot and, as long as nothing has expired, all before it: the first expiry gives
 every branch a floor, `main` among them.
 
+What reads history to list it takes the entries that snapshots have of their ancestors. What decides
+by it (refs, leases, conflicts, expiry, collection) walks the snapshots themselves.
+
 Invariant: all objects of a snapshot in a root's history exist as long as that root is current,
 since a collection replaces the root before it deletes anything. So a writer that refers to objects
 of an older snapshot checks it against the very root that it replaces.
@@ -12,8 +15,10 @@ of an older snapshot checks it against the very root that it replaces.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 from zarr_manifests.engine.history.parallel_walk import SnapshotsAhead
+from zarr_manifests.engine.history.told_ancestors import told_ancestors
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -22,7 +27,7 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
 )
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.envelope import MAX_SNAPSHOT_BYTES
+from zarr_manifests.format.history_pages import HistoryEntry
 from zarr_manifests.format.root import Root
 from zarr_manifests.format.snapshot import Ancestor, Snapshot
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
@@ -30,13 +35,12 @@ from zarr_manifests.ids import snapshot_id_of, snapshot_key
 __all__ = [
     "ages",
     "ancestors",
+    "entries",
     "find_in_history",
     "floor_below",
     "has_expired",
     "is_missing",
     "locate",
-    "snapshot_at",
-    "snapshot_ref",
     "tag_floor",
 ]
 
@@ -61,6 +65,31 @@ def ages(
     return _walk(context, start, floor, load)
 
 
+def entries(
+    context: ReadContext, start: BlobRef, floor: str | None = None
+) -> Iterator[list[HistoryEntry]]:
+    """What `ancestors` says about each snapshot, from the entries that others have of it.
+
+    They come in lists, each of which is at hand as a whole.
+    """
+    ref: BlobRef | None = start
+    seen: set[str] = set()
+    while ref is not None:
+        snapshot = context.objects.load(ref, Snapshot)
+        for found in chain([[snapshot.entry(ref)]], told_ancestors(context, snapshot, floor)):
+            for entry in found:
+                if entry.ref.key in seen:
+                    raise _circular(entry.ref)
+                seen.add(entry.ref.key)
+            yield found
+            if found:
+                ref = found[-1].parent if found[-1].snapshot_id != floor else None
+
+
+def _circular(ref: BlobRef) -> CorruptObjectError:
+    return CorruptObjectError(f"{ref.key} is its own ancestor; the history is damaged")
+
+
 def _walk[T: Snapshot | Ancestor](
     context: ReadContext,
     start: BlobRef,
@@ -68,55 +97,16 @@ def _walk[T: Snapshot | Ancestor](
     load: Callable[[BlobRef, bytes | None], T],
 ) -> Iterator[tuple[BlobRef, T]]:
     last = None if floor is None else snapshot_key(floor)
-    ahead = SnapshotsAhead(context.objects, context.runtime)
+    ahead = SnapshotsAhead(context, floor)
     ref: BlobRef | None = start
     seen: set[str] = set()
     while ref is not None:
         if ref.key in seen:
-            raise CorruptObjectError(f"{ref.key} is its own ancestor; the history is damaged")
+            raise _circular(ref)
         seen.add(ref.key)
         snapshot = load(ref, ahead.take(ref))
         yield ref, snapshot
         ref = snapshot.parent if ref.key != last else None
-
-
-def snapshot_ref(context: ReadContext, snapshot_id: str) -> BlobRef:
-    """The snapshot with that id, whether it is in history or not.
-
-    Raises
-    ------
-    SnapshotExpiredError
-        If it does not exist.
-    """
-    try:
-        ref, snapshot = snapshot_at(context, snapshot_id)
-    except ObjectNotFoundError as error:
-        raise SnapshotExpiredError(
-            f"snapshot {snapshot_id} is not in {context.storage.url}: it never was, or has "
-            "expired; `repo.ancestry()` and `zarr-manifests log` list what there is"
-        ) from error
-    context.objects.remember(ref, snapshot)
-    return ref
-
-
-def snapshot_at(context: ReadContext, snapshot_id: str) -> tuple[BlobRef, Snapshot]:
-    """The snapshot with that id, read at its key.
-
-    No pointer vouches for it, so its own repository and snapshot ids are checked.
-
-    Raises
-    ------
-    ObjectNotFoundError
-        If there is no object at the key.
-    CorruptObjectError
-        If the object is another snapshot, or belongs to another repository.
-    """
-    key = snapshot_key(snapshot_id)
-    data = context.storage.get(key, 0, MAX_SNAPSHOT_BYTES + 1)
-    ref = BlobRef.to(key, data)
-    snapshot = Snapshot.from_object(data, ref)
-    snapshot.check_repository(key, context.repository_id)
-    return ref, snapshot
 
 
 def find_in_history(context: ReadContext, root: Root, snapshot_id: str) -> tuple[BlobRef, Snapshot]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from zarr_manifests.engine.history.ancestry import snapshot_ref
+from zarr_manifests.engine.history.by_id import snapshot_ref
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import CorruptObjectError

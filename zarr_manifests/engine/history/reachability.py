@@ -1,13 +1,14 @@
 """Everything that a snapshot, an index or a page refers to, directly or not.
 
 All references are followed without interpretation: the whole read list, each commit's own delta,
-digests, the base and its pages, all manifests, and every chunk object that a row refers to. Objects
-are loaded many at once, each once.
+digests, the base and its pages, all manifests, and every chunk object that a row refers to. Only a
+page of history is needed no more once the newest snapshot that it covers has expired. Objects are
+loaded many at once, each once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.digest import Digest
+from zarr_manifests.format.history_pages import HistoryPage, HistoryPageRef
 from zarr_manifests.format.index import Bitmaps, IndexDirectory
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.format.marks import MarksPage
@@ -33,17 +35,21 @@ _AT_ONCE = 64
 class Link:
     """A pointer to an object of that kind.
 
-    `parts` lists a manifest's tables, according to the pointer. `of_page` says that the pointer is
-    to a page of a base, or in one: other pages may list other tables of the same manifest.
+    `parts` lists a manifest's tables, and `page` describes a page of history, according to the
+    pointer. `of_page` says that the pointer is to a page of a base, or in one: other pages may list
+    other tables of the same manifest.
     """
 
     ref: BlobRef
     kind: type[Any]
     parts: tuple[Part, ...] | None = None
     of_page: bool = False
+    page: HistoryPageRef | None = None
 
     def check(self, value: Any) -> None:
-        """Raise if a manifest has other tables than its pointer says."""
+        """Raise if a manifest or a page of history holds something else than its pointer says."""
+        if self.page is not None:
+            self.page.check(value)
         if self.parts is None or not isinstance(value, Manifest):
             return
         nodes = {part.node_id for part in self.parts} if self.of_page else None
@@ -51,9 +57,17 @@ class Link:
         if self.parts != tuple(p for p in held if nodes is None or p.node_id in nodes):
             raise CorruptObjectError(f"{self.ref.key} has other chunk tables than it should")
 
+    def is_within(self, snapshots: Container[str]) -> bool:
+        """Whether it is needed if these snapshots are in history, given their keys."""
+        return self.page is None or self.page.newest.key in snapshots
+
 
 def _manifests(refs: Iterable[ManifestRef], *, of_page: bool = False) -> Iterator[Link]:
     return (Link(ref.blob, Manifest, ref.parts, of_page) for ref in refs)
+
+
+def _pages(refs: Iterable[HistoryPageRef]) -> Iterator[Link]:
+    return (Link(ref.blob, HistoryPage, page=ref) for ref in refs)
 
 
 def children(value: Any, *, of_page: bool = False) -> Iterator[Link]:
@@ -72,6 +86,9 @@ def children(value: Any, *, of_page: bool = False) -> Iterator[Link]:
             yield from (Link(entry.blob, Digest) for entry in value.digests)
             if value.marks_page is not None:
                 yield Link(value.marks_page, MarksPage)
+            yield from _pages(value.history.pages)
+        case HistoryPage():
+            yield from _pages(value.pages)
         case Base():
             paged = of_page or bool(value.leaf_pages)
             yield from _manifests(value.manifests, of_page=paged)
@@ -96,8 +113,9 @@ def follow(
     starts: Iterable[Link],
     load: Callable[[Link], Any],
     seen: set[str],
+    wanted: Callable[[Link], bool],
 ) -> Iterator[tuple[Link, Any]]:
-    """All objects that the links lead to, each once, with the result of `load`.
+    """All wanted objects that the links lead to, each once, with the result of `load`.
 
     Keys in `seen` are skipped, and visited keys are added to it. If `load` returns None, references
     of that object are not followed.
@@ -107,7 +125,7 @@ def follow(
         links: list[Link] = []
         while due and len(links) < _AT_ONCE:
             link = due.pop()
-            if link.ref.key not in seen:
+            if link.ref.key not in seen and wanted(link):
                 seen.add(link.ref.key)
                 links.append(link)
         for link, value in zip(

@@ -9,18 +9,19 @@ exception is the first session of a repository that was just opened: it may begi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import chain
 from typing import Final
 
 from zarr_manifests.engine.history.ancestry import (
-    ages,
     ancestors,
+    entries,
     floor_below,
     locate,
-    snapshot_ref,
 )
+from zarr_manifests.engine.history.by_id import snapshot_ref
 from zarr_manifests.engine.history.follow import opened
 from zarr_manifests.engine.root.epochs import claim_branch
 from zarr_manifests.engine.root.roots import RootAt
@@ -35,7 +36,7 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
     UnsupportedStorageError,
 )
-from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.history_pages import HistoryEntry
 from zarr_manifests.format.root import Branch, Root, check_ref_name, known_ref
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import is_snapshot_id, snapshot_id_of, snapshot_key
@@ -203,14 +204,17 @@ class Refs:
             )
         return Branch(tag, None)
 
-    def history(self, point: Point) -> Iterator[tuple[BlobRef, Snapshot]]:
+    def history(self, point: Point) -> Iterator[HistoryEntry]:
         """The snapshot and its ancestors that are still in history, newest first."""
+        context = self._context
         root = self._root()
         start = self._in(root, point)
         floor = start.floor
         if point.on_branch is None:
-            floor = floor_below(self._context, root, start.head)
-        return ancestors(self._context, start.head, floor)
+            floor = floor_below(context, root, start.head)
+        return chain.from_iterable(
+            _complete(context, found) for found in entries(context, start.head, floor)
+        )
 
     def _in(self, root: Root, point: Point) -> Branch:
         roots = self._context.roots
@@ -223,9 +227,9 @@ class Refs:
 
     def _as_of(self, head: Branch, as_of: datetime) -> Branch:
         until_ms = moment_ms(as_of, "as_of")
-        for ref, snapshot in ages(self._context, head.head, head.floor):
-            if snapshot.written_ms <= until_ms:
-                return Branch(ref, None)
+        for entry in chain.from_iterable(entries(self._context, head.head, head.floor)):
+            if entry.written_ms <= until_ms:
+                return Branch(entry.ref, None)
         raise NotFoundError(f"the branch has no snapshot as old as {as_of.isoformat()}")
 
     def _root(self) -> Root:
@@ -366,6 +370,14 @@ class Refs:
         return Branch(
             ref.bare(), snapshot.base, floor=floor, ahead=snapshot.ahead, index=main.index
         )
+
+
+def _complete(context: Context, entries: Sequence[HistoryEntry]) -> Iterator[HistoryEntry]:
+    """The entries with messages that only the snapshots have, which are read in one round."""
+    partly = [(entry.ref, Snapshot) for entry in entries if entry.message is None]
+    whole = context.objects.load_all(partly)
+    for entry in entries:
+        yield whole[entry.ref.key].entry(entry.ref) if entry.ref.key in whole else entry
 
 
 def _check_name(name: object) -> None:

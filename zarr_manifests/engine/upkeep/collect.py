@@ -20,12 +20,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from zarr_manifests.engine.history.ancestry import ancestors, snapshot_at, tag_floor
+from zarr_manifests.engine.history.ancestry import ancestors, tag_floor
+from zarr_manifests.engine.history.by_id import snapshot_at
 from zarr_manifests.engine.history.reachability import Link, follow, tables
 from zarr_manifests.engine.root.disk_reserve import keep_reserve, with_reserve
 from zarr_manifests.engine.root.epochs import check_collector, claimed
@@ -72,6 +73,7 @@ _KINDS: Final = (
     "indexes",
     "digests",
     "pages",
+    "history",
     "deltas",
     "nodes",
     "snapshots",
@@ -95,8 +97,9 @@ def collect(
     root = _begin(context, before, grace_ms, dry_run=dry_run)
     removed = len(context.roots.leases(before.root)) - len(context.roots.leases(root))
     progress("marking", 0)
-    marked, alone = _mark(context, root, progress)
-    found = _find_dead(context, root, marked, progress)
+    marks = _mark(context, root, progress)
+    marked, alone = marks.marked, marks.alone
+    found = _find_dead(context, root, marks, progress)
     dead = sorted(found.values(), key=lambda info: info.key)
     archives = _old_archives(context, root)
     temporary = 0
@@ -240,10 +243,23 @@ def _leased(context: ReadContext, lease: Lease) -> tuple[BlobRef, Snapshot]:
         raise CorruptObjectError(f"{key} is leased and not there") from error
 
 
-def _mark(context: ReadContext, root: Root, progress: Progress) -> tuple[set[str], bool]:
-    """Keys of everything the root reaches, and whether only leases reach some of it.
+@dataclass(frozen=True, slots=True)
+class _Marks:
+    """Keys of everything the root reaches.
 
-    If an index cannot be read, all indexes count as reached.
+    `past` are pages of history about expired snapshots only, which live snapshots still name.
+    `alone` says whether only leases keep some snapshots.
+    """
+
+    marked: set[str]
+    past: Mapping[str, Link]
+    alone: bool
+
+
+def _mark(context: ReadContext, root: Root, progress: Progress) -> _Marks:
+    """Mark everything the root reaches.
+
+    If an index or a page of history cannot be read, all of its kind count as reached.
     """
     whole = context.roots.whole(root)
     marked: set[str] = set()
@@ -254,25 +270,52 @@ def _mark(context: ReadContext, root: Root, progress: Progress) -> tuple[set[str
     for lease in alone:
         ref, _ = _leased(context, lease)
         starts[ref.key] = Link(ref, Snapshot)
-    _follow(context, starts.values(), marked, progress)
+    past = _follow(context, starts, marked, progress)
     marked |= {page.blob.key for pages in root.pages.values() for page in pages}
     indexes = {b.index.key: b.index for b in whole.branches.values() if b.index is not None}
     for pointer in indexes.values():
         marked |= _index_keys(context, pointer)
-    return marked, bool(alone)
+    return _Marks(marked, past, bool(alone))
 
 
 def _follow(
-    context: ReadContext, starts: Iterable[Link], marked: set[str], progress: Progress
-) -> None:
-    def load(link: Link) -> Any:
-        return context.objects.load(link.ref, link.kind)
+    context: ReadContext, starts: Mapping[str, Link], marked: set[str], progress: Progress
+) -> dict[str, Link]:
+    """Mark what the snapshots lead to; return the pages of history before them, by key."""
+    past: dict[str, Link] = {}
+    lost: list[Link] = []
 
-    for done, (_, value) in enumerate(follow(context.runtime, starts, load, marked), 1):
+    def load(link: Link) -> Any:
+        if _leads_nowhere(link):
+            return None
+        try:
+            return context.objects.load(link.ref, link.kind)
+        except (CorruptObjectError, UnsupportedFormatError):
+            if link.page is None:
+                raise
+            lost.append(link)
+            return None
+
+    def wanted(link: Link) -> bool:
+        if link.is_within(starts):
+            return True
+        past[link.ref.key] = link
+        return False
+
+    found = follow(context.runtime, starts.values(), load, marked, wanted)
+    for done, (_, value) in enumerate(found, 1):
         for table in tables(value):
             marked |= native_keys(table)
         if done % 100 == 0:
             progress("marking", done)
+    if lost:
+        marked |= {info.key for info in context.storage.list("history/")}
+    return past
+
+
+def _leads_nowhere(link: Link) -> bool:
+    """Whether it is a page of entries, which need not be read: it has no pointers to mark."""
+    return link.page is not None and link.page.level == 0
 
 
 def _index_keys(context: ReadContext, pointer: BlobRef) -> set[str]:
@@ -294,8 +337,9 @@ def _from(root: Root) -> int:
 
 
 def _find_dead(
-    context: ReadContext, root: Root, marked: set[str], progress: Progress
+    context: ReadContext, root: Root, marks: _Marks, progress: Progress
 ) -> dict[str, ObjectInfo]:
+    marked = marks.marked
     leased = leased_lineages(context.roots.leases(root))
     found: dict[str, ObjectInfo] = {}
     looked = 0
@@ -310,7 +354,7 @@ def _find_dead(
             if is_dead(info.key, marked, root.fence, leased):
                 found[info.key] = info
     if start > 0:
-        keys = _pending_keys(context, root.pending, marked) - found.keys()
+        keys = _pending_keys(context, root.pending, marks) - found.keys()
         due = [key for key in sorted(keys) if is_dead(key, marked, root.fence, leased)]
         sized = context.runtime.parallel([partial(_sized, context, key) for key in due])
         found.update(zip(due, sized, strict=True))
@@ -336,31 +380,37 @@ def _sized(context: ReadContext, key: str) -> ObjectInfo:
 
 
 def _pending_keys(
-    context: ReadContext, pending: Iterable[PendingDeletion], marked: set[str]
+    context: ReadContext, pending: Iterable[PendingDeletion], marks: _Marks
 ) -> set[str]:
     """Keys of everything that pending snapshots reach, without what the root reaches."""
     found: set[str] = set()
-    seen = set(marked)
 
     def load(link: Link) -> Any:
+        if _leads_nowhere(link):
+            return None
         try:
             return context.objects.load(link.ref, link.kind)
         except CorruptObjectError:
             return None  # deleted already, or damaged: a full listing finds what it led to
 
+    gone: dict[str, Link] = {}
     for piece in pending:
-        starts = []
         ref: BlobRef | None = piece.newest
         for _ in range(piece.count):
             if ref is None:
                 break
-            starts.append(Link(ref, Snapshot))
-            snapshot = load(starts[-1])
+            gone[ref.key] = Link(ref, Snapshot)
+            snapshot = load(gone[ref.key])
             ref = None if snapshot is None else snapshot.parent
-        for link, value in follow(context.runtime, starts, load, seen):
-            found.add(link.ref.key)
-            for table in tables(value):
-                found |= native_keys(table)
+
+    def wanted(link: Link) -> bool:
+        return link.is_within(gone)
+
+    starts = [*gone.values(), *marks.past.values()]
+    for link, value in follow(context.runtime, starts, load, {*marks.marked}, wanted):
+        found.add(link.ref.key)
+        for table in tables(value):
+            found |= native_keys(table)
     return found
 
 

@@ -42,6 +42,7 @@ from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.digest import Digest
 from zarr_manifests.format.envelope import is_sound
+from zarr_manifests.format.history_pages import HistoryEntry, HistoryPage
 from zarr_manifests.format.index import IndexDirectory
 from zarr_manifests.format.manifest import Manifest, Part
 from zarr_manifests.format.nodes import Base
@@ -187,14 +188,17 @@ def _check_closure(
             starts[branch.index.key] = Link(branch.index, IndexDirectory)
     seen: set[str] = set()
     load = partial(_load, context, found)
-    snapshots: list[tuple[BlobRef, Snapshot]] = []
+    histories: list[tuple[BlobRef, Snapshot | HistoryPage]] = []
     paged = _PagedBases()
-    for done, (link, value) in enumerate(follow(context.runtime, starts.values(), load, seen), 1):
+    # Pages of history only repeat snapshots, so a recovery does without.
+    wanted = partial(Link.is_within, snapshots=starts if found.patient else ())
+    reached = follow(context.runtime, starts.values(), load, seen, wanted)
+    for done, (link, value) in enumerate(reached, 1):
         found.objects += 1
         if done % 100 == 0:
             progress("reading metadata", done)
-        if isinstance(value, Snapshot):
-            snapshots.append((link.ref, value))
+        if isinstance(value, Snapshot | HistoryPage):
+            histories.append((link.ref, value))
         paged.note(link, value)
         try:
             _check_alone(value)
@@ -204,8 +208,10 @@ def _check_closure(
         except (ManifestsError, ValueError) as error:
             found.add(link.ref.key, error)
     paged.check(context, found)
+    snapshots = [(ref, value) for ref, value in histories if isinstance(value, Snapshot)]
     for ref, snapshot in snapshots:
         _check_snapshot(context, found, ref, snapshot)
+    _check_history(found, histories)
     for name, branch in whole.branches.items():
         head = next((s for ref, s in snapshots if ref.key == branch.head.key), None)
         if head is not None and (branch.base and branch.base.bare()) != (
@@ -213,6 +219,26 @@ def _check_closure(
         ):
             found.add(branch.head.key, f"branch {name!r} names another base than its head")
     return snapshots
+
+
+def _check_history(
+    found: _Findings, histories: Sequence[tuple[BlobRef, Snapshot | HistoryPage]]
+) -> None:
+    """Check what snapshots and pages say about ancestors, as far as these are still there."""
+    own: dict[str, HistoryEntry] = {}
+    said: list[tuple[BlobRef, BlobRef | None, Sequence[bytes]]] = []
+    for ref, value in histories:
+        if isinstance(value, HistoryPage):
+            said.append((ref, value.newest, value.entries))
+        else:
+            own[ref.key] = HistoryEntry.parse(value.entry(ref).pack())
+            said.append((ref, value.parent, value.history.recent))
+    for ref, due, entries in said:
+        for entry in map(HistoryEntry.parse, reversed(entries)):
+            if entry.ref != due or own.get(entry.ref.key, entry) != entry:
+                found.add(ref.key, f"{ref.key} is wrong about {entry.ref.key}")
+                break
+            due = entry.parent
 
 
 def _check_counters(

@@ -1,0 +1,122 @@
+"""What a snapshot says about its ancestors: its own entries, then those of its pages.
+
+Invariants:
+
+- Entries are used only as long as each is the parent of the one before. A page that is missing,
+  damaged or of another history ends the listing with a warning. Its reader then goes on at the
+  snapshot that was due, which has entries of its own. `verify` reports the page.
+- A page is not opened if all its snapshots are older than the floor: a collection may have deleted
+  it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Final
+
+from zarr_manifests.engine.history.by_id import snapshot_at
+from zarr_manifests.engine.snapshot.context import ReadContext
+from zarr_manifests.errors import CorruptObjectError, ObjectNotFoundError
+from zarr_manifests.format.history_pages import (
+    History,
+    HistoryEntry,
+    HistoryPage,
+    HistoryPageRef,
+)
+from zarr_manifests.format.snapshot import Snapshot
+
+__all__ = ["pages_above", "told_ancestors"]
+
+_LOG = logging.getLogger(__name__)
+_AT_ONCE: Final = 64
+
+
+def told_ancestors(
+    context: ReadContext, snapshot: Snapshot, floor: str | None = None
+) -> Iterator[list[HistoryEntry]]:
+    """Entries of the ancestors, newest first, down to the snapshot with the id `floor`.
+
+    They come in lists, each of which is at hand as a whole. They may end early.
+    """
+    due = snapshot.parent if snapshot.snapshot_id != floor else None
+    if due is None:
+        return
+    for packed in _packed(context, snapshot.history, floor):
+        found: list[HistoryEntry] = []
+        try:
+            for entry in map(HistoryEntry.parse, reversed(packed)):
+                if entry.ref != due:
+                    raise CorruptObjectError(f"history: {entry.ref.key} in the place of {due.key}")
+                found.append(entry)
+                due = entry.parent if entry.snapshot_id != floor else None
+                if due is None:
+                    break
+        except CorruptObjectError as error:
+            _LOG.warning("%s says wrong things: %s", snapshot.snapshot_id, error)
+            yield found
+            return
+        yield found
+        if due is None:
+            return
+
+
+def _packed(context: ReadContext, history: History, floor: str | None) -> Iterator[Sequence[bytes]]:
+    """The entries that the snapshot carries, then those of each page; packed, oldest first."""
+    yield history.recent
+    left = _above(context, history, floor) - len(history.recent)
+    due = [*reversed(history.pages)]
+    loaded: dict[str, HistoryPage | None] = {}
+    most = 1  # often only the newest are needed
+    while due and left > 0:
+        if due[0].blob.key not in loaded:
+            wanted = [r for r in _reaching(due[:most], left) if r.blob.key not in loaded]
+            most = _AT_ONCE
+            found = context.runtime.parallel([partial(_load, context, ref) for ref in wanted])
+            loaded |= {ref.blob.key: page for ref, page in zip(wanted, found, strict=True)}
+        page = loaded.pop(due.pop(0).blob.key)
+        if page is None:
+            return
+        due[:0] = reversed(page.pages)
+        if page.entries:
+            yield page.entries
+            left -= len(page.entries)
+
+
+def pages_above(context: ReadContext, history: History, floor: str | None) -> list[HistoryPageRef]:
+    """The pages that cover snapshots down to the floor, newest first; the others may be gone."""
+    count = _above(context, history, floor) - len(history.recent)
+    return [*_reaching(reversed(history.pages), count)]
+
+
+def _reaching(refs: Iterable[HistoryPageRef], count: int) -> Iterator[HistoryPageRef]:
+    """As many of the pages as hold that many entries."""
+    for ref in refs:
+        if count <= 0:
+            return
+        yield ref
+        count -= ref.count
+
+
+def _above(context: ReadContext, history: History, floor: str | None) -> int:
+    """How many of the ancestors are in history: all but those that the floor itself covers.
+
+    0 if the floor cannot be read, which a walk finds out when it gets there.
+    """
+    if floor is None or not history.pages:
+        return history.count
+    try:
+        return history.count - snapshot_at(context, floor)[1].history.count
+    except (CorruptObjectError, ObjectNotFoundError):
+        return 0
+
+
+def _load(context: ReadContext, ref: HistoryPageRef) -> HistoryPage | None:
+    try:
+        page = context.objects.load(ref.blob, HistoryPage)
+        ref.check(page)
+    except CorruptObjectError as error:
+        _LOG.warning("history is read from the snapshots instead: %s", error)
+        return None
+    return page
