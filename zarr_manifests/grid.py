@@ -112,6 +112,10 @@ class Box:
         sides = zip(self.lo, self.hi, other.lo, other.hi, strict=True)
         return math.prod(max(0, min(b, d) - max(a, c)) for a, b, c, d in sides)
 
+    def shared(self, other: Box) -> Box:
+        """The box of the coordinates in both boxes, which overlap."""
+        return Box(tuple(map(max, self.lo, other.lo)), tuple(map(min, self.hi, other.hi)))
+
     def strides(self) -> Coords:
         """Linear-index step of each axis (C order)."""
         steps = [1] * self.ndim

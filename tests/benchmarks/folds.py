@@ -1,8 +1,8 @@
-"""What a major compaction of many refs takes: `python tests/benchmarks/folds.py [refs] [case ...]`.
+"""What compactions of many refs take: `python tests/benchmarks/folds.py [refs] [case ...]`.
 
 Not collected by pytest. Virtual refs (10 M, if not said otherwise) into files of a thousand chunks
 each, as an archive of netCDF files would give them, are committed to a repository on disk, and
-brought into the base by one major compaction, in a process of its own. It prints refs a second by
+brought into the base by one compaction, in a process of its own. It prints refs a second by
 the clock and by CPU time (of all threads), the peak of resident memory, and the CPU time relative
 to the same columns merely sorted, gathered and compressed with numpy and Blosc, which says more
 than seconds do where a machine is busy. Cases (all, if none is named):
@@ -10,10 +10,12 @@ than seconds do where a machine is busy. Cases (all, if none is named):
 - `new`: one array, ten commits, no base yet;
 - `many`: ten arrays, one commit each;
 - `random`: as `new`, but each commit's chunks lie anywhere in the array;
-- `update`: an array that is in the base; then four tenths of it anew, in chunks that lie anywhere.
+- `update`: an array that is in the base; then four tenths of it anew, in chunks that lie anywhere;
+- `again`: as `update`, by a full compaction, which writes the whole array anew;
+- `import`: all refs set in one session, a million at once, and committed; then a full compaction.
+  Both steps have a line of their own.
 
-`session` is no compaction: all refs are set in one session, a million at once, and committed. It
-prints how many bytes of manifests there are then, too.
+Memory is bounded by what is worked on at a time: the peak of 100 M refs is that of 10 M.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ from zarr.core.buffer import cpu
 from zarr_manifests import Repository
 
 REFS, STEPS, TILES, IN_FILE, AT_ONCE = 10_000_000, 10, 100, 1_000, 1_000_000
-CASES = ("new", "many", "random", "update", "session")
+CASES = ("new", "many", "random", "update", "again", "import")
+FULL = ("again", "import")
 _MODE = {"compaction": {"mode": "manual"}}
 
 
@@ -100,7 +103,7 @@ def make(url: str, refs: int, case: str) -> None:
         inside = rows - step * each if case == "many" else rows
         session.store.set_virtual_refs(name, **refs_of(inside, step))
         session.commit("refs")
-    if case == "update":
+    if case in ("update", "again"):
         repository.compact("main", "full")
         session = repository.writable_session("main")
         rng = np.random.default_rng(2)
@@ -110,9 +113,9 @@ def make(url: str, refs: int, case: str) -> None:
             session.commit("better refs")
 
 
-def compact(url: str) -> dict[str, Any]:
-    """The major compaction."""
-    report = Repository.open(url).compact("main", "major")
+def compact(url: str, mode: str) -> dict[str, Any]:
+    """The compaction."""
+    report = Repository.open(url).compact("main", mode)
     return {"refs": report.refs_merged, "manifests": report.manifests_written}
 
 
@@ -169,21 +172,28 @@ def apart(call: Callable[..., Any], *args: Any) -> dict[str, Any]:
 
 def show(case: str, refs: int) -> None:
     """Run a case and print its figures."""
-    plain = apart(plainly, refs, "random" if case == "random" else "new")["cpu_s"]
+    sample = min(refs, REFS)
+    plain = apart(plainly, sample, "random" if case == "random" else "new")["cpu_s"]
+    plain *= refs / sample
     with tempfile.TemporaryDirectory() as folder:
         url = str(Path(folder) / "repository")
-        if case == "session":
-            found = apart(set_in_one_session, url, refs)
+        if case == "import":
+            tell("session", apart(set_in_one_session, url, refs), plain)
         else:
             apart(make, url, refs, case)
-            found = apart(compact, url)
+        tell(case, apart(compact, url, "full" if case in FULL else "major"), plain)
+
+
+def tell(step: str, found: dict[str, Any], plain: float) -> None:
+    """Print a line of figures."""
     n, wall, used = found["refs"], found["wall_s"], found["cpu_s"]
     print(
-        f"{case:8} {n:11,} refs  {n / wall / 1e6:5.2f} M refs/s ({wall:5.1f} s)  "
+        f"{step:8} {n:11,} refs  {n / wall / 1e6:5.2f} M refs/s ({wall:5.1f} s)  "
         f"{n / used / 1e6:5.2f} M refs/CPU s ({used:5.1f} s, {used / plain:4.1f} x numpy)  "
         f"peak {found['peak'] / 1024:,.0f} MiB ({found['before'] / 1024:,.0f} at start), "
         f"{found['manifests']} manifests"
-        + (f" of {found['nbytes'] / n:.1f} bytes a ref" if "nbytes" in found else "")
+        + (f" of {found['nbytes'] / n:.1f} bytes a ref" if "nbytes" in found else ""),
+        flush=True,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -22,6 +24,7 @@ from zarr_manifests.format.envelope import Fields, pack, unpack
 from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.ids import crc32c
+from zarr_manifests.planning.tables.live_deltas import Stack
 from zarr_manifests.planning.tables.merge import (
     Layer,
     Overlay,
@@ -32,6 +35,7 @@ from zarr_manifests.planning.tables.merge import (
     inside,
     merge_layers,
     narrower,
+    owned,
     pick,
     select,
     split,
@@ -167,6 +171,50 @@ def test_layers_can_be_brought_together_in_steps(
     assert (whole is None) == (stepwise is None)
     if whole is not None and stepwise is not None:
         assert dict(whole.refs()) == dict(stepwise.refs())
+
+
+@given(stacks(), st.integers(1, 10), st.sets(st.integers(0, 4), max_size=2))
+def test_a_stack_merged_early_is_the_same_as_its_layers(
+    stack: tuple[list[Model], list[tuple[Coords | None, list[Model]]]], most: int, apart: set[int]
+) -> None:
+    tables, layers = stack
+    early, late = Stack(apart, most), Stack(apart, 1_000)
+    held = [Layer(cut, built(each)) for cut, each in layers]
+    for last, layer in enumerate(held, 1):
+        early.add(last, layer)
+        late.add(last, layer)
+    leaves = built(tables)
+    for after in {0, *apart}:
+        expected = model_of(tables, layers[after:])
+        for found in (early, late):
+            merged = fold(leaves, found.after(after))
+            assert (dict(merged.refs()) if merged is not None else {}) == expected
+        states = [model_of(tables, layers[after:at]) for at in range(after, len(layers) + 1)]
+        lost = any(new.keys() < old.keys() for old, new in pairwise(states))
+        assert late.removes(after) or not lost
+    assert early.rows == late.rows == sum(len(t) for _, each in layers for t in each)
+
+
+def test_a_stack_of_overwritten_chunks_stays_small() -> None:
+    stack = Stack((), 10)
+    table = ChunkTable.of({(i,): InlineRef(b"a") for i in range(10)})
+    for last in range(1, 100):
+        stack.add(last, Layer(None, (table,)))
+        assert sum(len(t) for _, layer in stack._layers for t in layer.tables) <= 30
+    assert stack.rows == 990
+
+
+@given(stacks(), st.data())
+def test_tables_own_their_rows(
+    stack: tuple[list[Model], list[tuple[Coords | None, list[Model]]]], data: st.DataObject
+) -> None:
+    for table in built(stack[0]):
+        rows = data.draw(st.integers(0, len(table)))
+        inner = within(table, Box.around_coords(table.coords()[:rows])) if rows else table
+        mine = owned(inner)
+        assert dict(mine.refs()) == dict(inner.refs())
+        columns = (mine.index, mine.kind, mine.source, mine.offset, mine.length)
+        assert all(c is None or c.base is None or not c.strides[0] or not len(c) for c in columns)
 
 
 def test_unset_rows_are_kept_until_the_base_is_reached() -> None:

@@ -26,6 +26,7 @@ from zarr_manifests.engine.commit.landing import root_with
 from zarr_manifests.engine.compact.base_writing import encoded_base
 from zarr_manifests.engine.compact.merge_history import MergedPages
 from zarr_manifests.engine.compact.merge_leaves import (
+    NodeMerge,
     Pending,
     due_changes,
     due_manifests,
@@ -185,7 +186,7 @@ class _Work:
         self._facts = NodeFacts(nodes, refs)
         self.manifests = len(view.manifests)
         self.manifests_written = self.refs_merged = self.bytes_written = 0
-        self._read: set[bytes] = set()
+        self._merges: Mapping[bytes, NodeMerge] = {}
         self._entries: list[IndexEntry] = []
         self._bitmaps: list[Upload] = []
         self._heap = Heap(view, self._base, (), context.meter)
@@ -271,7 +272,7 @@ class _Work:
         pending = self._pending()
         outside = {node_id for node_id, mine in pending.items() if mine.outside}
         self._heap = Heap(self._view, self._base, outside, self._context.meter)
-        changes, self._read = due_changes(
+        self._merges = due_changes(
             self._context,
             self._heap,
             self._base,
@@ -285,7 +286,7 @@ class _Work:
             self._heap,
             self._base,
             self._facts,
-            changes,
+            self._merges,
             self._keys,
             self._ratio,
             everything=self._everything,
@@ -319,7 +320,7 @@ class _Work:
                 if base.manifest(number).merged_to(leaf) < entry.last:
                     yield part.node_id
                 covered += part.box.shared_size(leaf.box)
-            if covered < part.box.size and self._holds_more(part):
+            if covered < part.box.size and self._holds_more(base, part):
                 yield part.node_id
         for node_id, cut in self._view.truncations(position).items():
             for leaf, key in base.leaves(node_id) if node_id in self._facts else ():
@@ -327,11 +328,13 @@ class _Work:
                 if beyond and base[key].merged_to(leaf) < entry.last:
                     yield node_id
 
-    def _holds_more(self, part: Part) -> bool:
+    def _holds_more(self, base: BaseIndex, part: Part) -> bool:
         """Whether chunks may be in the box but outside all leaves, so that the entry is needed."""
-        if part.node_id not in self._read:
-            return True
-        return len(self._heap.outside(part.node_id).within(part.box)) > 0
+        merge = self._merges.get(part.node_id)
+        if merge is None or merge.whole:
+            return merge is None
+        coords = self._heap.outside(part.node_id).coords(part.box)
+        return bool((base.locate(part.node_id, coords) < 0).any())
 
     def _rolled_up(
         self, dropped: int

@@ -1,87 +1,96 @@
-"""What live deltas contain, box by box.
+"""What live deltas contain, box by box, in bounded memory.
 
-The deltas' tables of a node are decoded once and merged only inside the requested box, so that only
-the result is in memory besides them.
+The tables that overlap a box are decoded one after the other, and only their rows in the box stay.
+So memory depends on the boxes that are asked for together, not on all that is pending.
 
-Chunks in no leaf's box are determined once per `Heap`, and removed from the list when leaves that
-contain them are written. Invariant: chunks on the list are in no leaf, neither of the base nor of
-those written since.
+Chunks in no leaf's box are determined once per `Heap`, region by region, and kept as bitmaps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from zarr_manifests.engine.snapshot.tables import RecentTables
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
-from zarr_manifests.grid import Box, IndexArray, taken
+from zarr_manifests.format.columns import decode_column, encode_column
+from zarr_manifests.format.index import Bitmap
+from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.metrics import Meter
+from zarr_manifests.planning.layout.batches import batches
 from zarr_manifests.planning.layout.leaves import BaseIndex
-from zarr_manifests.planning.layout.packing import LEAF_ROWS
 from zarr_manifests.planning.layout.splitting import Layout
-from zarr_manifests.planning.tables.merge import (
-    Layer,
-    Overlay,
-    bare,
-    merge_layers,
-    pick,
-    select,
-    within,
-)
+from zarr_manifests.planning.tables.live_deltas import Stack
+from zarr_manifests.planning.tables.merge import bare, owned, select, split, take
 
-__all__ = ["Heap", "Outside"]
+__all__ = ["BATCH_ROWS", "Heap", "Outside"]
+
+BATCH_ROWS: Final = 2_000_000
+"""Rows that are worked on at a time, about."""
 
 
-@dataclass(slots=True)
 class Outside:
-    """Chunks of one node that are pending and were in no leaf.
+    """Chunks of one node that are pending and in no leaf of the base.
 
     Parameters
     ----------
-    coords : int64[n, ndim]
-        In C order.
-    left : bool[n]
-        Which of them are still in no leaf.
-    chosen : int64[k] or None
-        Rows of the chunks to merge, ascending; None for all.
+    tables : iterable of ChunkTable
+        Tables of these chunks. One after the other, their chunks are in C order.
+
+    Attributes
+    ----------
+    box : Box or None
+        The smallest box around the chunks; None if there are none.
+    held : list of (Box, int)
+        Disjoint boxes, and how many of the chunks are in each.
     """
 
-    coords: IndexArray
-    left: npt.NDArray[np.bool_]
-    chosen: IndexArray | None = field(default_factory=lambda: np.empty(0, np.int64))
+    def __init__(self, tables: Iterable[ChunkTable] = ()) -> None:
+        self.held: list[tuple[Box, int]] = []
+        self._bitmaps: list[tuple[Box, Callable[[], Bitmap]]] = []
+        for table in tables:
+            box = Box.around_coords(table.coords())
+            self.held.append((box, len(table)))
+            self._bitmaps.append((box, _kept(take(table, np.arange(len(table)), box))))
+        self.box = Box.around(box for box, _ in self.held) if self.held else None
 
-    def choose(self, rows: IndexArray) -> IndexArray:
-        """Choose these rows for merging; return their coordinates."""
-        self.chosen = None if len(rows) == len(self.coords) else rows
-        return self.coords if self.chosen is None else self.coords[rows]
+    def coords(self, box: Box) -> IndexArray:
+        """Coordinates (int64[n, ndim]) of the chunks in the box, in C order."""
+        found = [bitmap().coords(box) for around, bitmap in self._bitmaps if around.overlaps(box)]
+        if len(found) == 1:
+            return found[0]
+        return np.concatenate([np.empty((0, box.ndim), np.int64), *found])
 
-    def take(self, numbers: IndexArray) -> IndexArray:
-        """Remove the chosen rows with these numbers (ascending); return those that were left.
+    def cells(self, layout: Layout) -> tuple[IndexArray, IndexArray]:
+        """The first chunk (int64[n, ndim]) in each cell of the layout, and the cells' chunks.
 
-        Numbers beyond the chosen rows belong to something else and are ignored.
+        Both are in C order of the first chunks.
         """
-        count = len(self.coords if self.chosen is None else self.chosen)
-        rows = numbers[: numbers.searchsorted(count)]
-        rows = rows if self.chosen is None else self.chosen[rows]
-        rows = rows[self.left[rows]]
-        self.left[rows] = False
-        return rows
+        first: dict[tuple[int, ...], tuple[int, ...]] = {}
+        counts: dict[tuple[int, ...], int] = {}
+        for box, bitmap in self._bitmaps:
+            coords = bitmap().coords(box)
+            for rows in layout.groups(coords):
+                one = tuple(coords[rows[0]].tolist())
+                cell = tuple(at // n for at, n in zip(one, layout.cell, strict=True))
+                first.setdefault(cell, one)
+                counts[cell] = counts.get(cell, 0) + len(rows)
+        order = sorted(first, key=first.__getitem__)
+        shape = len(order), self.box.ndim if self.box else 0
+        corners = np.array([first[cell] for cell in order], np.int64).reshape(shape)
+        return corners, np.array([counts[cell] for cell in order], np.int64)
 
-    def within(self, box: Box) -> IndexArray:
-        """Rows of the chunks in the box that are left."""
-        rows = slice(None)
-        if box.ndim and len(self.coords):  # in C order, the first axis ascends
-            rows = slice(*self.coords[:, 0].searchsorted((box.lo[0], box.hi[0])).tolist())
-        found = np.flatnonzero(self.left[rows])
-        if not len(found):
-            return found
-        found += rows.start or 0
-        coords = self.coords[found]
-        return found[((coords >= box.lo) & (coords < box.hi)).all(axis=1)]
+
+def _kept(table: ChunkTable) -> Callable[[], Bitmap]:
+    """The bitmap of a table; linear indexes are packed, since they take four times as much."""
+    bitmap = Bitmap.of(table)
+    if bitmap.index is None:
+        return lambda: bitmap
+    box, count, packed = bitmap.box, bitmap.count, encode_column(bitmap.index)
+    return lambda: Bitmap(box, count, index=decode_column(packed, count))
 
 
 class Heap:
@@ -97,93 +106,57 @@ class Heap:
         Nodes that may have chunks outside all leaves.
     meter : Meter
         Counts the refs that are merged.
+
+    Attributes
+    ----------
+    recent : RecentTables
+        The tables that were decoded last.
     """
 
     def __init__(
         self, view: SnapshotView, base: BaseIndex, outside: Collection[bytes], meter: Meter
     ) -> None:
         self.view = view
+        self.recent = RecentTables(BATCH_ROWS)
         self._meter = meter
         self._base, self._may = base, frozenset(outside)
         self._outside: dict[bytes, Outside] = {}
-        # Of one node at a time: the cache has no room for more, and may have none for this.
-        self._at_hand: tuple[bytes, Sequence[tuple[int, Layer]]] | None = None
+        self._apart: dict[bytes, set[int]] = {}
 
-    def _layers(self, node_id: bytes) -> Sequence[tuple[int, Layer]]:
-        if self._at_hand is None or self._at_hand[0] != node_id:
-            self._at_hand = None
-            self._at_hand = node_id, self.view.layers(node_id)
-        return self._at_hand[1]
+    def within(
+        self, node_id: bytes, boxes: Sequence[Box], *, kinds_only: bool = False
+    ) -> list[Stack]:
+        """What is pending in each of the boxes, fetched in one round.
 
-    def over(self, node_id: bytes, box: Box, after: int = 0) -> Overlay:
-        """The chunks in the box according to deltas newer than `after`."""
-        layers = [
-            Layer(layer.truncated, tuple(within(table, box) for table in layer.tables))
-            for last, layer in self._layers(node_id)
-            if last > after
-        ]
-        self._meter.add("refs_merged", sum(len(t) for layer in layers for t in layer.tables))
-        return merge_layers(layers)
+        With `kinds_only`, the refs only say whether they are set or unset.
+        """
+        narrow = bare if kinds_only else owned
+        if node_id not in self._apart:
+            self._apart[node_id] = {leaf.merged for leaf in self._base.placed(node_id)}
+        stacks = self.view.stacks(node_id, boxes, narrow, self.recent, self._apart[node_id])
+        self._meter.add("refs_merged", sum(stack.rows for stack in stacks))
+        return stacks
 
     def outside(self, node_id: bytes) -> Outside:
         """The node's pending chunks in no leaf of the base."""
         found = self._outside.get(node_id)
         if found is None:
-            coords = self._coords_outside(node_id) if node_id in self._may else None
-            if coords is None:
-                coords = np.empty((0, 0), np.int64)
-            found = self._outside[node_id] = Outside(coords, np.ones(len(coords), np.bool_))
+            tables = self._tables_outside(node_id) if node_id in self._may else ()
+            found = self._outside[node_id] = Outside(tables)
         return found
 
-    def _coords_outside(self, node_id: bytes) -> IndexArray | None:
-        layers = [layer for _, layer in self._layers(node_id)]
-        table = merge_layers(
-            [Layer(layer.truncated, tuple(map(bare, layer.tables))) for layer in layers]
-        ).table
-        if table is None:
-            return None
-        coords = select(table, table.kind != RefKind.UNSET).coords()
-        if self._base.ndim(node_id) is None:
-            return coords
-        return coords[self._base.locate(node_id, coords) < 0]
-
-    def take(self, node_id: bytes, rows: IndexArray, layout: Layout) -> Iterator[ChunkTable]:
-        """Remove chosen chunks, by their numbers; yield what is pending there."""
-        outside = self.outside(node_id)
-        for some in _stretches(layout, outside.coords, outside.take(rows)):
-            yield self._pending_at(node_id, taken(outside.coords, some))
-
-    def take_within(self, node_id: bytes, boxes: Iterable[Box]) -> list[ChunkTable]:
-        """Remove the chunks in these boxes; return what is pending there."""
-        outside, found = self.outside(node_id), []
-        for box in boxes if outside.left.any() else ():
-            rows = outside.within(box)
-            if len(rows):
-                outside.left[rows] = False
-                found.append(self._pending_at(node_id, outside.coords[rows]))
-        return found
-
-    def _pending_at(self, node_id: bytes, coords: IndexArray) -> ChunkTable:
-        """The pending refs at these coordinates; all of them are pending."""
-        table = self.over(node_id, Box.around_coords(coords)).table
-        assert table is not None
-        table = select(table, table.kind != RefKind.UNSET)
-        return table if len(table) == len(coords) else pick(table, coords)
-
-
-def _stretches(layout: Layout, coords: IndexArray, rows: IndexArray) -> Iterator[IndexArray]:
-    """The rows by cells of the layout; adjacent cells are combined while they fit into a leaf."""
-    together: list[IndexArray] = []
-    held = 0
-    for group in layout.groups(taken(coords, rows)):
-        if together and held + len(group) > LEAF_ROWS:
-            yield _sorted(together)
-            together, held = [], 0
-        together.append(rows[group])
-        held += len(group)
-    if together:
-        yield _sorted(together)
-
-
-def _sorted(rows: list[IndexArray]) -> IndexArray:
-    return rows[0] if len(rows) == 1 else np.sort(np.concatenate(rows))
+    def _tables_outside(self, node_id: bytes) -> Iterator[ChunkTable]:
+        held = [(part.box, part.count) for part in self.view.live_parts(node_id) if part.count]
+        for region in batches(held, 2 * BATCH_ROWS):
+            lo, hi = np.asarray(region.lo, np.int64), np.asarray(region.hi, np.int64)
+            leaves = self._base.overlapping(node_id, lo, hi)
+            if sum(leaf.box.shared_size(region) for leaf, _ in leaves) >= region.size:
+                continue
+            (stack,) = self.within(node_id, [region], kinds_only=True)
+            table = stack.after(0).table
+            if table is None:
+                continue
+            table = select(table, table.kind != RefKind.UNSET)
+            if leaves:
+                table = select(table, self._base.locate(node_id, table.coords()) < 0)
+            yield from split(table, BATCH_ROWS) if len(table) else ()

@@ -11,9 +11,11 @@ for all views of the snapshot.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from functools import partial
 from typing import Any, Final, cast
+
+import numpy as np
 
 from zarr_manifests.engine.objects.metadata import ObjectReader
 from zarr_manifests.engine.snapshot.base_pages import index_of
@@ -27,16 +29,46 @@ from zarr_manifests.format.manifest import Manifest, Part
 from zarr_manifests.format.nodes import Base
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.stretches import TableData
-from zarr_manifests.grid import Coords, IndexArray
+from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.layout.leaves import BaseIndex, PlacedLeaf
-from zarr_manifests.planning.tables.live_deltas import LiveSources, TableSource, Truncation
-from zarr_manifests.planning.tables.merge import Layer, Overlay, merge_layers, pick
+from zarr_manifests.planning.layout.packing import LEAF_ROWS
+from zarr_manifests.planning.tables.live_deltas import (
+    LiveSources,
+    Stack,
+    TablePlace,
+    TableSource,
+    Truncation,
+)
+from zarr_manifests.planning.tables.merge import Layer, Overlay, merge_layers, pick, within
 
-__all__ = ["SnapshotTables"]
+__all__ = ["RecentTables", "SnapshotTables"]
 
 _BASE: Final = -1
 _ANY_NODE: Final = b""
+
+
+class RecentTables:
+    """Decoded tables, as many of those used last as have a limited number of rows together.
+
+    For a writer that goes through more tables than the objects' cache has room for, and needs each
+    a few times in a row. Not thread-safe.
+    """
+
+    def __init__(self, most_rows: int) -> None:
+        self._most, self._rows = most_rows, 0
+        self._tables: dict[tuple[str, bytes, int], ChunkTable] = {}  # used last at the end
+
+    def obtain(self, name: tuple[str, bytes, int], make: Callable[[], ChunkTable]) -> ChunkTable:
+        """The table of that name; made if it is not there."""
+        table = self._tables.pop(name, None)
+        if table is None:
+            table = make()
+            self._rows += len(table)
+        self._tables[name] = table
+        while self._rows > self._most and len(self._tables) > 1:
+            self._rows -= len(self._tables.pop(next(iter(self._tables))))
+        return table
 
 
 class SnapshotTables:
@@ -214,6 +246,48 @@ class SnapshotTables:
             found = [self._table(node_id, source, n, loaded, keep=keep) for n in numbers]
             tables[source] = found if coords is None else [pick(one, coords) for one in found]
         return self._sources(node_id).layers(tables)
+
+    def stacks(
+        self,
+        node_id: bytes,
+        boxes: Sequence[Box],
+        narrow: Callable[[ChunkTable], ChunkTable],
+        recent: RecentTables,
+        apart: Collection[int],
+    ) -> list[Stack]:
+        """What live deltas say of each box, with each table put through `narrow`.
+
+        `apart` are the sequences up to which leaves of the node are merged. The objects are fetched
+        in one round, and the tables decoded one after the other.
+        """
+        if not boxes:
+            return []
+        live = self._sources(node_id)
+        stacks = [Stack(apart, LEAF_ROWS) for _ in boxes]
+        near = np.array([live.overlap(box) for box in boxes]).reshape(len(boxes), -1)
+        due, steps = near.any(axis=0), list(live.in_order())
+        places = [step for step in steps if isinstance(step, TablePlace)]
+        wanted = {p.source: None for p, is_due in zip(places, due.tolist(), strict=True) if is_due}
+        loaded = self._load(list(wanted), ())
+        at = -1
+        for step in steps:
+            if isinstance(step, Truncation):
+                for stack in stacks:
+                    stack.add(step.last, Layer(step.shape, ()))
+                continue
+            at += 1
+            if due[at]:
+                place = node_id, step.source, step.number, loaded
+                name = step.source.blob.key, node_id, step.number
+                table = recent.obtain(name, partial(self._table, *place, keep=False))
+                for i in np.flatnonzero(near[:, at]).tolist():
+                    inner = narrow(within(table, boxes[i]))
+                    stacks[i].add(step.source.last, Layer(None, (inner,)))
+        return stacks
+
+    def live_parts(self, node_id: bytes) -> list[Part]:
+        """The node's tables in live deltas."""
+        return [part for source in self._sources(node_id).sources for part in source.parts]
 
     def _table(
         self,

@@ -58,7 +58,6 @@ from zarr_manifests.planning.tables.live_deltas import (
     picked,
 )
 from zarr_manifests.planning.tables.merge import (
-    Layer,
     Leaf,
     Overlay,
     fold,
@@ -370,17 +369,6 @@ class SnapshotView(SnapshotTables):
             lambda last, of: last > after and of.overlaps(box), box.ndim
         )
         return self._fetch_some(node_id, {after}, sources)[0][after]
-
-    def layers(self, node_id: bytes) -> Sequence[tuple[int, Layer]]:
-        """The layers of the node's live deltas, oldest first, with their sequences."""
-        name = self._name("layers", node_id)
-        found: Sequence[tuple[int, Layer]] | None = self._objects.cache.find(name)
-        if found is None:
-            sources = self._sources(node_id).sources
-            loaded = self._load(sources, ())
-            found = self._layers(node_id, sources, loaded, keep=False)
-            self._objects.cache.keep(name, found)
-        return found
 
     def has_leaves(self, node_id: bytes, box: Box) -> bool:
         """Whether the node's leaves that overlap the box need no fetch."""

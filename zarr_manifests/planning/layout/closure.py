@@ -29,8 +29,8 @@ import numpy as np
 from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet
 from zarr_manifests.format.manifest import Part
 from zarr_manifests.grid import Box, Coords, IndexArray, taken
-from zarr_manifests.planning.layout.leaves import ArrayFacts, BaseIndex, part_order
-from zarr_manifests.planning.layout.splitting import Cut, Layout, cut, layout_of, lies_together
+from zarr_manifests.planning.layout.leaves import ArrayFacts, BaseIndex, PlacedLeaf, part_order
+from zarr_manifests.planning.layout.splitting import Cut, Layout, cut, layout_around, lies_together
 
 __all__ = ["ArrayChange", "Closure", "Due", "Group", "close"]
 
@@ -44,13 +44,31 @@ class ArrayChange:
     Parameters
     ----------
     coords : int64[n, ndim]
-        The chunks that were set or unset, without duplicates.
+        The chunks that were set or unset, without duplicates. One chunk can stand for all in its
+        leaf, or for all in its cell of the layout that are in no leaf.
     truncated : tuple of int or None
         Grid shape; every older chunk at or beyond it on any axis is gone.
+    counts : int64[n] or None
+        How many chunks each of them stands for; None if each stands for itself.
+    around : Box or None
+        The smallest box around all changed chunks; None if all of them are in `coords`.
     """
 
     coords: IndexArray
     truncated: Coords | None = None
+    counts: IndexArray | None = None
+    around: Box | None = None
+
+    @property
+    def box(self) -> Box | None:
+        """The smallest box around all changed chunks; None if there are none."""
+        if self.around is not None or not len(self.coords):
+            return self.around
+        return Box.around_coords(self.coords)
+
+    def refs(self, rows: IndexArray) -> int:
+        """How many chunks the chunks at these rows stand for."""
+        return len(rows) if self.counts is None else int(self.counts[rows].sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +150,14 @@ class Due:
     rows: IndexArray
     replaced: frozenset[str]
     layout: Layout | None
+
+    def replaces(self, leaf: PlacedLeaf) -> bool:
+        """Whether the leaf's manifest is replaced."""
+        return leaf.manifest.blob.key in self.replaced
+
+    def of(self, leaves: Sequence[PlacedLeaf]) -> Due:
+        """The same, with only these of the leaves."""
+        return replace(self, leaves=tuple((leaf.part, leaf.manifest.blob.key) for leaf in leaves))
 
     def cut(self, coords: IndexArray, base: BaseIndex) -> list[Cut]:
         """Cut the node's chunks into new leaves.
@@ -471,7 +497,7 @@ class _Gathering:
             numbers = sorted(manifests.get(root, ()))
             own = {node: _sorted(some) for node, some in rows.get(root, {}).items()}
             refs = sum(part.count for n in numbers for part in self._base.manifest(n).parts)
-            refs += sum(map(len, own.values()))
+            refs += sum(self._changes[node].refs(some) for node, some in own.items())
             pieces[root] = Group(tuple(self._base.key(n) for n in numbers), own, refs)
         return _clusters(pieces, self._sharing)
 
@@ -487,8 +513,8 @@ class _Gathering:
         layout = self._layouts.get(node_id)
         if layout is None:
             change = self._changes.get(node_id)
-            extent = self._base.extent(node_id, change.coords if change else None)
-            layout = layout_of(self._config, self._facts[node_id], extent)
+            box = change.box if change else None
+            layout = layout_around(self._config, self._facts[node_id], self._base, box)
             self._layouts[node_id] = layout
         return layout
 

@@ -325,12 +325,12 @@ class BaseIndex:
         at = leaves.locate(coords)
         return np.where(at >= 0, leaves.manifest[at], -1)
 
-    def extent(self, node_id: bytes, coords: IndexArray | None = None) -> int:
-        """The size of the smallest box around the node's leaves and these coordinates."""
+    def extent(self, node_id: bytes, changed: Box | None = None) -> int:
+        """The size of the smallest box around the node's leaves and changed chunks."""
         leaves = self._of(node_id)
         boxes = [] if leaves is None else [leaves.around]
-        if coords is not None and len(coords):
-            boxes.append(Box.around_coords(coords))
+        if changed is not None:
+            boxes.append(changed)
         return Box.around(boxes).size if boxes else 0
 
     def overlapping(self, node_id: bytes, lo: IndexArray, hi: IndexArray) -> list[tuple[Part, int]]:

@@ -24,7 +24,7 @@ from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet, Spl
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.manifest import Part
 from zarr_manifests.grid import Box, Coords, IndexArray, taken
-from zarr_manifests.planning.layout.leaves import ArrayFacts
+from zarr_manifests.planning.layout.leaves import ArrayFacts, BaseIndex
 from zarr_manifests.planning.layout.packing import LEAF_ROWS
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "Layout",
     "cut",
     "expected_leaves",
+    "layout_around",
     "layout_of",
     "leaf_shape",
     "lies_together",
@@ -175,6 +176,13 @@ def layout_of(config: ChunkManifests, facts: ArrayFacts, extent: int | None = No
         sparse = min(1 << max(share.bit_length() - 1, 0), _SPARSEST)
     cell = leaf_shape(facts.grid_shape, facts.dimension_names, split, most * sparse)
     return Layout(cell, most, split is not None, together)
+
+
+def layout_around(
+    config: ChunkManifests, facts: ArrayFacts, base: BaseIndex, changed: Box | None
+) -> Layout:
+    """Return how the configuration splits an array whose changed chunks are in a box."""
+    return layout_of(config, facts, base.extent(facts.node_id, changed))
 
 
 def lies_together(config: ChunkManifests, facts: ArrayFacts) -> bool:

@@ -7,24 +7,27 @@ drops the chunk. A table whose box does not contain the chunk is not fetched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.digest import Digest
 from zarr_manifests.format.manifest import Manifest, Part
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.layout.leaves import PlacedLeaf
-from zarr_manifests.planning.tables.merge import Layer, Overlay, inside, pick, within
+from zarr_manifests.planning.tables.merge import Layer, Overlay, inside, merge_layers, pick, within
 
 __all__ = [
     "LiveSources",
     "Reach",
+    "Stack",
     "TablePlace",
     "TableSource",
     "Truncation",
@@ -179,6 +182,30 @@ class LiveSources:
         self._check_axes(ndim)
         return [s for s in self.sources if any(wanted(s.last, part.box) for part in s.parts)]
 
+    def in_order(self) -> Iterator[Truncation | TablePlace]:
+        """All truncations and tables, oldest first."""
+        cuts = list(self._cuts.items())[::-1]
+        for place in self._places:
+            while cuts and cuts[-1][0] <= place.source.position:
+                yield cuts.pop()[1]
+            yield place
+        yield from (cut for _, cut in reversed(cuts))
+
+    def overlap(self, box: Box) -> npt.NDArray[np.bool_]:
+        """Which of the tables, oldest first, overlap the box.
+
+        Raises
+        ------
+        CorruptObjectError
+            If a table has other axes than the box.
+        """
+        self._check_axes(box.ndim)
+        if not self._places:
+            return np.zeros(0, np.bool_)
+        lo, hi = np.asarray(box.lo, np.int64), np.asarray(box.hi, np.int64)
+        shared = np.maximum(self._lo, lo) < np.minimum(self._hi, hi)
+        return np.asarray(shared.all(axis=1))
+
     def _check_axes(self, ndim: int) -> None:
         for box in self._axes.values():
             check_axes(box, ndim)
@@ -196,6 +223,58 @@ class LiveSources:
             (last, Layer(cut.shape if (cut := self._cuts.get(at)) else None, tuple(held)))
             for at, (last, held) in sorted(found.items())
         ]
+
+
+class Stack:
+    """What live deltas say of one box: their layers, oldest first.
+
+    Layers that are always wanted together are merged as soon as they have many rows. So chunks that
+    were written again and again take no more memory than chunks that were written once.
+
+    Parameters
+    ----------
+    apart : collection of int
+        The sequences that `after` is called with, besides 0 and such as are newer than all layers.
+    most : int
+        Rows up to which layers are never merged early.
+    """
+
+    def __init__(self, apart: Collection[int], most: int) -> None:
+        self._apart = sorted(apart)
+        self._most = most
+        self._layers: list[tuple[int, Layer]] = []
+        self._new = self._old = 0
+        self.rows = 0
+
+    def add(self, last: int, layer: Layer) -> None:
+        """Put a layer with this sequence on top."""
+        self._layers.append((last, layer))
+        rows = sum(map(len, layer.tables))
+        self.rows += rows
+        self._new += rows
+        if self._new > max(self._most, self._old):
+            self._merge()
+
+    def after(self, after: int) -> Overlay:
+        """All layers with a sequence beyond `after`, merged."""
+        return merge_layers([layer for last, layer in self._layers if last > after])
+
+    def removes(self, after: int) -> bool:
+        """Whether a layer with a sequence beyond `after` may remove chunks."""
+        layers = [layer for last, layer in self._layers if last > after]
+        unset = any((t.kind == RefKind.UNSET).any() for layer in layers for t in layer.tables)
+        return unset or any(layer.truncated is not None for layer in layers)
+
+    def _merge(self) -> None:
+        groups: dict[int, list[tuple[int, Layer]]] = {}
+        for last, layer in self._layers:
+            groups.setdefault(bisect_left(self._apart, last), []).append((last, layer))
+        self._layers = []
+        for group in groups.values():
+            merged = merge_layers([layer for _, layer in group])
+            tables = () if merged.table is None else (merged.table,)
+            self._layers.append((group[-1][0], Layer(merged.truncated, tables)))
+        self._new, self._old = 0, sum(len(t) for _, layer in self._layers for t in layer.tables)
 
 
 def any_at(coords: IndexArray, leaves: Sequence[PlacedLeaf]) -> Callable[[int, Box], bool]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,7 @@ __all__ = [
     "inside",
     "merge_layers",
     "narrower",
+    "owned",
     "pick",
     "rearranged",
     "select",
@@ -44,6 +46,9 @@ __all__ = [
     "within",
     "without",
 ]
+
+
+_COLUMNS: Final = ("index", "kind", "source", "number", "offset", "length", "crc32c")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +182,17 @@ def _cut_off(table: ChunkTable, shape: Coords) -> ChunkTable:
     if table.box.ndim != len(shape):
         raise CorruptObjectError(f"chunks of {table.box.ndim} axes are cut off at {shape}")
     return _between(table, (0,) * len(shape), shape)
+
+
+def owned(table: ChunkTable) -> ChunkTable:
+    """The table with columns of its own: a slice of a column keeps all of it in memory."""
+    columns = {name: getattr(table, name) for name in _COLUMNS if getattr(table, name) is not None}
+    slices = {
+        name: column.copy()
+        for name, column in columns.items()
+        if column.base is not None and len(column) and column.strides[0]
+    }
+    return replace(table, **slices) if slices else table
 
 
 def _between(table: ChunkTable, lo: Coords, hi: Coords) -> ChunkTable:
