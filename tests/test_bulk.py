@@ -30,7 +30,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.chunk_table import ChunkTable, InlineRef, NativeRef, VirtualRef
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage, Fault, FaultyStorage, LatencyStorage
 
 RAW = "memory://raw-of-bulk"
@@ -83,15 +83,15 @@ def rows(found: ResolvedChunks) -> dict[tuple[int, ...], object]:
 
 def one_by_one(session: Session, path: str, box: list[slice]) -> dict[tuple[int, ...], object]:
     """The same, each chunk looked up by itself."""
-    workspace = workspace_of(session.store)
-    node = workspace.array_at(path)
+    contents = contents_of(session.store)
+    node = contents.array_at(path)
     assert node.array is not None
     said: dict[tuple[int, ...], object] = {}
     for coords in np.ndindex(node.array.grid.shape):
         sides = zip(coords, box, node.array.grid.shape, strict=True)
         if not all(at in range(n)[part] for at, part, n in sides):
             continue
-        match workspace.ref(node, coords):
+        match contents.ref(node, coords):
             case InlineRef(data):
                 said[coords] = data
             case NativeRef(_, _, offset, length, checksum) as ref:
@@ -120,7 +120,7 @@ class Model:
         put(self.session, f"a/c/{at}/1", value)
 
     def bulk(self, first: int, count: int, step: int) -> None:
-        node = workspace_of(self.session.store).array_at("a")
+        node = contents_of(self.session.store).array_at("a")
         assert node.array is not None
         at = np.arange(first, node.array.shape[0], step)[:count]
         if not len(at):
@@ -150,7 +150,7 @@ class Model:
             self.session.commit("changes")
 
     def discard(self) -> None:
-        if "a" in workspace_of(self.session.store).view.nodes:
+        if "a" in contents_of(self.session.store).view.nodes:
             self.session.discard_changes()
 
     def compact(self, mode: Any) -> None:
@@ -646,5 +646,5 @@ def test_a_follower_resolves_what_is_newest() -> None:
     session.store.delete_sync("a/c/1/0")
     session.commit("one less")
     assert len(follower.chunk_refs("a")) == 3
-    workspace_of(follower.store).follow()
+    contents_of(follower.store).follow()
     assert follower.chunk_refs("a").coords.tolist() == [[0, 0], [2, 0]]

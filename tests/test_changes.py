@@ -25,7 +25,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.root import Root
 from zarr_manifests.planning.upkeep.change_records import node_path
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage
 
 type State = dict[str, set[tuple[int, ...]]]
@@ -50,7 +50,7 @@ def make(session: Session, path: str, shape: tuple[int, ...] = (8,)) -> None:
 
 def state_of(repository: Repository, snapshot_id: str) -> State:
     """Coordinates of all chunks of every node, by path."""
-    view = workspace_of(repository.readonly_session(snapshot_id=snapshot_id).store).view
+    view = contents_of(repository.readonly_session(snapshot_id=snapshot_id).store).view
     found: State = {}
     for node in view.nodes.values():
         table = view.chunks(node.node_id)
@@ -245,7 +245,7 @@ _STEPS = st.one_of(
 
 def do(session: Session, step: tuple[str, str, int, int]) -> None:
     what, name, i, j = step
-    node = workspace_of(session.store).node(name)
+    node = contents_of(session.store).node(name)
     if what == "key":
         if i:
             put(session, f"{name}.txt")
@@ -259,7 +259,7 @@ def do(session: Session, step: tuple[str, str, int, int]) -> None:
             make(session, name, (6, 2))
     elif what == "move":
         to = "abc"[i]
-        if workspace_of(session.store).node(to) is None:
+        if contents_of(session.store).node(to) is None:
             session.move(name, to)
     elif what == "shift":
         session.shift_array(name, (i, -j))
@@ -383,7 +383,7 @@ def test_a_lookup_of_what_was_unset_reads_only_the_leaf_that_may_have_it() -> No
     session.commit("base")
     repository.compact("main", "full")
     start = repository.list_branches()["main"]
-    view = workspace_of(repository.readonly_session().store).view
+    view = contents_of(repository.readonly_session().store).view
     assert len(view.manifests) == 2
     session = repository.writable_session("main")
     session.store.delete_sync("a/c/7")
@@ -482,7 +482,7 @@ def test_an_expired_range_is_an_error_before_the_first_record(
     storage, ids = long
     repository = Repository.open(storage)
     assert told(repository, ids[0]) == ids[1:]
-    third = workspace_of(repository.readonly_session(snapshot_id=ids[2]).store).view
+    third = contents_of(repository.readonly_session(snapshot_id=ids[2]).store).view
     key = {
         "snapshots": third.ref.key,
         "deltas": third.snapshot.log.key,
@@ -501,7 +501,7 @@ def test_an_expired_range_is_an_error_before_the_first_record(
 def test_an_expired_start_or_end_is_an_error(long: tuple[MemoryStorage, list[str]]) -> None:
     storage, ids = long
     repository = Repository.open(storage)
-    views = [workspace_of(repository.readonly_session(snapshot_id=i).store).view for i in ids]
+    views = [contents_of(repository.readonly_session(snapshot_id=i).store).view for i in ids]
     storage.delete_many([views[1].ref.key])
     assert ids[1] in expired(storage, ids[1], None)
     assert ids[1] in expired(storage, None, ids[1])
@@ -526,7 +526,7 @@ def test_what_is_beyond_a_branch_s_floor_has_expired(
 def test_what_is_damaged_is_no_expiry(long: tuple[MemoryStorage, list[str]]) -> None:
     storage, ids = long
     repository = Repository.open(storage)
-    log = workspace_of(repository.readonly_session(snapshot_id=ids[2]).store).view.snapshot.log
+    log = contents_of(repository.readonly_session(snapshot_id=ids[2]).store).view.snapshot.log
     storage.put(log.key, storage.get(log.key)[:-1] + b"!")
     with pytest.raises(CorruptObjectError, match="checksum"):
         Repository.open(storage).changes(ids[0])

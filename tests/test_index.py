@@ -29,7 +29,7 @@ from zarr_manifests.format.index import Bitmap, Bitmaps, IndexDirectory
 from zarr_manifests.format.root import Root
 from zarr_manifests.grid import Box
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage
 
 SOURCE = "000000000001-" + "0" * 24
@@ -56,7 +56,7 @@ def initialized_counts(context: Context, view: SnapshotView) -> dict[str, int]:
 
 def counts(repository: Repository) -> dict[str, int]:
     session = repository.readonly_session()
-    return initialized_counts(context_of(repository), workspace_of(session.store).view)
+    return initialized_counts(context_of(repository), contents_of(session.store).view)
 
 
 @pytest.fixture
@@ -287,7 +287,7 @@ def test_counts_of_arrays_that_no_delta_touches_are_free(
 ) -> None:
     counting = CountingStorage(storage)
     reader = Repository.open(counting)
-    view = workspace_of(reader.readonly_session().store).view
+    view = contents_of(reader.readonly_session().store).view
     counting.reset()
     assert initialized_counts(context_of(reader), view) == {"big": 12_000, "small": 5}
     assert counting.requests == 0
@@ -500,10 +500,10 @@ def test_a_session_knows_what_is_there(
             session.store.delete_sync(f"a/c/{i}/{j}")
         elif what == "resize":
             zarr.open_array(session.store, path="a").resize((i, j))
-    workspace = workspace_of(session.store)
-    node = workspace.nodes()["a"]
+    contents = contents_of(session.store)
+    node = contents.nodes()["a"]
     assert node.array is not None
-    table = workspace.chunks(node)
+    table = contents.chunks(node)
     expected = [] if table is None else [tuple(c) for c in table.coords().tolist()]
     expected = [c for c in expected if c in node.array.grid]
     assert list(map(tuple, session.initialized_chunks("a").tolist())) == sorted(expected)
@@ -511,8 +511,8 @@ def test_a_session_knows_what_is_there(
     region = [slice(a, b) for a, b in zip(lo, hi, strict=True)]
     found = list(map(tuple, session.initialized_chunks("a", region).tolist()))
     assert found == sorted(c for c in expected if c in Box(lo, hi))
-    committed = workspace.view.chunks(node.node_id)
-    presence = Presence(context_of(repository), workspace.view)
+    committed = contents.view.chunks(node.node_id)
+    presence = Presence(context_of(repository), contents.view)
     assert presence.count(node.node_id) == (0 if committed is None else len(committed))
     stored = presence.stored_bytes(node.node_id)
     assert stored in (None, 0 if committed is None else int(committed.length.sum()))

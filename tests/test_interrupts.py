@@ -19,7 +19,7 @@ import xarray as xr
 import zarr_manifests as zm
 from zarr_manifests.errors import SessionClosedError
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.testing import Call, InterruptingStorage, LatencyStorage, WrappedStorage
 
 CHUNKS = {"t": {"chunks": (1, 40)}, "big": {"chunks": (100_000,)}}
@@ -107,7 +107,7 @@ def check(storage: Storage, through: Storage) -> bool:
         xr.testing.assert_identical(read.load(), dataset(0, 3))
     else:
         assert [
-            *workspace_of(zm.Repository.open(storage).readonly_session().store).keys_below("")
+            *contents_of(zm.Repository.open(storage).readonly_session().store).keys_below("")
         ] == []
         zm.write(dataset(0, 3), through, message="again", encoding=CHUNKS)
     zm.write(dataset(3, 4), through, message="more", append_dim="time")

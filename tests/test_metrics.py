@@ -27,7 +27,7 @@ from zarr_manifests.metrics import Meter, Metrics, process_totals
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage, Storage
 from zarr_manifests.storage.metered import MeteredStorage, meter_of, metered, unmetered
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage, Fault, FaultyStorage
 
 
@@ -131,7 +131,7 @@ def test_what_is_counted_stays_here(tmp_path: Path) -> None:
     fork = pickle.loads(pickle.dumps(repository.writable_session().fork()))
     put(fork.store, "a/c/0", bytes(5000))
     pickle.dumps(fork)  # which writes what is in memory
-    counted = workspace_of(fork.store).context.meter.read()
+    counted = contents_of(fork.store).context.meter.read()
     assert (counted.commits, counted.write_requests) == (0, 1)
 
 

@@ -28,7 +28,7 @@ from zarr_manifests.planning.conflict import decide as rules
 from zarr_manifests.planning.conflict.components import Component
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage
 
 GROUP = b'{"zarr_format": 3, "node_type": "group", "attributes": {"made": true}}'
@@ -45,7 +45,7 @@ def get(session: Session, key: str) -> bytes | None:
 
 def contents(repository: Repository) -> dict[str, bytes | None]:
     session = repository.readonly_session()
-    return {key: get(session, key) for key in workspace_of(session.store).keys_below("")}
+    return {key: get(session, key) for key in contents_of(session.store).keys_below("")}
 
 
 # --- what can be done ------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def edits(path: str, attributes: dict[str, Any] | None = None, **fields: Any) ->
     """Have other fields in a document, if it is there; it is not read through the store."""
 
     def edit(session: Session) -> None:
-        node = workspace_of(session.store).node(path)
+        node = contents_of(session.store).node(path)
         if node is not None:
             document = json.loads(node.documents["zarr.json"])
             changed = {**document["attributes"], **(attributes or {})}
@@ -88,7 +88,7 @@ def remakes(path: str) -> Action:
     """Delete a node with all below it, and make it again with the documents that it had."""
 
     def remake(session: Session) -> None:
-        node = workspace_of(session.store).node(path)
+        node = contents_of(session.store).node(path)
         if node is not None:
             clears(path)(session)
             put(session, f"{path}/zarr.json", node.documents["zarr.json"])
@@ -271,8 +271,8 @@ def both(
     first.commit("theirs")
     second.commit("mine", **options)
     found = contents(Repository.open(repository.storage))
-    session = workspace_of(second.store)
-    assert {key: get(second, key) for key in session.keys_below("")} == found
+    read = contents_of(second.store)
+    assert {key: get(second, key) for key in read.keys_below("")} == found
     return found
 
 
@@ -625,7 +625,7 @@ def test_a_rebased_session_reads_and_commits_as_a_rebased_commit(row: tuple[Any,
     theirs(other)
     other.commit("theirs")
     assert session.rebase() == other.snapshot_id == session.snapshot_id
-    keys = workspace_of(session.store).keys_below("")
+    keys = contents_of(session.store).keys_below("")
     assert {key: get(session, key) for key in keys} == expected
     if session.has_uncommitted_changes:
         session.commit("mine", rebase=False)
@@ -991,7 +991,7 @@ def test_a_missing_log_fails_closed(kind: str) -> None:
 
 def v2_attributes(**changed: Any) -> Action:
     def change(session: Session) -> None:
-        node = workspace_of(session.store).node("v")
+        node = contents_of(session.store).node("v")
         assert node is not None
         held = json.loads(node.documents.get(".zattrs", b"{}"))
         put(session, "v/.zattrs", json.dumps({**held, **changed}).encode())
@@ -1001,7 +1001,7 @@ def v2_attributes(**changed: Any) -> Action:
 
 def v2_shape(*shape: int) -> Action:
     def change(session: Session) -> None:
-        node = workspace_of(session.store).node("v")
+        node = contents_of(session.store).node("v")
         assert node is not None
         document = {**json.loads(node.documents[".zarray"]), "shape": shape}
         put(session, "v/.zarray", json.dumps(document).encode())

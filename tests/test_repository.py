@@ -34,7 +34,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import Capabilities, LocalStorage, MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.testing import WrappedStorage
 
 
@@ -83,7 +83,7 @@ def test_a_new_repository_has_one_empty_snapshot(repository: Repository) -> None
     assert first.parent_id is None
     assert repository.list_branches() == {"main": first.snapshot_id}
     assert repository.list_tags() == {}
-    assert [*workspace_of(repository.readonly_session().store).keys_below("")] == []
+    assert [*contents_of(repository.readonly_session().store).keys_below("")] == []
 
 
 def test_create_refuses_a_repository_and_anything_else(tmp_path: Path) -> None:
@@ -476,7 +476,7 @@ def test_a_readonly_session_is_stable_while_others_commit() -> None:
     for i in range(10):
         commit_value(repository, "k0", b"new")
         commit_value(repository, f"more{i}", b"x")
-        assert sorted(workspace_of(session.store).keys_below("")) == ["k0", "k1", "k2", "k3"]
+        assert sorted(contents_of(session.store).keys_below("")) == ["k0", "k1", "k2", "k3"]
         found = session.store.get_sync("k0")
         assert found is not None
         assert found.to_bytes() == b"\0"

@@ -30,7 +30,7 @@ from zarr_manifests.format.root import Lease, Root
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import LocalStorage, MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import Fault, FaultyStorage
 
 BIG = b"x" * 1000  # more than is kept inline
@@ -48,7 +48,7 @@ def get(target: Session | Fork | ManifestStore, key: str) -> bytes | None:
 
 
 def contents(session: Session) -> dict[str, bytes]:
-    keys = workspace_of(session.store).keys_below("")
+    keys = contents_of(session.store).keys_below("")
     return {key: get(session, key) or b"" for key in keys}
 
 
@@ -471,7 +471,7 @@ def test_fold_is_a_rewrite_in_history_and_the_commit_is_its_parent() -> None:
     assert infos[1].snapshot_id == committed
     assert infos[0].message == "compact 3 deltas"
     assert session.snapshot_id == infos[0].snapshot_id
-    view = workspace_of(session.store).view
+    view = contents_of(session.store).view
     assert view.snapshot.deltas == ()
     assert view.snapshot.base is not None
 
@@ -488,10 +488,10 @@ def test_untouched_manifests_keep_their_keys() -> None:
     session.commit("both")
 
     def fold_with(key: str) -> dict[str, set[str]]:
-        while workspace_of(session.store).view.snapshot.deltas:
+        while contents_of(session.store).view.snapshot.deltas:
             put(session, key, np.random.default_rng(0).bytes(3))
             session.commit("more")
-        view = workspace_of(session.store).view
+        view = contents_of(session.store).view
         paths = {node.node_id: path for path, node in view.nodes.items()}
         found: dict[str, set[str]] = {}
         for manifest in view.manifests:
@@ -531,7 +531,7 @@ def test_a_large_array_is_split_into_leaves(monkeypatch: pytest.MonkeyPatch) -> 
         zarr.open_array(session.store, path="a").resize((max(n, 10 + step), 5))
         read = contents(session)
         assert {k: v for k, v in read.items() if "/c/" in k} == expected
-    view = workspace_of(session.store).view
+    view = contents_of(session.store).view
     leaves = [part for ref in view.manifests for part in ref.parts]
     assert len(leaves) > 5
     assert max(part.count for part in leaves) <= 7
@@ -548,7 +548,7 @@ def test_commits_of_others_during_a_fold_stay_on_top() -> None:
     def race(name: str) -> None:
         # Just before the fold's own swap, after it has read what it folds.
         session = repository.readonly_session()
-        if name == "root.swap" and len(workspace_of(session.store).view.snapshot.deltas) >= 3:
+        if name == "root.swap" and len(contents_of(session.store).view.snapshot.deltas) >= 3:
             if raced:
                 return
             raced.append(True)
@@ -567,7 +567,7 @@ def test_commits_of_others_during_a_fold_stay_on_top() -> None:
     assert infos[1].message == "intruder"
     read = repository.readonly_session()
     assert [get(read, f"a/c/{i}") for i in (0, 1, 50)] == [b"1", b"1", b"intruder"]
-    (delta,) = workspace_of(read.store).view.snapshot.deltas
+    (delta,) = contents_of(read.store).view.snapshot.deltas
     intruder = context_of(other).objects.load(head_ref(other, 1), Snapshot)
     assert delta.log.bare() == intruder.log
     assert get(writer, "a/c/50") == b"intruder"

@@ -24,7 +24,7 @@ from zarr.testing.strategies import arrays
 from zarr_manifests import ManifestStore, Repository
 from zarr_manifests.errors import InvalidArgumentError, ReadOnlyError
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import LatencyStorage
 
 _MACHINES = settings(
@@ -60,9 +60,9 @@ class _ZarrStoreTests(StoreTests[ManifestStore, Buffer]):
         workspace_of(store).set(key, value.to_bytes())
 
     async def get(self, store: ManifestStore, key: str) -> Buffer:
-        entry = workspace_of(store).find(key)
+        entry = contents_of(store).find(key)
         assert entry is not None
-        data = workspace_of(store).reader.read(entry, 0, entry.length)
+        data = contents_of(store).reader.read(entry, 0, entry.length)
         return cpu.Buffer.from_bytes(data)
 
     @pytest.fixture
@@ -160,11 +160,11 @@ def test_zarr_hierarchy_machine_with_commits_between() -> None:
         def commit_now_and_then(self) -> None:
             self.steps += 1
             if self.steps % 3 == 0 and self.session.has_uncommitted_changes:
-                keys = sorted(workspace_of(self.session.store).keys_below(""))
+                keys = sorted(contents_of(self.session.store).keys_below(""))
                 self.session.commit("so far")
-                assert sorted(workspace_of(self.session.store).keys_below("")) == keys
+                assert sorted(contents_of(self.session.store).keys_below("")) == keys
                 committed = self.repository.readonly_session("main").store
-                assert sorted(workspace_of(committed).keys_below("")) == keys
+                assert sorted(contents_of(committed).keys_below("")) == keys
 
     run_state_machine_as_test(Committing, settings=_MACHINES)
 
@@ -191,8 +191,8 @@ def test_arrays_of_format_2_that_zarr_draws(data: st.DataObject) -> None:
         session.store.set_sync(key, _buffer(due[key]))
     session.commit("in any order")
     store = repository.readonly_session("main").store
-    assert {key: _bytes(store.get_sync(key)) for key in workspace_of(store).keys_below("")} == due
-    assert not any(path.startswith("/") for path in workspace_of(store).nodes())
+    assert {key: _bytes(store.get_sync(key)) for key in contents_of(store).keys_below("")} == due
+    assert not any(path.startswith("/") for path in contents_of(store).nodes())
     found = zarr.open_array(store, path="g/a", mode="r", zarr_format=2)
     assert found.metadata == array.metadata
     np.testing.assert_array_equal(found[...], array[...])
@@ -385,7 +385,7 @@ def test_odd_keys_are_kept(key: str) -> None:
     session.store.set_sync(key, _buffer(b"x"))
     session.commit("odd")
     store = repository.readonly_session("main").store
-    assert [*workspace_of(store).keys_below("")] == [key]
+    assert [*contents_of(store).keys_below("")] == [key]
     assert _bytes(store.get_sync(key)) == b"x"
 
 

@@ -28,7 +28,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.root import Root
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage, Fault, FaultKind, FaultyStorage
 
 
@@ -38,7 +38,7 @@ def put(session: Session, key: str, value: bytes) -> None:
 
 def contents(session: Session) -> dict[str, bytes]:
     store = session.store
-    return {key: store.get_sync(key).to_bytes() for key in workspace_of(store).keys_below("")}
+    return {key: store.get_sync(key).to_bytes() for key in contents_of(store).keys_below("")}
 
 
 def at(repository: Repository, branch: str = "main") -> dict[str, bytes]:
@@ -101,13 +101,13 @@ def test_a_move_keeps_every_byte_and_id(repository: Repository, folded: bool) ->
         repository.compact("main", "full")
     before = at(repository)
     session = repository.writable_session()
-    ids = {path: node.node_id for path, node in workspace_of(session.store).nodes().items()}
+    ids = {path: node.node_id for path, node in contents_of(session.store).nodes().items()}
     session.move("/g", "moved")
     assert contents(session) == renamed(before, "g", "moved")
     session.commit("move")
     read = repository.readonly_session()
     assert contents(read) == renamed(before, "g", "moved")
-    now = {path: node.node_id for path, node in workspace_of(read.store).nodes().items()}
+    now = {path: node.node_id for path, node in contents_of(read.store).nodes().items()}
     assert now["moved/inner/big"] == ids["g/inner/big"]
     assert set(now.values()) == set(ids.values())
     repository.compact("main", "full")
@@ -568,7 +568,7 @@ def test_a_group_that_is_picked_beside_one_like_it_is_not_that_one(
     picked = session.commit("change one, move the other and make a new one")
     repository.cherry_pick(picked)
     assert at(repository) == at(repository, "side")
-    nodes = workspace_of(repository.readonly_session().store).nodes()
+    nodes = contents_of(repository.readonly_session().store).nodes()
     assert len({node.node_id for node in nodes.values()}) == len(nodes)
 
 

@@ -17,7 +17,7 @@ from zarr.core.buffer import cpu
 from zarr_manifests import ManifestStore, Repository, Session
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage, LatencyStorage
 
 FORMATS = [2, 3]
@@ -50,11 +50,11 @@ def repository(request: pytest.FixtureRequest, tmp_path: Path) -> Repository:
 
 
 def kinds(store: ManifestStore) -> dict[str, NodeKind]:
-    return {path: node.kind for path, node in workspace_of(store).nodes().items()}
+    return {path: node.kind for path, node in contents_of(store).nodes().items()}
 
 
 def keys(store: ManifestStore, prefix: str = "") -> list[str]:
-    return sorted(workspace_of(store).keys_below(prefix))
+    return sorted(contents_of(store).keys_below(prefix))
 
 
 def read(repository: Repository) -> ManifestStore:
@@ -295,7 +295,7 @@ def test_xarray_writes_and_reads_format_2(repository: Repository, consolidated: 
     assert zarr.open_group(store, mode="r", zarr_format=2)["t"].shape == (6, 40)
     opaque = [path for path, kind in kinds(store).items() if kind is NodeKind.OPAQUE]
     assert opaque == (["/.zmetadata"] if consolidated else [])
-    arrays = {path: node.array for path, node in workspace_of(store).nodes().items()}
+    arrays = {path: node.array for path, node in contents_of(store).nodes().items()}
     assert arrays["t"] is not None
     assert arrays["t"].dimension_names == ("time", "x")
     coordinates = {p for p, a in arrays.items() if a is not None and a.is_coordinate(p)}
@@ -345,7 +345,7 @@ def test_one_format_beside_the_other_and_instead_of_it() -> None:
     for key, value in v2.items():
         set_key(session, key, value)
     session.commit("v2")
-    node_id = workspace_of(session.store).nodes()["a"].node_id
+    node_id = contents_of(session.store).nodes()["a"].node_id
     set_key(session, "a/zarr.json", v3["a/zarr.json"])
     session.commit("v3 beside it")
     store = read(repository)
@@ -355,7 +355,7 @@ def test_one_format_beside_the_other_and_instead_of_it() -> None:
     array = zarr.open_array(store, path="a", mode="r", zarr_format=3)
     assert (array.attrs["format"], array[:].tolist()) == (3, [0, 1, 2, 3, 4, 5])
     assert zarr.open_array(store, path="a", mode="r", zarr_format=2)[:].tolist() == [*range(6)]
-    assert workspace_of(store).nodes()["a"].node_id == node_id
+    assert contents_of(store).nodes()["a"].node_id == node_id
     assert sorted(kinds(store)) == ["/a/.zarray", "/a/.zattrs", "a"]
     # Back again: what is left is the array.
     session.store.delete_sync("a/zarr.json")
@@ -409,7 +409,7 @@ def test_attributes_of_format_2_may_be_anything(attributes: bytes) -> None:
     set_key(session, "a/.zattrs", attributes)
     session.commit("odd")
     assert get_key(read(repository), "a/.zattrs") == attributes
-    node = workspace_of(read(repository)).nodes()["a"]
+    node = contents_of(read(repository)).nodes()["a"]
     assert node.array is not None
     assert node.array.dimension_names is None
 

@@ -22,7 +22,7 @@ from zarr.storage import LocalStore
 from zarr_manifests import Repository, Session
 from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.nodes import NodeKind
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 
 ENCODINGS: dict[str, dict[str, Any]] = {
     "v2-dots": {"zarr_format": 2, "chunk_key_encoding": {"name": "v2", "separator": "."}},
@@ -103,8 +103,8 @@ def test_every_array_is_itself_wherever_its_chunks_lie(
     write_unless_virtual(repository, place, encoding, judge)
     filled = repository.list_branches()["main"]
     expected = {"inline": RefKind.INLINE, "virtual": RefKind.VIRTUAL}.get(place, RefKind.NATIVE)
-    workspace = workspace_of(repository.readonly_session().store)
-    tables = [workspace.chunks(node) for node in workspace.nodes().values()]
+    contents = contents_of(repository.readonly_session().store)
+    tables = [contents.chunks(node) for node in contents.nodes().values()]
     assert {int(kind) for table in tables if table for kind in table.kind} == {expected}
 
     session = repository.writable_session()
@@ -116,7 +116,7 @@ def test_every_array_is_itself_wherever_its_chunks_lie(
     def check() -> None:
         for name, path in paths.items():
             same(session.store, judge, name, path)
-        assert NodeKind.OPAQUE not in {n.kind for n in workspace_of(session.store).nodes().values()}
+        assert NodeKind.OPAQUE not in {n.kind for n in contents_of(session.store).nodes().values()}
 
     check()
     session.commit("move")

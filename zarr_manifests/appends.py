@@ -14,8 +14,9 @@ import numpy as np
 import zarr
 
 from zarr_manifests.engine.edit.change_set import ChangeSet
+from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.edit.workspace import Workspace
-from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import Conflict, ConflictError, ConflictKind
 from zarr_manifests.planning.conflict.relocation import Relocation
@@ -37,21 +38,22 @@ def rewrite_appends(
         If values before an append were changed too.
     """
     there = Workspace(workspace.context, tip, workspace.keys)
-    there.changes = changes
+    there.contents.changes = changes
     store = ManifestStore(there, read_only=False)
     for move in moves:
         values = _appended(workspace.context, workspace, move)
         array = zarr.open_array(store, path=move.path, mode="r+")
         array[move.to : move.length] = values
     there.flush()
-    return there.changes
+    return there.contents.changes
 
 
-def _appended(context: Context, workspace: Workspace, move: Relocation) -> Any:
+def _appended(context: ReadContext, workspace: Workspace, move: Relocation) -> Any:
     """The appended values; values before them in their chunk must be unchanged."""
     first = move.first * move.chunk
-    now = _values(context, workspace.view, workspace.changes, move, first, move.stop)
-    before = _values(context, workspace.view, ChangeSet(), move, first, move.start)
+    view, changes = workspace.contents.view, workspace.contents.changes
+    now = _values(context, view, changes, move, first, move.stop)
+    before = _values(context, view, ChangeSet(), move, first, move.start)
     if not _equal(now[: move.start - first], before):
         raise ConflictError(
             "other commits have appended first, and this append cannot be put behind theirs; "
@@ -69,12 +71,12 @@ def _appended(context: Context, workspace: Workspace, move: Relocation) -> Any:
 
 
 def _values(
-    context: Context, view: SnapshotView, changes: ChangeSet, move: Relocation, lo: int, hi: int
+    context: ReadContext, view: SnapshotView, changes: ChangeSet, move: Relocation, lo: int, hi: int
 ) -> Any:
     """Values of an array of one axis, read without recording the read."""
-    workspace = Workspace(context, view, None)
-    workspace.changes = changes
-    store = ManifestStore(workspace, read_only=True)
+    contents = SessionView(context, view)
+    contents.changes = changes
+    store = ManifestStore(contents, read_only=True)
     return np.asarray(zarr.open_array(store, path=move.path, mode="r")[lo:hi])
 
 

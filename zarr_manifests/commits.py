@@ -18,7 +18,7 @@ from zarr_manifests.engine.commit.relocate import Relocating, relocate_changes
 from zarr_manifests.engine.commit.replay import patch
 from zarr_manifests.engine.commit.request import CommitRequest, TipCheck
 from zarr_manifests.engine.compact.outcomes import compact_if_due
-from zarr_manifests.engine.edit.pin import Pin
+from zarr_manifests.engine.edit.pin import SessionWriter
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import ConflictError, InvalidArgumentError, ManifestsError
 from zarr_manifests.format.delta import CommitKind
@@ -35,19 +35,19 @@ class SessionCommits:
 
     Parameters
     ----------
-    pin : Pin
+    writer : SessionWriter
         The session's snapshot and changes.
     serializable : bool
         Whether a commit conflicts with any change of what the session has read.
     """
 
-    def __init__(self, pin: Pin, *, serializable: bool) -> None:
-        self._pin, self._serializable = pin, serializable
+    def __init__(self, writer: SessionWriter, *, serializable: bool = False) -> None:
+        self.writer, self._serializable = writer, serializable
         self._relocating: Relocating | None = None
 
     def relocate_appends(self, dim: object, *, relocate: bool) -> None:
         """Turn on or off that appends along the dimension land behind those of others."""
-        self._pin.check_open()
+        self.writer.check_open()
         if not isinstance(dim, str) or not dim:
             raise InvalidArgumentError(f"{dim!r} is no name of a dimension")
         self._relocating = Relocating(dim, rewrite_appends) if relocate else None
@@ -63,7 +63,7 @@ class SessionCommits:
         check_tip: TipCheck | None = None,
     ) -> str:
         """The id of the new snapshot; see `Session.commit`."""
-        self._pin.check_open()
+        self.writer.check_open()
         request = CommitRequest(
             checked_message(message),
             checked_metadata(metadata),
@@ -72,11 +72,11 @@ class SessionCommits:
             self._relocating,
             check_tip,
         )
-        workspace = self._pin.workspace
+        workspace = self.writer.workspace
         with workspace.lock:
-            self._pin.check_open()  # another thread's commit may have closed it
-            self._pin.copies.bring_in(discard=discard_unmerged)
-            if not workspace.changes:
+            self.writer.check_open()  # another thread's commit may have closed it
+            self.writer.copies.bring_in(discard=discard_unmerged)
+            if not workspace.contents.changes:
                 raise InvalidArgumentError("nothing to commit: the session has no changes")
             return self._land(request)
 
@@ -88,18 +88,18 @@ class SessionCommits:
         discard_unmerged: bool = False,
     ) -> str:
         """The id of the snapshot that replaces the branch's head; see `Session.amend`."""
-        self._pin.check_open()
-        workspace = self._pin.workspace
+        self.writer.check_open()
+        workspace = self.writer.workspace
         with workspace.lock:
-            self._pin.check_open()
-            self._pin.copies.bring_in(discard=discard_unmerged)
-            head, old = workspace.view, workspace.view.snapshot
+            self.writer.check_open()
+            self.writer.copies.bring_in(discard=discard_unmerged)
+            head, old = workspace.contents.view, workspace.contents.view.snapshot
             if old.parent is None or old.kind is CommitKind.REWRITE:
                 what = "the first of the repository" if old.parent is None else "a rewrite"
                 raise InvalidArgumentError(
                     f"snapshot {head.snapshot_id} is {what} and cannot be amended; commit instead"
                 )
-            if not workspace.changes and message is None and metadata is None:
+            if not workspace.contents.changes and message is None and metadata is None:
                 raise InvalidArgumentError("nothing to amend: no changes, message or metadata")
             message = checked_message(old.message if message is None else message)
             metadata = checked_metadata(old.metadata if metadata is None else metadata)
@@ -119,41 +119,40 @@ class SessionCommits:
             raise InvalidArgumentError(
                 f"snapshot {done.snapshot_id} is the first of the repository; no commit made it"
             )
-        workspace = self._pin.workspace
-        workspace.changes = patch(self._pin.context, done, workspace.view, undo=undo)
-        if not workspace.changes:
+        contents = self.writer.workspace.contents
+        contents.changes = patch(self.writer.context, done, contents.view, undo=undo)
+        if not contents.changes:
             raise InvalidArgumentError(
                 f"snapshot {done.snapshot_id} has nothing to {'undo' if undo else 'do'} on branch "
-                f"{self._pin.branch!r}: it is so already"
+                f"{self.writer.branch!r}: it is so already"
             )
         return self._land(CommitRequest(message, metadata, self._rebasing(True), source=source))
 
     def rebase(self, policy: Policy) -> str:
         """Move the changes onto the branch's head; its id. See `Session.rebase`."""
-        self._pin.check_open()
-        rebasing, pin = self._rebasing(policy), self._pin
-        workspace, context = pin.workspace, pin.context
+        self.writer.check_open()
+        rebasing, writer = self._rebasing(policy), self.writer
+        workspace, context = writer.workspace, writer.context
         with workspace.lock:
-            pin.check_open()
+            writer.check_open()
             if workspace.token is not None:
-                pin.copies.bring_in()
-            assert pin.branch is not None
-            root = context.roots.with_branch(context.roots.read().root, pin.branch)
-            tip = root.branches.get(pin.branch)
+                writer.copies.bring_in()
+            root = context.roots.with_branch(context.roots.read().root, writer.branch)
+            tip = root.branches.get(writer.branch)
             if tip is None:
                 raise ConflictError(
-                    f"branch {pin.branch!r} was deleted since the session began; create it "
+                    f"branch {writer.branch!r} was deleted since the session began; create it "
                     "again at the session's snapshot, then commit"
                 )
-            if tip.head.key != workspace.view.ref.key:
+            if tip.head.key != workspace.contents.view.ref.key:
                 if self._relocating is not None:
                     workspace.flush()
-                changes = workspace.changes
+                changes = workspace.contents.changes
                 moved = relocate_changes(workspace, changes, tip, self._relocating, rebasing)
                 if moved is None:
-                    moved = rebase_changes(context, workspace.view, tip, changes, rebasing)
+                    moved = rebase_changes(context, workspace.contents.view, tip, changes, rebasing)
                 workspace.rebase(*moved)
-        return pin.snapshot_id
+        return workspace.contents.view.snapshot_id
 
     def _rebasing(self, rebase: bool | Policy) -> Rebasing:
         policy: Policy = "fail" if isinstance(rebase, bool) else rebase
@@ -161,28 +160,27 @@ class SessionCommits:
         return Rebasing(rebase is not False, policy, self._serializable)
 
     def _land(self, request: CommitRequest) -> str:
-        assert self._pin.branch is not None
-        done = commit(self._pin.workspace, self._pin.branch, request)
-        self._go_on(done, self._pin.branch)
+        done = commit(self.writer.workspace, self.writer.branch, request)
+        self._go_on(done, self.writer.branch)
         return snapshot_id_of(done.head.key)
 
     def _go_on(self, done: Committed, branch: str) -> None:
         """Continue from the committed snapshot; a failure here does not undo the commit."""
-        pin = self._pin
+        writer = self.writer
         try:
-            view = pin.context.open_view(done.head)
+            view = writer.context.open_view(done.head)
         except BaseException as error:
             # The old snapshot with the changes over it still reads correctly. The session is closed
             # so that it cannot commit the same changes again.
-            pin.workspace.closed = "its last commit landed, but could not be opened again"
+            writer.workspace.closed = "its last commit landed, but could not be opened again"
             if not isinstance(error, ManifestsError):
                 raise
             _LOG.warning("going on after a commit to %r failed", branch, exc_info=True)
             return
-        pin.move_to(view, done.at.root.version)
-        compacted = compact_if_due(pin.context, branch, view)
+        writer.move_to(view, done.at.root.version)
+        compacted = compact_if_due(writer.context, branch, view)
         if compacted is not None:
-            pin.move_to(compacted)
+            writer.move_to(compacted)
 
 
 def _attempts(retries: int | None) -> int | None:

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
+from zarr_manifests.commits import SessionCommits
 from zarr_manifests.config import CacheOptions, RepositoryConfig
 from zarr_manifests.display import html_page
 from zarr_manifests.engine.commit.replay import to_pick, to_revert
@@ -23,6 +24,8 @@ from zarr_manifests.engine.compact.outcomes import compact
 from zarr_manifests.engine.compact.presence_index import array_stats, build_index
 from zarr_manifests.engine.compact.repack_chunks import repack_chunks
 from zarr_manifests.engine.edit.import_references import import_references
+from zarr_manifests.engine.edit.overlay import SessionView
+from zarr_manifests.engine.edit.pin import Pin, SessionWriter
 from zarr_manifests.engine.history.changes_between import changes_between
 from zarr_manifests.engine.history.compare import compare
 from zarr_manifests.engine.history.follow import opened
@@ -67,10 +70,10 @@ from zarr_manifests.reports import (
     VerifyReport,
 )
 from zarr_manifests.runtime import SYSTEM, Runtime
-from zarr_manifests.session import Session, commit_patch, end_session
+from zarr_manifests.session import Session
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import unmetered
-from zarr_manifests.store import ManifestStore, workspace_of
+from zarr_manifests.store import ManifestStore
 from zarr_manifests.times import milliseconds
 from zarr_manifests.virtual.budget import MAX_BYTES, MAX_REFERENCES
 from zarr_manifests.virtual.containers import Containers
@@ -408,9 +411,7 @@ class Repository:
         point = Point(branch, tag, snapshot_id, as_of)
         follow_s = point.follow_s(follow_interval) if follow else None
         view = self._refs.view(point, first=True)
-        return Session(
-            self._context, view, None, None, read_from=point.on_branch, follow_s=follow_s
-        )
+        return Session(Pin(SessionView(self._context, view), point.on_branch, follow_s))
 
     def writable_session(
         self,
@@ -474,16 +475,21 @@ class Repository:
         _check_writer(isolation, copies)
         lease_ms = None if lease is None else checked_timeout_ms(lease)
         start, view = self._refs.begin(branch, claim=exclusive)
-        return Session(
+        writer = SessionWriter(
             self._context,
             view,
             branch,
             start,
             lease_ms=lease_ms,
             epoch=start if exclusive else None,
-            serializable=isolation == "serializable",
             reporting=copies == "report",
         )
+        commits = SessionCommits(writer, serializable=isolation == "serializable")
+        return Session(writer.pin, commits)
+
+    def _commits(self, branch: str) -> SessionCommits:
+        start, view = self._refs.begin(branch, claim=False)
+        return SessionCommits(SessionWriter(self._context, view, branch, start))
 
     @contextmanager
     def transaction(
@@ -498,7 +504,8 @@ class Repository:
         If the block raises, nothing is committed; if it changes nothing, no commit is made. After
         the block what was opened from the store can be read, and refuses to be changed.
         """
-        session = self.writable_session(branch)
+        commits = self._commits(branch)
+        session = Session(commits.writer.pin, commits)
         try:
             yield session.store
             if session.has_uncommitted_changes:
@@ -506,7 +513,7 @@ class Repository:
             else:
                 session.check_forks()
         finally:
-            end_session(session, "its transaction has ended")
+            commits.writer.close("its transaction has ended")
 
     # --- history -----------------------------------------------------------------------------
 
@@ -633,10 +640,10 @@ class Repository:
         >>> [info.message for info in repo.ancestry()]
         ["revert 'make air'", 'make air', 'create repository']
         """
-        session = self.writable_session(branch)
-        done = to_revert(self._context, workspace_of(session.store).view, branch, snapshot_id)
+        commits = self._commits(branch)
+        done = to_revert(self._context, commits.writer.pin.contents.view, branch, snapshot_id)
         message = f"revert {done.snapshot.message!r}" if message is None else message
-        return commit_patch(session, done, message, {"reverts": snapshot_id}, undo=True)
+        return commits.patch(done, message, {"reverts": snapshot_id}, undo=True)
 
     def cherry_pick(
         self, snapshot_id: str, branch: str = DEFAULT_BRANCH, message: str | None = None
@@ -667,10 +674,10 @@ class Repository:
         SnapshotExpiredError
             If the snapshot is not in the history of any branch or tag.
         """
-        session, done = self.writable_session(branch), to_pick(self._context, snapshot_id)
+        commits, done = self._commits(branch), to_pick(self._context, snapshot_id)
         metadata = {**done.snapshot.metadata, "cherry-picked-from": snapshot_id}
         text = done.snapshot.message if message is None else message
-        return commit_patch(session, done, text, metadata, undo=False)
+        return commits.patch(done, text, metadata, undo=False)
 
     # --- sizes -------------------------------------------------------------------------------
 
@@ -1042,10 +1049,10 @@ class Repository:
         copy: bool,
         max_bytes: int,
     ) -> str:
-        session = self.writable_session(branch)
-        workspace = workspace_of(session.store)
+        commits = self._commits(branch)
+        workspace = commits.writer.workspace
         import_references(workspace, path, references, trusted, copy=copy, max_bytes=max_bytes)
-        return session.commit(message)
+        return commits.commit(message)
 
     # --- maintenance -------------------------------------------------------------------------
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from zarr_manifests.commits import SessionCommits
 from zarr_manifests.display import html_page
-from zarr_manifests.engine.commit.request import TipCheck
 from zarr_manifests.engine.compact.presence_index import initialized_coords
 from zarr_manifests.engine.edit.bulk_chunks import find_chunks, stream_chunks
 from zarr_manifests.engine.edit.change_set import ForkState
@@ -26,9 +25,9 @@ from zarr_manifests.engine.edit.move_nodes import (
     shift_chunks,
 )
 from zarr_manifests.engine.edit.pin import Pin
-from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.snapshot.totals import totals_of
-from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.errors import ReadOnlyError
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.plain import plain_text
 from zarr_manifests.planning.conflict.decide import Policy
@@ -44,9 +43,7 @@ __all__ = [
     "PreloadReport",
     "Session",
     "Status",
-    "commit_checked",
-    "commit_patch",
-    "end_session",
+    "commits_of",
 ]
 
 
@@ -91,33 +88,9 @@ class Session:
     Status(created=(), updated=(), deleted=(), chunks={}, moved={}, truncated={})
     """
 
-    def __init__(
-        self,
-        context: Context,
-        view: SnapshotView,
-        branch: str | None = None,
-        start: int | None = None,
-        *,
-        read_from: str | None = None,
-        follow_s: float | None = None,
-        lease_ms: int | None = None,
-        epoch: int | None = None,
-        serializable: bool = False,
-        reporting: bool = False,
-    ) -> None:
-        self._pin = Pin(
-            context,
-            view,
-            branch,
-            start,
-            read_from=read_from,
-            follow_s=follow_s,
-            lease_ms=lease_ms,
-            epoch=epoch,
-            reporting=reporting,
-        )
-        self._workspace = self._pin.workspace
-        self._commits = SessionCommits(self._pin, serializable=serializable)
+    def __init__(self, pin: Pin, commits: SessionCommits | None = None) -> None:
+        self._pin, self._commits = pin, commits
+        self._contents = pin.contents
 
     def __enter__(self) -> Session:
         return self
@@ -127,20 +100,20 @@ class Session:
 
     def __repr__(self) -> str:
         mode = "read-only" if self.read_only else f"writable on {self.branch!r}"
-        url = plain_text(self._workspace.storage.url)
+        url = plain_text(self._contents.context.storage.url)
         return f"<Session {url} at {self.snapshot_id}, {mode}>"
 
     def _repr_html_(self) -> str:
-        view = self._workspace.view
+        view = self._contents.view
         facts = [
-            ("at", self._workspace.storage.url),
+            ("at", self._contents.context.storage.url),
             ("snapshot", view.snapshot_id),
             ("message", view.snapshot.message),
             ("mode", "read-only" if self.read_only else f"writable on branch {self.branch!r}"),
         ]
         if not self.read_only:
             facts.append(("changes", str(self.status())))
-        return html_page("Session", facts, self._workspace.nodes())
+        return html_page("Session", facts, self._contents.nodes())
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(
@@ -152,17 +125,17 @@ class Session:
     @property
     def read_only(self) -> bool:
         """Whether the session can only read."""
-        return self._pin.read_only
+        return self._commits is None
 
     @property
     def branch(self) -> str | None:
         """The branch a writable session commits to."""
-        return self._pin.branch
+        return None if self._commits is None else self._commits.writer.branch
 
     @property
     def snapshot_id(self) -> str:
         """Id of the snapshot the session reads, or that its changes are made on."""
-        return self._pin.snapshot_id
+        return self._contents.view.snapshot_id
 
     @property
     def store(self) -> ManifestStore:
@@ -175,16 +148,18 @@ class Session:
         task `Session.fork()` and merge what comes back; or open the session with `copies="report"`.
         The store of a read-only session can be pickled.
         """
-        return ManifestStore(self._workspace, read_only=self.read_only)
+        if self._commits is None:
+            return ManifestStore(self._contents, read_only=True)
+        return ManifestStore(self._commits.writer.workspace, read_only=False)
 
     @property
     def has_uncommitted_changes(self) -> bool:
         """Whether the session has changes to commit."""
-        return bool(self._workspace.changes)
+        return bool(self._contents.changes)
 
     def status(self) -> Status:
         """The uncommitted changes, by path."""
-        return status_of(self._workspace)
+        return status_of(self._contents)
 
     # --- committing --------------------------------------------------------------------------
 
@@ -240,7 +215,7 @@ class Session:
         StorageError
             If an upload failed; nothing was committed and the session keeps its changes.
         """
-        return self._commits.commit(
+        return self._writable().commit(
             message, metadata, rebase=rebase, retries=retries, discard_unmerged=discard_unmerged
         )
 
@@ -289,7 +264,7 @@ class Session:
         >>> [info.message for info in repo.ancestry()]
         ['make a group', 'create repository']
         """
-        return self._commits.amend(message, metadata, discard_unmerged=discard_unmerged)
+        return self._writable().amend(message, metadata, discard_unmerged=discard_unmerged)
 
     def rebase(self, policy: Policy = "fail") -> str:
         """Put the changes on top of the branch's head; the id of that snapshot.
@@ -333,7 +308,7 @@ class Session:
         >>> a[:]
         array([1, 1, 2, 2], dtype=int32)
         """
-        return self._commits.rebase(policy)
+        return self._writable().rebase(policy)
 
     def relocate_appends(self, dim: str, *, relocate: bool = True) -> None:
         """From now on, land appends along a dimension behind those that others commit first.
@@ -375,11 +350,11 @@ class Session:
         >>> xr.open_dataset(repo, engine="zarr_manifests").time.values
         array([0, 1, 2, 3, 4, 5])
         """
-        self._commits.relocate_appends(dim, relocate=relocate)
+        self._writable().relocate_appends(dim, relocate=relocate)
 
     def discard_changes(self) -> None:
         """Drop all uncommitted changes."""
-        self._pin.discard_changes()
+        self._writable().writer.discard_changes()
 
     def refresh(self) -> bool:
         """Move to the newest snapshot of the branch that the session reads.
@@ -406,7 +381,7 @@ class Session:
         >>> reader.refresh(), list(zarr.open_group(reader.store, mode="r"))
         (True, ['air'])
         """
-        return self._pin.refresh()
+        return (self._pin if self._commits is None else self._commits.writer).refresh()
 
     def close(self) -> None:
         """Refuse further changes, stop background fetches and give up the lease.
@@ -425,7 +400,10 @@ class Session:
         ...     list(zarr.open_group(session.store, mode="r"))
         ['air']
         """
-        end_session(self, "close() was called")
+        if self._commits is None:
+            self._pin.preload.cancel()
+        else:
+            self._commits.writer.close("close() was called")
 
     def release_lease(self) -> None:
         """Give up the lease that the session was opened with, if any.
@@ -433,7 +411,8 @@ class Session:
         From then on, a collection may fence the session off. A child of `os.fork` only forgets the
         lease, which stays its parent's.
         """
-        self._pin.release_lease()
+        if self._commits is not None:
+            self._commits.writer.release_lease()
 
     # --- copies ------------------------------------------------------------------------------
 
@@ -445,8 +424,8 @@ class Session:
         ReadOnlyError
             If the session is read-only: pickle its store instead.
         """
-        self._pin.check_open()
-        return Fork(freeze(self._workspace, explicit=True), self._pin.context.runtime)
+        workspace = self._changeable()
+        return Fork(freeze(workspace, explicit=True), workspace.runtime)
 
     def merge(self, *forks: Fork | ManifestStore) -> None:
         """Bring the changes of forks, or of their stores, into this session.
@@ -461,9 +440,9 @@ class Session:
         ConflictError
             If two writers changed the same chunk or document differently. Nothing was merged.
         """
-        self._pin.check_open()
+        self._changeable()
         stores = [fork.store if isinstance(fork, Fork) else fork for fork in forks]
-        self._pin.copies.merge([freeze_store(store) for store in stores])
+        self._writable().writer.copies.merge([freeze_store(store) for store in stores])
 
     def check_forks(self) -> None:
         """Raise if pickled copies of the store, or forked children, have written unmerged changes.
@@ -473,7 +452,8 @@ class Session:
         UnmergedForksError
             If there are copies that changed anything, and none was merged.
         """
-        self._pin.copies.check_merged()
+        if self._commits is not None:
+            self._commits.writer.copies.check_merged()
 
     # --- moving nodes and chunks -------------------------------------------------------------
 
@@ -506,13 +486,11 @@ class Session:
         >>> list(zarr.open_group(session.store, mode="r"))
         ['water']
         """
-        self._pin.check_open()
-        move_node(self._workspace, old, new)
+        move_node(self._changeable(), old, new)
 
     def rename(self, path: str, name: str) -> None:
         """Give a group or array another name in the same group; as `move` otherwise."""
-        self._pin.check_open()
-        rename_node(self._workspace, path, name)
+        rename_node(self._changeable(), path, name)
 
     def shift_array(self, path: str, offset_in_chunks: Sequence[int]) -> None:
         """Move all chunks of an array by whole chunks; none is read or written.
@@ -545,8 +523,7 @@ class Session:
         >>> a[:]
         array([3, 4, 5, 6, 0, 0], dtype=int32)
         """
-        self._pin.check_open()
-        shift_chunks(self._workspace, path, offset_in_chunks)
+        shift_chunks(self._changeable(), path, offset_in_chunks)
 
     def reindex_array(self, path: str, places: Places) -> None:
         """Move the chunks of an array to other places in it; none is read or written.
@@ -579,8 +556,7 @@ class Session:
         >>> a[:]
         array([5, 6, 3, 4, 1, 2], dtype=int32)
         """
-        self._pin.check_open()
-        reindex_chunks(self._workspace, path, places)
+        reindex_chunks(self._changeable(), path, places)
 
     # --- contents ----------------------------------------------------------------------------
 
@@ -589,7 +565,7 @@ class Session:
 
         Counted from the manifests, uncommitted changes included; no chunk is read.
         """
-        return usage_of(self._workspace)
+        return usage_of(self._contents)
 
     def totals(self) -> Totals:
         """Chunks and bytes of the session's snapshot, as the snapshot records them.
@@ -606,7 +582,7 @@ class Session:
         >>> session.totals()["a"].total.refs
         2
         """
-        return totals_of(self._workspace.view)
+        return totals_of(self._contents.view)
 
     def initialized_chunks(
         self, path: str, region: Sequence[Bounds] | Box | None = None
@@ -643,7 +619,7 @@ class Session:
         >>> session.initialized_chunks("a", [slice(0, 3)]).tolist()
         [[2]]
         """
-        return initialized_coords(self._workspace, path, region, branch=self._pin.read_from)
+        return initialized_coords(self._contents, path, region, branch=self._pin.branch)
 
     def chunk_refs(
         self,
@@ -695,7 +671,7 @@ class Session:
         >>> len(repo.readonly_session().chunk_refs("a", cells=[(0, 4), (10, 20)]))
         1
         """
-        node, table = find_chunks(self._workspace, path, box, cells)
+        node, table = find_chunks(self._contents, path, box, cells)
         assert node.array is not None
         return ResolvedChunks.of(f"/{node.path}", len(node.array.shape), table)
 
@@ -758,7 +734,7 @@ class Session:
         [((2,), b'\x07\x07'), ((3,), b'\x07\x07')]
         """
         stream = stream_chunks(
-            self._workspace, path, box, cells, gap_bytes=gap_bytes, window_bytes=window_bytes
+            self._contents, path, box, cells, gap_bytes=gap_bytes, window_bytes=window_bytes
         )
         return iter(stream)
 
@@ -784,35 +760,28 @@ class Session:
             self._pin.preload.wait(wait_s)
         return self._pin.preload.report()
 
+    # --- internals ---------------------------------------------------------------------------
 
-# --- for the rest of the package -------------------------------------------------------------
+    def _writable(self) -> SessionCommits:
+        if self._commits is None:
+            raise ReadOnlyError(
+                "the session is read-only; open one with repo.writable_session(branch)"
+            )
+        return self._commits
 
-
-def end_session(session: Session, why: str) -> None:
-    """Close the session; `why` is told to whoever writes to it afterwards."""
-    session._pin.close(why)
-
-
-def commit_patch(
-    session: Session,
-    done: SnapshotView,
-    message: str,
-    metadata: Mapping[str, Any],
-    *,
-    undo: bool,
-) -> str:
-    """Repeat or undo the commit `done`; the new snapshot's id."""
-    return session._commits.patch(done, message, metadata, undo=undo)
+    def _changeable(self) -> Workspace:
+        """The workspace, unless the session is closed."""
+        writer = self._writable().writer
+        writer.check_open()
+        return writer.workspace
 
 
-def commit_checked(
-    session: Session, message: str, metadata: Mapping[str, Any], check_tip: TipCheck | None
-) -> str:
-    """The id of the new snapshot; `check_tip` may refuse a tip that has moved.
+def commits_of(session: Session) -> SessionCommits:
+    """How the changes of a writable session reach its branch, for the rest of the package.
 
     Raises
     ------
-    ConflictError
-        As `Session.commit`, and if `check_tip` does.
+    ReadOnlyError
+        If the session is read-only.
     """
-    return session._commits.commit(message, metadata, check_tip=check_tip)
+    return session._writable()

@@ -31,8 +31,8 @@ from zarr.core.buffer.cpu import Buffer as CPUBuffer
 
 from zarr_manifests.display import html_page
 from zarr_manifests.engine.edit.change_set import ForkState
-from zarr_manifests.engine.edit.forks import freeze, revive
-from zarr_manifests.engine.edit.overlay import Entry, Unread
+from zarr_manifests.engine.edit.forks import freeze, freeze_reader, revive, revive_reader
+from zarr_manifests.engine.edit.overlay import Entry, SessionView, Unread
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import (
     InvalidArgumentError,
@@ -50,7 +50,7 @@ from zarr_manifests.virtual.parquet_columns import VirtualRefs, table_of
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-__all__ = ["ManifestStore", "freeze_store", "workspace_of"]
+__all__ = ["ManifestStore", "contents_of", "freeze_store", "workspace_of"]
 
 _PICKLED: Final = (
     "a writable store was pickled, as dask does to write from other processes: what such a copy "
@@ -58,6 +58,7 @@ _PICKLED: Final = (
     "tasks session.fork() and merge what comes back, compute in threads, or open the session with "
     "copies='report'. For reading, pickle the store of a read-only session"
 )
+_READ_ONLY: Final = "the session is read-only; open one with repo.writable_session(branch)"
 _REVIVING = ForkSafeLock()
 _BYTE = np.dtype(np.uint8)
 
@@ -80,7 +81,11 @@ class ManifestStore(Store):
     """
 
     def __init__(
-        self, contents: Workspace | ForkState, *, read_only: bool, runtime: Runtime = SYSTEM
+        self,
+        contents: SessionView | Workspace | ForkState,
+        *,
+        read_only: bool,
+        runtime: Runtime = SYSTEM,
     ) -> None:
         super().__init__(read_only=read_only)
         self._contents = contents
@@ -88,15 +93,31 @@ class ManifestStore(Store):
         self._shown: tuple[BlobRef | None, str] = None, ""
 
     @property
-    def _workspace(self) -> Workspace:
-        """The workspace; an unpickled store opens it at first use.
+    def _reads(self) -> SessionView:
+        """The contents to read."""
+        of = self._contents
+        if isinstance(of, ForkState):
+            of = self._opened()
+        return of.contents if isinstance(of, Workspace) else of
+
+    @property
+    def _writes(self) -> Workspace:
+        """The workspace of a writable session."""
+        of = self._opened()
+        if isinstance(of, SessionView):
+            raise ReadOnlyError(_READ_ONLY)
+        return of
+
+    def _opened(self) -> SessionView | Workspace:
+        """What to read or write; an unpickled store opens it at first use.
 
         Opening it earlier could fail while a task is unpickled, where workers report no error.
         """
         if isinstance(self._contents, ForkState):
             with _REVIVING:
                 if isinstance(self._contents, ForkState):
-                    self._contents = revive(self._contents, self._runtime)
+                    opened = revive_reader if self._contents.lineage is None else revive
+                    self._contents = opened(self._contents, self._runtime)
         return self._contents
 
     # --- properties --------------------------------------------------------------------------
@@ -125,7 +146,7 @@ class ManifestStore(Store):
     @property
     def _supports_sync_io(self) -> bool:
         """Zarr asks this before it uses `get_sync`, `set_sync` and `delete_sync`."""
-        return self._workspace.inline
+        return self._reads.inline
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ManifestStore) and self._identity() == other._identity()
@@ -141,36 +162,43 @@ class ManifestStore(Store):
         of = self._contents
         if isinstance(of, ForkState):
             return of.repository_id, of.storage.url, of.head.key, of.lineage, self.read_only
-        lineage = of.keys.lineage if of.keys is not None else None
-        return of.context.repository_id, of.storage.url, of.view.ref.key, lineage, self.read_only
+        of = of.contents if isinstance(of, Workspace) else of
+        lineage = None if of.keys is None else of.keys.lineage
+        url, head = of.context.storage.url, of.view.ref.key
+        return of.context.repository_id, url, head, lineage, self.read_only
 
     def __repr__(self) -> str:
         # Zarr calls this for every array that it opens.
-        contents = self._contents
-        at = contents.head if isinstance(contents, ForkState) else contents.view.ref
+        of = self._contents
+        at = of.head if isinstance(of, ForkState) else self._reads.view.ref
         known, text = self._shown
         if known is not at:
             # Showing an unpickled store does not open it.
             mode = "read-only" if self.read_only else "writable"
-            url = plain_text(contents.storage.url)
+            storage = of.storage if isinstance(of, ForkState) else self._reads.context.storage
+            url = plain_text(storage.url)
             text = f"<ManifestStore {url} at {snapshot_id_of(at.key)}, {mode}>"
             self._shown = at, text
         return text
 
     def _repr_html_(self) -> str:
-        contents = self._contents
-        if isinstance(contents, ForkState):  # showing it does not open it
-            facts = [("at", contents.storage.url), ("opened", "at first use")]
+        of = self._contents
+        if isinstance(of, ForkState):  # showing it does not open it
+            facts = [("at", of.storage.url), ("opened", "at first use")]
             return html_page("ManifestStore", facts)
+        contents = self._reads
         view = contents.view
         mode = "read-only" if self.read_only else "writable"
-        facts = [("at", contents.storage.url), ("snapshot", view.snapshot_id), ("mode", mode)]
+        facts = [
+            ("at", contents.context.storage.url),
+            ("snapshot", view.snapshot_id),
+            ("mode", mode),
+        ]
         return html_page("ManifestStore", facts, contents.nodes())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        contents = self._contents
-        first = isinstance(contents, Workspace) and contents.origin is None and not contents.pickled
-        if first and not self.read_only and contents.token is None:
+        of = self._contents
+        if isinstance(of, Workspace) and not self.read_only and of.is_first_pickle:
             warnings.warn(_PICKLED, PickledStoreWarning, stacklevel=2)
         return _restore, (freeze_store(self, explicit=False), self.read_only)
 
@@ -189,10 +217,8 @@ class ManifestStore(Store):
             If a writable store of a read-only session is requested.
         """
         if not read_only and not self.supports_writes:
-            raise ReadOnlyError(
-                "the session is read-only; open one with repo.writable_session(branch)"
-            )
-        return ManifestStore(self._workspace, read_only=read_only)
+            raise ReadOnlyError(_READ_ONLY)
+        return ManifestStore(self._opened(), read_only=read_only)
 
     def _check_writable(self) -> None:
         if self.read_only:
@@ -201,8 +227,8 @@ class ManifestStore(Store):
                 "store was opened in read-only mode and does not support writing; write through "
                 "a session of repo.writable_session(branch)"
             )
-        if self._workspace.closed is not None:
-            raise SessionClosedError(f"the session is closed: {self._workspace.closed}")
+        if self._writes.closed is not None:
+            raise SessionClosedError(f"the session is closed: {self._writes.closed}")
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -214,23 +240,25 @@ class ManifestStore(Store):
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
         """The value at the key, or the part of it; None if there is none."""
-        workspace = self._workspace
-        workspace.look()
-        view = workspace.view
+        contents = self._reads
+        contents.look()
+        view = contents.view
         try:
-            data = self._read(workspace, key, byte_range)
+            data = self._read(contents, key, byte_range)
         except ManifestsError as error:
-            if not workspace.moved_on(view, error):
+            if not contents.moved_on(view, error):
                 raise
-            data = self._read(workspace, key, byte_range)
+            data = self._read(contents, key, byte_range)
         return None if data is None else _buffer(data, prototype)
 
-    def _read(self, workspace: Workspace, key: str, byte_range: ByteRequest | None) -> bytes | None:
-        entry = workspace.find(key)
+    def _read(
+        self, contents: SessionView, key: str, byte_range: ByteRequest | None
+    ) -> bytes | None:
+        entry = contents.find(key)
         if entry is None:
             return None
         start, length = (0, entry.length) if byte_range is None else _span(entry, byte_range)
-        return workspace.reader.read(entry, start, length)
+        return contents.reader.read(entry, start, length)
 
     async def get(
         self,
@@ -239,25 +267,25 @@ class ManifestStore(Store):
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
         """The value at the key, or the part of it; None if there is none."""
-        workspace = self._workspace
-        view = workspace.view
+        contents = self._reads
+        view = contents.view
         try:
             # Run here if it does not wait, as for documents. A thread per call would double the
             # time, and neighbouring chunks request their bytes in one turn of the loop.
-            if workspace.inline:
-                workspace.look()
-                entry = workspace.find(key)
+            if contents.inline:
+                contents.look()
+                entry = contents.find(key)
             else:
-                found = workspace.find_at_hand(key)
+                found = contents.find_at_hand(key)
                 if isinstance(found, Unread):
-                    found = await asyncio.to_thread(workspace.find_unread, key, found)
+                    found = await asyncio.to_thread(contents.find_unread, key, found)
                 entry = found
             if entry is None:
                 return None
             start, length = (0, entry.length) if byte_range is None else _span(entry, byte_range)
-            data = await workspace.reader.read_async(entry, start, length)
+            data = await contents.reader.read_async(entry, start, length)
         except ManifestsError as error:
-            if not await asyncio.to_thread(workspace.moved_on, view, error):
+            if not await asyncio.to_thread(contents.moved_on, view, error):
                 raise
             again = partial(self.get_sync, key, prototype=prototype, byte_range=byte_range)
             return await asyncio.to_thread(again)
@@ -275,11 +303,11 @@ class ManifestStore(Store):
 
     async def exists(self, key: str) -> bool:
         """Whether there is a value at the key."""
-        return await self._run(self._workspace.find, key) is not None
+        return await self._run(self._reads.find, key) is not None
 
     async def getsize(self, key: str) -> int:
         """Size in bytes of the value at the key, without reading it."""
-        entry: Entry | None = await self._run(self._workspace.find, key)
+        entry: Entry | None = await self._run(self._reads.find, key)
         if entry is None:
             raise FileNotFoundError(plain_text(key))
         return entry.length
@@ -289,19 +317,19 @@ class ManifestStore(Store):
     def set_sync(self, key: str, value: Buffer) -> None:
         """Write the value at the key."""
         self._check_writable()
-        self._workspace.set(key, self._value(value))
+        self._writes.set(key, self._value(value))
 
     async def set(self, key: str, value: Buffer) -> None:
         """Write the value at the key."""
         self._check_writable()
         if self._supports_sync_io:
-            self._workspace.set(key, self._value(value), in_loop=True)
+            self._writes.set(key, self._value(value), in_loop=True)
         else:
-            await self._workspace.set_async(key, _bytes(value))
+            await self._writes.set_async(key, _bytes(value))
 
     def _value(self, value: Buffer) -> bytes | memoryview:
         """The buffer's bytes, without a copy if they are written before the call returns."""
-        if type(value) is CPUBuffer and len(value) > self._workspace.most_packed:
+        if type(value) is CPUBuffer and len(value) > self._writes.most_packed:
             return memoryview(value.as_numpy_array()).cast("B")
         return _bytes(value)
 
@@ -314,17 +342,17 @@ class ManifestStore(Store):
     def delete_sync(self, key: str) -> None:
         """Remove the value at the key, if there is one."""
         self._check_writable()
-        self._workspace.guarded(lambda: self._workspace.delete(key))
+        self._reads.guarded(lambda: self._writes.delete(key))
 
     async def delete(self, key: str) -> None:
         """Remove the value at the key, if there is one."""
         self._check_writable()
-        await self._run(self._workspace.delete, key)
+        await self._run(self._writes.delete, key)
 
     async def delete_dir(self, prefix: str) -> None:
         """Remove all values below the directory."""
         self._check_writable()
-        await self._run(self._workspace.delete_below, _directory(prefix))
+        await self._run(self._writes.delete_below, _directory(prefix))
 
     # --- references to bytes elsewhere -------------------------------------------------------
 
@@ -400,8 +428,8 @@ class ManifestStore(Store):
         array([0, 1, 2, 3, 4, 5, 6, 7], dtype=uint8)
         """
         self._check_writable()
-        workspace = self._workspace
-        node = workspace.array_at(array_path)
+        workspace = self._writes
+        node = workspace.contents.array_at(array_path)
         assert node.array is not None
         table = table_of(
             node.array.grid,
@@ -427,11 +455,11 @@ class ManifestStore(Store):
         NotFoundError
             If there is no such array.
         """
-        workspace = self._workspace
-        node = workspace.array_at(array_path)
+        contents = self._reads
+        node = contents.array_at(array_path)
         assert node.array is not None
-        containers = workspace.context.containers
-        return VirtualRefs.of(workspace.chunks(node), node.array.grid.ndim, containers)
+        containers = contents.context.containers
+        return VirtualRefs.of(contents.chunks(node), node.array.grid.ndim, containers)
 
     # --- listing -----------------------------------------------------------------------------
 
@@ -442,29 +470,42 @@ class ManifestStore(Store):
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
         """All keys that start with the prefix."""
-        for key in await self._run(lambda: [*self._workspace.keys_below(prefix)]):
+        for key in await self._run(lambda: [*self._reads.keys_below(prefix)]):
             yield key
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         """The names right below the directory."""
-        for name in sorted(await self._run(self._workspace.children, _directory(prefix))):
+        for name in sorted(await self._run(self._reads.children, _directory(prefix))):
             yield name
 
     async def _run(self, call: Any, *args: Any) -> Any:
         """Run a call that may need metadata: here if that is cheap, else off the event loop."""
         if self._supports_sync_io:
-            return self._workspace.guarded(lambda: call(*args))
-        return await asyncio.to_thread(self._workspace.guarded, lambda: call(*args))
+            return self._reads.guarded(lambda: call(*args))
+        return await asyncio.to_thread(self._reads.guarded, lambda: call(*args))
+
+
+def contents_of(store: ManifestStore) -> SessionView:
+    """The store's contents, to read."""
+    return store._reads
 
 
 def workspace_of(store: ManifestStore) -> Workspace:
-    """The store's workspace."""
-    return store._workspace
+    """The workspace of a store whose session is writable.
+
+    Raises
+    ------
+    ReadOnlyError
+        If it is read-only.
+    """
+    return store._writes
 
 
 def freeze_store(store: ManifestStore, *, explicit: bool = True) -> ForkState:
     """The store's contents as a value that can be pickled and merged."""
     contents = store._contents
+    if isinstance(contents, SessionView):
+        return freeze_reader(contents)
     return contents if isinstance(contents, ForkState) else freeze(contents, explicit=explicit)
 
 

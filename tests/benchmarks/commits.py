@@ -30,7 +30,7 @@ from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import crc32c
 from zarr_manifests.storage import MemoryStorage, Storage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage
 
 BASE_REFS = 1_000_000
@@ -67,7 +67,7 @@ def put_base(storage: Storage, refs: int = BASE_REFS, room: int = 0) -> None:
     put(session, "huge/zarr.json", document(refs + room))
     put(session, "huge/c/0", _CHUNK)  # a chunk for all others to refer to
     session.commit("array")
-    view = workspace_of(session.store).view
+    view = contents_of(session.store).view
     found = view.chunks(view.nodes["huge"].node_id)
     assert found is not None
     zeros = np.zeros(refs, np.int64)
@@ -131,7 +131,7 @@ def commit_all(
     session = Repository.open(counting).writable_session("main")
     for number in numbers:
         change(session, number)
-        before = workspace_of(session.store).view.ref
+        before = contents_of(session.store).view.ref
         counting.reset()
         start, used = time.perf_counter(), time.process_time()
         session.commit(f"{number}")
@@ -144,7 +144,7 @@ def commit_all(
 def _count(costs: Costs, counting: CountingStorage, session: Session, before: Any) -> None:
     costs.commits += 1
     costs.rounds.append(counting.rounds())
-    snapshot = workspace_of(session.store).view.snapshot
+    snapshot = contents_of(session.store).view.snapshot
     costs.compacted.append(snapshot.parent is not None and snapshot.parent.key != before.key)
     for record in counting.log:
         kind = record.key.split("/")[0]
@@ -152,7 +152,7 @@ def _count(costs: Costs, counting: CountingStorage, session: Session, before: An
             costs.written[kind] += record.nbytes
         elif kind != "chunks":
             costs.largest_read = max(costs.largest_read, record.nbytes)
-    context = workspace_of(session.store).context
+    context = contents_of(session.store).context
     own = snapshot
     if costs.compacted[-1]:
         own = context.open_view(snapshot.parent).snapshot

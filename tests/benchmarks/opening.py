@@ -33,7 +33,7 @@ from zarr_manifests.format.chunk_table import ChunkTable, NativeRef, RefKind
 from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.grid import Box
 from zarr_manifests.storage import from_url
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of, workspace_of
 
 REFS, TIMES = 1_000_000, 7
 KINDS = ("packed", "virtual", "sparse")
@@ -54,12 +54,12 @@ def make(url: str, refs: int, kind: str) -> dict[str, Any]:
         session.store.set_virtual_refs("v", **refs_of(every * np.arange(refs), 0))
     session.commit("refs")
     repository.compact("main", "full")
-    (held,) = workspace_of(repository.readonly_session("main").store).view.manifests
+    (held,) = contents_of(repository.readonly_session("main").store).view.manifests
     return {"blob": held.blob.bare()}
 
 
 def _put_packed(session: Any, refs: int) -> None:
-    view = workspace_of(session.store).view
+    view = contents_of(session.store).view
     one = view.lookup(view.nodes["v"].node_id, (0, 0, 0))
     assert isinstance(one, NativeRef)
     length = np.random.default_rng(0).integers(30_000, 60_000, refs)
@@ -86,10 +86,10 @@ def look_up(url: str, blob: BlobRef) -> dict[str, Any]:
 
 def open_and_look_up(url: str, blob: BlobRef) -> dict[str, Any]:
     """The same, by the front door."""
-    workspace = workspace_of(Repository.open(url).readonly_session("main").store)
-    node = workspace.node("v")
+    contents = contents_of(Repository.open(url).readonly_session("main").store)
+    node = contents.node("v")
     assert node is not None
-    assert workspace.ref(node, (0, 0, 0)) is not None
+    assert contents.ref(node, (0, 0, 0)) is not None
     return {}
 
 

@@ -34,7 +34,7 @@ from zarr_manifests.planning.layout.leaves import EMPTY, ArrayFacts, BaseIndex
 from zarr_manifests.planning.layout.sets import ManifestPlan, explain, plan_manifests
 from zarr_manifests.planning.layout.splitting import cut, layout_of
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 
 
 def key(number: int) -> str:
@@ -192,7 +192,7 @@ def repository_of(leaves: int) -> Callable[[], None]:
     def run() -> None:
         session = state["session"]
         state["at"] += 1
-        view = workspace_of(session.store).view
+        view = contents_of(session.store).view
         assert view.lookup(view.nodes["air"].node_id, (state["at"],)) is not None
         session.store.set_sync(f"air/c/{state['at']}", cpu.Buffer.from_bytes(b"8 bytes."))
         session.commit("one chunk")

@@ -22,7 +22,7 @@ from zarr_manifests import Repository, Session
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage
 
 BASE_REFS = 1_000_000
@@ -56,8 +56,8 @@ def base() -> MemoryStorage:
 
 def own_bytes(session: Session) -> int:
     """What the chunk refs of the last commit take, encoded."""
-    objects = workspace_of(session.store).context.objects
-    delta = objects.load(workspace_of(session.store).view.snapshot.log, Delta)
+    objects = contents_of(session.store).context.objects
+    delta = objects.load(contents_of(session.store).view.snapshot.log, Delta)
     held = [delta.embedded, *(objects.load(m.blob, Manifest) for m in delta.manifests)]
     return sum(len(data) for manifest in held for _, data in manifest.parts)
 
@@ -76,7 +76,7 @@ def overwrite(storage: MemoryStorage, ratio: float, commits: int, each: int) -> 
         point(writer, rng.choice(BASE_REFS, each, replace=False), rng)
         writer.commit(f"{number}")
         ingested += own_bytes(writer)
-        unrolled = [e for e in workspace_of(writer.store).view.snapshot.deltas if e.first == e.last]
+        unrolled = [e for e in contents_of(writer.store).view.snapshot.deltas if e.first == e.last]
         if len(unrolled) < compactor.config.compaction.max_delta_count:
             continue
         counting.reset()

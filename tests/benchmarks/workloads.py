@@ -28,7 +28,7 @@ from contestants import (
 from distant import served
 from runner import Case, Figure, Watch
 
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 
 _SEED = 7
 
@@ -218,7 +218,7 @@ def sizing(case: Case) -> Iterator[Figure]:
             contestant.open().compact("main", "full")
             kinds = {"manifests"}  # of a base; what it is made of stays until it is collected
             head = contestant.open().readonly_session("main")
-            refs = workspace_of(head.store).view.manifests
+            refs = contents_of(head.store).view.manifests
             total = sum(ref.blob.length for ref in refs)
         else:
             kinds = {"manifests"}

@@ -14,7 +14,7 @@ import zarr
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage
 
 GRID = 20_000
@@ -61,7 +61,7 @@ def marks(repository: Repository, snapshot_id: str | None = None) -> dict[int, i
 
 def view_of(repository: Repository, snapshot_id: str | None = None) -> SnapshotView:
     session = Repository.open(repository.storage).readonly_session(snapshot_id=snapshot_id)
-    return workspace_of(session.store).view
+    return contents_of(session.store).view
 
 
 def live_refs(view: SnapshotView) -> tuple[int, int]:

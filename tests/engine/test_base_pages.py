@@ -19,7 +19,7 @@ from zarr_manifests.format.nodes import Base
 from zarr_manifests.planning.layout import node_pages
 from zarr_manifests.planning.layout.node_pages import PageLimits
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import ManifestStore, workspace_of
+from zarr_manifests.store import ManifestStore, contents_of
 
 GROUP = b'{"zarr_format": 3, "node_type": "group"}'
 SMALL = PageLimits(inline=0, nodes=2, leaves=2)
@@ -60,7 +60,7 @@ def repository(storage: Any = None, **config: Any) -> Repository:
 
 def pages_of(repo: Repository) -> Base:
     """The base of main, with its pointers to pages."""
-    pages = workspace_of(repo.readonly_session("main").store).view.pages
+    pages = contents_of(repo.readonly_session("main").store).view.pages
     assert pages is not None
     return pages.base
 
@@ -162,5 +162,5 @@ def test_a_base_in_pages_answers_as_one_without(
     assert one.repo.verify().problems == ()
     tallies = [(each.repo.totals().total, each.repo.totals().arrays) for each in (one, other)]
     assert tallies[0] == tallies[1]
-    sums = [workspace_of(reader.store).view.snapshot.sums for reader in readers]
+    sums = [contents_of(reader.store).view.snapshot.sums for reader in readers]
     assert sums[0] == sums[1]

@@ -18,7 +18,7 @@ from zarr_manifests.engine.upkeep import verify
 from zarr_manifests.errors import InvalidArgumentError, SnapshotExpiredError
 from zarr_manifests.planning.upkeep import collection
 from zarr_manifests.storage import MemoryStorage, Storage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.testing import InterruptingStorage, copy_of, in_order
 from zarr_manifests.testing.wrapped import Call, WrappedStorage
 
@@ -66,7 +66,7 @@ def rewrite_pages(repository: Repository) -> None:
 
 def tag(repository: Repository, name: str, count: int) -> None:
     """Give the head so many tags in one swap, with names that cannot be made shorter."""
-    ref = workspace_of(repository.readonly_session().store).view.ref.bare()
+    ref = contents_of(repository.readonly_session().store).view.ref.bare()
     tags = {sha256(f"{name}-{i}".encode()).hexdigest(): ref for i in range(count)}
     change_root(repository, "create tag", lambda root: replace(root, tags={**root.tags, **tags}))
 
@@ -174,7 +174,7 @@ def test_commits_are_no_reason_to_look_again(
 
 def test_what_is_damaged_is_found_though_others_never_rest(made: MemoryStorage) -> None:
     storage = copy_of(made)
-    head = workspace_of(opened(storage).readonly_session().store).view
+    head = contents_of(opened(storage).readonly_session().store).view
     bad = head.snapshot.log.key
     opened(storage).create_tag("damaged", head.snapshot_id)
     data = storage.get(bad)

@@ -15,7 +15,7 @@ from zarr_manifests import Repository, Session
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import MemoryStorage, Storage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage, LatencyStorage
 
 
@@ -134,7 +134,7 @@ def test_a_run_of_many_arrays_embeds_what_opening_needs(coordinates: bool) -> No
     storage = many_arrays(110, coordinates=coordinates, commits=2)
     report = Repository.open(storage).compact(mode="minor")
     assert (report.deltas_before, report.deltas_after) == (2, 1)
-    view = workspace_of(Repository.open(storage).readonly_session("main").store).view
+    view = contents_of(Repository.open(storage).readonly_session("main").store).view
     (run,) = view.snapshot.deltas
     embedded = {part.node_id for part in run.embedded}
     first = {node.node_id for path, node in view.nodes.items() if path in ("time", "lat", "lon")}
@@ -149,7 +149,7 @@ def test_only_a_delta_that_opening_needs_embeds_little() -> None:
     session = Repository.open(storage).writable_session("main")
     put_chunks(session, 110)
     session.commit("other chunks")
-    deltas = workspace_of(
+    deltas = contents_of(
         Repository.open(storage).readonly_session("main").store
     ).view.snapshot.deltas
     assert [delta.at_open for delta in deltas] == [True, False]
@@ -375,7 +375,7 @@ def _bytes_of_an_append(chunks: int) -> int:
     array = zarr.open_array(session.store, path="a")
     array.resize((chunks + 10,))
     session.commit("fold")
-    assert workspace_of(session.store).view.snapshot.deltas == ()
+    assert contents_of(session.store).view.snapshot.deltas == ()
     counting = CountingStorage(storage)
     session = Repository.open(counting).writable_session("main")
     zarr.open_array(session.store, path="a").resize((chunks + 20,))

@@ -11,7 +11,7 @@ import zarr
 
 import zarr_manifests as zm
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage
 
 
@@ -43,7 +43,7 @@ def test_the_chunk_is_an_object_that_is_durable_before_the_commit(
     storage.reset()
     session.commit("both")
     assert [r.key for r in storage.log if r.op == "sync"] == [key]
-    table = workspace_of(session.store).chunks(workspace_of(session.store).nodes()["a"])
+    table = contents_of(session.store).chunks(contents_of(session.store).nodes()["a"])
     assert table is not None
     assert not table.inline
     np.testing.assert_array_equal(zarr.open_array(session.store, path="a")[:10], np.full(10, 7))
@@ -75,7 +75,7 @@ def test_refs_set_in_bulk_are_kept_in_parts_of_a_leaf(tmp_path: Path) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 90 * step * steps  # bytes; columns that vary take 8 a ref each
-    view = workspace_of(repo.readonly_session().store).view
+    view = contents_of(repo.readonly_session().store).view
     (entry,) = view.snapshot.deltas[-1:]
     parts = [part for ref in entry.manifests for part in ref.parts]
     assert sum(part.count for part in parts) == step * steps
@@ -95,8 +95,8 @@ def test_refs_set_in_bulk_twice_are_there_once(tmp_path: Path) -> None:
             "a", rows[:, None], ["virtual://raw/a"], rows * 0, rows, rows * 0 + length
         )
     session.commit("bulk")
-    table = workspace_of(repo.readonly_session().store).chunks(
-        workspace_of(repo.readonly_session().store).nodes()["a"]
+    table = contents_of(repo.readonly_session().store).chunks(
+        contents_of(repo.readonly_session().store).nodes()["a"]
     )
     assert table is not None
     assert len(table) == 2 * n + n // 2 - n // 2

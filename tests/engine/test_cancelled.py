@@ -18,7 +18,7 @@ from zarr.core.buffer import cpu, default_buffer_prototype
 
 import zarr_manifests as zm
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.testing import Call, LatencyStorage, WrappedStorage
 
 PROTOTYPE = default_buffer_prototype()
@@ -61,7 +61,7 @@ def held(below: MemoryStorage) -> dict[str, bytes]:
     repository = zm.Repository.open(below)
     assert repository.verify().ok
     store = repository.readonly_session().store
-    keys = [key for key in workspace_of(store).keys_below("") if "/c/" in key]
+    keys = [key for key in contents_of(store).keys_below("") if "/c/" in key]
     return {key: store.get_sync(key).to_bytes() for key in keys}  # type: ignore[union-attr]
 
 

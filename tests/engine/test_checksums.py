@@ -12,7 +12,7 @@ from zarr_manifests import Repository
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.ids import crc32c
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 
 CHUNK = bytes(range(256)) * 4
 
@@ -44,7 +44,7 @@ def repository(kind: str) -> tuple[Repository, MemoryStorage, str, int]:
         array[1024:2048] = np.frombuffer(CHUNK, "u1")
     session.commit("a chunk")
     if kind != "virtual":
-        ref: Any = workspace_of(session.store).find("a/c/1")
+        ref: Any = contents_of(session.store).find("a/c/1")
         held, key, start = storage, ref.key, ref.offset
         assert start == (1024 if kind == "pack" else 0)
     return Repository.open(storage, virtual_containers=prefixes), held, key, start
@@ -54,8 +54,8 @@ def repository(kind: str) -> tuple[Repository, MemoryStorage, str, int]:
 async def test_a_flipped_bit_of_a_whole_chunk(kind: str) -> None:
     opened, held, key, start = repository(kind)
     store = opened.readonly_session().store
-    read = workspace_of(store).reader
-    ref: Any = workspace_of(store).find("a/c/1")
+    read = contents_of(store).reader
+    ref: Any = contents_of(store).find("a/c/1")
     assert zarr.open_array(store, path="a")[1024:2048].tobytes() == CHUNK
     data = bytearray(held.get(key))
     for at in (0, 511, 1023):

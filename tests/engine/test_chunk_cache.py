@@ -24,7 +24,7 @@ from zarr_manifests.format.chunk_table import NativeRef
 from zarr_manifests.metrics import Meter
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
-from zarr_manifests.store import ManifestStore, workspace_of
+from zarr_manifests.store import ManifestStore, contents_of
 from zarr_manifests.testing import CountingStorage, LatencyStorage
 
 SESSION = f"{1:012d}-{'ab' * 12}"
@@ -207,7 +207,7 @@ def test_it_does_not_travel(counting: CountingStorage, tmp_path: Path) -> None:
     assert len(pickled) == empty
     copy = pickle.loads(pickled)
     assert read(copy, 0) == values()[0].tobytes()
-    chunks = workspace_of(copy).context.chunks
+    chunks = contents_of(copy).context.chunks
     assert chunks is not None, "the option travels"
     assert chunks is not context_of(repo).chunks
     assert chunks.nbytes < context_of(repo).chunks.nbytes  # type: ignore[union-attr]

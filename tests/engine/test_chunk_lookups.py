@@ -18,7 +18,7 @@ from zarr_manifests.engine.edit.overlay import SessionView, Unread
 from zarr_manifests.engine.objects.decoded_cache import DecodedCache
 from zarr_manifests.engine.snapshot import view as views
 from zarr_manifests.storage import MemoryStorage, Storage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.testing import LatencyStorage
 
 SIZE = 100
@@ -134,7 +134,7 @@ def test_an_array_that_a_session_puts_below_another_is_seen_at_once(
     document = json.loads(get(session.store, "a/zarr.json") or b"")
     document["chunk_key_encoding"] = {"name": "v2", "configuration": {"separator": "/"}}
     put(session.store, "a/c/zarr.json", json.dumps(document).encode())
-    chunk = workspace_of(session.store).chunk_at("a/c/7")
+    chunk = contents_of(session.store).chunk_at("a/c/7")
     assert chunk is not None
     assert chunk[0].path == "a/c"
 
@@ -152,8 +152,8 @@ def test_chunks_of_an_array_that_the_session_has_made_are_not_searched_for_eithe
         put(session.store, f"g/a/c/{i}", b"x" * SIZE)
     assert [key for key in searched if "/c/" in key][2:] == ["g/a/c/20", "g/a/c/21"]
     array.resize((25 * SIZE,))
-    assert workspace_of(session.store).chunk_at("g/a/c/24") is not None
-    assert workspace_of(session.store).chunk_at("g/a/c/27") is None
+    assert contents_of(session.store).chunk_at("g/a/c/24") is not None
+    assert contents_of(session.store).chunk_at("g/a/c/27") is None
 
 
 @pytest.mark.parametrize("committed", [False, True])
@@ -165,19 +165,19 @@ def test_as_many_changed_nodes_as_before_need_not_be_the_same(
     if committed:
         session.commit("array")
     make(session, "b")
-    store, workspace = session.store, workspace_of(session.store)
+    store, contents = session.store, contents_of(session.store)
     for i in range(3):  # it is known well by now
         put(store, f"a/c/{i}", b"x" * SIZE)
     document = json.loads(get(store, "a/zarr.json") or b"")
     document["chunk_key_encoding"] = {"name": "v2", "configuration": {"separator": "/"}}
     store.delete_sync("b/zarr.json")
     put(store, "a/c/zarr.json", json.dumps(document).encode())
-    chunk = workspace.chunk_at("a/c/7")
+    chunk = contents.chunk_at("a/c/7")
     assert chunk is not None
     assert chunk[0].path == "a/c"
     for i in (8, 9):
         put(store, f"a/c/{i}", b"y" * SIZE)
-    assert workspace.chunk_at("a/c/9") == (workspace.node("a/c"), (9,))
+    assert contents.chunk_at("a/c/9") == (contents.node("a/c"), (9,))
 
 
 def test_an_interrupt_while_a_node_goes_leaves_nothing_behind(
@@ -185,7 +185,7 @@ def test_an_interrupt_while_a_node_goes_leaves_nothing_behind(
 ) -> None:
     session = repository.writable_session("main")
     make(session, "a")
-    store, workspace = session.store, workspace_of(session.store)
+    store, contents = session.store, contents_of(session.store)
     for i in range(3):
         put(store, f"a/c/{i}", b"x" * SIZE)
 
@@ -196,13 +196,13 @@ def test_an_interrupt_while_a_node_goes_leaves_nothing_behind(
             super().pop(*given)
             raise KeyboardInterrupt
 
-    workspace.changes.nodes = Interrupted(workspace.changes.nodes)
+    contents.changes.nodes = Interrupted(contents.changes.nodes)
     for i in range(3):
         put(store, f"a/c/{i}", b"x" * SIZE)
     with pytest.raises(KeyboardInterrupt):
         store.delete_sync("a/zarr.json")
-    assert workspace.node("a") is None
-    assert workspace.chunk_at("a/c/2") is None
+    assert contents.node("a") is None
+    assert contents.chunk_at("a/c/2") is None
 
 
 def test_what_is_discarded_is_not_found_any_more(repository: Repository) -> None:
@@ -211,7 +211,7 @@ def test_what_is_discarded_is_not_found_any_more(repository: Repository) -> None
     for i in range(3):
         put(session.store, f"b/c/{i}", b"x" * SIZE)
     session.discard_changes()
-    assert workspace_of(session.store).chunk_at("b/c/2") is None
+    assert contents_of(session.store).chunk_at("b/c/2") is None
 
 
 def test_an_array_that_was_made_anew_is_not_taken_for_the_one_before(
@@ -252,10 +252,10 @@ def test_what_the_cache_drops_is_not_kept_for_the_next_chunk(
     store = repository.readonly_session("main").store
     for i in range(3):
         get(store, f"a/c/{i}")
-    view = workspace_of(store).view
+    view = contents_of(store).view
     (kept,) = view._alone.values()
     assert kept[0]() is not None
-    workspace_of(store).context.objects.cache.clear()
+    contents_of(store).context.objects.cache.clear()
     assert kept[0]() is None
     asked.clear()
     assert get(store, "a/c/7") == b"\x08" * SIZE
@@ -264,9 +264,9 @@ def test_what_the_cache_drops_is_not_kept_for_the_next_chunk(
 
 def test_a_chunk_that_shares_an_object_takes_the_lock_once(repository: Repository) -> None:
     session = begin(repository, "a")
-    workspace = workspace_of(session.store)
+    contents = contents_of(session.store)
     taken: list[str] = []
-    true = workspace.lock
+    true = contents.lock
 
     class Counted:
         def __enter__(self) -> None:
@@ -276,10 +276,10 @@ def test_a_chunk_that_shares_an_object_takes_the_lock_once(repository: Repositor
         def __exit__(self, *of: object) -> None:
             true.__exit__(*of)
 
-    workspace.lock = Counted()  # type: ignore[assignment]
+    contents.lock = Counted()  # type: ignore[assignment]
     put(session.store, "a/c/3", b"z" * SIZE)
     assert taken == ["taken"]
-    workspace.lock = true
+    contents.lock = true
     assert get(session.store, "a/c/3") == b"z" * SIZE
 
 
@@ -360,9 +360,9 @@ def test_what_changes_before_a_thread_reads_is_looked_up_again() -> None:
     storage = LatencyStorage(MemoryStorage(), latency_s=0.0)
     begin(Repository.create(storage, {"inline-chunk-bytes": 10}), "a")
     session = Repository.open(storage).writable_session()
-    workspace = workspace_of(session.store)
-    unread = workspace.find_at_hand("a/c/3")
+    contents = contents_of(session.store)
+    unread = contents.find_at_hand("a/c/3")
     assert isinstance(unread, Unread)
     assert unread.chunk is not None
     make(session, "a")
-    assert workspace.find_unread("a/c/3", unread) is None
+    assert contents.find_unread("a/c/3", unread) is None

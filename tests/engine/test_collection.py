@@ -19,6 +19,8 @@ from zarr.core.buffer import cpu
 
 from inside import change_root, context_of, root_of
 from zarr_manifests import Repository, Session
+from zarr_manifests.engine.edit.overlay import SessionView
+from zarr_manifests.engine.edit.pin import Pin
 from zarr_manifests.engine.history.ancestry import ages
 from zarr_manifests.engine.history.leases import renew_all, take
 from zarr_manifests.engine.root.roots import Roots
@@ -35,7 +37,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
-from zarr_manifests.store import freeze_store, workspace_of
+from zarr_manifests.store import contents_of, freeze_store, workspace_of
 from zarr_manifests.testing import (
     Fault,
     FaultyStorage,
@@ -607,7 +609,7 @@ def test_what_is_missing_before_an_amended_head_in_history_is_damage() -> None:
     repository = make(storage)
     fill(repository, 2)
     session = Repository.open(storage, runtime=world()).writable_session()
-    parent = workspace_of(session.store).view.snapshot.parent
+    parent = contents_of(session.store).view.snapshot.parent
     assert parent is not None
     storage.delete_many([parent.key])
     with pytest.raises(CorruptObjectError, match="not there"):
@@ -633,8 +635,10 @@ def test_a_reader_of_an_expired_snapshot_is_told_so_and_a_leased_one_reads_on() 
         fill(repository, value)
     repository.expire_snapshots(keep_last=1)
     repository.garbage_collect(NOW)
+    contents = SessionView(context_of(opened), contents_of(reader.store).view)
+    session = Session(Pin(contents, None))
     with pytest.raises(SnapshotExpiredError, match="has expired"):
-        read(Session(context_of(opened), workspace_of(reader.store).view, None, None))
+        read(session)
     assert read(follower) == [11] * 8
     assert reader.refresh()
     assert read(reader) == [11] * 8
@@ -996,7 +1000,7 @@ def test_what_is_missing_of_a_head_in_history_is_damage() -> None:
     repository = make(storage)
     with repository.transaction(message="large") as store:
         zarr.open_group(store).attrs["large"] = np.random.default_rng(1).bytes(20_000).hex()
-    view = workspace_of(repository.readonly_session().store).view
+    view = contents_of(repository.readonly_session().store).view
     storage.delete_many([view.snapshot.log.key])
     fresh = Repository.open(storage, runtime=world())
     for open_it in (fresh.readonly_session, fresh.writable_session):
@@ -1013,7 +1017,7 @@ def test_what_is_missing_of_a_tip_in_history_is_damage() -> None:
         with repository.transaction(message="other") as store:
             zarr.open_array(store, path="a")[6:] = value
     repository.compact("main", "full")  # the tip's list tells nothing of those commits any more
-    parent = workspace_of(repository.readonly_session().store).view.snapshot.parent
+    parent = contents_of(repository.readonly_session().store).view.snapshot.parent
     assert parent is not None
     storage.delete_many([parent.key])
     with pytest.raises(CorruptObjectError, match="not there"):
@@ -1023,7 +1027,7 @@ def test_what_is_missing_of_a_tip_in_history_is_damage() -> None:
 def test_what_cannot_be_read_stops_the_deletions() -> None:
     storage = prepared()
     repository = Repository.open(storage, runtime=world())
-    ref = workspace_of(repository.readonly_session().store).view.manifests[0].blob
+    ref = contents_of(repository.readonly_session().store).view.manifests[0].blob
     storage.put(ref.key, b"damaged")
     before = [key for key in keys(storage) if not key.startswith("root/")]
     with pytest.raises(CorruptObjectError):

@@ -22,7 +22,7 @@ from zarr_manifests.ids import session_of
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import LocalStorage, MemoryStorage
 from zarr_manifests.storage.disk import PosixDisk
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of, workspace_of
 
 BIG = b"x" * 1000  # more than is kept inline
 
@@ -145,7 +145,7 @@ def test_a_chunk_in_flight_during_a_commit_belongs_to_the_next_session() -> None
     assert session.status().chunks == {"/a": 1}
     keys = workspace_of(session.store).keys
     assert keys is not None
-    assert [session_of(key) for key in workspace_of(session.store).changes.unsynced] == [
+    assert [session_of(key) for key in contents_of(session.store).changes.unsynced] == [
         keys.session_id
     ]
     session.commit("the rest")
@@ -244,7 +244,7 @@ def test_a_chunk_that_the_disk_dropped_must_be_written_again(tmp_path: Path) -> 
     session = seed(Repository.create(LocalStorage(tmp_path, disk=disk), config)).writable_session()
     put(session, "a/c/0", BIG)
     put(session, "a/c/1", BIG)
-    lost = workspace_of(session.store).changes.unsynced[0]
+    lost = contents_of(session.store).changes.unsynced[0]
     disk.failing = str(tmp_path / lost)
     with pytest.raises(StorageError, match="Input/output error"):
         session.commit("fails")

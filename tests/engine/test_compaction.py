@@ -29,7 +29,7 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.planning.upkeep.compaction_triggers import MOST_RUNS, CompactionMode
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage
 
 SPEC = Path(__file__).parents[1] / "spec" / "reader.py"
@@ -154,7 +154,7 @@ class World:
         self.commit(repository)
         head = self.repository.readonly_session("main")
         if rewrite and head.snapshot_id != before:
-            assert workspace_of(head.store).view.snapshot.deltas == ()
+            assert contents_of(head.store).view.snapshot.deltas == ()
             self.rewritten += 1
 
     def commit(self, repository: Repository | None = None, *, amend: bool = True) -> None:
@@ -341,7 +341,7 @@ class World:
 
     def check_totals(self, session: Session) -> None:
         """What the snapshot says of each array, and what the specification makes of it."""
-        own, view = reader.Reader(self.storage.get), workspace_of(session.store).view
+        own, view = reader.Reader(self.storage.get), contents_of(session.store).view
         snapshot = own.snapshot(session.snapshot_id)
         for path in self.state.shapes:
             chunks = self.state.chunks(path)
@@ -357,7 +357,7 @@ class World:
 
     def check_shape(self, session: Session) -> None:
         """The bounds and invariants of the read list and the base."""
-        view = workspace_of(session.store).view
+        view = contents_of(session.store).view
         runs = [entry for entry in view.snapshot.deltas if entry.first < entry.last]
         assert len(runs) <= MOST_RUNS
         boxes: dict[bytes, list[Any]] = {}
@@ -391,7 +391,7 @@ def contents(session: Session) -> dict[str, bytes]:
     from zarr.core.buffer import default_buffer_prototype
 
     prototype = default_buffer_prototype()
-    keys = list(workspace_of(session.store).keys_below(""))
+    keys = list(contents_of(session.store).keys_below(""))
     assert len(keys) == len(set(keys))
     found = {key: session.store.get_sync(key, prototype=prototype) for key in keys}
     return {key: value.to_bytes() for key, value in found.items()}
@@ -423,8 +423,8 @@ def test_rewriting_after_each_commit_makes_no_difference(seed: int) -> None:
         world.check_all()
     delta, rewrite = (Repository.open(w.storage).readonly_session("main") for w in worlds)
     assert contents(delta) == contents(rewrite) == worlds[0].state.keys == worlds[1].state.keys
-    assert len(workspace_of(delta.store).view.snapshot.deltas) == 16
-    assert workspace_of(rewrite.store).view.snapshot.deltas == ()
+    assert len(contents_of(delta.store).view.snapshot.deltas) == 16
+    assert contents_of(rewrite.store).view.snapshot.deltas == ()
     made = [(info.message, info.kind) for info in worlds[1].repository.ancestry()]
     data = [(info.message, info.kind) for info in worlds[0].repository.ancestry()]
     assert [one for one in made if one[1] != "rewrite"] == data

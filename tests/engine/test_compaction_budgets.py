@@ -16,7 +16,7 @@ import pytest
 
 from zarr_manifests import Repository, Session
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage, LatencyStorage
 
 
@@ -81,7 +81,7 @@ def _read_all(storage: MemoryStorage) -> tuple[int, Session]:
     """Bytes of metadata that are read to find all chunks, and the session."""
     counting = CountingStorage(storage)
     session = Repository.open(counting).readonly_session("main")
-    view = workspace_of(session.store).view
+    view = contents_of(session.store).view
     counting.reset()
     assert view.chunks(view.nodes["huge"].node_id) is not None
     return counting.bytes_read, session
@@ -92,7 +92,7 @@ def test_reading_everything_reads_deltas_once(base: Callable[[], MemoryStorage])
     without, _ = _read_all(storage)
     bench.commit_all(storage, bench.scatter(REFS), range(49))
     found, session = _read_all(storage)
-    entries = workspace_of(session.store).view.snapshot.deltas
+    entries = contents_of(session.store).view.snapshot.deltas
     assert len(entries) == 49
     own = sum(e.log.length + sum(m.blob.length for m in e.manifests) for e in entries)
     assert own < found <= 1.1 * without + own

@@ -23,7 +23,7 @@ from zarr_manifests import Repository, Session
 from zarr_manifests.engine.compact import merge_leaves as repack
 from zarr_manifests.errors import ManifestsError
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import (
     CrashDisk,
     FaultKind,
@@ -70,7 +70,7 @@ def put(session: Session, key: str, value: bytes) -> None:
 
 def contents(session: Session) -> Contents:
     found = {}
-    for key in workspace_of(session.store).keys_below(""):
+    for key in contents_of(session.store).keys_below(""):
         value = session.store.get_sync(key)
         assert value is not None
         found[key] = value.to_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pickle
 from dataclasses import fields
 from pathlib import Path
 from typing import get_type_hints
@@ -10,11 +11,16 @@ from typing import get_type_hints
 import pytest
 
 import zarr_manifests
+from zarr_manifests import Repository
+from zarr_manifests.engine.edit.overlay import SessionView
+from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.objects.metadata import ObjectReader, Objects
 from zarr_manifests.engine.root.roots import RootReader, Roots
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
+from zarr_manifests.errors import ReadOnlyError
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.protocol import ReadableStorage
+from zarr_manifests.store import contents_of, workspace_of
 
 PACKAGE = Path(zarr_manifests.__file__).parent
 READS = {"url", "capabilities", "get", "get_ranges", "get_tagged", "head", "list", "stray"}
@@ -54,6 +60,20 @@ def test_the_parts_of_a_reading_context_are_readers() -> None:
     hints = get_type_hints(Context)
     assert {hints["storage"], hints["objects"], hints["roots"]} == {Storage, Objects, Roots}
     assert "heart" not in {field.name for field in fields(ReadContext)}
+
+
+def test_a_read_only_session_holds_no_workspace() -> None:
+    hints = get_type_hints(SessionView.__init__), get_type_hints(Workspace.__init__)
+    assert [hint["context"] for hint in hints] == [ReadContext, Context]
+    repository = Repository.create("memory://read-only-holds-no-workspace")
+    session = repository.readonly_session()
+    stores = [session.store, pickle.loads(pickle.dumps(session.store))]
+    stores.append(repository.writable_session().store)
+    for store in stores[:2]:
+        assert isinstance(contents_of(store), SessionView)
+        with pytest.raises(ReadOnlyError):
+            workspace_of(store)
+    assert isinstance(workspace_of(stores[2]), Workspace)
 
 
 def test_contexts_are_made_in_one_place() -> None:

@@ -29,7 +29,7 @@ from zarr_manifests.format.history_pages import History
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import snapshot_key
 from zarr_manifests.storage import MemoryStorage, Storage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage
 
 ERRORS = {
@@ -49,7 +49,7 @@ def put(session: Session, key: str, value: bytes) -> None:
 
 def contents(session: Session) -> dict[str, bytes]:
     found = {}
-    for key in sorted(workspace_of(session.store).keys_below("")):
+    for key in sorted(contents_of(session.store).keys_below("")):
         value = session.store.get_sync(key)
         assert value is not None, f"{key} is listed and reads as absent"
         found[key] = value.to_bytes()

@@ -31,7 +31,7 @@ from zarr_manifests.metrics import Meter
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import LocalStorage, MemoryStorage
 from zarr_manifests.storage.disk import PosixDisk, Temp
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage
 
 _REPOSITORY = "ab" * 16
@@ -321,7 +321,7 @@ def filled(path: Path, cache: Path | None = None, commits: int = 3) -> Repositor
 
 def read_all(repository: Repository, commits: int = 3) -> None:
     session = repository.readonly_session()
-    assert "a" in workspace_of(session.store).nodes()
+    assert "a" in contents_of(session.store).nodes()
     for commit in range(commits):
         for i in (0, 7, 999):
             found = session.store.get_sync(f"a/c/{commit * 1000 + i}")
@@ -449,7 +449,7 @@ def test_pickles_bring_the_folder_along_and_do_without_where_they_cannot_use_it(
     session = repository.writable_session()
     for travelled in (repository, session.fork()):
         there = pickle.loads(pickle.dumps(travelled))
-        context = getattr(there, "_context", None) or workspace_of(there.store).context
+        context = getattr(there, "_context", None) or contents_of(there.store).context
         assert context.cache == context_of(repository).cache
         assert context.objects._disk is not None
     (tmp_path / "cache").rename(tmp_path / "moved")

@@ -16,7 +16,7 @@ from zarr_manifests.engine.root.epochs import claim_compaction
 from zarr_manifests.errors import ConflictError, FencedError, NotFoundError
 from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode
 from zarr_manifests.storage import MemoryStorage, Storage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.testing import InterruptingStorage, in_order
 
 NOW = timedelta(0)
@@ -188,7 +188,7 @@ def test_a_compactor_that_another_has_overtaken_is_refused() -> None:
             landed = True
         except FencedError:
             landed = False
-        head = workspace_of(others(storage).readonly_session().store).view.snapshot
+        head = contents_of(others(storage).readonly_session().store).view.snapshot
         assert (len(head.deltas) == 0) == landed
         assert read(others(storage)) == [3] * 8
         operations = [one.operation for one in others(storage).ops_log()]
@@ -220,7 +220,7 @@ def test_a_compaction_of_before_a_claim_does_not_land() -> None:
     claim_compaction(context_of(repository).roots)
     with pytest.raises(FencedError):
         compact_branch(context_of(stale), "main", CompactionMode.MINOR)
-    assert len(workspace_of(others(storage).readonly_session().store).view.snapshot.deltas) == 5
+    assert len(contents_of(others(storage).readonly_session().store).view.snapshot.deltas) == 5
 
 
 # --- collectors ----------------------------------------------------------------------------------

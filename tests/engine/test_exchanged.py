@@ -28,7 +28,7 @@ from zarr_manifests.format.root import Lease
 from zarr_manifests.ids import new_session_id
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage, copy_of, in_order
 
 START_MS = 1_700_000_000_000
@@ -108,7 +108,7 @@ def make(seed: int, commits: int = 26, notes: int = 40, deltas: int = 12) -> Mem
 
 def contents(session: Session) -> dict[str, bytes]:
     found = {}
-    for key in sorted(workspace_of(session.store).keys_below("")):
+    for key in sorted(contents_of(session.store).keys_below("")):
         value = session.store.get_sync(key)
         assert value is not None, f"{key} is listed and reads as absent"
         found[key] = value.to_bytes()

@@ -38,7 +38,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.root import Root
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import Capabilities, LocalStorage, MemoryStorage, Storage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.testing import (
     Call,
     CrashDisk,
@@ -79,7 +79,7 @@ def put(session: Session, key: str, value: bytes) -> None:
 
 def contents(session: Session) -> dict[str, bytes]:
     found = {}
-    for key in workspace_of(session.store).keys_below(""):
+    for key in contents_of(session.store).keys_below(""):
         value = session.store.get_sync(key)
         assert value is not None
         found[key] = value.to_bytes()

@@ -21,7 +21,7 @@ from zarr_manifests.errors import (
     ObjectNotFoundError,
 )
 from zarr_manifests.storage import MemoryStorage, Storage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.testing import InterruptingStorage, copy_of, in_order
 
 CONFIG = {"inline-chunk-bytes": 0, "compaction": {"mode": "manual"}}
@@ -134,7 +134,7 @@ def test_a_head_that_goes_while_a_reader_goes_on_to_it_is_not_told_as_damage(how
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_what_a_head_in_history_lacks_is_damage(name: str) -> None:
     made, _ = prepared()
-    view = workspace_of(opened(made).readonly_session().store).view
+    view = contents_of(opened(made).readonly_session().store).view
     made.delete_many([view.snapshot.log.key])
     with pytest.raises(CorruptObjectError, match="not there"):
         OPERATIONS[name](opened(made))

@@ -39,7 +39,7 @@ from zarr_manifests.ids import snapshot_key
 from zarr_manifests.planning.tables.merge import Overlay, fold
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage
 
 MEMORY_BYTES = 64 << 20
@@ -216,7 +216,7 @@ def open_(storage: Any) -> Repository:
 
 def contents(session: Session) -> dict[str, bytes]:
     found = {}
-    for key in sorted(workspace_of(session.store).keys_below("")):
+    for key in sorted(contents_of(session.store).keys_below("")):
         value = session.store.get_sync(key)
         assert value is not None, f"{key} is listed and reads as absent"
         found[key] = value.to_bytes()
@@ -410,7 +410,7 @@ def plain(seeded: Seeded) -> Seeded:
 
 def test_without_digests_it_reads_the_same(plain: Seeded) -> None:
     session = open_(plain.with_object("x", b"")).readonly_session()
-    assert not workspace_of(session.store).view.snapshot.digests
+    assert not contents_of(session.store).view.snapshot.digests
     assert contents(session) == plain.contents
 
 

@@ -18,7 +18,7 @@ from zarr_manifests.format.root import LOG_TAIL, ROOT_KEY, LogEntry, archive_key
 from zarr_manifests.ids import snapshot_key
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 
 
 def made(commits: int = 3) -> tuple[Repository, list[str]]:
@@ -80,7 +80,7 @@ def test_a_snapshot_of_another_repository_is_an_error(way: str) -> None:
     """Also where it has the same id, as no two have by chance."""
     repo, ids = made()
     other, _ = made(1)
-    view = workspace_of(repo.readonly_session(snapshot_id=ids[1]).store).view
+    view = contents_of(repo.readonly_session(snapshot_id=ids[1]).store).view
     foreign = replace(view.snapshot, repository_id=other.repository_id)
     repo.storage.put(snapshot_key(ids[1]), foreign.encode())
     with pytest.raises(CorruptObjectError, match=snapshot_key(ids[1])):

@@ -18,7 +18,7 @@ from zarr_manifests.engine.compact.presence_index import Presence
 from zarr_manifests.errors import FencedError
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage
 
 SMALL_LEAVES = {"chunk-manifests": {"sets": [{"default": {"max-manifest-size": 40}}]}}
@@ -36,8 +36,8 @@ def make(session: Session, shape: tuple[int, ...], path: str = "air") -> None:
 
 def presence(storage: Any, path: str = "air") -> tuple[Presence, bytes]:
     session = Repository.open(storage).readonly_session()
-    view = workspace_of(session.store).view
-    return Presence(workspace_of(session.store).context, view, "main"), view.nodes[path].node_id
+    view = contents_of(session.store).view
+    return Presence(contents_of(session.store).context, view, "main"), view.nodes[path].node_id
 
 
 def indexed(storage: Any) -> tuple[int, int]:
@@ -101,7 +101,7 @@ def requests(storage: MemoryStorage, ask: Callable[[Repository], Any]) -> tuple[
 def test_after_a_hundred_commits_an_answer_costs_few_requests(hundred: MemoryStorage) -> None:
     repository = Repository.open(hundred)
     usage = {one.path: one for one in repository.readonly_session().du()}
-    live = len(workspace_of(repository.readonly_session().store).view.snapshot.deltas)
+    live = len(contents_of(repository.readonly_session().store).view.snapshot.deltas)
     assert 5 < live <= 70
     stats, asked = requests(hundred, lambda repo: repo.array_stats("air"))
     assert stats.initialized_chunks == usage["/air"].chunks
@@ -116,7 +116,7 @@ def test_after_a_hundred_commits_an_answer_costs_few_requests(hundred: MemorySto
     found, asked = requests(
         hundred, lambda repo: repo.readonly_session().initialized_chunks("air", region)
     )
-    table = workspace_of(repository.readonly_session().store)
+    table = contents_of(repository.readonly_session().store)
     every = table.chunks(table.node("air")).coords()
     inner = ((every >= (100, 0)) & (every < (110, 3))).all(axis=1)
     assert found.tolist() == every[inner].tolist()
@@ -196,7 +196,7 @@ def test_rules_go_by_the_chunks_that_there_are() -> None:
         session.commit("the same again")
     assert not repository.totals()["air"].total.refs_exact
     repository.compact(mode="major")
-    (ref,) = workspace_of(repository.readonly_session().store).view.manifests
+    (ref,) = contents_of(repository.readonly_session().store).view.manifests
     assert (ref.packed_for, ref.parts[0].count) == ("small", 20)
     assert repository.totals()["air"].total.refs_exact
 

@@ -26,7 +26,7 @@ from zarr.core.buffer import cpu
 from zarr_manifests import Repository, Session
 from zarr_manifests.errors import ConflictError, FencedError, SnapshotExpiredError
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of, workspace_of
 
 PATHS = ("a", "g/b", "time")
 LONGEST = 9
@@ -75,7 +75,7 @@ def length_of(contents: Contents, path: str) -> int | None:
 
 
 def read(session: Session) -> Contents:
-    keys = list(workspace_of(session.store).keys_below(""))
+    keys = list(contents_of(session.store).keys_below(""))
     assert len(keys) == len(set(keys))
     found = {key: session.store.get_sync(key) for key in keys}
     return {key: value.to_bytes() for key, value in found.items() if value is not None}

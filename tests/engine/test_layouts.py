@@ -21,7 +21,7 @@ from zarr_manifests.engine.compact.scratch import ScratchStorage
 from zarr_manifests.planning.layout.leaves import BaseIndex
 from zarr_manifests.reports import ReadCost, ReadCosts
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage
 
 CONFIG = Path(__file__).parents[1] / "config"
@@ -60,7 +60,7 @@ def virtual(session: Session, path: str, chunks: np.ndarray) -> None:
 
 def layout(repository: Repository, **at: str) -> Layout:
     """Set, and refs of each array, of each manifest of the base."""
-    view = workspace_of(repository.readonly_session(**at).store).view
+    view = contents_of(repository.readonly_session(**at).store).view
     paths = {node.node_id: node.path for node in view.nodes.values()}
     found = []
     for ref in view.manifests:
@@ -82,13 +82,13 @@ def repr_of(one: tuple[str, dict[str, int]]) -> tuple[str, list[tuple[str, int]]
 
 def keys(repository: Repository) -> list[str]:
     """Keys of the base's manifests."""
-    view = workspace_of(repository.readonly_session().store).view
+    view = contents_of(repository.readonly_session().store).view
     return [ref.blob.key for ref in view.manifests]
 
 
 def by_content(repository: Repository) -> dict[str, str]:
     """Key of each manifest by `path:first chunk` of its leaves."""
-    view = workspace_of(repository.readonly_session().store).view
+    view = contents_of(repository.readonly_session().store).view
     paths = {node.node_id: node.path for node in view.nodes.values()}
     return {
         " ".join(sorted(f"{paths[p.node_id]}{p.box.lo[0]}" for p in ref.parts)): ref.blob.key
@@ -211,7 +211,7 @@ def change(storage: MemoryStorage, config: Mapping[str, Any], *chunks: tuple[str
     for path, chunk in chunks:
         virtual(session, path, np.array([chunk]))
     session.commit("change")
-    assert not workspace_of(repository.readonly_session().store).view.snapshot.deltas
+    assert not contents_of(repository.readonly_session().store).view.snapshot.deltas
     return set(keys(repository))
 
 
@@ -349,7 +349,7 @@ def test_another_configuration_counts_at_the_next_full_compaction() -> None:
     repository.compact(mode="full")
     assert not set(keys(repository)) & set(before)
     assert alike(layout(repository), [("default", {"a": 30, "b": 30})])
-    view = workspace_of(repository.readonly_session().store).view
+    view = contents_of(repository.readonly_session().store).view
     boxes = {(view.nodes[n].path, p.box.lo, p.box.hi) for n in "ab" for r in view.manifests
              for p in r.parts if p.node_id == view.nodes[n].node_id}  # fmt: skip
     assert boxes == {("a", (0,), (15,)), ("a", (15,), (30,)), ("b", (0,), (30,))}
@@ -389,7 +389,7 @@ def apply(session: Session, operation: tuple[Any, ...]) -> None:
 
 
 def every_key(session: Session) -> set[str]:
-    return set(workspace_of(session.store).keys_below(""))
+    return set(contents_of(session.store).keys_below(""))
 
 
 def contents(session: Session) -> dict[str, bytes]:

@@ -17,7 +17,7 @@ import zarr_manifests
 from zarr_manifests import ManifestStore, Repository, Session
 from zarr_manifests.engine.snapshot.path_index import PathIndex
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of, workspace_of
 
 PACKAGE: Final = str(Path(zarr_manifests.__file__).parent)
 TOOL: Final = 4
@@ -106,8 +106,8 @@ def opened(repository: Repository) -> Session:
     """A session whose looks at nodes are counted."""
     session = repository.writable_session("main")
     workspace = workspace_of(session.store)
-    workspace.view.nodes = Counted(workspace.view.nodes)
-    workspace.changes.nodes = Counted(workspace.changes.nodes)
+    workspace.contents.view.nodes = Counted(workspace.contents.view.nodes)
+    workspace.contents.changes.nodes = Counted(workspace.contents.changes.nodes)
     return session
 
 
@@ -184,7 +184,7 @@ def test_all_arrays_of_a_group(act: str, committed: bool) -> None:
 
 def test_what_is_made_and_deleted_leaves_no_trace() -> None:
     session = opened(Repository.create(MemoryStorage()))
-    changes = workspace_of(session.store).changes
+    changes = contents_of(session.store).changes
     for number in range(5):
         make(session.store, number)
         sync(session.store.delete_dir(f"g/{number}"))

@@ -19,7 +19,7 @@ from zarr_manifests.errors import ConflictError
 from zarr_manifests.ids import session_of
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage
 
 MODES = ("minor", "major", "full")
@@ -37,7 +37,7 @@ def get(session: Session, key: str) -> bytes | None:
 
 def contents(storage: MemoryStorage) -> dict[str, bytes | None]:
     session = Repository.open(storage).readonly_session()
-    return {key: get(session, key) for key in workspace_of(session.store).keys_below("")}
+    return {key: get(session, key) for key in contents_of(session.store).keys_below("")}
 
 
 def chunks(storage: MemoryStorage) -> dict[int, bytes | None]:
@@ -241,7 +241,7 @@ class World:
                         session.store.delete_sync(key)
                         pending[key] = None
                 case 2:
-                    node = workspace_of(session.store).node("a")
+                    node = contents_of(session.store).node("a")
                     assert node is not None
                     fields = json.loads(node.documents["zarr.json"])
                     fields["attributes"][f"of {writer}"] = value[:3].hex()

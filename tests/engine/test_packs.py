@@ -22,7 +22,7 @@ from zarr_manifests.errors import ConflictError, CorruptObjectError, StorageErro
 from zarr_manifests.format.chunk_table import NativeRef
 from zarr_manifests.ids import session_of
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage, Fault, FaultyStorage, LatencyStorage
 
 SIZE = 1000
@@ -59,7 +59,7 @@ def objects(storage: Storage) -> dict[str, int]:
 
 
 def staged(session: Session) -> int:
-    refs = workspace_of(session.store).changes.refs()
+    refs = contents_of(session.store).changes.refs()
     return sum(isinstance(ref, StagedRef) for _, _, ref in refs)
 
 
@@ -177,7 +177,7 @@ def test_what_is_overwritten_deleted_or_cut_off_before_the_pack_is_written_leave
     assert sum(objects(storage).values()) == sum(map(len, due.values())) - len(b"now inline")
     read = repository.readonly_session("main").store
     assert all(get(read, key) == value for key, value in due.items())
-    assert set(workspace_of(read).keys_below("a/c/")) == due.keys()
+    assert set(contents_of(read).keys_below("a/c/")) == due.keys()
 
 
 def test_a_chunk_written_over_and_over_fills_no_pack() -> None:
@@ -185,7 +185,7 @@ def test_a_chunk_written_over_and_over_fills_no_pack() -> None:
     _, session = begin(storage, pack_bytes=10 * SIZE)
     for i in range(500):
         put(session.store, "a/c/0", chunk(i))
-        assert workspace_of(session.store).packs._open_bytes <= 10 * SIZE
+        assert workspace_of(session.store).edits.packs._open_bytes <= 10 * SIZE
     assert objects(storage) == {}
     session.commit("once")
     assert list(objects(storage).values()) == [SIZE]
@@ -424,7 +424,7 @@ async def test_attributes_in_flight_when_their_array_comes_are_the_arrays() -> N
     await store.set("b/.zarray", buffer(document))
     slow.go_on.set()
     await setting
-    nodes = workspace_of(store).nodes()
+    nodes = contents_of(store).nodes()
     assert not any(path.startswith("/") for path in nodes)
     assert nodes["b"].array is not None
     assert nodes["b"].array.dimension_names == ("b",)
@@ -489,7 +489,7 @@ def test_a_merge_that_fails_loses_no_staged_chunk(merged: bool) -> None:
     session.commit("agreed, or without the fork")
     read = repository.readonly_session("main").store
     assert (get(read, "b/c/0"), get(read, "b/c/1")) == (chunk(1 if merged else 2), chunk(3))
-    assert isinstance(workspace_of(read).find("b/c/1"), NativeRef)  # and not kept with the metadata
+    assert isinstance(contents_of(read).find("b/c/1"), NativeRef)  # and not kept with the metadata
     assert (get(read, "b/zarr.json") is not None) == merged
 
 
@@ -528,5 +528,5 @@ def test_a_forked_process_writes_what_it_inherited_under_its_own_name(tmp_path: 
     session.commit("from two processes")
     read = repository.readonly_session("main").store
     assert (get(read, "a/c/0"), get(read, "a/c/1")) == (chunk(0), chunk(1))
-    refs = [workspace_of(read).find(f"a/c/{i}") for i in range(2)]
+    refs = [contents_of(read).find(f"a/c/{i}") for i in range(2)]
     assert all(isinstance(ref, NativeRef) for ref in refs)

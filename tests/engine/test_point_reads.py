@@ -25,7 +25,7 @@ from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import MemoryStorage, Storage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage, LatencyStorage, WrappedStorage
 
 ROWS, COLUMNS, BASE_COLUMNS = 60, 6_000, 5_000
@@ -70,7 +70,6 @@ def set_chunks(session: Session, coords: IndexArray, version: int, kind: str) ->
     workspace = workspace_of(session.store)
     zeros = np.zeros(n, np.int64)
     keys = workspace.keys
-    assert keys is not None
     box = Box.around_coords(coords)
     index = box.ravel(coords)
     table = ChunkTable(
@@ -134,13 +133,13 @@ class Cold:
     def open(self) -> None:
         """Another session of the same repository object."""
         self.session = self.repository.readonly_session("main")
-        self.view: SnapshotView = workspace_of(self.session.store).view
+        self.view: SnapshotView = contents_of(self.session.store).view
         self.node_id = self.view.nodes["a"].node_id
         self.opening = self.counting.requests
 
     def checksum(self, coords: Coords) -> int | None:
         """That of the chunk; None if it is absent."""
-        ref = workspace_of(self.session.store).find("a/c/" + "/".join(map(str, coords)))
+        ref = contents_of(self.session.store).find("a/c/" + "/".join(map(str, coords)))
         assert ref is None or isinstance(ref, NativeRef | VirtualRef)
         return None if ref is None else ref.crc32c
 

@@ -28,7 +28,7 @@ from zarr_manifests.errors import CorruptObjectError, SessionClosedError
 from zarr_manifests.planning.layout.leaves import ArrayFacts, NodeFacts
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage, LatencyStorage
 from zarr_manifests.testing.wrapped import Call, WrappedStorage
 
@@ -65,7 +65,7 @@ def arrays(count: int, **options: Any) -> MemoryStorage:
             put(session, f"v{i}/c/{at}", bytes([at]))
     session.commit("write")
     repository.compact(mode="full")
-    assert len(workspace_of(repository.readonly_session().store).view.manifests) == count
+    assert len(contents_of(repository.readonly_session().store).view.manifests) == count
     return storage
 
 
@@ -377,7 +377,7 @@ def two_hundred() -> MemoryStorage:
 
 
 def test_opening_with_coordinates_reads_no_data_manifest(two_hundred: MemoryStorage) -> None:
-    view = workspace_of(Repository.open(two_hundred).readonly_session().store).view
+    view = contents_of(Repository.open(two_hundred).readonly_session().store).view
     assert sum(part.count for ref in view.manifests for part in ref.parts) >= 1_000_000
     coordinates = {view.nodes[f"zz/{name}"].node_id for name in ("lat", "lon", "time")}
     of_data = {
@@ -426,7 +426,7 @@ def test_only_coordinates_are_looked_at_closer(monkeypatch: pytest.MonkeyPatch) 
             return found
 
     monkeypatch.setattr(preload, "NodeFacts", Noted)
-    view = workspace_of(Repository.open(storage).readonly_session().store).view
+    view = contents_of(Repository.open(storage).readonly_session().store).view
     objects = context_of(repository).objects
     looked.clear()
     plan = preload._plan(objects, PreloadOptions(), view)

@@ -26,7 +26,7 @@ from zarr_manifests.format.delta import Delta
 from zarr_manifests.ids import session_of
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.testing import Call, CountingStorage, WrappedStorage
 
 _WORKERS, _COMMITS = 4, 25
@@ -143,7 +143,7 @@ def test_forked_children_that_share_everything_use_names_of_their_own(tmp_path: 
     assert len({session_of(key) for key in chunks}) == 7
     session.commit("the parent's own", discard_unmerged=True)
     read = Repository.open(tmp_path / "r").readonly_session("main").store
-    assert sorted(workspace_of(read).keys_below("a/c/")) == [
+    assert sorted(contents_of(read).keys_below("a/c/")) == [
         f"a/c/{i}" for i in (50, 51, 52, 98, 99)
     ]
 
@@ -259,7 +259,7 @@ def test_what_a_forked_child_sends_back_is_merged(tmp_path: Path) -> None:
     session.merge(pickle.loads((tmp_path / "back").read_bytes()))
     session.commit("the parent's and the child's")
     read = Repository.open(tmp_path / "r").readonly_session("main").store
-    assert sorted(workspace_of(read).keys_below("a/c/")) == ["a/c/0", "a/c/1"]
+    assert sorted(contents_of(read).keys_below("a/c/")) == ["a/c/0", "a/c/1"]
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -23,7 +23,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.root import archive_key
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.testing import Fault, FaultyStorage, copy_of, in_order
 
 NOW = timedelta(0)
@@ -64,7 +64,7 @@ def whole() -> MemoryStorage:
     for value in range(14):
         fill(repository, value)
     repository.expire_snapshots(keep_last=5)
-    head = workspace_of(repository.readonly_session().store).view.ref.bare()
+    head = contents_of(repository.readonly_session().store).view.ref.bare()
     tags = {f"tag-{i:04d}-{hash_of(i)}": head for i in range(400)}
     change_root(repository, "create tag", lambda root: replace(root, tags={**root.tags, **tags}))
     change_root(  # so that older archives name other pages
@@ -121,7 +121,7 @@ def test_verification_does_not_trust_what_the_process_knows(whole: MemoryStorage
     storage = copy_of(whole)
     repository = Repository.open(storage, runtime=in_order())
     assert repository.verify().ok
-    ref = workspace_of(repository.readonly_session().store).view.ref
+    ref = contents_of(repository.readonly_session().store).view.ref
     storage.delete_many([ref.key])
     assert not repository.verify().ok
 

@@ -24,7 +24,7 @@ from zarr_manifests.engine.snapshot import read_ahead as ahead
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.grid import Box
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage
 
 CONFIG = {"inline-chunk-bytes": 0, "compaction": {"mode": "manual"}}
@@ -197,7 +197,7 @@ def test_a_chunk_of_an_array_below_another_is_found_there(tmp_path: Path) -> Non
         store.set_virtual_refs("a", index, files, [0] * n, [0] * n, [4] * n)
     store = repository.readonly_session().store
     for i, j in in_order():
-        assert (workspace_of(store).find(key(i, j)) is None) == (j < 9)
+        assert (contents_of(store).find(key(i, j)) is None) == (j < 9)
 
 
 @pytest.mark.parametrize("where", ["deltas", "base"])
@@ -263,13 +263,13 @@ def test_two_arrays_that_take_turns_are_not_one_after_another(made: list[int]) -
         read(store, key(0, 0, name)), read(store, key(0, 1, name))
     for at in in_order():
         for name in ("a", "b"):
-            assert workspace_of(store).find(key(*at, name)) is not None
+            assert contents_of(store).find(key(*at, name)) is not None
     assert made == []
 
 
 def test_what_is_known_of_a_view_is_told_of_no_other() -> None:
     repository = make()
-    view, other = (workspace_of(repository.readonly_session().store).view for _ in range(2))
+    view, other = (contents_of(repository.readonly_session().store).view for _ in range(2))
     known, node = ahead.RefsAhead(), view.nodes["a"]
     assert view.lookup(node.node_id, (0, 0)) != view.lookup(node.node_id, (0, 1))
     for j in range(8):
@@ -283,7 +283,7 @@ def test_a_view_that_a_reader_has_left_is_kept_no_longer() -> None:
     session = repository.readonly_session()
     for at in list(in_order())[:100]:
         read(session.store, key(*at))
-    left = workspace_of(session.store).view
+    left = contents_of(session.store).view
     assert any(isinstance(one, tuple) for one in gc.get_referrers(left))
     with repository.transaction(message="overwrite") as store:
         zarr.open_array(store, path="a")[0, 0] = 7
@@ -296,7 +296,7 @@ def test_a_table_that_is_not_in_memory_any_more_is_not_fetched_for_it(
 ) -> None:
     repository = make()
     repository.compact(mode="full")
-    view = workspace_of(repository.readonly_session().store).view
+    view = contents_of(repository.readonly_session().store).view
     node = view.nodes["a"]
     assert node.array is not None
     view.lookup(node.node_id, (0, 0)), view.lookup(node.node_id, (0, 1))
@@ -309,7 +309,7 @@ def test_a_table_that_is_not_in_memory_any_more_is_not_fetched_for_it(
 def test_rows_beyond_the_grid_are_nobodys_chunks() -> None:
     """As a damaged or hostile table may have them."""
     repository = make()
-    view = workspace_of(repository.readonly_session().store).view
+    view = contents_of(repository.readonly_session().store).view
     node = view.nodes["a"]
     view.lookup(node.node_id, (0, 0)), view.lookup(node.node_id, (0, 1))
     assert view.following(node.node_id, (0, 1), 5, Box((0, 0), (SIDE, SIDE - 1))) == []
@@ -359,7 +359,5 @@ def test_every_chunk_is_what_it_is_looked_up_to_be(
     for first, many in runs:
         for at in range(first, min(first + many, 144)):
             sought = key(*divmod(at, 12))
-            workspace_of(fresh).start_at(
-                workspace_of(fresh).view, None
-            )  # nothing was asked of it yet
-            assert workspace_of(store).find(sought) == workspace_of(fresh).find(sought)
+            contents_of(fresh).start_at(contents_of(fresh).view)  # nothing was asked of it yet
+            assert contents_of(store).find(sought) == contents_of(fresh).find(sought)

@@ -26,7 +26,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.chunk_table import NativeRef
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import (
     CountingStorage,
     CrashDisk,
@@ -60,7 +60,7 @@ def put(session: Session, key: str, value: bytes) -> None:
 
 def contents(session: Session) -> Contents:
     found = {}
-    for key in workspace_of(session.store).keys_below(""):
+    for key in contents_of(session.store).keys_below(""):
         value = session.store.get_sync(key)
         assert value is not None
         found[key] = value.to_bytes()
@@ -72,7 +72,7 @@ def head(storage: Storage) -> Contents:
 
 
 def ref_of(repo: Repository, key: str) -> NativeRef:
-    ref = workspace_of(repo.readonly_session().store).find(key)
+    ref = contents_of(repo.readonly_session().store).find(key)
     assert isinstance(ref, NativeRef)
     return ref
 

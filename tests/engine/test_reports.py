@@ -29,7 +29,7 @@ from zarr_manifests.errors import (
     UnsupportedStorageError,
 )
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage, WrappedStorage
 from zarr_manifests.testing.wrapped import Call
 
@@ -372,8 +372,8 @@ def test_what_is_written_while_another_thread_pickles_for_the_first_time_counts(
 ) -> None:
     """A write and a second pickling come whenever the first one gives the lock up."""
     session = begin(repo)
-    workspace = workspace_of(session.store)
-    lock = workspace.lock
+    contents = contents_of(session.store)
+    lock = contents.lock
 
     class Yielding:
         held = 0
@@ -386,11 +386,11 @@ def test_what_is_written_while_another_thread_pickles_for_the_first_time_counts(
             self.held -= 1
             lock.__exit__(*error)
             if not self.held:
-                monkeypatch.setattr(workspace, "lock", lock)
+                monkeypatch.setattr(contents, "lock", lock)
                 put(session.store, 0, 2)
                 copy.deepcopy(session.store)
 
-    monkeypatch.setattr(workspace, "lock", Yielding())
+    monkeypatch.setattr(contents, "lock", Yielding())
     early = copy.deepcopy(session.store)
     put(early, 0, 1)
     with pytest.raises(ConflictError, match=r"\[\(0,\)\]"):

@@ -28,6 +28,7 @@ from zarr_manifests.errors import (
     SessionClosedError,
     StorageError,
 )
+from zarr_manifests.session import commits_of
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import WrappedStorage
@@ -266,7 +267,7 @@ class Model:
             c for at in getattr(outcome, "conflicts", ()) for (c,) in at.chunks if at.path == "/a"
         }
         event(f"{what}: {type(outcome).__name__}")
-        if due and (outcome is None or self.session._pin.copies.gathered):
+        if due and (outcome is None or commits_of(self.session).writer.copies.gathered):
             assert not must
             self.bring_in(reports)
         elif due and isinstance(outcome, ConflictError):

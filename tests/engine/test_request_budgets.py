@@ -32,7 +32,7 @@ from zarr_manifests.grid import Box
 from zarr_manifests.ids import crc32c, snapshot_id_of
 from zarr_manifests.runtime import SYSTEM, Runtime, one_by_one
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage, LatencyStorage, copy_of
 
 LEAVES, LEAF_ROWS = 8, 125_000
@@ -99,7 +99,7 @@ def put_base(storage: MemoryStorage) -> None:
 
     chunk = keys.next("chunks")
     storage.create(chunk, CHUNK)
-    view = workspace_of(repository.readonly_session("main").store).view
+    view = contents_of(repository.readonly_session("main").store).view
     old = Base.from_object(storage.get(view.snapshot.base.key), view.snapshot.base)
     leaves = []
     for leaf in range(LEAVES):
@@ -177,7 +177,7 @@ def ahead(request: pytest.FixtureRequest, large: MemoryStorage) -> MemoryStorage
     for commit in range(49):
         append(session, commit, FEW if request.param == "few" else ALL)
         session.commit(f"append {commit}")
-    assert len(workspace_of(session.store).view.snapshot.deltas) == 49
+    assert len(contents_of(session.store).view.snapshot.deltas) == 49
     return storage
 
 
@@ -193,7 +193,7 @@ def walk(session: Session) -> int:
 
 
 def keys_of(session: Session) -> Iterator[str]:
-    view = workspace_of(session.store).view
+    view = contents_of(session.store).view
     return (f"{path}/zarr.json" if path else "zarr.json" for path in view.nodes)
 
 

@@ -16,7 +16,7 @@ from zarr_manifests import Fork, Repository, Session
 from zarr_manifests.engine.objects.spill import Spilled
 from zarr_manifests.format.chunk_table import VirtualRef
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage, CrashDisk
 
 BUDGET = 1_000
@@ -71,21 +71,21 @@ def bulk(target: Session | Fork, first: int, stop: int, version: int = 1, name: 
 
 def version_of(session: Session | Fork, at: int, name: str = "a") -> int | None:
     """Which version of a chunk is there."""
-    ref = workspace_of(session.store).find(f"{name}/c/{at}")
+    ref = contents_of(session.store).find(f"{name}/c/{at}")
     assert ref is None or isinstance(ref, VirtualRef)
     return None if ref is None else ref.offset - at * 1_000
 
 
 def spilled(session: Session | Fork, name: str = "a") -> list[Spilled]:
-    workspace = workspace_of(session.store)
-    node = workspace.node(name)
+    contents = contents_of(session.store)
+    node = contents.node(name)
     assert node is not None
-    rows = workspace.changes.tables.get(node.node_id, ())
+    rows = contents.changes.tables.get(node.node_id, ())
     return [each for each in rows if isinstance(each, Spilled)]
 
 
 def in_memory(session: Session | Fork) -> int:
-    tables = workspace_of(session.store).changes.tables.values()
+    tables = contents_of(session.store).changes.tables.values()
     return sum(len(rows) for parts in tables for rows in parts if not isinstance(rows, Spilled))
 
 
@@ -95,7 +95,7 @@ def created(storage: CountingStorage, kind: str = "manifests") -> list[str]:
 
 def referred(repository: Repository) -> list[str]:
     """Keys of the manifests that the newest commit refers to."""
-    entry = workspace_of(repository.readonly_session().store).view.snapshot.deltas[-1]
+    entry = contents_of(repository.readonly_session().store).view.snapshot.deltas[-1]
     return [ref.blob.key for ref in entry.manifests]
 
 
@@ -134,12 +134,12 @@ def test_refs_that_are_set_one_by_one_are_spilled_too(
     storage: CountingStorage, repository: Repository
 ) -> None:
     session = repository.writable_session()
-    workspace = workspace_of(session.store)
-    node = workspace.node("a")
+    contents = contents_of(session.store)
+    node = contents.node("a")
     assert node is not None
     for at in range(3_000):
         session.store.set_sync(f"a/c/{at}", cpu.Buffer.from_bytes(b"%d" % at))
-        assert len(workspace.changes.chunks.get(node.node_id, ())) < BUDGET // 4
+        assert len(contents.changes.chunks.get(node.node_id, ())) < BUDGET // 4
         assert in_memory(session) <= BUDGET
     assert spilled(session)
     unsynced = [r.key for r in storage.log if r.op == "create" and r.key.startswith("chunks/")]
@@ -181,8 +181,8 @@ def test_one_chunk_that_is_set_anew_costs_one_manifest(
     assert len(created(storage)) == len(set(created(storage)))
     reader = repository.readonly_session()
     assert [version_of(reader, at) for at in (9, 10, 11, 12)] == [1, 2, None, 1]
-    assert workspace_of(reader.store).view.snapshot.totals["refs-set"] == 5_999
-    assert workspace_of(reader.store).view.snapshot.totals["refs-unset"] == 1
+    assert contents_of(reader.store).view.snapshot.totals["refs-set"] == 5_999
+    assert contents_of(reader.store).view.snapshot.totals["refs-unset"] == 1
 
 
 def test_a_resize_cuts_off_what_is_spilled(repository: Repository) -> None:

@@ -25,7 +25,7 @@ from zarr_manifests.engine.objects.spill import Spilled
 from zarr_manifests.errors import ConflictError, ManifestsError
 from zarr_manifests.format.chunk_table import VirtualRef
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage
 
 BUDGET = 8
@@ -55,20 +55,20 @@ def set_key(target: Session | Fork, key: str, value: bytes) -> None:
 
 
 def is_spilled(session: Session | Fork) -> bool:
-    tables = workspace_of(session.store).changes.tables.values()
+    tables = contents_of(session.store).changes.tables.values()
     return any(isinstance(rows, Spilled) for parts in tables for rows in parts)
 
 
 def read(session: Session | Fork) -> dict[str, object]:
     """What is at each key; of virtual chunks where they are."""
-    workspace = workspace_of(session.store)
+    contents = contents_of(session.store)
     found: dict[str, object] = {}
-    for key in workspace.keys_below(""):
-        entry = workspace.find(key)
+    for key in contents.keys_below(""):
+        entry = contents.find(key)
         assert entry is not None
         found[key] = entry
         if not isinstance(entry, VirtualRef):
-            found[key] = workspace.reader.read(entry, 0, entry.length)
+            found[key] = contents.reader.read(entry, 0, entry.length)
     return found
 
 
@@ -91,7 +91,7 @@ class Side:
         self.has_spilled = False
 
     def bulk(self, target: Session | Fork, path: str, first: int, count: int, step: int) -> None:
-        node = workspace_of(target.store).node(path)
+        node = contents_of(target.store).node(path)
         length = node.array.shape[0] if node is not None and node.array is not None else 0
         rows = np.arange(first, length, step)[:count]
         if not len(rows):
@@ -103,14 +103,14 @@ class Side:
         target.store.set_virtual_refs(path, index, files, sizes % 2, np.arange(n) * step, sizes)
 
     def one(self, target: Session | Fork, path: str, at: int, value: bytes) -> None:
-        if workspace_of(target.store).node(path) is not None:
+        if contents_of(target.store).node(path) is not None:
             set_key(target, f"{path}/c/{at}/1", value)
 
     def unset(self, target: Session | Fork, path: str, at: int) -> None:
         target.store.delete_sync(f"{path}/c/{at}/0")
 
     def resize(self, target: Session | Fork, path: str, length: int) -> None:
-        if workspace_of(target.store).node(path) is not None:
+        if contents_of(target.store).node(path) is not None:
             set_key(target, f"{path}/zarr.json", document(length))
 
     def delete(self, target: Session | Fork, path: str) -> None:
@@ -132,7 +132,7 @@ class Side:
 
     def rival(self, path: str, at: int) -> None:
         other = self.repository.writable_session()
-        if workspace_of(other.store).node(path) is None:
+        if contents_of(other.store).node(path) is None:
             return
         self.one(other, path, at, b"rival")
         self.bulk(other, path, at, 3, 1)
@@ -162,7 +162,7 @@ class Side:
         history = list(self.repository.ancestry())
         for info in history:
             at = self.repository.readonly_session(snapshot_id=info.snapshot_id)
-            snapshot = workspace_of(at.store).view.snapshot
+            snapshot = contents_of(at.store).view.snapshot
             snapshots.append((info.kind, dict(snapshot.totals), dict(snapshot.sums), read(at)))
         number = {info.snapshot_id: i for i, info in enumerate(history)}
         changes = sorted(

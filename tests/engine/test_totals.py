@@ -22,7 +22,7 @@ from zarr_manifests.engine.snapshot import totals as totals_module
 from zarr_manifests.errors import ConflictError, InvalidArgumentError, NotFoundError
 from zarr_manifests.keys import ArrayMeta
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage
 
 CONFIG = {"compaction": {"mode": "manual"}, "inline-chunk-bytes": 16}
@@ -78,11 +78,11 @@ def check(storage: MemoryStorage, snapshot_id: str) -> Totals:
     if older:
         before = {u.path: u for u in repository.readonly_session(snapshot_id=info.parent_id).du()}
     assert [array.path for array in totals.arrays] == sorted(now)
-    nodes = workspace_of(repository.readonly_session(snapshot_id=snapshot_id).store).nodes()
+    nodes = contents_of(repository.readonly_session(snapshot_id=snapshot_id).store).nodes()
     was = repository.readonly_session(snapshot_id=info.parent_id or snapshot_id)
     ids = {f"/{n.path}".replace("//", "/"): n.node_id for n in nodes.values()}
     paths = {
-        n.node_id: f"/{n.path}".replace("//", "/") for n in workspace_of(was.store).nodes().values()
+        n.node_id: f"/{n.path}".replace("//", "/") for n in contents_of(was.store).nodes().values()
     }
     for array in totals.arrays:
         usage, old = now[array.path], before.get(paths.get(ids[array.path], ""))
@@ -397,15 +397,15 @@ def test_what_is_merged_in_part_is_counted_once() -> None:
     session.commit("due for the line, not for the plane")
     assert repository.compact(mode="major").manifests_written == 1
     session = repository.writable_session()
-    (left,) = workspace_of(session.store).view.snapshot.deltas
-    assert left.last == workspace_of(session.store).view.base_sequence
+    (left,) = contents_of(session.store).view.snapshot.deltas
+    assert left.last == contents_of(session.store).view.base_sequence
     totals = check(storage, session.snapshot_id)
     assert (totals["line"].total, totals["plane"].total) == (exactly(12, 96), exactly(3, 24))
     make(session, "other", (5,))
     fill(session, "other", *range(5))
     session.commit("others")
     repository.compact(mode="minor")
-    view = workspace_of(repository.readonly_session().store).view
+    view = contents_of(repository.readonly_session().store).view
     assert [(entry.first, entry.last) for entry in view.snapshot.deltas] == [(2, 3)]
     totals = check(storage, view.snapshot_id)
     assert (totals["line"].total, totals["plane"].total) == (exactly(12, 96), exactly(3, 24))
@@ -568,4 +568,4 @@ def test_of_many_arrays_a_commit_asks_only_those_it_touches(
         session.commit("one chunk")
     assert set(asked) <= {"array7"}
     assert len(bases) == 1
-    check_sums(workspace_of(session.store).view.snapshot.sums, repository.totals())
+    check_sums(contents_of(session.store).view.snapshot.sums, repository.totals())

@@ -18,7 +18,7 @@ from zarr_manifests import Repository
 from zarr_manifests.errors import ConflictError
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import LocalStorage, MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage
 
 WORKERS, COMMITS = 4, 12
@@ -103,7 +103,7 @@ def test_a_writer_waits_and_lands_on_what_it_waited_for(tmp_path: Path) -> None:
     session.commit("late")
     assert watched.slept_s
     assert count(late, "snapshots/") == before + 1
-    assert workspace_of(other.readonly_session().store).view.snapshot.message == "row 1"
+    assert contents_of(other.readonly_session().store).view.snapshot.message == "row 1"
 
 
 def test_a_writer_that_was_stopped_does_not_stop_the_others(tmp_path: Path) -> None:
@@ -266,10 +266,10 @@ def test_only_one_compacts_at_a_time(tmp_path: Path) -> None:
     assert turn.take()
     for row in range(6):
         put(repository, row)
-    assert len(workspace_of(repository.readonly_session().store).view.snapshot.deltas) == 7
+    assert len(contents_of(repository.readonly_session().store).view.snapshot.deltas) == 7
     turn.end()
     put(repository, 6)
-    assert len(workspace_of(repository.readonly_session().store).view.snapshot.deltas) < 4
+    assert len(contents_of(repository.readonly_session().store).view.snapshot.deltas) < 4
     assert zarr.open_array(repository.readonly_session().store, path="a")[:7, 0].all()
 
 
@@ -310,7 +310,7 @@ def test_a_compaction_that_was_stopped_does_not_stop_all_others(tmp_path: Path) 
     assert turn.take()
     for row in range(40):
         put(repository, row)
-    assert len(workspace_of(repository.readonly_session().store).view.snapshot.deltas) <= 13
+    assert len(contents_of(repository.readonly_session().store).view.snapshot.deltas) <= 13
     turn.end()
 
 
@@ -359,7 +359,7 @@ def test_a_compaction_between_is_looked_behind() -> None:
     session.commit("late")
     assert read(counting, "deltas/") == 0
     assert 2 <= read(counting, "snapshots/") <= 6  # down to what was compacted, not to the first
-    head = workspace_of(session.store).view
+    head = contents_of(session.store).view
     assert (zarr.open_array(session.store, path="a")[:8, 0] == 2).all()
     assert np.asarray(zarr.open_array(session.store, path="a")[20]).all()
     assert head.snapshot.message == "late"

@@ -15,7 +15,7 @@ from zarr.core.buffer import cpu
 
 from inside import context_of
 from zarr_manifests import Repository
-from zarr_manifests.engine.edit.workspace import Workspace
+from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.objects.metadata import Objects
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import CorruptObjectError, ManifestsError
@@ -29,7 +29,7 @@ from zarr_manifests.grid import Box, Coords
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage
 
 A, B = b"a" * 12, b"b" * 12
@@ -301,12 +301,12 @@ def test_a_table_of_other_axes_is_not_read_as_absent(where: str) -> None:
             "codecs": [{"name": "bytes"}],
         }
     ).encode()
-    workspace = Workspace(context_of(Repository.create(MemoryStorage())), view)
-    workspace.changes.nodes["a"] = node = Node("a", A, NodeKind.ARRAY, {"zarr.json": document})
+    contents = SessionView(context_of(Repository.create(MemoryStorage())), view)
+    contents.changes.nodes["a"] = node = Node("a", A, NodeKind.ARRAY, {"zarr.json": document})
     with pytest.raises(CorruptObjectError, match="1 axes for a node of 2"):
-        workspace.chunks(node)
+        contents.chunks(node)
     with pytest.raises(CorruptObjectError, match="1 axes for a node of 2"):
-        workspace.find("a/c/0/0")
+        contents.find("a/c/0/0")
 
 
 coords = st.lists(st.integers(0, 3), max_size=3).map(tuple)
@@ -366,17 +366,17 @@ def test_snapshots_of_one_base_share_its_nodes_while_none_has_changed() -> None:
     session.commit("make many")
     repository.compact(mode="full")
     session = repository.writable_session()
-    before = workspace_of(session.store).view
+    before = contents_of(session.store).view
     session.store.set_sync("v3/c/0", cpu.Buffer.from_bytes(b"1"))
     session.commit("one chunk")
-    after = workspace_of(session.store).view
+    after = contents_of(session.store).view
     assert after.ref != before.ref
     assert after.nodes is before.nodes
     assert after.by_id is before.by_id
     zarr.open_group(session.store)["v3"].attrs["units"] = "K"
     workspace_of(session.store).delete_below("v4/")
     session.commit("an attribute, and one array less")
-    last = workspace_of(session.store).view
+    last = contents_of(session.store).view
     assert "v4" in before.nodes
     assert set(before.nodes) - set(last.nodes) == {"v4"}
     assert last.by_id == {node.node_id: node for node in last.nodes.values()}

@@ -26,7 +26,7 @@ from zarr_manifests.keys import (
     parse_documents,
 )
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of, workspace_of
 
 
 def array_document(
@@ -254,17 +254,17 @@ class Machine(RuleBasedStateMachine):
 
 
 def _check(store: ManifestStore, model: dict[str, bytes]) -> None:
-    workspace = workspace_of(store)
-    assert sorted(workspace.keys_below("")) == sorted(model)
+    contents = contents_of(store)
+    assert sorted(contents.keys_below("")) == sorted(model)
     for key in {*model, *_CHUNK_KEYS, *_DOCUMENT_KEYS}:
         found = store.get_sync(key)
         assert (None if found is None else found.to_bytes()) == model.get(key), key
     for prefix in _PREFIXES:
         directory = prefix.strip("/") + "/" if prefix else ""
         names = {key[len(directory) :].split("/")[0] for key in model if key.startswith(directory)}
-        assert workspace.children(directory) == names, prefix
+        assert contents.children(directory) == names, prefix
         below = {key for key in model if key.startswith(prefix)}
-        assert set(workspace.keys_below(prefix)) == below, prefix
+        assert set(contents.keys_below(prefix)) == below, prefix
 
 
 def test_random_operations_against_a_dict() -> None:

@@ -20,7 +20,7 @@ from zarr.core.buffer import cpu
 import zarr_manifests as zm
 from zarr_manifests.errors import ManifestsError, SnapshotExpiredError
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.testing import copy_of
 
 FILES = "entrance-files"
@@ -53,7 +53,7 @@ def buffer(data: bytes) -> cpu.Buffer:
 def contents(session: zm.Session) -> dict[str, bytes]:
     """All keys and values of a session."""
     found = {}
-    for key in workspace_of(session.store).keys_below(""):
+    for key in contents_of(session.store).keys_below(""):
         value = session.store.get_sync(key)
         assert value is not None, f"{key!r} is listed, and reads as absent"
         found[key] = value.to_bytes()

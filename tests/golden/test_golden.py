@@ -24,7 +24,7 @@ from zarr_manifests.format.chunk_table import InlineRef, NativeRef, VirtualRef
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import LocalStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 
 HERE = Path(__file__).parent
 V1 = HERE / "v1"
@@ -192,7 +192,7 @@ def test_the_package_finds_what_is_expected(name: str, copied: Path) -> None:
 
 def places(store: zm.ManifestStore) -> Iterator[tuple[str, Any]]:
     """Where each chunk is, by key, as the expected listing has it."""
-    view = workspace_of(store).view
+    view = contents_of(store).view
     for path, node in view.nodes.items():
         table = view.chunks(node.node_id)
         for coords, ref in () if table is None else table.refs():

@@ -202,7 +202,7 @@ def strangers_merged(patch: pytest.MonkeyPatch) -> None:
     merge = forks.merge_forks
 
     def anyone(workspace: Any, owners: Any, states: Any) -> None:
-        here = (workspace.view.ref, workspace.keys.lineage)
+        here = (workspace.contents.view.ref, workspace.keys.lineage)
         states = [replace(state, head=here[0], lineage=here[1]) for state in states]
         merge(workspace, owners, states)
 

@@ -16,7 +16,7 @@ import zarr_manifests as zm
 from zarr_manifests.engine.history.changes_between import chunks_there
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 
 HERE = Path(__file__).parent
 
@@ -51,7 +51,7 @@ def check(line: Any, message: str, **digests: Any) -> None:
     repository = zm.Repository.open(line.storage)
     store = repository.readonly_session("main").store
     assert contents(store) == line.expected()
-    table = workspace_of(store).view.chunks(by_hand.ARRAY)
+    table = contents_of(store).view.chunks(by_hand.ARRAY)
     found = {} if table is None else {c: ref.data for (c,), ref in table.refs()}
     assert found == line.chunks
     check_presence(line, repository)
@@ -65,7 +65,7 @@ def check_presence(line: Any, repository: zm.Repository) -> zm.ArrayStats:
     some = session.initialized_chunks("x", [slice(3, 9)])
     assert some[:, 0].tolist() == [c for c in there if 3 <= c < 9]
     every = np.arange(by_hand.LENGTH).reshape(-1, 1)
-    known = chunks_there(workspace_of(session.store).view, by_hand.ARRAY, every)
+    known = chunks_there(contents_of(session.store).view, by_hand.ARRAY, every)
     assert np.flatnonzero(known).tolist() == there
     stats = repository.array_stats("x")
     assert stats.initialized_chunks == len(there)

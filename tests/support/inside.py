@@ -1,6 +1,7 @@
 """What lies behind the public names: the one place where tests reach for it.
 
-What a store reads and writes is `zarr_manifests.store.workspace_of(store)`.
+What a store reads is `zarr_manifests.store.contents_of(store)`, what it writes to
+`workspace_of(store)`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import zarr
 
 import zarr_manifests as zm
 from zarr_manifests.errors import InvalidArgumentError, UnsupportedFormatError
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 
 
 def dataset() -> xr.Dataset:
@@ -117,11 +117,11 @@ def test_xarray_reads_what_it_reads_from_the_source(
         xr.testing.assert_identical(found.load(), ds)
         assert not np.isnan(ds["u"].values).all()
         refs = store.get_virtual_refs(f"{path}/u")
-        stored = workspace_of(store).chunks(workspace_of(store).array_at(f"{path}/u"))
+        stored = contents_of(store).chunks(contents_of(store).array_at(f"{path}/u"))
         assert stored is not None
         assert len(refs) == (0 if copy else len(stored.kind))
         # No key of a chunk was taken for something else.
-        opaque = [p for p in workspace_of(store).nodes() if p.startswith("/")]
+        opaque = [p for p in contents_of(store).nodes() if p.startswith("/")]
         assert opaque == []
 
 
@@ -136,9 +136,9 @@ def test_consolidated_metadata_is_not_taken_over(
     with repo.transaction(message="add") as store:
         zarr.open_group(store)["u"].attrs["new"] = "here"
     store = repo.readonly_session().store
-    assert workspace_of(store).find(".zmetadata") is None
+    assert contents_of(store).find(".zmetadata") is None
     for key in ("zarr.json", ".zgroup"):
-        entry = workspace_of(store).find(key)
+        entry = contents_of(store).find(key)
         assert entry is None or b"consolidated" not in entry.data
     assert zarr.open_group(store, mode="r")["u"].attrs["new"] == "here"
     assert zarr.open_group(store, mode="r").attrs["title"] == "winds"
@@ -197,7 +197,7 @@ def test_arrays_in_the_key_space_of_another(tmp_path: Path) -> None:
     assert len(store.get_virtual_refs("a")) == 6
     nested = zarr.open_array(store, path="a/c/1", mode="r", zarr_format=2)[:]
     assert nested.tolist() == np.eye(3).tolist()
-    opaque = {path[1:] for path in workspace_of(store).nodes() if path.startswith("/")}
+    opaque = {path[1:] for path in contents_of(store).nodes() if path.startswith("/")}
     assert opaque == {"a/c/7/0", "a/c/00"}
 
 

@@ -24,7 +24,7 @@ from zarr_manifests.errors import (
     VirtualSourceChangedError,
 )
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 
 DATA = np.arange(48, dtype="f4").reshape(6, 8)
 
@@ -72,7 +72,7 @@ def test_a_zarr_store_is_taken_in_without_its_bytes(repo: zm.Repository, plain: 
     refs = store.get_virtual_refs("t")
     assert refs.locations == tuple((plain / "t/c" / f"{i}/0").as_uri() for i in range(2))
     assert refs.sizes.tolist() == refs.length.tolist()
-    assert workspace_of(store).find("notes.txt") is not None
+    assert contents_of(store).find("notes.txt") is not None
 
 
 def test_a_zarr_store_is_copied(repo: zm.Repository, plain: Path, tmp_path: Path) -> None:

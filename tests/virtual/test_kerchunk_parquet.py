@@ -29,7 +29,7 @@ from zarr_manifests.errors import (
     VirtualContainerError,
     VirtualSourceChangedError,
 )
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.kerchunk import read_kerchunk
 
@@ -101,7 +101,7 @@ def test_what_fsspec_wrote_reads_as_fsspec_reads_it(
         shape = [-(-n // c) for n, c in zip(meta["shape"], meta["chunks"], strict=True)]
         for coords in np.ndindex(*shape):
             key = f"{name}/{'.'.join(map(str, coords)) or '0'}"
-            found = workspace_of(store).find(f"in/{key}")
+            found = contents_of(store).find(f"in/{key}")
             if key in THERE:
                 assert found is not None
                 assert store.get_sync(f"in/{key}").to_bytes() == fs.cat_file(key), key
@@ -132,7 +132,7 @@ def test_xarray_reads_the_same(repo: zm.Repository, folder: Path) -> None:
     rows = DATA.copy()
     rows[[1, 3]] = 0
     np.testing.assert_array_equal(found["row"], rows)
-    assert workspace_of(repo.readonly_session().store).find(".zmetadata") is None
+    assert contents_of(repo.readonly_session().store).find(".zmetadata") is None
 
 
 def test_a_million_references_take_no_work_for_each(tmp_path: Path) -> None:

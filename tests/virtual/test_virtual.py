@@ -29,7 +29,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.ids import crc32c
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.virtual import virtual_files as files
 from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.virtual_files import file_version
@@ -194,7 +194,7 @@ def test_many_small_calls_stay_few_tables(repo: zm.Repository, folder: Path) -> 
     url = [(folder / "a.bin").as_uri()]
     for i in range(32):
         session.store.set_virtual_refs("a", [[i]], url, [0], [i], [1])
-    ((tables),) = workspace_of(session.store).changes.tables.values()
+    ((tables),) = contents_of(session.store).changes.tables.values()
     assert len(tables) <= 5
     np.testing.assert_array_equal(a[:32], DATA[:32])
 
@@ -538,8 +538,8 @@ async def test_files_in_memory(tmp_path: Path) -> None:
     )  # fmt: skip
     assert session.store.get_virtual_refs("a").modified.tolist() == [info.modified_ms]
     np.testing.assert_array_equal(a[:], DATA)
-    reader = workspace_of(session.store).reader
-    ref = workspace_of(session.store).find("a/c/1")
+    reader = contents_of(session.store).reader
+    ref = contents_of(session.store).find("a/c/1")
     assert ref is not None
     assert await reader.read_async(ref, 3, 2) == DATA[35:37].tobytes()
     files.put("in/a.bin", DATA.tobytes())
@@ -627,6 +627,6 @@ def test_refs_live_through_a_fold(folder: Path, tmp_path: Path) -> None:
     for value in (100, 101, 102):
         zarr.open_array(session.store, path="a")[value - 100] = value
         session.commit("over")
-    assert workspace_of(session.store).view.snapshot.base is not None
+    assert contents_of(session.store).view.snapshot.base is not None
     a = zarr.open_array(repo.readonly_session().store, path="a")
     np.testing.assert_array_equal(a[:], np.r_[100, 101, 102, DATA[3:]])

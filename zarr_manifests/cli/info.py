@@ -24,7 +24,7 @@ from zarr_manifests.format.root import ROOT_KEY, Root
 from zarr_manifests.plain import plain_text
 from zarr_manifests.repository import Repository
 from zarr_manifests.storage import Storage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 
 __all__ = ["run"]
 
@@ -83,7 +83,7 @@ def _refs(repo: Repository) -> Table:
     numbers = ("arrays", "deltas")
     table = columns("ref", "snapshot", *numbers, right=numbers, whole=("snapshot",))
     for name, snapshot_id in list(heads.items())[:_SHOWN_REFS]:
-        view = workspace_of(repo.readonly_session(snapshot_id=snapshot_id).store).view
+        view = contents_of(repo.readonly_session(snapshot_id=snapshot_id).store).view
         arrays = sum(node.kind is NodeKind.ARRAY for node in view.nodes.values())
         table.add_row(name, snapshot_id, f"{arrays:,}", f"{len(view.snapshot.deltas):,}")
     if len(heads) > _SHOWN_REFS:

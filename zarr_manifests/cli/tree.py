@@ -25,7 +25,7 @@ from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.keys import ArrayMeta
 from zarr_manifests.plain import plain_text
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 
 __all__ = ["run"]
 
@@ -46,7 +46,7 @@ def run(
 ) -> None:
     """Show groups and arrays: dimensions, type, chunk shape and units."""
     session = session_at(url, branch, tag, snapshot)
-    view = workspace_of(session.store).view
+    view = contents_of(session.store).view
     last = ("there", "stored") if chunks else ("units",)
     numbers = last if chunks else ()
     whole = ("", "type") if chunks else ("", "type", "dimensions")

@@ -25,11 +25,11 @@ import zarr
 from xarray.conventions import decode_cf_variable, encode_cf_variable
 
 from zarr_manifests.display import fields_of
-from zarr_manifests.engine.edit.workspace import Workspace
+from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.keys import split
-from zarr_manifests.store import ManifestStore, workspace_of
+from zarr_manifests.store import ManifestStore, contents_of
 
 __all__ = ["check_agreement", "meaning_of_bounds"]
 
@@ -66,9 +66,9 @@ def check_agreement(
         values are packed already and the existing ones are not; or if after the append arrays would
         differ in length, or an index coordinate would not match the existing one.
     """
-    workspace = workspace_of(store)
+    contents = contents_of(store)
     # Looking at this is no read that the commit depends on.
-    snapshot = Workspace(workspace.context, workspace.view)
+    snapshot = SessionView(contents.context, contents.view)
     reader = ManifestStore(snapshot, read_only=True)
     members = snapshot.members(group)
     arrays = {split(path)[1]: node for path, node in members.items() if node.array is not None}

@@ -22,8 +22,8 @@ import xarray as xr
 from xarray.backends import ZarrStore
 from xarray.conventions import decode_cf_variable
 
-from zarr_manifests.engine.edit.workspace import Workspace
-from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.edit.overlay import SessionView
+from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
     AlreadyExistsError,
@@ -102,7 +102,7 @@ class Append:
             )
         return None
 
-    def plan(self, context: Context, view: SnapshotView) -> AppendPlan:
+    def plan(self, context: ReadContext, view: SnapshotView) -> AppendPlan:
         """Plan what to do with each row on this snapshot.
 
         Raises
@@ -119,7 +119,7 @@ class Append:
         keep = self.sort == "keep"
         return plan_append(self.dim, there, given, self.on_existing, keep_order=keep)
 
-    def check(self, context: Context, planned: AppendPlan, on: SnapshotView) -> None:
+    def check(self, context: ReadContext, planned: AppendPlan, on: SnapshotView) -> None:
         """Refuse a tip on which the plan would differ.
 
         Raises
@@ -200,13 +200,13 @@ class Append:
         return part
 
     def _decoded(
-        self, context: Context, view: SnapshotView
+        self, context: ReadContext, view: SnapshotView
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """The existing labels, and the given ones as they would be read back, of one type.
 
         These reads are not recorded as reads of the session: `check` compares the labels again.
         """
-        reader = ManifestStore(Workspace(context, view), read_only=True)
+        reader = ManifestStore(SessionView(context, view), read_only=True)
         backend: Any = ZarrStore.open_group(
             reader, mode="r", group=self.group or None, consolidated=False
         )

@@ -16,7 +16,7 @@ from zarr_manifests.format.envelope import MAGIC
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.repository import Repository
 from zarr_manifests.storage import Storage, from_url
-from zarr_manifests.store import ManifestStore, workspace_of
+from zarr_manifests.store import ManifestStore, contents_of
 
 __all__ = ["Location", "ManifestsBackendEntrypoint"]
 
@@ -157,13 +157,13 @@ def _open_store(
 def _known_group(store: ManifestStore, group: str | None) -> str:
     """The group's path without slashes at its ends."""
     path = (group or "").strip("/")
-    workspace = workspace_of(store)
-    node = workspace.node(path)
+    contents = contents_of(store)
+    node = contents.node(path)
     if node is None or node.kind is not NodeKind.GROUP:
-        groups = sorted(p for p, n in workspace.nodes().items() if n.kind is NodeKind.GROUP)
+        groups = sorted(p for p, n in contents.nodes().items() if n.kind is NodeKind.GROUP)
         listed = ", ".join(f"/{p}" for p in groups[:_LISTED]) or "none, nothing is written"
         what = "is an array, not a group" if node is not None else "is not there"
         raise NotFoundError(
-            f"group '/{path}' {what} in {workspace.storage.url}; there are: {listed}"
+            f"group '/{path}' {what} in {contents.context.storage.url}; there are: {listed}"
         )
     return path

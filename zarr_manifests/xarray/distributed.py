@@ -60,10 +60,10 @@ def write_elsewhere(
 
     Takes the arguments of `begin_write`.
     """
-    storage, keys = workspace_of(session.store).storage, workspace_of(session.store).keys
+    workspace = workspace_of(session.store)
+    storage, keys = workspace.storage, workspace.keys
     _check_reachable(storage)
     if isinstance(storage, Unmade):  # other processes need the objects it holds back
-        assert keys is not None
         storage.begin(object_key("chunks", keys.session_id, 0))
     writer = begin_write(ds, session.store, options, region, encoding, fits)
     # The state of a fork, not a fork: unpickling a fork opens the snapshot, which may fail.

@@ -21,9 +21,9 @@ import xarray as xr
 from xarray.backends import ZarrStore
 from xarray.conventions import decode_cf_variable
 
-from zarr_manifests.engine.edit.workspace import Workspace
+from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.store import ManifestStore, workspace_of
+from zarr_manifests.store import ManifestStore, contents_of
 from zarr_manifests.xarray.agreement import meaning_of_bounds
 from zarr_manifests.xarray.fit import Fit, MisfitError
 
@@ -273,11 +273,11 @@ def _encodings_there(
     ds: xr.Dataset, store: ManifestStore, options: Mapping[str, Any]
 ) -> dict[Hashable, dict[str, Any]]:
     """How xarray would encode values for existing arrays; this reads no chunks."""
-    workspace, group = workspace_of(store), options["group"]
-    if options["mode"] == "w" or (group or "") not in workspace.view.nodes:
+    contents, group = contents_of(store), options["group"]
+    if options["mode"] == "w" or (group or "") not in contents.view.nodes:
         return {}
     # Looking at this is no read that the commit depends on.
-    reader: Any = ManifestStore(Workspace(workspace.context, workspace.view), read_only=True)
+    reader: Any = ManifestStore(SessionView(contents.context, contents.view), read_only=True)
     opened: Any = ZarrStore.open_group(reader, mode="r", group=group, consolidated=False)
     names = {str(name): name for name in ds.variables}
     found: dict[Hashable, dict[str, Any]] = {}

@@ -17,7 +17,7 @@ __all__ = ["changes_nothing", "drop_unchanged"]
 
 def changes_nothing(workspace: Workspace) -> bool:
     """Whether the snapshot has everything that was written already."""
-    changes = workspace.changes
+    changes = workspace.contents.changes
     if changes.nodes or changes.truncated:
         return False
     return all(_looks_same(workspace, *each) for each in _written(workspace)) and all(
@@ -29,17 +29,17 @@ def drop_unchanged(workspace: Workspace) -> None:
     """Drop written chunks that the snapshot has already, except those set in bulk."""
     same = [
         (node_id, coords)
-        for node_id, coords, new in workspace.changes.refs()
+        for node_id, coords, new in workspace.contents.changes.refs()
         if _looks_same(workspace, node_id, coords, new)
         and _is_same(workspace, node_id, coords, new)
     ]
     with workspace.lock:
         for node_id, coords in same:
-            del workspace.changes.chunks[node_id][coords]
+            del workspace.contents.changes.chunks[node_id][coords]
 
 
 def _written(workspace: Workspace) -> Iterator[tuple[bytes, Coords, StoredRef]]:
-    changes = workspace.changes
+    changes = workspace.contents.changes
     yield from changes.refs()
     for node_id, tables in changes.tables.items():
         for rows in tables:
@@ -48,12 +48,12 @@ def _written(workspace: Workspace) -> Iterator[tuple[bytes, Coords, StoredRef]]:
 
 
 def _looks_same(workspace: Workspace, node_id: bytes, coords: Coords, new: StoredRef) -> bool:
-    old = workspace.view.lookup(node_id, coords)
+    old = workspace.contents.view.lookup(node_id, coords)
     return old is not None and not isinstance(new, Unset) and same_bytes(old, new)
 
 
 def _is_same(workspace: Workspace, node_id: bytes, coords: Coords, new: StoredRef) -> bool:
-    old, reader = workspace.view.lookup(node_id, coords), workspace.reader
+    old, reader = workspace.contents.view.lookup(node_id, coords), workspace.contents.reader
     if old is None or isinstance(new, Unset):
         return False
     return old == new or reader.read(old, 0, old.length) == reader.read(new, 0, new.length)

@@ -28,9 +28,9 @@ from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.keys import V3_DOCUMENT, join
 from zarr_manifests.planning.conflict.append_labels import AppendPlan, OnExisting
 from zarr_manifests.repository import Repository
-from zarr_manifests.session import Session, commit_checked
+from zarr_manifests.session import Session, commits_of
 from zarr_manifests.storage import Storage, from_url
-from zarr_manifests.store import ManifestStore, workspace_of
+from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 from zarr_manifests.xarray.agreement import check_agreement
 from zarr_manifests.xarray.appending import Append
 from zarr_manifests.xarray.backend import Location
@@ -243,8 +243,8 @@ def _append(
         attempts += 1
         session, options, fits = begin()
         workspace = workspace_of(session.store)
-        context, nodes = workspace.context, workspace.view.nodes
-        before, planned = planned, append.plan(context, workspace.view)
+        context, nodes = workspace.context, workspace.contents.view.nodes
+        before, planned = planned, append.plan(context, workspace.contents.view)
         if conflict is not None and before is not None:
             tried = attempts > context.config.commit_attempts
             if tried or not append.goes_on(before, planned):
@@ -272,7 +272,7 @@ def _commit(
     """Commit and return the snapshot's id; the session's own if there is nothing to commit."""
     if changes_nothing(workspace_of(session.store)):
         return session.snapshot_id
-    return commit_checked(session, message, metadata, check_tip)
+    return commits_of(session).commit(message, metadata, check_tip=check_tip)
 
 
 def _check_arguments(
@@ -344,10 +344,10 @@ def _zarr_options(
     region: _Region | None,
 ) -> dict[str, Any]:
     """Arguments for xarray's Zarr backend, depending on what exists already."""
-    url = workspace_of(store).storage.url
+    url = contents_of(store).context.storage.url
     arrays = sorted(
         node_path.rpartition("/")[2]
-        for node_path, node in workspace_of(store).members(path).items()
+        for node_path, node in contents_of(store).members(path).items()
         if node.kind is NodeKind.ARRAY
     )
     if region is not None and not arrays:
@@ -376,9 +376,9 @@ def _zarr_format(store: ManifestStore, path: str, *, replaced: bool) -> int:
     """The format of the group or its nearest parent; nodes of different formats do not mix."""
     if replaced and not path:
         return 3
-    workspace = workspace_of(store)
-    nearest = None if replaced else workspace.node(path)
-    nearest = nearest or next(workspace.above(path), None)
+    contents = contents_of(store)
+    nearest = None if replaced else contents.node(path)
+    nearest = nearest or next(contents.above(path), None)
     return 2 if nearest is not None and V3_DOCUMENT not in nearest.documents else 3
 
 

@@ -36,7 +36,7 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
 )
 from zarr_manifests.session import Session
-from zarr_manifests.store import ManifestStore, workspace_of
+from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 
 __all__ = [
     "ACCOUNTS",
@@ -115,8 +115,8 @@ def check_session(session: Session, state: State) -> None:
     store = session.store
     due = {f"{path}/zarr.json" if path else "zarr.json" for path in state.nodes}
     due |= {f"{path}/c/{i}" for path, i in state.chunks}
-    workspace = workspace_of(store)
-    keys = workspace.guarded(lambda: set(workspace.keys_below("")))
+    contents = contents_of(store)
+    keys = contents.guarded(lambda: set(contents.keys_below("")))
     if keys != due:
         raise BrokenPromiseError(f"{session.snapshot_id}: keys differ by {sorted(keys ^ due)}")
     for path, i in sorted(state.chunks):

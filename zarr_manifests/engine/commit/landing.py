@@ -121,7 +121,7 @@ def commit(workspace: Workspace, branch: str, request: CommitRequest) -> Committ
         If it cannot be determined whether the swap took effect.
     """
     context, amends = workspace.context, request.amends
-    view, amended = workspace.view, None
+    view, amended = workspace.contents.view, None
     if amends is not None and amends.snapshot.parent is not None:
         with _amending(workspace, branch, amends):
             view = context.open_view(amends.snapshot.parent)
@@ -157,7 +157,6 @@ def _landed(
 ) -> Committed:
     """Commit the changes, made on top of `view`, without staged chunks among them."""
     context, keys = workspace.context, workspace.keys
-    assert keys is not None
     prepared = _prepare(context, view, changes, keys, request.message, request.metadata, len(packs))
     prepared = _counted(context, view, prepared)
     pending: list[Callable[[], object]] = [
@@ -508,7 +507,6 @@ def _amending(workspace: Workspace, branch: str, head: SnapshotView) -> Iterator
         yield
     except CorruptObjectError as error:
         roots, keys = workspace.context.roots, workspace.keys
-        assert keys is not None
         if is_missing(error):
             root = roots.with_branch(roots.read().root, branch)
             admitted(roots, root, branch, keys, _amends(head))

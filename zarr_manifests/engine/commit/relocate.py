@@ -70,7 +70,8 @@ def relocate_changes(
     """
     if relocating is None or not rebasing.allowed:
         return None
-    found = _moved_whole(workspace.context, workspace.view, tip, changes, relocating.dim, rebasing)
+    context, view = workspace.context, workspace.contents.view
+    found = _moved_whole(context, view, tip, changes, relocating.dim, rebasing)
     if found is None:
         return None
     on, result, uneven = found

@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 
 from zarr_manifests.engine.edit.move_nodes import node_path
-from zarr_manifests.engine.edit.workspace import Workspace
+from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.history.follow import opened
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
@@ -275,7 +275,7 @@ def _directory(context: ReadContext, pointer: BlobRef | None) -> IndexDirectory:
 
 
 def initialized_coords(
-    workspace: Workspace,
+    contents: SessionView,
     path: str,
     region: Sequence[Bounds] | Box | None,
     *,
@@ -285,14 +285,14 @@ def initialized_coords(
 
     `branch` selects the index to use.
     """
-    node = workspace.node(node_path(path))
+    node = contents.node(node_path(path))
     if node is None or node.array is None:
         raise NotFoundError(f"there is no array /{node_path(path)}")
     box = chunk_box(node.array.grid, region)
-    with workspace.lock:
-        cut = workspace.changes.truncated.get(node.node_id)
-        changed = workspace.changes.table(node.node_id)
-    presence = Presence(workspace.context, workspace.view, branch)
+    with contents.lock:
+        cut = contents.changes.truncated.get(node.node_id)
+        changed = contents.changes.table(node.node_id)
+    presence = Presence(contents.context, contents.view, branch)
     coords = presence.coords(node.node_id, box)
     if cut is not None:
         coords = coords[inside(coords, cut)]

@@ -21,7 +21,7 @@ from typing import Final
 
 import numpy as np
 
-from zarr_manifests.engine.edit.workspace import Workspace
+from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.history.follow import collected, expired
 from zarr_manifests.engine.objects.chunks import ChunkReader
 from zarr_manifests.engine.snapshot.view import check_axes
@@ -49,7 +49,6 @@ from zarr_manifests.planning.tables.byte_ranges import RangeRequest, coalesce
 from zarr_manifests.planning.tables.merge import Layer, fold, merge_layers, within
 from zarr_manifests.planning.tables.regions import Bounds, cells_box, chunk_box
 from zarr_manifests.planning.tables.resolved_chunks import locate
-from zarr_manifests.storage import Storage
 
 __all__ = ["ChunkStream", "find_chunks", "stream_chunks"]
 
@@ -60,7 +59,7 @@ _MOST_NOTED: Final = 4096
 
 
 def find_chunks(
-    workspace: Workspace,
+    contents: SessionView,
     path: str,
     box: Sequence[Bounds] | Box | None,
     cells: Sequence[Bounds] | None,
@@ -78,20 +77,20 @@ def find_chunks(
         raise InvalidArgumentError("either a box of chunks or cells are given, not both")
 
     def find() -> tuple[Node, ChunkTable | None]:
-        node = workspace.array_at(path)
+        node = contents.array_at(path)
         assert node.array is not None
         meta = node.array
         if cells is None:
             due = chunk_box(meta.grid, box)
         else:
             due = cells_box(meta.shape, meta.chunk_shape, cells)
-        return node, _chunks_in(workspace, node, due) if due.size else None
+        return node, _chunks_in(contents, node, due) if due.size else None
 
-    return workspace.guarded(find)
+    return contents.guarded(find)
 
 
 def stream_chunks(
-    workspace: Workspace,
+    contents: SessionView,
     path: str,
     box: Sequence[Bounds] | Box | None,
     cells: Sequence[Bounds] | None,
@@ -109,18 +108,18 @@ def stream_chunks(
     for name, value, least in (("gap_bytes", gap_bytes, 0), ("window_bytes", window_bytes, 1)):
         if type(value) is not int or value < least:
             raise InvalidArgumentError(f"{name} is a number from {least} on, not {value!r}")
-    _, table = find_chunks(workspace, path, box, cells)
-    return ChunkStream(workspace, table, gap_bytes=gap_bytes, window_bytes=window_bytes)
+    _, table = find_chunks(contents, path, box, cells)
+    return ChunkStream(contents, table, gap_bytes=gap_bytes, window_bytes=window_bytes)
 
 
-def _chunks_in(workspace: Workspace, node: Node, box: Box) -> ChunkTable | None:
+def _chunks_in(contents: SessionView, node: Node, box: Box) -> ChunkTable | None:
     """The chunks of an array in the box that are there; None if there is none."""
-    with workspace.lock:
-        view, changes = workspace.view, workspace.changes
+    with contents.lock:
+        view, changes = contents.view, contents.changes
         cut = changes.truncated.get(node.node_id)
         layers = [rows for rows in changes.tables.get(node.node_id, ()) if rows.box.overlaps(box)]
         single = _single(changes.chunks.get(node.node_id, {}), box)
-        if workspace.keys is not None:
+        if contents.keys is not None:
             _note(changes.reads, node.node_id, box)
     stored = view.chunks_in(node.node_id, box)
     if stored is not None:
@@ -156,7 +155,7 @@ class ChunkStream:
 
     Parameters
     ----------
-    workspace : Workspace
+    contents : SessionView
         Whose chunks they are.
     table : ChunkTable or None
         The chunks, none of them unset.
@@ -168,17 +167,17 @@ class ChunkStream:
 
     def __init__(
         self,
-        workspace: Workspace,
+        contents: SessionView,
         table: ChunkTable | None,
         *,
         gap_bytes: int,
         window_bytes: int,
     ) -> None:
-        self._context = workspace.context
-        self._keys = workspace.keys
-        self._snapshot_id = workspace.view.snapshot_id
-        self._reader: ChunkReader = workspace.reader
-        self._storage: Storage = workspace.storage
+        self._context = contents.context
+        self._keys = contents.keys
+        self._snapshot_id = contents.view.snapshot_id
+        self._reader: ChunkReader = contents.reader
+        self._storage = contents.context.storage
         self._table = table
         self._gap_bytes = gap_bytes
         self._window_bytes = window_bytes

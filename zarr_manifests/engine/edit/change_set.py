@@ -387,12 +387,12 @@ class ForkState:
     config: RepositoryConfig
     head: BlobRef
     base: BlobRef | None
-    start: int
-    lineage: bytes | None
-    copy_id: str
-    before: ChangeSet
-    after: ChangeSet
-    explicit: bool
+    start: int = 0
+    lineage: bytes | None = None
+    copy_id: str = ""
+    before: ChangeSet = field(default_factory=ChangeSet)
+    after: ChangeSet = field(default_factory=ChangeSet)
+    explicit: bool = False
     containers: Containers = field(default_factory=Containers)
     cache: CacheOptions = field(default_factory=CacheOptions)
     token: str | None = None

@@ -1,10 +1,10 @@
-"""What a workspace contains: its changes, and the size of each array."""
+"""What a contents contains: its changes, and the size of each array."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from zarr_manifests.engine.edit.workspace import Workspace
+from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.keys import absolute
 from zarr_manifests.planning.tables.moves import moved_paths
@@ -13,11 +13,11 @@ from zarr_manifests.reports import ArrayUsage, Status
 __all__ = ["status_of", "usage_of"]
 
 
-def status_of(workspace: Workspace) -> Status:
+def status_of(contents: SessionView) -> Status:
     """The uncommitted changes; no chunk is read."""
-    with workspace.lock:
-        before, changes = workspace.view.nodes, workspace.changes.copy()
-    nodes = workspace.nodes()
+    with contents.lock:
+        before, changes = contents.view.nodes, contents.changes.copy()
+    nodes = contents.nodes()
     paths = {node.node_id: node.path for node in nodes.values()}
     opaque = {n.node_id for n in nodes.values() if n.kind is NodeKind.OPAQUE}
     moved = moved_paths(before, nodes)
@@ -49,10 +49,10 @@ def status_of(workspace: Workspace) -> Status:
     )
 
 
-def usage_of(workspace: Workspace) -> tuple[ArrayUsage, ...]:
+def usage_of(contents: SessionView) -> tuple[ArrayUsage, ...]:
     """Chunks and bytes of every array and opaque entry, by path; no chunk is read."""
-    nodes = [node for node in workspace.nodes().values() if node.kind is not NodeKind.GROUP]
-    calls = [partial(workspace.chunks, node) for node in nodes]
-    tables = workspace.runtime.parallel(calls)
+    nodes = [node for node in contents.nodes().values() if node.kind is not NodeKind.GROUP]
+    calls = [partial(contents.chunks, node) for node in nodes]
+    tables = contents.context.runtime.parallel(calls)
     found = map(ArrayUsage.of, (absolute(node.path) for node in nodes), tables)
     return tuple(sorted(found, key=lambda usage: usage.path))

@@ -43,10 +43,9 @@ class Copies:
         self._workspace, self._reporting = workspace, reporting
         self._owners = Owners()
         self._merged = self._shut = self.gathered = False
-        keys = workspace.keys
-        if reporting and keys is not None:
-            check_reporting(workspace.storage, keys)
-            workspace.token = open_token(workspace.storage, keys)
+        if reporting:
+            check_reporting(workspace.storage, workspace.keys)
+            workspace.token = open_token(workspace.storage, workspace.keys)
 
     def merge(self, states: Sequence[ForkState]) -> None:
         """Merge the changes of these copies into the workspace, all or none."""
@@ -76,7 +75,7 @@ class Copies:
                 self.check_merged()
         elif not self.gathered:
             roots = workspace.context.roots
-            if not discard and workspace.keys is not None:  # if fenced, reports may be gone
+            if not discard:  # if fenced, reports may be gone
                 check_fence(roots, roots.read().root, workspace.keys)
             if not self._shut:
                 close_token(workspace.storage, workspace.token)
@@ -94,7 +93,6 @@ class Copies:
 
     def _new_token(self) -> str | None:
         """The key of a new token; None if it cannot be created, and then copies do not report."""
-        assert self._workspace.keys is not None
         try:
             return open_token(self._workspace.storage, self._workspace.keys)
         except ManifestsError:

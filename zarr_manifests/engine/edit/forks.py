@@ -13,10 +13,11 @@ import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, cast
 
 from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState, same_bytes
 from zarr_manifests.engine.edit.merge_forks import Merge, Owners
+from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.edit.reporting_copies import Reported, read_reports
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.objects.chunks import SessionKeys
@@ -35,9 +36,18 @@ from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Coords
 from zarr_manifests.ids import session_of, snapshot_id_of
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock, Runtime
+from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import metered
 
-__all__ = ["freeze", "merge_forks", "merge_reports", "refuse_unmerged", "revive"]
+__all__ = [
+    "freeze",
+    "freeze_reader",
+    "merge_forks",
+    "merge_reports",
+    "refuse_unmerged",
+    "revive",
+    "revive_reader",
+]
 
 
 _VIEWS: OrderedDict[tuple[str, str], SnapshotView] = OrderedDict()
@@ -54,46 +64,62 @@ def freeze(workspace: Workspace, *, explicit: bool) -> ForkState:
     For a session's workspace this is a new copy. For a copy's workspace it is that copy with its
     changes so far, ready to merge.
     """
-    context, origin = workspace.context, workspace.origin
+    contents, keys, origin = workspace.contents, workspace.keys, workspace.origin
     with workspace.lock:
         workspace.flush()  # staged chunks are not pickled
-        after = workspace.changes.copy()
+        after = contents.changes.copy()
         token = None if explicit or origin is not None else workspace.token
         if token is not None and workspace.frozen is None:  # it may have no changes
             workspace.frozen = after
-    keys = workspace.keys
-    copy_id = keys.session_id if keys is not None else ""
     if origin is not None:
-        return replace(
-            origin, after=after, copy_id=copy_id if after != origin.after else origin.copy_id
-        )
-    if token is None and keys is not None and not explicit:
+        copy_id = keys.session_id if after != origin.after else origin.copy_id
+        return replace(origin, after=after, copy_id=copy_id)
+    if token is None and not explicit:
         workspace.pickled = True
-    # A child of os.fork cannot tell the parent's changes from its own. Merging all of them changes
-    # nothing where the parent has the same.
-    before = after if workspace.pid == os.getpid() else ChangeSet()
+    return replace(
+        freeze_reader(contents),
+        start=keys.start,
+        lineage=keys.lineage,
+        copy_id=keys.session_id,
+        # A child of os.fork cannot tell the parent's changes from its own. Merging all of them
+        # changes nothing where the parent has the same.
+        before=after if workspace.pid == os.getpid() else ChangeSet(),
+        after=after,
+        explicit=explicit,
+        token=token,
+    )
+
+
+def freeze_reader(contents: SessionView) -> ForkState:
+    """The snapshot as a read-only copy that can be pickled."""
+    context = contents.context
     return ForkState(
         context.repository_id,
-        context.storage,
+        cast("Storage", context.storage),  # pickled whole: whoever unpickles it opens it anew
         context.config,
-        workspace.view.ref,
-        workspace.view.snapshot.base,
-        keys.start if keys is not None else 0,
-        keys.lineage if keys is not None else None,
-        copy_id,
-        before,
-        after,
-        explicit,
-        context.containers,
-        context.cache,
-        token,
+        contents.view.ref,
+        contents.view.snapshot.base,
+        containers=context.containers,
+        cache=context.cache,
     )
 
 
 def revive(state: ForkState, runtime: Runtime = SYSTEM) -> Workspace:
     """A workspace that continues from the copied state."""
+    assert state.lineage is not None
+    keys, context = SessionKeys(state.start, runtime, state.lineage), _context(state, runtime)
+    return Workspace(context, _view(context, state), keys, state)
+
+
+def revive_reader(state: ForkState, runtime: Runtime = SYSTEM) -> SessionView:
+    """The snapshot of the copied state, to read."""
+    context = _context(state, runtime)
+    return SessionView(context, _view(context, state))
+
+
+def _context(state: ForkState, runtime: Runtime) -> Context:
     storage = metered(state.storage)
-    context = Context.of(
+    return Context.of(
         state.repository_id,
         storage,
         runtime,
@@ -103,10 +129,6 @@ def revive(state: ForkState, runtime: Runtime = SYSTEM) -> Workspace:
         state.cache,
         elsewhere=True,
     )
-    keys = None
-    if state.lineage is not None:
-        keys = SessionKeys(state.start, runtime, state.lineage)
-    return Workspace(context, _view(context, state), keys, state)
 
 
 def _view(context: ReadContext, state: ForkState) -> SnapshotView:
@@ -141,14 +163,13 @@ def merge_forks(
     ConflictError
         If forks wrote different bytes to the same chunk, or changed the same metadata.
     """
-    assert workspace.keys is not None
     for fork in forks:
         repository_id = workspace.context.repository_id
-        here = (repository_id, workspace.view.ref.key, workspace.keys.lineage)
+        here = (repository_id, workspace.contents.view.ref.key, workspace.keys.lineage)
         if (fork.repository_id, fork.head.key, fork.lineage) != here:
             if fork.repository_id != repository_id:
                 what = f"another repository ({fork.repository_id})"
-            elif fork.head.key != workspace.view.ref.key:
+            elif fork.head.key != workspace.contents.view.ref.key:
                 what = f"another base ({snapshot_id_of(fork.head.key)})"
             else:
                 what = "another session"
@@ -169,10 +190,9 @@ def merge_reports(workspace: Workspace, owners: Owners) -> None:
     CorruptObjectError
         If a report cannot be read.
     """
-    assert workspace.keys is not None
     with workspace.lock:
         reported = read_reports(workspace.storage, workspace.keys, workspace.runtime)
-        nodes = {node.node_id: node for node in workspace.nodes().values()}
+        nodes = {node.node_id: node for node in workspace.contents.nodes().values()}
         _check_one_writer_each(reported, nodes)
         before = (workspace.frozen or ChangeSet()).copy()
         after = before.copy()
@@ -180,7 +200,7 @@ def merge_reports(workspace: Workspace, owners: Owners) -> None:
             ref = refs[min(refs)]  # they all say the same
             if isinstance(ref, NativeRef):
                 after.unsynced.append(ref.key)
-            elif node_id in nodes and workspace.ref(nodes[node_id], coords) is None:
+            elif node_id in nodes and workspace.contents.ref(nodes[node_id], coords) is None:
                 continue  # it is absent anyway
             elif before.chunks.get(node_id, {}).get(coords) == ref:
                 # The session had unset the chunk too, and has written it since. With the old unset
@@ -220,19 +240,19 @@ def _merge(
 ) -> None:
     """Merge each copy's changes, given as (before, after, copy id); all or none."""
     with workspace.lock:
-        trial = Merge(workspace.changes.copy(), workspace.view.nodes, owners)
+        trial = Merge(workspace.contents.changes.copy(), workspace.contents.view.nodes, owners)
         for began, has, copy_id in changed:
             # The session reads what the copies spilled.
-            spill = workspace.changes.spill
+            spill = workspace.contents.changes.spill
             began, has = (replace(each, spill=spill) for each in (began, has))
             conflicts = trial.apply(began, has, copy_id)
             if conflicts:
                 raise ConflictError(_DIFFER, conflicts)
-        before, workspace.changes = workspace.changes, trial.mine
-        conflicts = workspace.adopt_merged()
+        before, workspace.contents.changes = workspace.contents.changes, trial.mine
+        conflicts = workspace.edits.adopt_merged()
         if conflicts:
-            workspace.changes = before
-            workspace.packs.relocate(before)
+            workspace.contents.changes = before
+            workspace.edits.packs.relocate(before)
             raise ConflictError(_DIFFER, conflicts)
         owners.take(trial.owners)
 
@@ -247,7 +267,6 @@ def refuse_unmerged(workspace: Workspace) -> None:
     UnmergedForksError
         If such an object exists: the commit would leave out the copy's changes.
     """
-    assert workspace.keys is not None
     prefix = workspace.keys.lineage_prefix
     written = workspace.storage.list(prefix)
     writers = {session_of(info.key) for info in written if info.nbytes == 0}

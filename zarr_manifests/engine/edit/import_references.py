@@ -84,7 +84,7 @@ def import_references(
     source = _Source(VirtualReader(trusted), trusted, references, max_bytes)
     rows_of, others = _by_array(workspace, path, references)
     for place, parts in rows_of.items():
-        node = workspace.array_at(place)
+        node = workspace.contents.array_at(place)
         assert node.array is not None
         rows = np.concatenate([rows for rows, _ in parts])
         coords = np.concatenate([coords for _, coords in parts])
@@ -138,14 +138,14 @@ def _by_array(workspace: Workspace, path: str, references: References) -> tuple[
             odd += some[~known].tolist()
     others = []
     for row in odd:  # such as chunks of an array that has another one in its key space
-        chunk = workspace.chunk_at(join(path, references.keys[row]))
+        chunk = workspace.contents.chunk_at(join(path, references.keys[row]))
         if chunk is None:
             others.append(row)
         else:
             one = np.array(chunk[1], np.int64).reshape(1, -1)
             parts.setdefault(chunk[0].path, []).append((np.array([row], np.int64), one))
     for numbered in references.numbered:
-        node = workspace.array_at(join(path, numbered.path) if numbered.path else path)
+        node = workspace.contents.array_at(join(path, numbered.path) if numbered.path else path)
         assert node.array is not None
         rows_ = np.arange(numbered.first, numbered.first + len(numbered.chunk))
         parts.setdefault(node.path, []).append((rows_, node.array.grid.unravel(numbered.chunk)))
@@ -172,7 +172,7 @@ def _below_arrays(
 def _array_above(workspace: Workspace, place: str) -> Node | None:
     """The array at the place, or the nearest above it."""
     while True:
-        node = workspace.node(place)
+        node = workspace.contents.node(place)
         if node is not None and node.array is not None:
             return node
         if not place:
@@ -196,17 +196,17 @@ def _decoded(
 
 def _make_room(workspace: Workspace, path: str, document: str) -> None:
     """See that nothing is at the path, and make the groups above it, with that document each."""
-    for other in workspace.within(path):
+    for other in workspace.contents.within(path):
         raise AlreadyExistsError(
             f"there is something at /{other.removeprefix('/')}; import to a path where nothing is"
         )
-    for node in workspace.above(path):
+    for node in workspace.contents.above(path):
         if node.array is not None:
             raise InvalidArgumentError(f"/{node.path} is an array, and holds no other nodes")
     above, others = path, []
     while above:
         above, _ = split(above)
-        group = workspace.node(above)
+        group = workspace.contents.node(above)
         if group is None:
             workspace.set(join(above, document), _GROUPS[document])
         elif (V3_DOCUMENT in group.documents) != (document == V3_DOCUMENT):
@@ -231,7 +231,7 @@ def _write_values(workspace: Workspace, path: str, references: References) -> No
         workspace.set(join(path, key), references.values[key])
     for key in documents:
         place = join(path, split(key)[0]) if "/" in key else path
-        if split(key)[1] in (V3_DOCUMENT, V2_ARRAY) and workspace.node(place) is None:
+        if split(key)[1] in (V3_DOCUMENT, V2_ARRAY) and workspace.contents.node(place) is None:
             raise UnsupportedFormatError(
                 f"the Zarr metadata {key!r} is not understood, so that its chunks cannot be told "
                 "from other keys"

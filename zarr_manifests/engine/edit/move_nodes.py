@@ -46,15 +46,15 @@ def move_node(workspace: Workspace, old: str, new: str) -> None:
     """Give the node at `old`, and all below it, its place at `new`."""
     old, new = node_path(old), node_path(new)
     with workspace.lock:
-        above = {node.path: node for node in workspace.above(new)}
-        near = above | workspace.within(old) | workspace.within(new)
+        above = {node.path: node for node in workspace.contents.above(new)}
+        near = above | workspace.contents.within(old) | workspace.contents.within(new)
         moves = plan_move(near, old, new)
-        moved = [(workspace.node(path), to) for path, to in moves.items()]
+        moved = [(workspace.contents.node(path), to) for path, to in moves.items()]
         for path in moves:
-            workspace.put_node(path, None)
+            workspace.edits.put_node(path, None)
         for node, to in moved:
             assert node is not None
-            workspace.put_node(to, replace(node, path=to))
+            workspace.edits.put_node(to, replace(node, path=to))
 
 
 def rename_node(workspace: Workspace, path: str, name: str) -> None:
@@ -104,9 +104,10 @@ def reindex_chunks(
 
 
 def _array(workspace: Workspace, path: str) -> tuple[Node, ArrayMeta]:
-    node = workspace.node(node_path(path))
+    node = workspace.contents.node(node_path(path))
     if node is None or node.kind is not NodeKind.ARRAY or node.array is None:
-        arrays = [f"/{p}" for p, n in sorted(workspace.nodes().items()) if n.array is not None]
+        nodes = sorted(workspace.contents.nodes().items())
+        arrays = [f"/{p}" for p, n in nodes if n.array is not None]
         listed = ", ".join(arrays[:10]) or "none"
         raise NotFoundError(f"there is no array /{node_path(path)}; there are: {listed}")
     if not node.array.shape:

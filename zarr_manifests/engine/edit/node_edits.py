@@ -17,12 +17,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from zarr_manifests.engine.edit.change_set import ChangeSet, same_bytes
+from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.engine.edit.change_set import same_bytes
 from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView
 from zarr_manifests.engine.edit.packs import Packs, StagedRef
-from zarr_manifests.engine.objects.chunks import ChunkReader, SessionKeys
-from zarr_manifests.engine.snapshot.context import Context
-from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import Conflict, ConflictKind
 from zarr_manifests.format.chunk_table import UNSET, ChunkRef, ChunkTable, InlineRef
 from zarr_manifests.format.nodes import Node, NodeKind
@@ -39,6 +37,7 @@ from zarr_manifests.keys import (
     split,
 )
 from zarr_manifests.planning.tables.merge import narrower
+from zarr_manifests.runtime import Runtime
 
 __all__ = ["NodeEdits"]
 
@@ -46,71 +45,61 @@ _MOST_SINGLE: Final = 100_000
 """Number of single refs of one node at which they become a table."""
 
 
-class NodeEdits(SessionView):
-    """A snapshot with changes to its nodes and chunk references in memory.
+class NodeEdits:
+    """Changes nodes and chunk references in memory.
+
+    Callers hold the lock of the contents, except for `put_node` and `set_document`, which take it.
 
     Parameters
     ----------
-    context : Context
-        The repository.
+    contents : SessionView
+        Where to make the changes; its keys name new objects.
+    runtime : Runtime
+        Randomness.
+    config : RepositoryConfig
+        The sizes of packs and inline chunks.
 
     Attributes
     ----------
-    inline_chunk_bytes : int
-        Size of the largest chunk stored in a manifest.
     packs : Packs
         The staged chunks, held in memory until their pack is written.
-    reader : ChunkReader
-        Reads chunk bytes.
     """
 
-    def __init__(self, context: Context) -> None:
-        super().__init__(context)
-        self.storage = context.storage
-        self.runtime = context.runtime
-        self.inline_chunk_bytes = context.config.inline_chunk_bytes
-        self._most_single = max(2, min(_MOST_SINGLE, context.config.spill_refs // 4))
+    def __init__(self, contents: SessionView, runtime: Runtime, config: RepositoryConfig) -> None:
+        self._contents, self._runtime, self._config = contents, runtime, config
+        self._most_single = max(2, min(_MOST_SINGLE, config.spill_refs // 4))
+        self.begin_anew()
 
-    def start_at(self, view: SnapshotView, keys: SessionKeys | None) -> None:
-        """Start from this snapshot, without changes."""
-        super().start_at(view, keys)
-        self.packs = Packs(self.context.config.pack_bytes, self._new_chunk_key)
-        self.reader = self._reader(view)
+    def begin_anew(self) -> None:
+        """Forget what is staged."""
+        self.packs = Packs(self._config.pack_bytes, self.new_chunk_key)
 
-    def rebase(self, view: SnapshotView, changes: ChangeSet) -> None:
-        """Replace the snapshot and the changes; new objects keep using the session's keys."""
-        self.view, self.changes = view, changes
-        self.packs.relocate(changes)
-        self.reader = self._reader(view)
-
-    def _reader(self, view: SnapshotView) -> ChunkReader:
-        of = self.context
-        return ChunkReader(self.storage, view.snapshot_id, of.containers, of.chunks)
-
-    def _new_chunk_key(self) -> str:
-        assert self.keys is not None  # the store refuses read-only writes earlier
-        return self.keys.next("chunks")
+    def new_chunk_key(self) -> str:
+        """An unused key for a chunk object."""
+        assert self._contents.keys is not None
+        return self._contents.keys.next("chunks")
 
     # --- chunk references --------------------------------------------------------------------
 
-    def _put(self, key: str, ref: ChunkRef) -> None:
-        chunk = self.chunk_at(key)
+    def put(self, key: str, ref: ChunkRef) -> None:
+        """Put the ref at the key, of a chunk or else of an opaque entry."""
+        chunk = self._contents.chunk_at(key)
         if chunk is None:
-            opaque = self.node(OPAQUE + key) or self._new_node(OPAQUE + key, NodeKind.OPAQUE)
-            chunk = opaque, ()
+            path = OPAQUE + key
+            chunk = self._contents.node(path) or self._new_node(path, NodeKind.OPAQUE), ()
         node, coords = chunk
         if (
             isinstance(ref, InlineRef)
             and node.array is not None
             and node.array.is_coordinate(node.path)
-            and self.ref(node, coords) == ref
+            and self._contents.ref(node, coords) == ref
         ):
             return
-        self._hold(node, coords, ref)
+        self.hold(node, coords, ref)
 
-    def _hold(self, node: Node, coords: Coords, ref: ChunkRef) -> None:
+    def hold(self, node: Node, coords: Coords, ref: ChunkRef) -> None:
         """Put the ref into the change set; the only function that adds single refs to it."""
-        refs = self.changes.chunks.setdefault(node.node_id, {})
+        refs = self._contents.changes.chunks.setdefault(node.node_id, {})
         refs[coords] = ref
         if isinstance(ref, StagedRef):
             self.packs.stage(ref, node.node_id, coords)
@@ -119,86 +108,87 @@ class NodeEdits(SessionView):
 
     def _gather(self, node_id: bytes) -> None:
         """Turn single refs into a table, which takes less memory; staged refs stay single."""
-        refs = self.changes.chunks[node_id]
+        refs = self._contents.changes.chunks[node_id]
         staged = {at: ref for at, ref in refs.items() if isinstance(ref, StagedRef)}
         if len(staged) < len(refs):
-            del self.changes.chunks[node_id]
+            del self._contents.changes.chunks[node_id]
             rest = {at: ref for at, ref in refs.items() if at not in staged}
-            self.changes.put_table(node_id, ChunkTable.of(rest))
+            self._contents.changes.put_table(node_id, ChunkTable.of(rest))
             if staged:
-                self.changes.chunks[node_id] = {**staged}
+                self._contents.changes.chunks[node_id] = {**staged}
 
-    def _unset(self, node: Node, coords: Coords) -> None:
-        if self.ref(node, coords) is None:
+    def unset(self, node: Node, coords: Coords) -> None:
+        """Remove the ref of a chunk, if there is one."""
+        if self._contents.ref(node, coords) is None:
             return
-        refs = self.changes.chunks.setdefault(node.node_id, {})
+        refs = self._contents.changes.chunks.setdefault(node.node_id, {})
         refs.pop(coords, None)
-        if self.ref(node, coords) is not None:
+        if self._contents.ref(node, coords) is not None:
             refs[coords] = UNSET
         elif not refs:
-            del self.changes.chunks[node.node_id]
+            del self._contents.changes.chunks[node.node_id]
 
     # --- nodes -------------------------------------------------------------------------------
 
     def put_node(self, path: str, node: Node | None) -> None:
         """Set or remove the node at the path; its chunks stay as they are."""
-        with self.lock:
-            self._change_node(path, node, differs=self.view.nodes.get(path) != node)
+        with self._contents.lock:
+            self._change_node(path, node, differs=self._contents.view.nodes.get(path) != node)
 
     def _change_node(self, path: str, node: Node | None, *, differs: bool = True) -> None:
         """Set or remove the node at the path; every change of a node goes through here."""
-        self._stamp = object()  # also before, in case of an interrupt
+        self._contents.stamp = object()  # also before, in case of an interrupt
         if differs:
-            self.changes.set_node(path, node)
+            self._contents.changes.set_node(path, node)
         else:
-            self.changes.leave_node(path)
-        self._stamp = object()
+            self._contents.changes.leave_node(path)
+        self._contents.stamp = object()
 
     def _new_node(
         self, path: str, kind: NodeKind, documents: Mapping[str, bytes] | None = None
     ) -> Node:
-        node = Node(path, self.runtime.random_bytes(NODE_ID_BYTES), kind, documents or {})
+        node = Node(path, self._runtime.random_bytes(NODE_ID_BYTES), kind, documents or {})
         self._change_node(path, node)
         return node
 
-    def _drop(self, path: str) -> None:
+    def drop(self, path: str) -> None:
         """Delete a node and all its chunks."""
-        node = self.node(path)
+        node = self._contents.node(path)
         if node is None:
             return
-        self.changes.forget(node.node_id)
-        self._change_node(path, None, differs=path in self.view.nodes)
+        self._contents.changes.forget(node.node_id)
+        self._change_node(path, None, differs=path in self._contents.view.nodes)
 
     # --- documents ---------------------------------------------------------------------------
 
-    def _set_document(self, path: str, key: str, data: bytes | memoryview) -> bool:
+    def set_document(self, path: str, key: str, data: bytes | memoryview) -> bool:
         """Store `data` as a document of the node at `path`; False if it is none of the node's."""
         name = split(key)[1]
-        with self.lock:
-            documents = {**self._documents(path), name: bytes(data)}
-            self._settle_node(path, documents, name)
+        with self._contents.lock:
+            documents = {**self.documents(path), name: bytes(data)}
+            self.settle_node(path, documents, name)
             return name in node_documents(documents)
 
-    def _documents(self, path: str) -> dict[str, bytes]:
+    def documents(self, path: str) -> dict[str, bytes]:
         """All values at the path under document names, of the node or opaque."""
-        node = self.node(path)
+        node = self._contents.node(path)
         found = {} if node is None else dict(node.documents)
         for name in DOCUMENTS:
-            opaque = self.node(OPAQUE + join(path, name))
-            ref = None if opaque is None else self.ref(opaque, ())
+            opaque = self._contents.node(OPAQUE + join(path, name))
+            ref = None if opaque is None else self._contents.ref(opaque, ())
             if ref is not None:
-                found[name] = self.reader.read(ref, 0, ref.length)
+                found[name] = self._contents.reader.read(ref, 0, ref.length)
         return found
 
-    def _settle_node(self, path: str, documents: Mapping[str, bytes], changed: str) -> None:
+    def settle_node(self, path: str, documents: Mapping[str, bytes], changed: str) -> None:
         """Create, update or delete the node as its documents say; documents it loses become opaque.
 
         If the document named `changed` is not one of the node's, the caller handles it.
         """
-        node, due = self.node(path), node_documents(documents)
+        node, due = self._contents.node(path), node_documents(documents)
         before = {} if node is None else node.documents
         for name in due.keys() - before.keys():
-            self._drop(OPAQUE + join(path, name))
+            self.drop(OPAQUE + join(path, name))
         if before == due:
             return
         if node is None or not due:
@@ -208,8 +198,8 @@ class NodeEdits(SessionView):
         for name in before.keys() - due.keys() - {changed}:
             data = before[name]
             # Staged instead of written, since the lock is held.
-            small = len(data) <= self.inline_chunk_bytes
-            self._put(join(path, name), InlineRef(data) if small else StagedRef.of(data))
+            small = len(data) <= self._config.inline_chunk_bytes
+            self.put(join(path, name), InlineRef(data) if small else StagedRef.of(data))
 
     def _update_node(self, node: Node, documents: Mapping[str, bytes]) -> None:
         was, now = node.meta, parse_documents(documents)
@@ -231,47 +221,47 @@ class NodeEdits(SessionView):
     def _truncate(self, node: Node, before: Coords, after: Coords) -> None:
         if all(b <= a for b, a in zip(before, after, strict=True)):
             return
-        refs = self.changes.chunks.get(node.node_id, {})
+        refs = self._contents.changes.chunks.get(node.node_id, {})
         for coords in [c for c in refs if any(x >= n for x, n in zip(c, after, strict=True))]:
             del refs[coords]
-        self.changes.cut_tables(node.node_id, after)
-        if self._is_stored(node):
-            cut = narrower(self.changes.truncated.get(node.node_id), after)
-            self.changes.truncated[node.node_id] = cut if cut is not None else after
+        self._contents.changes.cut_tables(node.node_id, after)
+        if self.is_stored(node):
+            cut = narrower(self._contents.changes.truncated.get(node.node_id), after)
+            self._contents.changes.truncated[node.node_id] = cut if cut is not None else after
 
-    def _is_stored(self, node: Node) -> bool:
+    def is_stored(self, node: Node) -> bool:
         """Whether the snapshot has the node, at any path."""
-        return node.node_id in self.view.by_id
+        return node.node_id in self._contents.view.by_id
 
     def _replace_node(self, path: str, documents: Mapping[str, bytes]) -> None:
         """Put a new node, or none, at the path; keys of the old node's chunks keep their values."""
-        old = self.node(path)
+        old = self._contents.node(path)
         kept: dict[str, ChunkRef] = {}
         if old is not None and old.array is not None:
-            table = self.chunks(old)
+            table = self._contents.chunks(old)
             for coords in map(tuple, table.coords().tolist() if table is not None else ()):
-                ref = self.ref(old, coords)
+                ref = self._contents.ref(old, coords)
                 if ref is not None:
                     kept[join(path, old.array.chunk_keys.encode(coords))] = ref
         if old is not None:
-            self._drop(path)
+            self.drop(path)
         if documents:
             is_array = isinstance(parse_documents(documents), ArrayMeta)
             self._new_node(path, NodeKind.ARRAY if is_array else NodeKind.GROUP, documents)
         for key, ref in kept.items():
-            self._put(key, ref)
+            self.put(key, ref)
         if documents:
             self._adopt(path)
 
     def _adopt(self, path: str) -> None:
         """Turn opaque entries that are chunks of a new or grown array into its chunks."""
-        for opaque in list(self.below(OPAQUE + directory(path))):
-            chunk = self.chunk_at(opaque.path[1:])
-            ref = self.ref(opaque, ()) if chunk is not None else None
+        for opaque in list(self._contents.below(OPAQUE + directory(path))):
+            chunk = self._contents.chunk_at(opaque.path[1:])
+            ref = self._contents.ref(opaque, ()) if chunk is not None else None
             if chunk is not None and ref is not None:
-                self._drop(opaque.path)
-                self._hold(*chunk, ref)
-        for above in self.above(path):
+                self.drop(opaque.path)
+                self.hold(*chunk, ref)
+        for above in self._contents.above(path):
             if above.array is not None:
                 self._take_from(above, above.array, path + "/")
 
@@ -282,29 +272,30 @@ class NodeEdits(SessionView):
         a conflict if the session has the chunk with other bytes.
         """
         conflicts = []
-        for slot, node in list(self.changes.nodes.items()):
+        for slot, node in list(self._contents.changes.nodes.items()):
             if node is None or node.kind is not NodeKind.OPAQUE:
                 continue
-            chunk, ref = self.chunk_at(slot[1:]), self.ref(node, ())
+            chunk, ref = self._contents.chunk_at(slot[1:]), self._contents.ref(node, ())
             if chunk is None or ref is None:
                 continue
             array, coords = chunk
-            if self.ref(array, coords) is not None and not same_bytes(self.ref(array, coords), ref):
+            here = self._contents.ref(array, coords)
+            if here is not None and not same_bytes(here, ref):
                 reason = "written with different bytes by two writers of the same session"
                 conflicts.append(
                     Conflict(ConflictKind.CHUNK, f"/{array.path}", "chunks", reason, (coords,))
                 )
-            self._drop(slot)
-            self._hold(array, coords, ref)
+            self.drop(slot)
+            self.hold(array, coords, ref)
         return conflicts
 
     def _take_from(self, above: Node, meta: ArrayMeta, below: str) -> None:
         """Move chunks of an outer array to the array nested in its key space."""
-        table = self.chunks(above)
+        table = self._contents.chunks(above)
         for coords in map(tuple, table.coords().tolist() if table is not None else ()):
             key = join(above.path, meta.chunk_keys.encode(coords))
-            chunk = self.chunk_at(key) if key.startswith(below) else None
-            ref = self.ref(above, coords)
+            chunk = self._contents.chunk_at(key) if key.startswith(below) else None
+            ref = self._contents.ref(above, coords)
             if chunk is not None and ref is not None and chunk[0].node_id != above.node_id:
-                self._unset(above, coords)
-                self._hold(*chunk, ref)
+                self.unset(above, coords)
+                self.hold(*chunk, ref)

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.history.follow import Follower, collected, expired
-from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.objects.chunks import ChunkReader, SessionKeys
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.read_ahead import RefsAhead
 from zarr_manifests.engine.snapshot.view import SnapshotView, check_axes
@@ -83,36 +83,58 @@ class SessionView:
     ----------
     context : ReadContext
         The repository.
+    view : SnapshotView
+        The snapshot.
+    keys : SessionKeys, optional
+        The object keys of a writer, whose reads are recorded.
 
     Attributes
     ----------
-    view : SnapshotView
-        The snapshot.
-    keys : SessionKeys or None
-        Names new objects; without it nothing can be changed.
     changes : ChangeSet
         The changes over the snapshot.
+    reader : ChunkReader
+        Reads chunk bytes.
     follower : Follower or None
         Says when to look for a newer snapshot; only a reader has one.
+    inline : bool
+        Whether the storage answers at once, so that an event loop may call it directly.
+    stamp : object
+        Replaced at each change of a node.
     """
 
     view: SnapshotView
     keys: SessionKeys | None
     changes: ChangeSet
+    reader: ChunkReader
 
-    def __init__(self, context: ReadContext) -> None:
+    def __init__(
+        self, context: ReadContext, view: SnapshotView, keys: SessionKeys | None = None
+    ) -> None:
         self.context = context
         self.lock = ForkSafeLock()
         self.follower: Follower | None = None
-        self._stamp = object()  # replaced at each change of a node
+        self.inline = context.storage.capabilities.inline
+        self.stamp = object()
         self._found: Node | None = None
         self._nearest: _Nearest | None = None
+        self.start_at(view, keys)
 
-    def start_at(self, view: SnapshotView, keys: SessionKeys | None) -> None:
-        """Start from this snapshot."""
-        self.view = view
+    def start_at(
+        self,
+        view: SnapshotView,
+        keys: SessionKeys | None = None,
+        changes: ChangeSet | None = None,
+    ) -> None:
+        """Start from this snapshot, with these changes or none."""
         self.keys = keys
         self._ahead = RefsAhead()
+        self.rebase(view, ChangeSet() if changes is None else changes)
+
+    def rebase(self, view: SnapshotView, changes: ChangeSet) -> None:
+        """Replace the snapshot and the changes."""
+        of = self.context
+        self.view, self.changes = view, changes
+        self.reader = ChunkReader(of.storage, view.snapshot_id, of.containers, of.chunks)
 
     # --- following a branch ------------------------------------------------------------------
 
@@ -127,7 +149,7 @@ class SessionView:
         view = self.follower.head(self.view)
         if view is self.view:
             return False
-        self.start_at(view, self.keys)
+        self.start_at(view)
         return True
 
     def guarded[R](self, call: Callable[[], R]) -> R:
@@ -263,7 +285,7 @@ class SessionView:
             return Unread()
         if self.keys is None and (known := self._ahead.find(self.view, key)) is not None:
             return known
-        view, changed, stamp = self.view, self.changes.nodes, self._stamp
+        view, changed, stamp = self.view, self.changes.nodes, self.stamp
         chunk = self._nearby(key)
         near = chunk is not None
         if chunk is None:
@@ -281,7 +303,7 @@ class SessionView:
         """The value at the key, continuing from the `Unread` that `find_at_hand` returned."""
         self.look()
         same = unread.view is self.view and unread.changed is self.changes.nodes
-        if unread.chunk is None or not same or unread.stamp is not self._stamp:
+        if unread.chunk is None or not same or unread.stamp is not self.stamp:
             return self.find(key)
         return self._read_ref(self.view, unread.chunk, near=unread.near)
 
@@ -363,7 +385,7 @@ class SessionView:
             stored, changed, stamp, node, prefix, match, end = nearest
             if (
                 match is not None
-                and stamp is self._stamp
+                and stamp is self.stamp
                 and changed is self.changes.nodes
                 and stored is self.view.nodes
                 and key.startswith(prefix)
@@ -375,7 +397,7 @@ class SessionView:
         return None
 
     def _search(self, key: str) -> tuple[Node, Coords] | None:
-        stamp = self._stamp  # read first, since other threads may change it meanwhile
+        stamp = self.stamp  # read first, since other threads may change it meanwhile
         changed, stored = self.changes.nodes, self.view.nodes
         end = len(key)
         while end > 0:
@@ -425,11 +447,12 @@ class SessionView:
             yield from (key for key in node.document_keys if key.startswith(prefix))
             below = directory(path)
             if node.array and (below.startswith(prefix) or prefix.startswith(below)):
-                for key in self._chunk_keys(node, node.array):
+                for key in self.chunk_keys(node, node.array):
                     if key.startswith(prefix):
                         yield key
 
-    def _chunk_keys(self, node: Node, meta: ArrayMeta) -> Iterator[str]:
+    def chunk_keys(self, node: Node, meta: ArrayMeta) -> Iterator[str]:
+        """The keys of the node's existing chunks."""
         table = self.chunks(node)
         for coords in table.coords().tolist() if table is not None else ():
             yield join(node.path, meta.chunk_keys.encode(tuple(coords)))
@@ -447,7 +470,7 @@ class SessionView:
             if directory(node.path) == prefix:
                 found.update(node.documents)
             if node.array is not None:
-                for key in self._chunk_keys(node, node.array):
+                for key in self.chunk_keys(node, node.array):
                     if key.startswith(prefix):
                         found.add(key[len(prefix) :].partition("/")[0])
         return found

@@ -23,6 +23,7 @@ from functools import partial
 from itertools import batched
 from typing import Final, NoReturn, Protocol
 
+from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.edit.packs import native_ref
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import create_own
@@ -187,17 +188,12 @@ class Copy(Protocol):
     """The part of a copy's workspace that reporting needs."""
 
     storage: Storage
-    keys: SessionKeys | None
+    contents: SessionView
     token: str | None
 
-    def find(self, key: str) -> ChunkRef | None:
-        """The ref at the key, or None."""
-
-    def node(self, path: str) -> Node | None:
-        """The node at that path."""
-
-    def chunk_at(self, key: str) -> tuple[Node, Coords] | None:
-        """The array and coordinate that the chunk key names; the chunk may be absent."""
+    @property
+    def keys(self) -> SessionKeys:
+        """Names new objects."""
 
     def keep(self, node: Node, coords: Coords, ref: ChunkRef | None) -> None:
         """Record a chunk that was written, or unset if `ref` is None."""
@@ -216,11 +212,10 @@ def set_reported(copy: Copy, key: str, path: str | None, data: bytes | memoryvie
         If the session has begun to commit, or has ended. The change may or may not be committed.
     """
     if path is not None:
-        known = copy.find(key)
+        known = copy.contents.find(key)
         if isinstance(known, InlineRef) and known.data == data:
             return  # libraries rewrite unchanged documents
     node, coords = _chunk_at(copy, key, path)
-    assert copy.keys is not None
     ref = native_ref(copy.keys.next("chunks"), 0, len(data), crc32c(data))
     create_own(copy.storage, ref.key, data, durable=False)
     copy.keep(node, coords, ref)
@@ -235,7 +230,7 @@ def unset_reported(copy: Copy, key: str, path: str | None) -> None:
     ReadOnlyError, SessionClosedError
         As `set_reported`.
     """
-    if copy.chunk_at(key) is None and copy.find(key) is None:
+    if copy.contents.chunk_at(key) is None and copy.contents.find(key) is None:
         return
     node, coords = _chunk_at(copy, key, path)
     copy.keep(node, coords, None)
@@ -243,14 +238,13 @@ def unset_reported(copy: Copy, key: str, path: str | None) -> None:
 
 
 def _chunk_at(copy: Copy, key: str, path: str | None) -> tuple[Node, Coords]:
-    is_document = path is not None and copy.node(path) is not None
-    chunk = None if is_document else copy.chunk_at(key)
+    is_document = path is not None and copy.contents.node(path) is not None
+    chunk = None if is_document else copy.contents.chunk_at(key)
     return chunk or refuse_in_copy(f"{key!r} cannot be changed")
 
 
 def _report(copy: Copy, node: Node, coords: Coords, ref: StoredRef) -> None:
     keys, token, storage = copy.keys, copy.token, copy.storage
-    assert keys is not None
     assert token is not None
     report = Manifest.of([(node.node_id, ChunkTable.of({coords: ref}))]).encode()
     create_own(storage, keys.next(_KIND), report, durable=False)

@@ -16,7 +16,7 @@ from functools import partial
 
 from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState
 from zarr_manifests.engine.edit.node_edits import NodeEdits
-from zarr_manifests.engine.edit.overlay import OPAQUE, check_key
+from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView, check_key
 from zarr_manifests.engine.edit.pack_uploads import Flight, PackWrites
 from zarr_manifests.engine.edit.packs import Pack, StagedRef, native_ref
 from zarr_manifests.engine.edit.reporting_copies import refuse_in_copy, set_reported, unset_reported
@@ -31,13 +31,13 @@ from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.ids import crc32c
 from zarr_manifests.keys import document_path, split
-from zarr_manifests.runtime import forks_made
+from zarr_manifests.runtime import ForkSafeLock, forks_made
 
 __all__ = ["Workspace"]
 
 
-class Workspace(NodeEdits):
-    """What a store reads and writes: a snapshot with changes over it. Thread-safe.
+class Workspace:
+    """What a store writes to: a snapshot with changes over it. Thread-safe.
 
     Parameters
     ----------
@@ -45,18 +45,19 @@ class Workspace(NodeEdits):
         The repository.
     view : SnapshotView
         The snapshot.
-    keys : SessionKeys, optional
-        Names new objects; without it the workspace is read-only.
+    keys : SessionKeys
+        Names new objects.
     origin : ForkState, optional
         The state this workspace was revived from, if it is a copy; it continues its changes.
 
     Attributes
     ----------
-    inline_chunk_bytes, most_packed : int
-        Size of the largest chunk stored in a manifest, and of the largest stored in a pack; larger
-        chunks are written at once.
-    inline : bool
-        Whether the storage answers at once, so that an event loop may call it directly.
+    contents : SessionView
+        The snapshot with the changes over it, to read.
+    edits : NodeEdits
+        Makes the changes.
+    most_packed : int
+        Size of the largest chunk stored in a pack; larger chunks are written at once.
     pid : int
         The process that owns the session; in a child of `os.fork` the workspace is a copy.
     pickled : bool
@@ -69,42 +70,64 @@ class Workspace(NodeEdits):
         Why the workspace takes no more writes; None if it does.
     """
 
-    context: Context
-
     def __init__(
         self,
         context: Context,
         view: SnapshotView,
-        keys: SessionKeys | None = None,
+        keys: SessionKeys,
         origin: ForkState | None = None,
     ) -> None:
-        super().__init__(context)
-        self.inline = context.storage.capabilities.inline
-        self.most_packed = max(self.inline_chunk_bytes, context.config.pack_chunk_bytes)
+        self.context, self.storage, self.runtime = context, context.storage, context.runtime
+        self._inline_chunk_bytes = context.config.inline_chunk_bytes
+        self.most_packed = max(self._inline_chunk_bytes, context.config.pack_chunk_bytes)
         self.origin = origin
         self.closed: str | None = None
         self._writes = PackWrites(self.storage, self.runtime)
         self.token: str | None = None
+        self.contents = SessionView(context, view, keys)
+        self.edits = NodeEdits(self.contents, self.runtime, context.config)
         self.start_at(view, keys)
         if origin is not None:
             self.token = None if origin.explicit else origin.token
-            self.changes = replace(origin.after.copy(), spill=self.changes.spill)
+            changes = replace(origin.after.copy(), spill=self.contents.changes.spill)
+            self.contents.changes = changes
 
-    def start_at(self, view: SnapshotView, keys: SessionKeys | None) -> None:
+    @property
+    def lock(self) -> ForkSafeLock:
+        """Guards the changes."""
+        return self.contents.lock
+
+    @property
+    def keys(self) -> SessionKeys:
+        """Names new objects."""
+        assert self.contents.keys is not None
+        return self.contents.keys
+
+    def start_at(self, view: SnapshotView, keys: SessionKeys) -> None:
         """Start from this snapshot, without changes."""
-        super().start_at(view, keys)
         spill = Spill(self.context.objects, keys, self.context.config.spill_refs)
-        self.changes = ChangeSet(spill=spill)
+        self.contents.start_at(view, keys, ChangeSet(spill=spill))
+        self.edits.begin_anew()
         self.pid = os.getpid()
         self._forks_before = forks_made()
         self._noticeable_in: int | None = None
         self.pickled = False
         self.frozen: ChangeSet | None = None
 
+    def rebase(self, view: SnapshotView, changes: ChangeSet) -> None:
+        """Replace the snapshot and the changes; new objects keep using the session's keys."""
+        self.contents.rebase(view, changes)
+        self.edits.packs.relocate(changes)
+
     @property
     def copied(self) -> bool:
         """Whether other processes may have copies that were not made with `fork`."""
         return self.pickled or self._forks_before != forks_made()
+
+    @property
+    def is_first_pickle(self) -> bool:
+        """Whether a copy made by pickling now is the first that needs to be merged."""
+        return self.origin is None and self.token is None and not self.pickled
 
     def set(self, key: str, data: bytes | memoryview, *, in_loop: bool = False) -> None:
         """Write `data` at the key; a memoryview must be larger than `most_packed`.
@@ -116,7 +139,7 @@ class Workspace(NodeEdits):
         if self.reports:
             set_reported(self, key, path, data)
             return
-        if path is not None and self._set_document(path, key, data):
+        if path is not None and self.edits.set_document(path, key, data):
             return
         while not self._set_chunk(key, path, self._place(data), data, in_loop):
             pass
@@ -128,7 +151,7 @@ class Workspace(NodeEdits):
         if self.reports:
             await asyncio.to_thread(set_reported, self, key, path, data)
             return
-        if path is not None and self._set_document(path, key, data):
+        if path is not None and self.edits.set_document(path, key, data):
             return
         while not self._record(key, path, await self.write_async(data), data):
             pass
@@ -144,13 +167,12 @@ class Workspace(NodeEdits):
         process = os.getpid()
         if self._unasked and self.token is None and self._noticeable_in != process:
             self._noticeable_in = process
-            assert self.keys is not None
             self.storage.create(self.keys.next("chunks"), b"")
         forked = self.frozen is None and self._forks_before != forks_made()
         if forked and self.token is not None and not self._unasked:
             with self.lock:  # a child may report; it does not see later changes
                 self.flush()
-                self.frozen = self.changes.copy()
+                self.frozen = self.contents.changes.copy()
 
     @property
     def _unasked(self) -> bool:
@@ -166,9 +188,9 @@ class Workspace(NodeEdits):
         """Record a chunk that was written, or unset if `ref` is None."""
         with self.lock:
             if ref is None:
-                self._unset(node, coords)
+                self.edits.unset(node, coords)
             else:
-                self._hold(node, coords, ref)
+                self.edits.hold(node, coords, ref)
 
     def _set_chunk(
         self, key: str, path: str | None, ref: ChunkRef, data: bytes | memoryview, in_loop: bool
@@ -184,7 +206,7 @@ class Workspace(NodeEdits):
             if self._writes.some_ended:
                 self._take_back(self._writes.take)
             with self.lock:  # taken once for most chunks, since writers wait for it
-                pack = self.packs.full(self.changes, len(data))
+                pack = self.edits.packs.full(self.contents.changes, len(data))
                 if pack is None:
                     return self._note(key, path, ref, data)
             self.runtime.checkpoint("chunks.create")
@@ -226,7 +248,7 @@ class Workspace(NodeEdits):
             pack.
         """
         with self.lock:
-            flights = [(flight, self.packs.has_some_of(flight.pack)) for flight in take()]
+            flights = [(flight, self.edits.packs.has_some_of(flight.pack)) for flight in take()]
             self._settle(*(flight.pack for flight, _ in flights))
         for flight, wanted in flights:
             if flight.error is not None and wanted:
@@ -240,7 +262,7 @@ class Workspace(NodeEdits):
                 await asyncio.to_thread(create_own, self.storage, ref.key, data, durable=False)
         elif isinstance(ref, StagedRef):
             with self.lock:
-                pack = self.packs.full(self.changes, ref.length)
+                pack = self.edits.packs.full(self.contents.changes, ref.length)
             if pack is not None:
                 try:
                     await pack.write_async(self.storage)
@@ -251,7 +273,7 @@ class Workspace(NodeEdits):
     def _settle(self, *packs: Pack) -> None:
         with self.lock:
             for pack in packs:
-                self.packs.settle(pack, self.changes)
+                self.edits.packs.settle(pack, self.contents.changes)
 
     @contextmanager
     def packed(self) -> Iterator[tuple[ChangeSet, Sequence[Pack]]]:
@@ -264,9 +286,9 @@ class Workspace(NodeEdits):
             # Chunks of failed background writes are staged again, and written now.
             with suppress(StorageError):
                 self._take_back(partial(self._writes.take, all_of_them=True))
-            packs = self.packs.all(self.changes)
+            packs = self.edits.packs.all(self.contents.changes)
             try:
-                yield self.packs.settled(packs, self.changes), packs
+                yield self.edits.packs.settled(packs, self.contents.changes), packs
             finally:
                 self._settle(*packs)
 
@@ -278,11 +300,11 @@ class Workspace(NodeEdits):
             )
 
     def _place(self, data: bytes | memoryview) -> ChunkRef:
-        if len(data) <= self.inline_chunk_bytes:
+        if len(data) <= self._inline_chunk_bytes:
             return InlineRef(bytes(data))
         if len(data) <= self.most_packed:
             return StagedRef.of(bytes(data))
-        return native_ref(self._new_chunk_key(), 0, len(data), crc32c(data))
+        return native_ref(self.edits.new_chunk_key(), 0, len(data), crc32c(data))
 
     def _record(self, key: str, path: str | None, ref: ChunkRef, data: bytes | memoryview) -> bool:
         """Record a stored chunk; False if a commit came in between and it must be stored again.
@@ -295,13 +317,13 @@ class Workspace(NodeEdits):
             return self._note(key, path, ref, data)
 
     def _note(self, key: str, path: str | None, ref: ChunkRef, data: bytes | memoryview) -> bool:
-        if path is not None and self._set_document(path, key, data):
+        if path is not None and self.edits.set_document(path, key, data):
             return True
         if isinstance(ref, NativeRef):
-            if self.keys is None or ref.source != self.keys.session_id:
+            if ref.source != self.keys.session_id:
                 return False
-            self.changes.unsynced.append(ref.key)
-        self._put(key, ref)
+            self.contents.changes.unsynced.append(ref.key)
+        self.edits.put(key, ref)
         return True
 
     def delete(self, key: str) -> None:
@@ -312,17 +334,17 @@ class Workspace(NodeEdits):
             unset_reported(self, key, path)
             return
         with self.lock:
-            node = self.node(path) if path is not None else None
+            node = self.contents.node(path) if path is not None else None
             if path is not None and node is not None and name in node.documents:
-                documents = self._documents(path)
+                documents = self.edits.documents(path)
                 del documents[name]
-                self._settle_node(path, documents, name)
+                self.edits.settle_node(path, documents, name)
                 return
-            chunk = self.chunk_at(key)
+            chunk = self.contents.chunk_at(key)
             if chunk is not None:
-                self._unset(*chunk)
-            elif self.node(OPAQUE + key) is not None:
-                self._drop(OPAQUE + key)
+                self.edits.unset(*chunk)
+            elif self.contents.node(OPAQUE + key) is not None:
+                self.edits.drop(OPAQUE + key)
 
     def delete_below(self, prefix: str) -> None:
         """Remove every key below the directory `prefix`, which ends with / or is empty."""
@@ -331,12 +353,12 @@ class Workspace(NodeEdits):
             refuse_in_copy(f"what is below {prefix!r} cannot be removed")
         with self.lock:
             top = prefix[:-1]
-            for path, node in self.within(top).items():
+            for path, node in self.contents.within(top).items():
                 if node.kind is not NodeKind.OPAQUE or path[1:].startswith(prefix):
-                    self._drop(path)
-            for node in self.above(top):
+                    self.edits.drop(path)
+            for node in self.contents.above(top):
                 if node.array is not None:
-                    for key in list(self._chunk_keys(node, node.array)):
+                    for key in list(self.contents.chunk_keys(node, node.array)):
                         if key.startswith(prefix):
                             self.delete(key)
 
@@ -352,31 +374,31 @@ class Workspace(NodeEdits):
         if self.reports:
             refuse_in_copy(f"many refs of /{path} cannot be set at once")
         with self.lock:
-            node = self.array_at(path)
+            node = self.contents.array_at(path)
             if node.array is None or node.array.grid != grid:
                 raise InvalidArgumentError(
                     f"/{path} was changed by another thread meanwhile; set the refs again"
                 )
             self._settle_staged(node)
-            self.changes.put_table(node.node_id, table)
+            self.contents.changes.put_table(node.node_id, table)
 
     def settled_chunks(self, node: Node) -> ChunkTable | None:
         """Like `chunks`, after writing staged chunks: a table would store those inline."""
         with self.lock:
             self._settle_staged(node)
-            return self.chunks(node)
+            return self.contents.chunks(node)
 
     def _settle_staged(self, node: Node) -> None:
-        staged = self.changes.chunks.get(node.node_id, {}).values()
+        staged = self.contents.changes.chunks.get(node.node_id, {}).values()
         if any(isinstance(ref, StagedRef) for ref in staged):
             self.flush()
 
     def put_chunks(self, node: Node, table: ChunkTable | None) -> None:
         """Replace all chunks of the array, which has at least one axis."""
         with self.lock:
-            self.changes.forget(node.node_id)
+            self.contents.changes.forget(node.node_id)
             if table is not None:
-                self.changes.put_table(node.node_id, table)
-            if self._is_stored(node):
+                self.contents.changes.put_table(node.node_id, table)
+            if self.edits.is_stored(node):
                 assert node.array is not None
-                self.changes.truncated[node.node_id] = (0,) * len(node.array.shape)
+                self.contents.changes.truncated[node.node_id] = (0,) * len(node.array.shape)

@@ -36,7 +36,15 @@ from zarr_manifests.ids import new_session_id, session_start
 from zarr_manifests.planning.conflict.admission import Writer, admission
 from zarr_manifests.runtime import Runtime
 
-__all__ = ["HeldLease", "checked_timeout_ms", "give_up", "hold", "move", "renew_all", "take"]
+__all__ = [
+    "HeldLease",
+    "SessionLease",
+    "checked_timeout_ms",
+    "give_up",
+    "hold",
+    "renew_all",
+    "take",
+]
 
 _ATTEMPTS = 100
 _OWNER_CHARS = 200
@@ -84,6 +92,40 @@ class HeldLease:
             If it was not renewed within its timeout.
         """
         self._held.check(self._runtime)
+
+
+class SessionLease:
+    """The lease of a writable session, which moves on with it.
+
+    Takes a lease as `take` does, with the session's id.
+    """
+
+    def __init__(
+        self, context: Context, snapshot_id: str, timeout_ms: int, owner: str, session: str
+    ) -> None:
+        self._context = context
+        self._held = take(context, snapshot_id, timeout_ms, owner, session)
+        self.released = False
+
+    def move(self, session: str, snapshot_id: str) -> None:
+        """Move the lease to a new id and snapshot; a parent process keeps its own."""
+        if self.released or self._held.is_inherited:
+            return
+        try:
+            _move(self._context, self._held, session, snapshot_id)
+        except ManifestsError:
+            # If the session is fenced by then, its next commit is refused.
+            _LOG.warning("the lease of a session could not go on with it", exc_info=True)
+
+    def release(self) -> None:
+        """Give up the lease; a child of `os.fork` only forgets it."""
+        if not self.released:
+            self.released = True
+            give_up(self._context, self._held)
+
+    def drop(self) -> None:
+        """Stop renewing the lease."""
+        self._context.heart.drop(self._held)
 
 
 @contextmanager
@@ -172,7 +214,7 @@ def _give_back(context: Context, held: Held) -> None:
         _LOG.warning("a lease that cannot be renewed was not given up", exc_info=True)
 
 
-def move(context: Context, held: Held, session: str, snapshot_id: str) -> None:
+def _move(context: Context, held: Held, session: str, snapshot_id: str) -> None:
     """Let a writer's lease go on with the session and the snapshot that follow its commit.
 
     Raises
