@@ -112,6 +112,8 @@ def documented_signatures() -> Iterator[tuple[str, Any, str]]:
                     continue
                 path = found[1].removeprefix(f"{title}.") if title else found[1]
                 target: Any = owner
+                if title and not hasattr(owner, path.partition(".")[0]):
+                    target = module  # a class, in the section of another or its own
                 for part in path.split("."):
                     target = getattr(target, part, None)
                 if not callable(target):  # a method, named in the line of its class

@@ -583,9 +583,9 @@ def test_no_policy_decides_what_is_not_for_it(policy: str) -> None:
 def test_what_is_no_policy_is_refused() -> None:
     session = base().writable_session()
     put(session, "a/c/0/0", b"1")
-    with pytest.raises(InvalidArgumentError, match="no policy"):
+    with pytest.raises(InvalidArgumentError, match="not a policy"):
         session.commit("no", rebase="mine")  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match="no policy"):
+    with pytest.raises(InvalidArgumentError, match="not a policy"):
         session.rebase("mine")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="retries"):
         session.commit("no", retries=-1)

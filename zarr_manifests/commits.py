@@ -49,7 +49,7 @@ class SessionCommits:
         """Turn on or off that appends along the dimension land behind those of others."""
         self.writer.check_open()
         if not isinstance(dim, str) or not dim:
-            raise InvalidArgumentError(f"{dim!r} is no name of a dimension")
+            raise InvalidArgumentError(f"{dim!r} is not the name of a dimension")
         self._relocating = Relocating(dim, rewrite_appends) if relocate else None
 
     def commit(
@@ -185,5 +185,5 @@ class SessionCommits:
 
 def _attempts(retries: int | None) -> int | None:
     if retries is not None and (type(retries) is not int or retries < 0):
-        raise InvalidArgumentError(f"retries is a number of times, and not {retries!r}")
+        raise InvalidArgumentError(f"retries must be a whole number from 0 on, not {retries!r}")
     return None if retries is None else retries + 1

@@ -340,7 +340,7 @@ class Usage:
     Parameters
     ----------
     arrays : tuple of ArrayUsage
-        By path, of every array and of every key that is no part of one.
+        By path, of every array and of every key that belongs to none.
     snapshots : tuple of SnapshotInfo
         The history, newest first. `written` of each says how many chunks its commit set and
         removed (`refs-set`, `refs-unset`), and the bytes of those it set (`chunk-bytes`).

@@ -1117,9 +1117,9 @@ class Repository:
         branches, tags and leases may still name the old packs, and keep them.
 
         Runs beside writers without conflicts: a chunk that is changed meanwhile is left alone.
-        Chunks that are inline, virtual, or objects of their own stay where they are. Memory holds
-        the refs of one array, or of the 250,000 chunks that one commit moves, and the chunks of
-        eight packs.
+        Chunks that are inline, virtual, or objects of their own stay where they are. A
+        commit moves about 250,000 chunks. Memory holds their refs, or all refs of the largest array
+        if those are more, and the chunks of eight packs.
 
         Parameters
         ----------
@@ -1415,9 +1415,7 @@ def _reopen(
 
 def _check_writer(isolation: str, copies: str) -> None:
     if isolation not in ("snapshot", "serializable"):
-        raise InvalidArgumentError(
-            f"{isolation!r} is no isolation; give 'snapshot' or 'serializable'"
-        )
+        raise InvalidArgumentError(f"isolation={isolation!r}: give 'snapshot' or 'serializable'")
     if copies not in ("merge", "report"):
         raise InvalidArgumentError(f"copies={copies!r}: give 'merge' or 'report'")
     if copies == "report" and isolation == "serializable":

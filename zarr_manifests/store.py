@@ -550,4 +550,4 @@ def _span(entry: Entry, part: ByteRequest | None) -> tuple[int, int]:
             start = max(total - suffix, 0)
             return start, total - start
     # Zarr's own wording, as its callers match on it.
-    raise InvalidArgumentError(f"Unexpected byte_range, got {part!r}; it is none of Zarr's")
+    raise InvalidArgumentError(f"Unexpected byte_range, got {part!r}; it is not one of Zarr's")

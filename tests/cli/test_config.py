@@ -54,12 +54,15 @@ def test_set_changes_and_saves_options(url: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["commits.mode=deltas", "colour=blue"], "commits.mode: 'deltas' is none of delta, rewr"),
+        (
+            ["commits.mode=deltas", "colour=blue"],
+            "commits.mode: 'deltas' is not one of delta",
+        ),
         (["commits.mode"], "'commits.mode': expected option=value"),
         (["=3"], "'=3': expected option=value"),
         (["pack-bytes=1", "pack-bytes=2"], "pack-bytes is given twice"),
         (["commits=1", "commits.mode=delta"], "commits is given as a value and as a section"),
-        (["commits.mode=["], "this is no YAML"),
+        (["commits.mode=["], "this is not YAML"),
     ],
 )
 def test_set_saves_all_or_nothing(url: str, options: list[str], message: str) -> None:

@@ -46,7 +46,7 @@ chunk-manifests:
 FAULTS = [
     "max-delta-count: 0 is not within 1 to 1000",
     "compaction.interval: unknown option; did you mean interval-commits?",
-    "commits.mode: 'deltas' is none of delta, rewrite",
+    "commits.mode: 'deltas' is not one of delta, rewrite",
     "colour: unknown option; known are cache, chunk-manifests, commits, compaction, inline-chunk-",
     "chunk-manifest: unknown option; did you mean chunk-manifests?",
     "chunk-manifests.sets[0].coord1.arrays-per-manifest: a set is packed by this or by max-",

@@ -254,9 +254,9 @@ def test_the_first_rule_that_matches_wins() -> None:
 
 
 def test_what_is_no_text_is_no_path() -> None:
-    with pytest.raises(InvalidArgumentError, match="no valid Unicode text"):
+    with pytest.raises(InvalidArgumentError, match="not valid Unicode text"):
         Rule("default", "/a.*").matches("\ud800", 1, 1)
-    with pytest.raises(InvalidArgumentError, match="no valid Unicode text"):
+    with pytest.raises(InvalidArgumentError, match="not valid Unicode text"):
         Split("/a", (("x", 1),)).matches("\ud800")
 
 

@@ -113,7 +113,7 @@ def test_what_is_left_out_has_its_default() -> None:
         ({"max-deltas": 3}, "max-deltas: unknown option; known are cache, chunk-manifests, com"),
         ({"inline_chunk_byte": 3}, "inline_chunk_byte: unknown option; did you mean inline-chunk-"),
         ({5: 3}, "5: unknown option"),
-        ({"commits": {"mode": "deltas"}}, "commits.mode: 'deltas' is none of delta, rewrite"),
+        ({"commits": {"mode": "deltas"}}, "commits.mode: 'deltas' is not one of delta, rewrite"),
         ({"commits": {"attempts": 0}}, "commits.attempts: 0 is not within 1 to 10000"),
         ({"compaction": {"size-ratio": 101}}, "compaction.size-ratio: 101 is not within 0 to 100"),
         (
@@ -127,7 +127,7 @@ def test_what_is_left_out_has_its_default() -> None:
         ({"compaction": {"size-ratio": "1"}}, "compaction.size-ratio: expected a number, got '1'"),
         (
             {"compaction": {"mode": "sometimes"}},
-            "compaction.mode: 'sometimes' is none of auto, async, manual",
+            "compaction.mode: 'sometimes' is not one of auto, async, manual",
         ),
         ({"cache": {"max-size": -1}}, "cache.max-size: -1 is not within 0 to 4611686018427387904"),
         ({"cache": {"expire-ms": "1s"}}, "cache.expire-ms: expected a whole number, got '1s'"),

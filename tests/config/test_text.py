@@ -70,11 +70,11 @@ def events(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> E
         ("? [a]\n: b", "a key is a map or a list", 5),
         ("a: 1\n---\nb: 2", "line 2, column 1: a second document begins", 10),
         ("a: 2001-99-99", "'2001-99-99' has no meaning; quote it", 6),
-        ("a: b: c", r"this is no YAML: .* \(line 1, column 5\)", 9),
-        ("a: [1, 2", "this is no YAML", 9),
-        ("\x00", "this is no YAML", 9),
-        (b"\xff\xff", "this is no YAML", 9),
-        ("a: \ud800", "this is no YAML", 9),
+        ("a: b: c", r"this is not YAML: .* \(line 1, column 5\)", 9),
+        ("a: [1, 2", "this is not YAML", 9),
+        ("\x00", "this is not YAML", 9),
+        (b"\xff\xff", "this is not YAML", 9),
+        ("a: \ud800", "this is not YAML", 9),
     ],
 )
 def test_what_is_refused_is_refused_at_once(

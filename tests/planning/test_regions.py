@@ -44,7 +44,7 @@ def test_what_bounds_select(region: Any, lo: tuple[int, ...], hi: tuple[int, ...
     ],
 )
 def test_what_is_no_region_is_refused(region: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="is no region of a grid of"):
+    with pytest.raises(InvalidArgumentError, match="is not a region of a grid of"):
         chunk_box(GRID, region)
 
 

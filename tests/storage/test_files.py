@@ -24,7 +24,7 @@ from inside import open_handles
 from zarr_manifests.errors import ConfigError, ManifestsError, StorageError
 from zarr_manifests.storage import LocalStorage, Storage, files, from_url, handles
 
-# --- what is no regular file -----------------------------------------------------------------
+# --- not a regular file ----------------------------------------------------------------------
 
 
 def pipe(path: Path) -> None:

@@ -536,7 +536,9 @@ def test_an_endpoint_without_encryption_must_be_asked_for(monkeypatch: pytest.Mo
 )
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az", "https"])
 def test_secrets_are_no_options(option: str, scheme: str) -> None:
-    with pytest.raises(ConfigError, match=r"a secret is no storage option.*AWS_ACCESS_KEY_ID") as e:
+    with pytest.raises(
+        ConfigError, match=r"a secret cannot be a storage option.*AWS_ACCESS_KEY_ID"
+    ) as e:
         from_url(f"{scheme}://bucket/x", **{option: "PLANTED"})
     assert "PLANTED" not in str(e.value)
 

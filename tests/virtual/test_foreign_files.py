@@ -93,7 +93,7 @@ def test_references_that_are_no_file_are_refused_at_once(
     os.mkfifo(tmp_path / "refs.json")
     (tmp_path / "endless").symlink_to("/dev/zero")
     for name in ("refs.json", "endless"):
-        with pytest.raises(StorageError, match="no regular file"):
+        with pytest.raises(StorageError, match="not a regular file"):
             repo.import_kerchunk(tmp_path / name)
     (tmp_path / "true.json").write_text('{".zgroup": {"zarr_format": 2}}')
     (tmp_path / "link.json").symlink_to(tmp_path / "true.json")  # what was asked for
@@ -139,5 +139,5 @@ def test_a_virtual_file_that_is_none_is_an_error_at_once(tmp_path: Path, kind: i
         store.set_virtual_refs("t", [[0]], [file.as_uri()], [0], [0], [1])
     file.unlink()
     os.mknod(file, kind | 0o644)
-    with pytest.raises(StorageError, match="no file"):
+    with pytest.raises(StorageError, match="not a file"):
         zarr.open_array(repo.readonly_session().store, path="t", mode="r")[:]

@@ -513,11 +513,11 @@ def test_short_missing_damaged_and_odd_files(repo: zm.Repository, folder: Path) 
         with pytest.raises(MissingChunkError, match="not there"):
             a[0]
     at(f"{folder.as_uri()}/deep", 0)
-    with pytest.raises(StorageError, match="no file"):
+    with pytest.raises(StorageError, match="not a file"):
         a[0]
     os.mkfifo(folder / "pipe")
     at(f"{folder.as_uri()}/pipe", 0)
-    with pytest.raises(StorageError, match="no file"):
+    with pytest.raises(StorageError, match="not a file"):
         a[0]
     at(url, 0)
     assert a[:4].tolist() == [0, 1, 2, 3]

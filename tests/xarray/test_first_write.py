@@ -74,7 +74,7 @@ def test_what_fails_before_any_data_touches_nothing(tmp_path: Path, fault: str) 
 
 
 def test_names_in_encoding_are_compared() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"'zz', which is no variable.*: t, x"):
+    with pytest.raises(InvalidArgumentError, match=r"'zz', which is not a variable.*: t, x"):
         zm.write(field(), MemoryStorage(), message="fails", encoding={"zz": {}})
 
 

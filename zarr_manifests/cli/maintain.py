@@ -221,5 +221,7 @@ def _duration(text: str) -> timedelta:
     except OverflowError as error:
         raise InvalidArgumentError(f"{text[:40]!r} is too long") from error
     if found is None:
-        raise InvalidArgumentError(f"{text[:40]!r} is no duration; write it as 30d, 24h, 10m or 0s")
+        raise InvalidArgumentError(
+            f"{text[:40]!r} is not a duration; write it as 30d, 24h, 10m or 0s"
+        )
     return found

@@ -132,7 +132,7 @@ class Word(Kind):
 
     def faults(self, value: object) -> Iterator[str]:
         if value not in self.words:
-            yield f": {shown(value)} is none of {', '.join(self.words)}"
+            yield f": {shown(value)} is not one of {', '.join(self.words)}"
 
     def read(self, plain: Any) -> Any:
         lower = plain.lower() if isinstance(plain, str) else plain
@@ -189,7 +189,7 @@ class AlongKind(Kind):
     def _pair(self, axis: object, chunks: object) -> Iterator[str]:
         named = isinstance(axis, str) and 0 < len(axis) <= 255 and _is_unicode(axis)
         if not named and not (type(axis) is int and 0 <= axis < _MAX_AXES):
-            yield f": {shown(axis)} is no dimension name and no axis from 0; quote names"
+            yield f": {shown(axis)} is neither a dimension name nor an axis from 0; quote names"
         yield from self.chunks.faults(chunks)
 
     def read(self, plain: Any) -> Any:

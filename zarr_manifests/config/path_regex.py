@@ -42,7 +42,9 @@ def matches_path(regex: str, path: str) -> bool:
         with _MATCHING:
             return compiled.fullmatch(path) is not None
     except UnicodeEncodeError as error:
-        raise InvalidArgumentError(f"{path!a} is no path: it is no valid Unicode text") from error
+        raise InvalidArgumentError(
+            f"{path!a} is not a path: it is not valid Unicode text"
+        ) from error
 
 
 class PathSet:

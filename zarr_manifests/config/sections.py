@@ -133,7 +133,7 @@ def saved_values(section: type[Section], plain: Mapping[Any, Any]) -> dict[str, 
         if option.default is MISSING and name not in plain:
             problems.append(f"{name}: is missing")
         elif plain.get(name, option) is None and not option.nullable:
-            problems.append(f"{name}: null is no value")
+            problems.append(f"{name}: null is not allowed")
     if problems:
         raise ConfigError(problems[:10])
     return {options[name].field: options[name].kind.read(value) for name, value in plain.items()}

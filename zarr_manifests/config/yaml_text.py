@@ -40,14 +40,14 @@ def load_yaml(text: str | bytes) -> Any:
     # Counted before it is encoded: characters are never more than bytes.
     if len(text) > MAX_TEXT_BYTES or len(_encoded(text)) > MAX_TEXT_BYTES:
         raise ConfigError(
-            [f"the text is longer than {MAX_TEXT_BYTES:,} bytes; this is no configuration"]
+            [f"the text is longer than {MAX_TEXT_BYTES:,} bytes; this is not a configuration"]
         )
     reading = _Reading()
     try:
         for event in yaml.parse(text, Loader=_PARSER):
             reading.take(event)
     except (yaml.YAMLError, UnicodeError) as error:
-        raise ConfigError([f"this is no YAML: {_reason(error)}"]) from error
+        raise ConfigError([f"this is not YAML: {_reason(error)}"]) from error
     return reading.document
 
 

@@ -193,7 +193,7 @@ def link_refused(path: str) -> OSError:
 
 
 def _odd(path: str) -> OSError:
-    return OSError(errno.ENXIO, f"{path} is no regular file, but a pipe, a device or a socket")
+    return OSError(errno.ENXIO, f"{path} is not a regular file, but a pipe, a device or a socket")
 
 
 def explained(error: OSError, action: str, path: str) -> str:

@@ -344,7 +344,7 @@ class LocalStorage:
     def turn(self, name: str) -> Turn:
         """A turn, made of one or two lock files; see `TakesTurns`."""
         if not (name.isascii() and name.isalpha()):
-            raise InvalidArgumentError(f"{name!r} names no turn; names are letters")
+            raise InvalidArgumentError(f"{name!r} is not the name of a turn; names are letters")
         with self._writing(name):
             self._folders.make(self._path)  # the turn may be taken before the first object
             return FileTurn(f"{self._prefix}{_LOCK_NAME}-{name}")

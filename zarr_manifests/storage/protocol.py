@@ -287,7 +287,7 @@ class Storage(ReadableStorage, Protocol):
         ...
 
     def delete_many(self, keys: Iterable[str]) -> None:
-        """Delete the objects; missing keys are no error."""
+        """Delete the objects; missing keys are ignored."""
         ...
 
     def sync(self, keys: Iterable[str]) -> None:

@@ -60,7 +60,7 @@ def from_url(url: str | os.PathLike[str], **options: object) -> Storage:
         provider's own; `allow_http` (bool), if that is an http:// URL; `anonymous` (bool), to read
         without credentials; on S3 `region` (str) and `virtual_hosted` (bool), if the bucket is part
         of the host name; on Azure `account` (str). For a web server: `allow_redirects` (bool), to
-        follow redirects to other hosts. Credentials are no options: they come from the environment
+        follow redirects to other hosts. Credentials are not options: they come from the environment
         or from the machine.
 
     Raises
@@ -168,8 +168,8 @@ def _refuse_secrets(options: Mapping[str, object]) -> None:
     if secret:
         raise ConfigError(
             [
-                f"{name}: a secret is no storage option, since options end up in pickles: set the "
-                "provider's own variables of the environment, such as AWS_ACCESS_KEY_ID and "
+                f"{name}: a secret cannot be a storage option, since options end up in pickles: "
+                "set the provider's own environment variables, such as AWS_ACCESS_KEY_ID and "
                 "AWS_SECRET_ACCESS_KEY"
                 for name in secret
             ]

@@ -96,7 +96,7 @@ class Fault:
     def __post_init__(self) -> None:
         ops = _ONLY.get(self.kind, _OPS)
         if self.kind not in _KINDS:
-            raise InvalidArgumentError(f"{self.kind!r} is no kind of fault; there are {_KINDS}")
+            raise InvalidArgumentError(f"{self.kind!r} is not a kind of fault; there are {_KINDS}")
         if self.op is not None and self.op not in ops:
             raise InvalidArgumentError(
                 f"no fault {self.kind!r} can befall {self.op!r}; it can {sorted(ops)}"

@@ -66,7 +66,7 @@ def _url(scheme: str, path: str) -> str:
     try:
         return f"{scheme}://{urllib.parse.quote(path)}"
     except UnicodeEncodeError as error:
-        raise InvalidArgumentError(f"a {scheme}:// location is no valid Unicode text") from error
+        raise InvalidArgumentError(f"a {scheme}:// location is not valid Unicode text") from error
 
 
 def parse_location(url: object) -> tuple[Literal["file", "memory"], str]:
@@ -102,7 +102,7 @@ def parse_location(url: object) -> tuple[Literal["file", "memory"], str]:
     try:
         text = urllib.parse.unquote(rest, errors="strict")
     except UnicodeDecodeError as error:
-        raise InvalidArgumentError(f"a {scheme}:// location is no valid Unicode text") from error
+        raise InvalidArgumentError(f"a {scheme}:// location is not valid Unicode text") from error
     if "\0" in text:
         raise InvalidArgumentError(f"a {scheme}:// location holds a zero byte")
     if scheme == "file":

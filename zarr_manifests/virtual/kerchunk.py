@@ -109,7 +109,7 @@ def read_kerchunk(
     except OverflowError as error:
         raise _malformed(key) from error
     if any(_surrogates("".join(each)) for each in (values, keys)):
-        raise InvalidArgumentError("a key of the kerchunk references is no valid Unicode text")
+        raise InvalidArgumentError("a key of the kerchunk references is not valid Unicode text")
     sources, offsets, lengths = (np.array(each, np.int64) for each in (source, offset, length))
     return files.references(values, keys, sources, offsets, lengths)
 
@@ -136,7 +136,7 @@ def _load(path: str, budget: Budget) -> Any:
     except OSError as error:
         raise StorageError(f"{where} cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:
-        raise InvalidArgumentError(f"{where} is no JSON: {error}") from error
+        raise InvalidArgumentError(f"{where} is not JSON: {error}") from error
 
 
 def _parts(found: Any, budget: Budget, most: int) -> tuple[Mapping[str, Any], Templates]:
@@ -250,6 +250,6 @@ def _value(key: str, ref: object, budget: Budget) -> bytes:
             return ref.encode()
         return base64.b64decode(ref.removeprefix("base64:"), validate=True)
     except binascii.Error as error:
-        raise InvalidArgumentError(f"kerchunk reference {key[:200]!r} is no base64") from error
+        raise InvalidArgumentError(f"kerchunk reference {key[:200]!r} is not base64") from error
     except UnicodeEncodeError as error:
         raise _malformed(key) from error

@@ -373,7 +373,7 @@ def _text(where: str, value: Any) -> str:
     try:
         return value.decode() if isinstance(value, bytes) else str(value)
     except UnicodeDecodeError as error:
-        raise InvalidArgumentError(f"{where} has a path that is no text") from error
+        raise InvalidArgumentError(f"{where} has a path that is not text") from error
 
 
 def _url(folder: str) -> str:

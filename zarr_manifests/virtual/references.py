@@ -136,7 +136,9 @@ class Files:
                     "say what it is relative to. Make the paths in them absolute, or file:// URLs"
                 )
             if given.encode(errors="replace").decode() != given:
-                raise InvalidArgumentError(f"{key[:200]!r} refers to what is no valid Unicode text")
+                raise InvalidArgumentError(
+                    f"{key[:200]!r} refers to something that is not valid Unicode text"
+                )
             self._budget.take(len(given), f"the location {given[:80]!r}")
             location = location_of(given)
             number = self._given[given] = self._numbers.setdefault(location, len(self._numbers))

@@ -177,7 +177,7 @@ def _open(place: VirtualLocation) -> int:
                 "repository with a container that holds the link's target too"
             ) from error
         if error.errno in (errno.EISDIR, errno.ENXIO):
-            raise StorageError(f"{place.url} is no file: {error}") from error
+            raise StorageError(f"{place.url} is not a file: {error}") from error
         if error.errno == errno.ELOOP:
             raise VirtualContainerError(
                 f"a folder on the way to {place.url} became a symbolic link while it was opened"

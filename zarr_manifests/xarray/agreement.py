@@ -2,7 +2,7 @@
 
 xarray writes values into existing arrays and leaves their attributes alone. So values mean what the
 attributes of the first write say: days since 1990 appended to days since 1980 are ten years off.
-And times that are no whole days are written in hours, without the array saying so. An append makes
+Times that are not whole days are written in hours, without the array saying so. An append makes
 some arrays longer, and a dataset opens only if all arrays of a dimension have the same length. Such
 writes are refused here, before anything is written.
 

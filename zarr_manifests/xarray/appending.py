@@ -96,7 +96,7 @@ class Append:
             return cls(str(dim), group, given, on_existing, sort, relocate)
         if on_existing != "error":
             raise InvalidArgumentError(
-                f"on_existing={on_existing!r} tells by the labels of {dim!r} what is there "
+                f"on_existing={on_existing!r} compares the labels of {dim!r} what is there "
                 f"already, and the dataset has no coordinate of that name; give it one, such as by "
                 f"ds.assign_coords({dim}=...), or leave on_existing out"
             )

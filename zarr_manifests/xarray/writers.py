@@ -293,7 +293,7 @@ def _check_arguments(
         if append_dim not in ds.dims:
             listed = ", ".join(map(str, ds.dims)) or "none"
             raise InvalidArgumentError(
-                f"append_dim {append_dim!r} is no dimension of the dataset; there are: {listed}"
+                f"append_dim {append_dim!r} is not a dimension of the dataset; there are: {listed}"
             )
         if mode not in (None, "a", "a-"):
             raise InvalidArgumentError(f"append_dim goes with mode 'a' or 'a-', not {mode!r}")
@@ -303,7 +303,7 @@ def _check_arguments(
     if unknown:
         listed = ", ".join(map(str, list(ds.variables)[:_LISTED])) or "none"
         raise InvalidArgumentError(
-            f"encoding names {unknown[0]!r}, which is no variable of the dataset; there are: "
+            f"encoding names {unknown[0]!r}, which is not a variable of the dataset; there are: "
             f"{listed}"
         )
     for name, how in (encoding or {}).items():

@@ -32,7 +32,7 @@ def checked_message(message: object) -> str:
     try:
         message.encode()
     except UnicodeEncodeError as error:
-        raise InvalidArgumentError(f"the message is no valid Unicode text: {error}") from error
+        raise InvalidArgumentError(f"the message is not valid Unicode text: {error}") from error
     return message
 
 
@@ -67,7 +67,7 @@ def _plain(value: object) -> object:
             return float(value)
         case np.datetime64():
             return str(value)
-    raise TypeError(f"{value!r:.80} is none of these")
+    raise TypeError(f"{value!r:.80} is of another type")
 
 
 def totals_of(tables: Mapping[bytes, Sequence[Rows]], chunk_objects: int) -> dict[str, int]:

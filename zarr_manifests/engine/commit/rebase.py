@@ -1,9 +1,9 @@
 """Moving changes made on one snapshot onto the tip of a branch.
 
 The logs of the commits in between are split into components, like the session's own changes, and
-`planning.conflict.decide` decides. Invariants: a base that is no ancestor of the tip, or a log that
-cannot be read, is an error; uploaded chunks are never uploaded again, and a manifest is rewritten
-only if rows of it are dropped because others' chunks win.
+`planning.conflict.decide` decides. Invariants: a base that is not an ancestor of the tip, or a log
+that cannot be read, is an error; uploaded chunks are never uploaded again, and a manifest is
+rewritten only if rows of it are dropped because others' chunks win.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def compact(context: Context, branch: str, mode: str, *, dry_run: bool) -> Compa
         If there is no such mode.
     """
     if mode not in set(CompactionMode):
-        raise InvalidArgumentError(f"mode {mode!r} is none of minor, major, full")
+        raise InvalidArgumentError(f"mode {mode!r} is not one of minor, major, full")
     context.roots.branch(context.roots.read().root, branch)  # there is one
     compaction = partial(
         observed_compaction,

@@ -379,7 +379,7 @@ class ForkState:
     cache : CacheOptions
         Limits of the copy's metadata cache.
     token : str or None
-        The session's open token, if its copies report what they change (`reports`).
+        The session's open token, if its copies report what they change (`reporting_copies`).
     """
 
     repository_id: str

@@ -35,10 +35,10 @@ def node_path(path: object) -> str:
         If it is no text, or a segment is empty, `.` or `..`.
     """
     if not isinstance(path, str):
-        raise InvalidArgumentError(f"{path!r} is no path of a group or array")
+        raise InvalidArgumentError(f"{path!r} is not the path of a group or array")
     stripped = path.strip("/")
     if stripped and not {"", ".", ".."}.isdisjoint(stripped.split("/")):
-        raise InvalidArgumentError(f"{path[:80]!r} is no path of a group or array")
+        raise InvalidArgumentError(f"{path[:80]!r} is not the path of a group or array")
     return stripped
 
 
@@ -60,7 +60,7 @@ def move_node(workspace: Workspace, old: str, new: str) -> None:
 def rename_node(workspace: Workspace, path: str, name: str) -> None:
     """Give the node at the path another name in the same group."""
     if not name or "/" in name:
-        raise InvalidArgumentError(f"{name!r} is no name; session.move takes a path")
+        raise InvalidArgumentError(f"{name!r} is not a name; session.move takes a path")
     move_node(workspace, path, f"{node_path(path).rpartition('/')[0]}/{name}")
 
 

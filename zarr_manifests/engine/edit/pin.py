@@ -70,8 +70,8 @@ class Pin:
         """
         if self.branch is None:
             raise InvalidArgumentError(
-                "the session reads a tag or one certain snapshot, of which there is no newer one; "
-                "only a session of a branch can be refreshed"
+                "the session reads a tag or a fixed snapshot; only a session "
+                "of a branch can be refreshed"
             )
         return open_head(self.contents.context, self.branch, self.contents.view)
 

@@ -172,7 +172,7 @@ def _read(storage: Storage, key: str) -> tuple[tuple[bytes, Coords], StoredRef]:
         row for node_id in node_ids for table in manifest.tables(node_id) for row in table.refs()
     ]
     if len(node_ids) != 1 or len(rows) != 1:
-        raise CorruptObjectError(f"{key} is no report of one chunk")
+        raise CorruptObjectError(f"{key} is not a report of one chunk")
     ((coords, ref),) = rows
     if not isinstance(ref, Unset) and not (
         isinstance(ref, NativeRef) and ref.source == session_of(key)
@@ -261,6 +261,6 @@ def refuse_in_copy(what: str) -> NoReturn:
     """Raise the error for what a reporting copy may not do."""
     raise ReadOnlyError(
         f"{what} in a copy of a session's store: with copies='report', copies write and unset "
-        "chunks of arrays that are there, and nothing else. Do it in the session, before its "
+        "chunks of existing arrays only. Do it in the session, before its "
         "store is pickled, or use session.fork() and merge"
     )

@@ -63,7 +63,7 @@ class Workspace:
     pickled : bool
         Whether copies were made by pickling a store instead of by `fork`.
     token : str or None
-        The session's open token, if its copies report what they change (`reports`).
+        The session's open token, if its copies report what they change (`reporting_copies`).
     frozen : ChangeSet or None
         The changes when the first reporting copy was made; None if there is none.
     closed : str or None

@@ -82,7 +82,7 @@ def _check_empty(storage: Storage) -> None:
     outer = around(storage)
     if outer is not None:
         raise AlreadyExistsError(
-            f"{storage.url} lies inside the repository {outer}, whose groups are no folders: "
+            f"{storage.url} lies inside the repository {outer}, whose groups are not folders: "
             "write to that with group=, or choose a place outside"
         )
     stray = storage.stray()

@@ -25,7 +25,7 @@ def instead(storage: ReadableStorage) -> str | None:
     outer = around(storage)
     if outer is not None:
         return (
-            f"it lies inside the repository {outer}, whose groups are no folders: open that, and "
+            f"it lies inside the repository {outer}, whose groups are not folders: open that, and "
             "name the group by group="
         )
     if _is_plain_zarr(storage):

@@ -129,7 +129,7 @@ type _PathRule = Callable[[Changes, Changes], Iterator[_Found]]
 
 
 def check_policy(policy: object) -> None:
-    """Refuse a value that is no policy.
+    """Refuse a value that is not a policy.
 
     Raises
     ------
@@ -138,7 +138,7 @@ def check_policy(policy: object) -> None:
     """
     if not callable(policy) and policy not in _CHOICES:
         raise InvalidArgumentError(
-            f"{policy!r} is no policy; give 'fail', 'ours', 'theirs' or a function of a Conflict"
+            f"{policy!r} is not a policy; give 'fail', 'ours', 'theirs' or a function of a Conflict"
         )
 
 

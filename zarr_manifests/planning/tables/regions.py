@@ -69,7 +69,7 @@ def _box(shape: Coords, region: Sequence[Bounds] | Box | None, of: str) -> Box:
         ranges = [_bounds(part).indices(n) for part, n in zip(given, shape, strict=True)]
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(
-            f"{given!r} is no region of {of}: give a slice without step, or (start, stop), for "
+            f"{given!r} is not a region of {of}: give a slice without step, or (start, stop), for "
             "each axis"
         ) from error
     return Box(tuple(a for a, _, _ in ranges), tuple(max(a, b) for a, b, _ in ranges))
