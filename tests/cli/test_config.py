@@ -79,9 +79,10 @@ def test_validate_says_every_fault_in_a_line(tmp_path: Path) -> None:
     done = call("validate", file)
     assert (done.exit_code, done.stdout) == (2, "")
     first, second = done.stderr.splitlines()
-    assert second.startswith("error: colour: unknown option; known are")
+    assert second.startswith("error: line 3: colour: unknown option; known are")
     assert first == (
-        "error: chunk-manifests.sets[0].a.overflow-to: there is no set 'b'; known are a, default"
+        "error: line 2: chunk-manifests.sets[0].a.overflow-to: there is no set 'b'; known are a, "
+        "default"
     )
     file.write_text("chunk-manifests:\n  sets: [a]\n", "utf-8")
     assert call("validate", file).stdout == f"{file}: good\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import Any
 
 import pytest
@@ -83,7 +84,27 @@ FAULTS = [
 def faults(document: str) -> tuple[str, ...]:
     with pytest.raises(ConfigError) as caught:
         RepositoryConfig.from_yaml(document)
-    return caught.value.problems
+    return tuple(re.sub(r"^line \d+: ", "", problem) for problem in caught.value.problems)
+
+
+def test_every_fault_has_the_line_that_it_is_in() -> None:
+    with pytest.raises(ConfigError) as caught:
+        RepositoryConfig.from_yaml(WRONG)
+    lines = WRONG.splitlines()
+    for problem in caught.value.problems:
+        line, place = re.fullmatch(r"line (\d+): (.*?): .*", problem).groups()
+        named = re.split(r"[.\[]", place)[-1]
+        if "is missing" not in problem and not named.endswith("]"):
+            assert named in lines[int(line) - 1], problem
+    at = dict(zip(FAULTS, caught.value.problems, strict=True))
+    assert at[FAULTS[0]].startswith("line 2: ")
+    assert at[FAULTS[8]].startswith("line 15: ")
+    assert at[FAULTS[11]].startswith("line 18: ")
+    assert at[FAULTS[17]].startswith("line 24: "), "a missing option has the line of its map"
+    with pytest.raises(ConfigError, match=r"^line 3: chunk-manifests.sets\[1\]\.b\.cardinality: "):
+        RepositoryConfig.from_yaml(
+            "chunk-manifests:\n sets: {a: {},\n  b: {cardinality: x}}\n rules: []"
+        )
 
 
 def test_every_fault_at_once_with_its_place() -> None:

@@ -24,7 +24,7 @@ from zarr_manifests.config.sections import (
     saved_values,
 )
 from zarr_manifests.config.snapshots import Snapshots
-from zarr_manifests.config.yaml_text import dump_yaml, load_yaml
+from zarr_manifests.config.yaml_text import dump_yaml, load_yaml_lines, with_line
 from zarr_manifests.errors import ConfigError
 
 __all__ = [
@@ -332,7 +332,7 @@ class RepositoryConfig:
         Raises
         ------
         ConfigError
-            For all faults at once, each with its place; and for texts over 1 MiB, aliases,
+            For all faults at once, each with its line and place; and for texts over 1 MiB, aliases,
             anchors, tags, keys given twice and deep nesting.
 
         Examples
@@ -341,8 +341,11 @@ class RepositoryConfig:
         >>> config.compaction.max_delta_count
         20
         """
-        options = load_yaml(text)
-        return cls.from_dict({} if options is None else options)
+        options, lines = load_yaml_lines(text)
+        try:
+            return cls.from_dict({} if options is None else options)
+        except ConfigError as error:
+            raise ConfigError([with_line(fault, lines) for fault in error.problems]) from None
 
 
 def config_schema() -> dict[str, Any]:

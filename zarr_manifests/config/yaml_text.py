@@ -15,11 +15,11 @@ from typing import Any, Final, NoReturn
 
 import yaml
 
-from zarr_manifests.config.kinds import shown
+from zarr_manifests.config.kinds import shown, spelled
 from zarr_manifests.errors import ConfigError
 from zarr_manifests.plain import plain_text
 
-__all__ = ["MAX_TEXT_BYTES", "dump_yaml", "load_yaml"]
+__all__ = ["MAX_TEXT_BYTES", "dump_yaml", "load_yaml", "load_yaml_lines", "with_line"]
 
 MAX_TEXT_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 24
@@ -31,6 +31,17 @@ _NO_KEY: Final = object()
 
 def load_yaml(text: str | bytes) -> Any:
     """The plain values that a YAML document holds; None if it is empty.
+
+    Raises
+    ------
+    ConfigError
+        As `load_yaml_lines`.
+    """
+    return load_yaml_lines(text)[0]
+
+
+def load_yaml_lines(text: str | bytes) -> tuple[Any, Mapping[str, int]]:
+    """The plain values that a YAML document holds, and the line of each place in it.
 
     Raises
     ------
@@ -48,7 +59,22 @@ def load_yaml(text: str | bytes) -> Any:
             reading.take(event)
     except (yaml.YAMLError, UnicodeError) as error:
         raise ConfigError([f"this is not YAML: {_reason(error)}"]) from error
-    return reading.document
+    return reading.document, reading.lines
+
+
+def with_line(fault: str, lines: Mapping[str, int]) -> str:
+    """The fault, which begins with its place, after the line of that place or of the one around it.
+
+    Examples
+    --------
+    >>> from zarr_manifests.config.yaml_text import with_line
+    >>> with_line("commits.mode: 'deltas' is wrong", {"commits": 3})
+    "line 3: commits.mode: 'deltas' is wrong"
+    """
+    place = fault.partition(": ")[0]
+    while place and place not in lines:
+        place = place[: max(place.rfind("."), place.rfind("["), 0)]
+    return f"line {lines[place]}: {fault}" if place else fault
 
 
 def dump_yaml(values: Mapping[str, Any]) -> str:
@@ -93,6 +119,9 @@ class _Reading:
 
     def __init__(self) -> None:
         self.document: Any = None
+        self.lines: dict[str, int] = {}  # by place, such as `a.b[0]`
+        self._at = ""  # the place of the value that comes or came last
+        self._places: list[str] = []  # of each open map or list
         self._documents = 0
         self._values = 0
         self._open: list[dict[Any, Any] | list[Any]] = []
@@ -117,10 +146,12 @@ class _Reading:
                     self._refuse(event, f"nested more than {MAX_DEPTH} deep")
                 inner: Any = {} if isinstance(event, yaml.MappingStartEvent) else []
                 self._put(inner, event)
+                self._places.append(self._at)
                 self._open.append(inner)
                 self._keys.append(_NO_KEY)
             case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
                 self._open.pop()
+                self._places.pop()
                 self._keys.pop()
 
     def _check(self, event: Any) -> None:
@@ -148,6 +179,7 @@ class _Reading:
             return
         inside = self._open[-1]
         if isinstance(inside, list):
+            self._note(f"[{len(inside)}]", event)
             inside.append(value)
         elif self._keys[-1] is not _NO_KEY:
             inside[self._keys[-1]] = value
@@ -157,7 +189,14 @@ class _Reading:
         elif value in inside:
             self._refuse(event, f"the key {shown(value)} is given twice; keep one")
         else:
+            self._note(f"[{len(inside)}].{spelled(value)}", event)  # of a map of sets
+            self._note(f".{spelled(value)}", event)
             self._keys[-1] = value
+
+    def _note(self, step: str, event: yaml.Event) -> None:
+        mark: Any = event.start_mark
+        self._at = (self._places[-1] + step).removeprefix(".")
+        self.lines[self._at] = mark.line + 1
 
     def _refuse(self, event: yaml.Event, problem: str) -> NoReturn:
         mark: Any = event.start_mark
