@@ -136,8 +136,7 @@ class SessionWriter:
         if lease_ms is not None:
             owner = f"writer of {branch}"
             self.lease = SessionLease(context, view.snapshot_id, lease_ms, owner, keys.session_id)
-            # A garbage-collected session must not keep its lease alive.
-            weakref.finalize(self, self.lease.drop)
+            self.lease.end_with(self)
         self.pin = Pin(self.workspace.contents, branch)
 
     def check_open(self) -> None:

@@ -14,6 +14,7 @@ renewal is up, by its own clocks.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -123,9 +124,10 @@ class SessionLease:
             self.released = True
             give_up(self._context, self._held)
 
-    def drop(self) -> None:
-        """Stop renewing the lease."""
-        self._context.heart.drop(self._held)
+    def end_with(self, holder: object) -> None:
+        """Stop renewing the lease when its holder is garbage collected."""
+        # Not a method of this object: it leads to the runtime, which may lead to the holder.
+        weakref.finalize(holder, self._context.heart.drop, self._held)
 
 
 @contextmanager
