@@ -160,7 +160,7 @@ class Model:
 
     def check(self, box: list[slice]) -> None:
         sessions = [self.session]
-        if "a" in workspace_of((reader := self.repository.readonly_session()).store).view.nodes:
+        if "a" in contents_of((reader := self.repository.readonly_session()).store).view.nodes:
             sessions.append(reader)
         for session in sessions:
             expected = one_by_one(session, "a", box)

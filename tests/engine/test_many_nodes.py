@@ -17,7 +17,7 @@ import zarr_manifests
 from zarr_manifests import ManifestStore, Repository, Session
 from zarr_manifests.engine.snapshot.path_index import PathIndex
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import contents_of, workspace_of
+from zarr_manifests.store import contents_of
 
 PACKAGE: Final = str(Path(zarr_manifests.__file__).parent)
 TOOL: Final = 4
@@ -105,9 +105,9 @@ def listed(store: ManifestStore, path: str) -> list[str]:
 def opened(repository: Repository) -> Session:
     """A session whose looks at nodes are counted."""
     session = repository.writable_session("main")
-    workspace = workspace_of(session.store)
-    workspace.contents.view.nodes = Counted(workspace.contents.view.nodes)
-    workspace.contents.changes.nodes = Counted(workspace.contents.changes.nodes)
+    contents = contents_of(session.store)
+    contents.view.nodes = Counted(contents.view.nodes)
+    contents.changes.nodes = Counted(contents.changes.nodes)
     return session
 
 
