@@ -41,6 +41,7 @@ from zarr_manifests.format.root import (
     PendingDeletion,
     Root,
 )
+from zarr_manifests.planning.layout import node_pages
 from zarr_manifests.runtime import Runtime, one_by_one
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import workspace_of
@@ -83,7 +84,7 @@ def noise(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 2**31, shape, dtype=np.int64)
 
 
-def create(seed: int, folder: Path, **config: int) -> zm.Repository:
+def create(seed: int, folder: Path, **config: Any) -> zm.Repository:
     options = {name.replace("_", "-"): value for name, value in config.items()}
     containers = {"files": folder / "files"} if (folder / "files").exists() else None
     return zm.Repository.create(
@@ -391,7 +392,35 @@ def blocks(folder: Path) -> MemoryStorage:
     return repo.storage
 
 
-MAKERS = (tiny, chunks, arrays, history, pages, protocols, blocks)
+def nodes(folder: Path) -> MemoryStorage:
+    """A base in pages, those of its leaves as well, and some of them kept by the next base."""
+    splitting = [{"path": "/long", "along": {"x": 4}}]
+    repo = create(8, folder, chunk_manifests={"splitting": splitting})
+    usual = node_pages.LIMITS
+    node_pages.LIMITS = node_pages.PageLimits(inline=4, nodes=3, leaves=3)
+    try:
+        with repo.transaction("main", message="many nodes") as store:
+            root = zarr.create_group(store)
+            for path in ("a", "a-b", "a/x", "a/x/deep", "b"):
+                root.require_group(path)
+                for name in ("t", "u"):
+                    root.create_array(f"{path}/{name}", data=noise(4), chunks=(2,))
+            root.create_array("long", data=noise(40), chunks=(1,), dimension_names=["x"])
+            put(store, "without/parent/notes.txt", b"opaque")
+            put(store, "zarr/orphan/zarr.json", b'{"zarr_format": 3, "node_type": "group"}')
+        fold(repo)
+        repo.create_tag("first")
+        with repo.transaction("main", message="in few pages") as store:
+            zarr.open_array(store, path="long")[5:7] = -1
+            zarr.open_group(store).create_array("b/v", data=noise(4, seed=1), chunks=(2,))
+            zarr.open_array(store, path="a/x/t")[:] = 0
+        fold(repo)
+    finally:
+        node_pages.LIMITS = usual
+    return repo.storage
+
+
+MAKERS = (tiny, chunks, arrays, history, pages, protocols, blocks, nodes)
 
 
 # --- what is expected ------------------------------------------------------------------------

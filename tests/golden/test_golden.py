@@ -28,7 +28,7 @@ from zarr_manifests.store import contents_of
 
 HERE = Path(__file__).parent
 V1 = HERE / "v1"
-NAMES = ("tiny", "chunks", "arrays", "history", "pages", "protocols", "blocks")
+NAMES = ("tiny", "chunks", "arrays", "history", "pages", "protocols", "blocks", "nodes")
 MODIFIED_NS = 1_700_000_000_123_000_000
 
 FROZEN = (
@@ -298,6 +298,7 @@ def test_they_have_something_of_everything() -> None:
     runs, merged, digests, counts = 0, set(), 0, 0
     fields: set[str] = set()
     rare, places = {"marks", "marks_page", "merged", "recent", "pages"}, set[str]()
+    in_base = {"pages", "leaf_pages"}
     for name in NAMES:
         found = read_by_specification(V1 / name)
         fields |= {field for field, value in found.root.items() if value}
@@ -313,6 +314,7 @@ def test_they_have_something_of_everything() -> None:
                 runs += sum(e["first"] < e["last"] for e in snapshot["deltas"])
                 if snapshot["base"] is not None:
                     base = found.follow(snapshot["base"], reader.BASE)
+                    places |= {f"base {place}" for place in in_base if base.get(place)}
                     per_base.add(len(base["manifests"]))
                     counts += bool(base["counts"])
                     merged |= {tuple(ref.get("merged", ())) for ref in base["manifests"]}
@@ -333,7 +335,7 @@ def test_they_have_something_of_everything() -> None:
         assert {known[column] for known in virtual} == {True, False}
     assert runs
     assert digests
-    assert places == rare
+    assert places == rare | {f"base {place}" for place in in_base}
     assert counts
     assert {len({*sequences}) for sequences in merged} == {0, 1, 2}
     root = {"branches", "tags", "log", "leases", "fence", "swept", "epochs", "pages", "pending"}
