@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from types import CodeType
+from typing import Any, Final, NamedTuple
 
 import pytest
 from zarr.core.buffer import cpu
@@ -21,7 +22,7 @@ from zarr_manifests.store import contents_of
 
 PACKAGE: Final = str(Path(zarr_manifests.__file__).parent)
 TOOL: Final = 4
-FEW, MANY = 60, 240
+FEW, MANY = 40, 160
 GROUP = b'{"zarr_format": 3, "node_type": "group"}'
 ARRAY = b"""{
     "zarr_format": 3, "node_type": "array", "shape": [4], "data_type": "uint8", "fill_value": 0,
@@ -65,28 +66,30 @@ class Counted(dict[str, Any]):
 
 
 def steps(call: Callable[[], object]) -> int:
-    """Lines of the package that run in `call`, and nodes that are looked at."""
+    """Lines and loops of the package that run in `call`, and nodes that are looked at."""
     ran = 0
 
-    def line(code: Any, number: int) -> object:
+    def step(code: CodeType, *_: int) -> object:
         nonlocal ran
         if not code.co_filename.startswith(PACKAGE):
             return sys.monitoring.DISABLE
         ran += 1
         return None
 
-    monitoring = sys.monitoring
-    monitoring.use_tool_id(TOOL, "steps")
-    monitoring.restart_events()
+    events = sys.monitoring.events
+    sys.monitoring.use_tool_id(TOOL, "steps")
+    sys.monitoring.restart_events()
     Counted.looked = 0
     try:
-        monitoring.register_callback(TOOL, monitoring.events.LINE, line)
-        monitoring.set_events(TOOL, monitoring.events.LINE)
+        for event in (events.LINE, events.JUMP):
+            sys.monitoring.register_callback(TOOL, event, step)
+        sys.monitoring.set_events(TOOL, events.LINE | events.JUMP)
         call()
     finally:
-        monitoring.set_events(TOOL, 0)
-        monitoring.register_callback(TOOL, monitoring.events.LINE, None)
-        monitoring.free_tool_id(TOOL)
+        sys.monitoring.set_events(TOOL, 0)
+        for event in (events.LINE, events.JUMP):
+            sys.monitoring.register_callback(TOOL, event, None)
+        sys.monitoring.free_tool_id(TOOL)
     return ran + Counted.looked
 
 
@@ -121,9 +124,23 @@ def make(store: ManifestStore, number: int) -> None:
         assert store.get_sync(f"g/{number}/c/{chunk}") is not None
 
 
-def filled(count: int, *, committed: bool) -> Session:
-    """A session over that many arrays in a group, which are committed or not."""
-    repository = Repository.create(MemoryStorage(), {"inline-chunk-bytes": 0})
+class Many(NamedTuple):
+    """A session over that many arrays in a group."""
+
+    repository: Repository
+    session: Session
+    count: int
+
+    @property
+    def store(self) -> ManifestStore:
+        return self.session.store
+
+
+def filled(count: int, *, committed: bool) -> Many:
+    """Arrays that are committed or not."""
+    repository = Repository.create(
+        MemoryStorage(), {"inline-chunk-bytes": 0}, virtual_containers={"raw": "memory://raw"}
+    )
     session = opened(repository)
     put(session.store, "g/zarr.json", GROUP)
     for number in range(count):
@@ -131,30 +148,53 @@ def filled(count: int, *, committed: bool) -> Session:
     if committed:
         session.commit("arrays")
         session = opened(repository)
-        listed(session.store, "")  # the first listing may index all nodes
-    return session
+        listed(session.store, "")  # the first listing, and the first reads, may index all nodes
+        for number in range(count - 20, count):
+            assert session.store.get_sync(f"g/{number}/c/0") is not None
+    return Many(repository, session, count)
 
 
-ONE_BY_ONE: Final[dict[str, Callable[[Session, int], object]]] = {
-    "make": lambda session, i: make(session.store, 1000 + i),
-    "attributes": lambda session, i: put(session.store, f"g/{i}/zarr.json", ARRAY + b" " * i),
-    "read": lambda session, i: [session.store.get_sync(f"g/{i}/c/{c}") for c in (0, 1, 0, 1, 7)],
-    "exists": lambda session, i: sync(session.store.exists(f"g/x{i}/zarr.json")),
-    "list": lambda session, i: listed(session.store, f"g/{i}"),
-    "delete": lambda session, i: session.store.delete_sync(f"g/{i}/zarr.json"),
-    "delete all of": lambda session, i: sync(session.store.delete_dir(f"g/{i}")),
-    "move": lambda session, i: session.move(f"/g/{i}", f"/m{i}"),
+ONE_BY_ONE: Final[dict[str, Callable[[Many, int], object]]] = {
+    "make": lambda of, i: make(of.store, 1000 + i),
+    "attributes": lambda of, i: put(of.store, f"g/{i}/zarr.json", ARRAY + b" " * i),
+    "read": lambda of, i: [of.store.get_sync(f"g/{i}/c/{c}") for c in (0, 1, 0, 1, 7)],
+    "exists": lambda of, i: sync(of.store.exists(f"g/x{i}/zarr.json")),
+    "list": lambda of, i: listed(of.store, f"g/{i}"),
+    "delete": lambda of, i: of.store.delete_sync(f"g/{i}/zarr.json"),
+    "delete all of": lambda of, i: sync(of.store.delete_dir(f"g/{i}")),
+    "move": lambda of, i: of.session.move(f"/g/{i}", f"/m{i}"),
 }
 """What may be done to one array of many."""
 
-AT_ONCE: Final[dict[str, Callable[[Session], object]]] = {
-    "list": lambda session: listed(session.store, "g"),
-    "delete": lambda session: sync(session.store.delete_dir("g")),
-    "move": lambda session: session.move("/g", "/h"),
-    "move and commit": lambda session: (session.move("/g", "/h"), session.commit("moved")),
-    "status": lambda session: session.status(),
+
+def refer(of: Many) -> None:
+    """Set virtual refs in all arrays."""
+    where = ["virtual://raw/a"], [0], [0], [2]
+    for number in range(of.count):
+        of.store.set_virtual_refs(f"g/{number}", [[0]], *where)
+
+
+def commit_after_another(of: Many) -> None:
+    """Commit a change of each array after another session has committed one of each."""
+    one, other = of.session, opened(of.repository)
+    for number in range(of.count):
+        make(other.store, 1000 + number)
+        put(one.store, f"g/{number}/c/1", b"\x00\x07")
+    other.commit("other")
+    one.commit("one")
+
+
+AT_ONCE: Final[dict[str, Callable[[Many], object]]] = {
+    "list": lambda of: listed(of.store, "g"),
+    "delete": lambda of: sync(of.store.delete_dir("g")),
+    "move": lambda of: of.session.move("/g", "/h"),
+    "move and commit": lambda of: (of.session.move("/g", "/h"), of.session.commit("moved")),
+    "commit after another": commit_after_another,
+    "refer": refer,
+    "status": lambda of: of.session.status(),
+    "sizes": lambda of: of.session.du(),
 }
-"""What may be done to the group of all of them."""
+"""What may be done to all of them."""
 
 
 @pytest.mark.parametrize("committed", [False, True], ids=["new", "stored"])
@@ -162,9 +202,9 @@ AT_ONCE: Final[dict[str, Callable[[Session], object]]] = {
 def test_one_array_of_many(act: str, committed: bool) -> None:
     """Its steps are as many with few other arrays as with many."""
 
-    def act_on_some(session: Session) -> None:
+    def act_on_some(of: Many) -> None:
         for number in range(20):
-            ONE_BY_ONE[act](session, number)
+            ONE_BY_ONE[act](of, number)
 
     few, many = (
         steps(partial(act_on_some, filled(count, committed=committed))) for count in (FEW, MANY)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -44,7 +45,7 @@ from zarr_manifests.format.stretches import (
 from zarr_manifests.grid import MAX_BOX_CHUNKS, Box
 from zarr_manifests.ids import NODE_ID_BYTES
 
-__all__ = ["Manifest", "ManifestBlocks", "ManifestRef", "Part"]
+__all__ = ["Manifest", "ManifestBlocks", "ManifestRef", "Part", "by_node"]
 
 _WHOLE_BYTES: Final = 256 * 1024
 """A manifest of at most about this size is not in blocks: one request reads it."""
@@ -90,7 +91,15 @@ class Part:
         return tuple(cls.parse(value, where) for value in fields.items(name))
 
 
-@dataclass(frozen=True, slots=True)
+def by_node[T](items: Iterable[tuple[Part, T]]) -> dict[bytes, list[T]]:
+    """The items by the node of their part, in order."""
+    found: dict[bytes, list[T]] = {}
+    for part, item in items:
+        found.setdefault(part.node_id, []).append(item)
+    return found
+
+
+@dataclass(frozen=True)
 class ManifestRef:
     """Pointer to a manifest, with the directory of its tables.
 
@@ -129,7 +138,15 @@ class ManifestRef:
 
     def merged_to(self, part: Part) -> int:
         """The sequence up to which the part includes all changes."""
-        return self.merged[self.parts.index(part)] if self.merged else 0
+        return self._sequences[part] if self.merged else 0
+
+    @cached_property
+    def _sequences(self) -> Mapping[Part, int]:
+        return dict(zip(self.parts, self.merged, strict=True))
+
+    @cached_property
+    def _of_nodes(self) -> Mapping[bytes, Sequence[Part]]:
+        return by_node((part, part) for part in self.parts)
 
     def pack(self) -> dict[str, Any]:
         """As a map for msgpack."""
@@ -158,7 +175,7 @@ class ManifestRef:
         CorruptObjectError
             If a box or number of rows differs.
         """
-        named = [(part.box, part.count) for part in self.parts if part.node_id == node_id]
+        named = [(part.box, part.count) for part in self._of_nodes.get(node_id, ())]
         if named != [(table.box, len(table)) for table in tables]:
             raise CorruptObjectError(
                 f"{self.blob.key} has no chunk tables as the snapshot lists them"
@@ -173,7 +190,7 @@ class ManifestRef:
         return cls(blob, parts, fields.numbers("merged"), packed_for)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Manifest:
     """Chunk tables of one or more nodes, each still encoded.
 
@@ -200,7 +217,15 @@ class Manifest:
 
     def tables(self, node_id: bytes) -> list[ChunkTable]:
         """The tables of one node, decoded."""
-        return [self.decode(part, data) for part, data in self.parts if part.node_id == node_id]
+        return [self.decode(part, data) for part, data in self.of_node(node_id)]
+
+    def of_node(self, node_id: bytes) -> Sequence[tuple[Part, TableData]]:
+        """The tables of one node, each with its directory entry and still encoded."""
+        return self._of_nodes.get(node_id, ())
+
+    @cached_property
+    def _of_nodes(self) -> Mapping[bytes, Sequence[tuple[Part, TableData]]]:
+        return by_node((item[0], item) for item in self.parts)
 
     @staticmethod
     def decode(part: Part, data: TableData) -> ChunkTable:

@@ -12,7 +12,7 @@ only for nodes that exist.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import le, lt
 from typing import Any
@@ -96,6 +96,8 @@ class ChangeSet:
     spill: Spill | None = field(default=None, compare=False, repr=False)
     paths: PathIndex = field(init=False, compare=False, repr=False)
     """The paths of `nodes` by directory."""
+    _room: int = field(default=0, init=False, compare=False, repr=False)
+    """How much fits into the memory budget at least; 0 if not known."""
 
     def __post_init__(self) -> None:
         self.paths = PathIndex(self.nodes)
@@ -204,7 +206,8 @@ class ChangeSet:
         """Put a table of refs on top of the node's changes."""
         tables = list(self.tables.get(node_id, ()))
         refs = self.chunks.pop(node_id, None)
-        for newer in ([ChunkTable.of(refs)] if refs else []) + [table]:
+        added = ([ChunkTable.of(refs)] if refs else []) + [table]
+        for newer in added:
             # Each table is more than twice as long as the next, so that there are few tables and
             # each row is merged few times. No merge exceeds a leaf, to bound memory.
             while (
@@ -219,14 +222,20 @@ class ChangeSet:
                 newer = merged
             tables.append(newer)
         self.tables[node_id] = tuple(tables)
-        self.keep_within_budget()
+        self._keep_room(added)
+
+    def _keep_room(self, added: Iterable[Rows]) -> None:
+        """Spill tables if these, which were added, may exceed the memory budget."""
+        self._room -= sum(map(held, added))
+        if self._room < 0:  # at most, since tables that were dropped are not counted
+            self.keep_within_budget()
 
     def keep_within_budget(self) -> None:
         """Spill tables to manifests while they exceed the memory budget, largest first."""
         spill = self.spill
         if spill is None or not spill.writable:
             return
-        room = spill.budget - sum(held(rows) for rows in self._all_rows())
+        self._room = room = spill.budget - sum(held(rows) for rows in self._all_rows())
         if room >= 0:
             return
         due = [
@@ -245,6 +254,7 @@ class ChangeSet:
                 for each in (spilled if rows is table else (rows,))
             )
             room += size
+        self._room = room
 
     def _all_rows(self) -> Iterator[Rows]:
         for tables in self.tables.values():
@@ -262,7 +272,7 @@ class ChangeSet:
                 left += [table] if len(table) else []
         if left:
             self.tables[node_id] = tuple(left)
-            self.keep_within_budget()
+            self._keep_room(left)
 
     def forget(self, node_id: bytes) -> None:
         """Drop all changes to a node's chunks."""

@@ -25,7 +25,7 @@ from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.digest import Digest
 from zarr_manifests.format.envelope import MAX_NUMBER
-from zarr_manifests.format.manifest import Manifest, Part
+from zarr_manifests.format.manifest import Manifest, Part, by_node
 from zarr_manifests.format.nodes import Base
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.stretches import TableData
@@ -45,6 +45,7 @@ from zarr_manifests.planning.tables.merge import Layer, Overlay, merge_layers, p
 __all__ = ["RecentTables", "SnapshotTables"]
 
 _BASE: Final = -1
+_FEW: Final = 8
 _ANY_NODE: Final = b""
 
 
@@ -95,6 +96,7 @@ class SnapshotTables:
             else:
                 self._cuts[position] = found.truncated
         self._index: BaseIndex | None = None
+        self._listed: dict[bytes, dict[int, list[TableSource]]] | None = None
         self._live: dict[bytes, LiveSources] = {}  # by node, made when first asked for
         # Objects, by key, node and position in the read list (that of the base is -1), known to
         # hold what this snapshot says they do.
@@ -320,7 +322,7 @@ class SnapshotTables:
             manifest = found.embedded if isinstance(found, Delta) else found.tables
         else:
             manifest = cast(Manifest, found)
-        parts = [part for part in manifest.parts if part[0].node_id == node_id]
+        parts = manifest.of_node(node_id)
         if checked not in self._checked:
             if isinstance(found, Delta):
                 self._check(found, source.position)
@@ -373,23 +375,42 @@ class SnapshotTables:
         digests = self._digests_of(node_id)
         covered = {at + i for at, digest in digests.items() for i in range(len(digest.truncated))}
         blobs = {entry.first: entry.blob for entry in self.snapshot.digests}
-
-        def add(blob: BlobRef, kind: type[Any], parts: Sequence[Part]) -> None:
-            of_node = tuple(part for part in parts if part.node_id == node_id)
-            if of_node:
-                sources.append(TableSource(position, entry.last, blob, kind, of_node))
-
+        listed = self._listed_for(node_id)
         for position, entry in enumerate(self.snapshot.deltas):
             cut = self._cuts.get(position, {}).get(node_id)
             if position in digests:
                 cut = digests[position].covered[node_id]
-                add(blobs[position], Digest, digests[position].tables.directory())
+                parts = tuple(part for part, _ in digests[position].tables.of_node(node_id))
+                if parts:
+                    blob = blobs[position]
+                    sources.append(TableSource(position, entry.last, blob, Digest, parts))
             elif position in covered:
                 continue
             else:
-                add(entry.log, Delta, entry.embedded)
-                for ref in entry.manifests:
-                    add(ref.blob, Manifest, ref.parts)
+                sources += listed.get(position, ())
             if cut is not None:
                 cuts[position] = Truncation(entry.last, cut)
         return LiveSources(sources, cuts)
+
+    def _listed_for(self, node_id: bytes) -> Mapping[int, Sequence[TableSource]]:
+        """The node's sources in entries of the read list, by position."""
+        if self._listed is None and len(self._live) < _FEW:
+            return self._list(node_id).get(node_id, {})  # cheaper for few nodes
+        if self._listed is None:
+            self._listed = self._list()
+        return self._listed.get(node_id, {})
+
+    def _list(self, only: bytes | None = None) -> dict[bytes, dict[int, list[TableSource]]]:
+        """The sources in entries of the read list, by node and position; of one node or all."""
+        found: dict[bytes, dict[int, list[TableSource]]] = {}
+        for position, entry in enumerate(self.snapshot.deltas):
+            objects: list[tuple[BlobRef, Any, Sequence[Part]]] = [
+                (entry.log, Delta, entry.embedded),
+                *((ref.blob, Manifest, ref.parts) for ref in entry.manifests),
+            ]
+            for blob, kind, parts in objects:
+                wanted = ((part, part) for part in parts if only is None or part.node_id == only)
+                for node_id, of in by_node(wanted).items():
+                    source = TableSource(position, entry.last, blob, kind, tuple(of))
+                    found.setdefault(node_id, {}).setdefault(position, []).append(source)
+        return found
