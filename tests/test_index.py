@@ -206,7 +206,7 @@ def test_the_index_answers_without_a_manifest(
     counting = CountingStorage(storage)
     reader = Repository.open(counting)
     counting.reset()
-    stats = reader.array_stats("/big")
+    stats = reader.du(path="/big")
     assert (stats.initialized_chunks, stats.total_chunks) == (12_000, 36_000)
     assert (stats.stored_bytes, stats.counted) == (96_000, False)
     assert (stats.grid_shape, stats.shape) == ((12_000, 3), (12_000, 3))
@@ -227,8 +227,8 @@ def test_commits_are_laid_over_the_index(repository: Repository, storage: Memory
     session = repository.writable_session()
     put(session, "big/c/0/2", b"new")
     session.commit("one more")
-    assert repository.array_stats("big").initialized_chunks == 12_001
-    assert repository.array_stats("big").stored_bytes == 96_003
+    assert repository.du(path="big").initialized_chunks == 12_001
+    assert repository.du(path="big").stored_bytes == 96_003
     put(session, "big/c/0/0", b"other")
     session.store.delete_sync("big/c/11999/2")
     session.commit("overwrite and remove")
@@ -236,7 +236,7 @@ def test_commits_are_laid_over_the_index(repository: Repository, storage: Memory
     session.commit("cut off")
     counting = CountingStorage(storage)
     reader = Repository.open(counting)
-    stats = reader.array_stats("big")
+    stats = reader.du(path="big")
     assert (stats.initialized_chunks, stats.stored_bytes, stats.counted) == (12_000, 95_992, False)
     assert counts(reader) == {"big": 12_000, "small": 3}
     last = reader.readonly_session().initialized_chunks("big", [slice(11_998, None), slice(0, 3)])
@@ -252,11 +252,11 @@ def test_what_is_cut_off_is_not_counted(repository: Repository) -> None:
     put(session, "small/c/1", b"other")
     put(session, "small/c/8", b"12")
     session.commit("cut off, overwrite and append")
-    assert repository.array_stats("small").initialized_chunks == 4
+    assert repository.du(path="small").initialized_chunks == 4
     session.store.delete_sync("small/c/0")
     session.commit("remove")
-    assert repository.array_stats("small").initialized_chunks == 3
-    assert repository.array_stats("small").stored_bytes == 11
+    assert repository.du(path="small").initialized_chunks == 3
+    assert repository.du(path="small").stored_bytes == 11
     assert repository.readonly_session().initialized_chunks("small").tolist() == [[1], [2], [8]]
 
 
@@ -279,7 +279,7 @@ def test_changes_of_a_session_are_laid_over_too(repository: Repository) -> None:
         with pytest.raises(InvalidArgumentError, match="region"):
             session.initialized_chunks("small", region)
     with pytest.raises(NotFoundError):
-        repository.array_stats("none")
+        repository.du(path="none")
 
 
 def test_counts_of_arrays_that_no_delta_touches_are_free(
@@ -318,7 +318,7 @@ def test_building_is_incremental(repository: Repository, storage: MemoryStorage)
     report = builder.build_index()
     assert (report.leaves, report.indexed) == (3, 0)  # the compaction has told it
     assert manifests_read(counting) == []
-    assert Repository.open(storage).array_stats("big").stored_bytes == 96_000
+    assert Repository.open(storage).du(path="big").stored_bytes == 96_000
 
 
 # --- never wrong ---------------------------------------------------------------------------------
@@ -403,11 +403,11 @@ def test_whatever_the_index_is_the_answers_are_the_same(
     repository.build_index()
     damage(storage)
     assert answers(Repository.open(storage)) == expected
-    assert Repository.open(storage).array_stats("big").counted == (damage is not damage_nothing)
+    assert Repository.open(storage).du(path="big").counted == (damage is not damage_nothing)
     report = Repository.open(storage).build_index()
     assert report.indexed == (0 if damage is damage_nothing else 3)
     assert answers(Repository.open(storage)) == expected
-    assert not Repository.open(storage).array_stats("big").counted
+    assert not Repository.open(storage).du(path="big").counted
 
 
 def test_an_index_that_is_behind_is_not_used_for_what_it_does_not_know(
@@ -424,7 +424,7 @@ def test_an_index_that_is_behind_is_not_used_for_what_it_does_not_know(
     assert found.tolist() == [[4, 1], [6, 0]]
     assert counts(reader)["big"] == 12_000
     old = list(reader.ancestry())[-2].snapshot_id
-    assert reader.array_stats("big", snapshot_id=old).initialized_chunks == 12_000
+    assert reader.du(path="big", snapshot_id=old).initialized_chunks == 12_000
 
 
 def test_other_branches_keep_their_entries(repository: Repository, storage: MemoryStorage) -> None:
@@ -438,7 +438,7 @@ def test_other_branches_keep_their_entries(repository: Repository, storage: Memo
     assert repository.build_index("main").indexed == 0
     reader = Repository.open(storage)
     for branch in ("main", "trial"):
-        assert not reader.array_stats("small", branch).counted
+        assert not reader.du(branch, path="small").counted
     counting = CountingStorage(storage)
     session = Repository.open(counting).readonly_session("trial")
     counting.reset()

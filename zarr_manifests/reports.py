@@ -175,7 +175,7 @@ class ArrayStats:
     initialized_chunks : int
         Chunks that are there; all others read as the fill value.
     stored_bytes : int or None
-        Bytes of these, as stored; None if the index does not tell: `Repository.du` counts them.
+        Bytes of these, as stored; None if the index does not tell: `du` without a path counts them.
     counted : bool
         Whether manifests were read, because the index lacked the answer.
     """

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, overload
 
 from zarr_manifests.commits import SessionCommits
 from zarr_manifests.config import CacheOptions, RepositoryConfig
@@ -712,34 +712,47 @@ class Repository:
         """
         return totals_of(self._refs.view(Point(branch, tag, snapshot_id)))
 
+    @overload
     def du(
         self,
         branch: str | None = None,
         *,
+        path: None = None,
         tag: str | None = None,
         snapshot_id: str | None = None,
-    ) -> Usage:
-        """Exact chunks and bytes of every array, by where they are stored, and of every commit.
+    ) -> Usage: ...
 
-        Take this where `totals` is only a bound, or to tell inline, native and virtual chunks
-        apart. It reads all manifests of the snapshot and its history, and no chunk.
-        """
-        session = self.readonly_session(branch, tag=tag, snapshot_id=snapshot_id)
-        history = self.ancestry(snapshot_id=session.snapshot_id)
-        return Usage(session.du(), tuple(history))
-
-    def array_stats(
+    @overload
+    def du(
         self,
-        path: str,
         branch: str | None = None,
         *,
+        path: str,
         tag: str | None = None,
         snapshot_id: str | None = None,
-    ) -> ArrayStats:
-        """How far one array is filled: its exact number of chunks, and of those its grid has.
+    ) -> ArrayStats: ...
 
-        Take this for one array. It reads nothing where `totals` is exact, else the index of
+    def du(
+        self,
+        branch: str | None = None,
+        *,
+        path: str | None = None,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+    ) -> Usage | ArrayStats:
+        """Exact chunks and bytes of every array and commit, or how far one array is filled.
+
+        Take this where `totals` is only a bound, or to tell inline, native and virtual chunks
+        apart. It reads no chunk. Without a path it reads all manifests of the snapshot and its
+        history. For one array it reads nothing where `totals` is exact, else the index of
         initialised chunks (`build_index`), else the manifests of that array.
+
+        Parameters
+        ----------
+        branch, tag, snapshot_id : str, optional
+            The snapshot; by default the head of `main`.
+        path : str, optional
+            One array.
 
         Raises
         ------
@@ -749,20 +762,27 @@ class Repository:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://stats-example")
+        >>> repo = zm.Repository.create("memory://du-example")
         >>> with repo.transaction(message="fill a quarter") as store:
         ...     array = zarr.create_array(store, name="air", shape=(8,), chunks=(2,), dtype="i2")
         ...     array[:2] = 7
-        >>> stats = repo.array_stats("air")
-        >>> stats.initialized_chunks, stats.total_chunks, stats.fraction
+        >>> one = repo.du(path="air")
+        >>> one.initialized_chunks, one.total_chunks, one.fraction
         (1, 4, 0.25)
+        >>> repo.du().chunks
+        1
         """
+        if path is not None:
+            at, context = Point(branch, tag, snapshot_id), self._context
 
-        def count() -> ArrayStats:
-            head = self._refs.resolve(Point(branch, tag, snapshot_id))
-            return array_stats(self._context, self._context.open_branch(head), path, branch)
+            def count() -> ArrayStats:
+                view = context.open_branch(self._refs.resolve(at))
+                return array_stats(context, view, path, branch)
 
-        return opened(count)
+            return opened(count)
+        session = self.readonly_session(branch, tag=tag, snapshot_id=snapshot_id)
+        history = self.ancestry(snapshot_id=session.snapshot_id)
+        return Usage(session.du(), tuple(history))
 
     def build_index(self, branch: str = DEFAULT_BRANCH) -> IndexReport:
         """Bring the index of initialised chunks up to date with a branch.

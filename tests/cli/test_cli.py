@@ -201,6 +201,15 @@ def test_du_counts_what_each_array_refers_to(url: str) -> None:
     assert lines("du", url, "--branch", "trial")[2].split()[1] == "4"
 
 
+def test_du_of_one_array_says_how_far_it_is_filled(url: str) -> None:
+    stats = zm.Repository.open(url).du(path="/air/temperature")
+    header, shown = lines("du", url, "--array", "air/temperature")
+    assert header.split() == ["chunks", "of", "bytes"]
+    assert stats.stored_bytes is not None
+    size = bytes_text(stats.stored_bytes).split()
+    assert shown.split() == ["/air/temperature", "2", str(stats.total_chunks), *size]
+
+
 def test_du_and_log_show_what_snapshots_say_themselves(url: str) -> None:
     repository = zm.Repository.open(url)
     total = repository.totals().total

@@ -156,7 +156,7 @@ class Ways:
             "du": lambda r: r.du(),
             "branches": lambda r: r.list_branches(),
             "tags": lambda r: r.list_tags(),
-            "array_stats": lambda r: r.array_stats("a").initialized_chunks,
+            "du of one": lambda r: r.du(path="a").initialized_chunks,
             "initialized": lambda r: r.readonly_session().initialized_chunks("a"),
             "bulk": lambda r: sorted(
                 (tuple(map(int, coords)), data)

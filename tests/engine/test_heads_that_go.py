@@ -58,7 +58,7 @@ def opened(storage: Storage) -> Repository:
 
 OPERATIONS: dict[str, Callable[[Repository], Any]] = {
     "totals": lambda repository: repository.totals(),
-    "array_stats": lambda repository: repository.array_stats("a"),
+    "du of one": lambda repository: repository.du(path="a"),
     "build_index": lambda repository: repository.build_index(),
     "compact": lambda repository: repository.compact(mode="full"),
     "dry run": lambda repository: repository.compact(mode="full", dry_run=True),

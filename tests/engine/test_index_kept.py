@@ -103,13 +103,13 @@ def test_after_a_hundred_commits_an_answer_costs_few_requests(hundred: MemorySto
     usage = {one.path: one for one in repository.readonly_session().du()}
     live = len(contents_of(repository.readonly_session().store).view.snapshot.deltas)
     assert 5 < live <= 70
-    stats, asked = requests(hundred, lambda repo: repo.array_stats("air"))
+    stats, asked = requests(hundred, lambda repo: repo.du(path="air"))
     assert stats.initialized_chunks == usage["/air"].chunks
     assert not stats.counted
     # The head and its base, live deltas in one round, the index's directory and one bitmap.
     assert len(asked) <= 5 + live
     assert not [key for key in asked if key.startswith("manifests/")]
-    stats, asked = requests(hundred, lambda repo: repo.array_stats("other"))
+    stats, asked = requests(hundred, lambda repo: repo.du(path="other"))
     assert (stats.initialized_chunks, stats.stored_bytes) == (2, 16)
     assert len(asked) <= 3
     region = [slice(100, 110), slice(0, 3)]
@@ -229,7 +229,7 @@ def test_the_index_says_what_manifests_say(data: st.DataObject) -> None:
         if session.has_uncommitted_changes:
             session.commit("change")
         (usage,) = Repository.open(storage).readonly_session().du()
-        stats = Repository.open(storage).array_stats("air")
+        stats = Repository.open(storage).du(path="air")
         assert stats.initialized_chunks == usage.chunks
         assert stats.stored_bytes in (None, usage.nbytes)
         asked, node_id = presence(storage)

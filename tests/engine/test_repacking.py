@@ -173,7 +173,7 @@ def test_nothing_else_is_changed() -> None:
     old = repo.readonly_session().snapshot_id
     totals = repo.totals()
     repo.build_index()
-    stats = repo.array_stats("a")
+    stats = repo.du(path="a")
     report = repo.repack()
     kinds = [info.kind for info in repo.ancestry()]
     assert kinds[: len(kinds) - 3] == ["rewrite", "rewrite"]
@@ -183,7 +183,7 @@ def test_nothing_else_is_changed() -> None:
     assert repo.totals().total == totals.total
     assert totals.total.exact
     assert all(one.delta.refs == one.delta.nbytes == 0 for one in repo.totals().arrays)
-    assert repo.array_stats("a").initialized_chunks == stats.initialized_chunks
+    assert repo.du(path="a").initialized_chunks == stats.initialized_chunks
     assert repo.verify().ok
 
 

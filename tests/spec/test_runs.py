@@ -67,7 +67,7 @@ def check_presence(line: Any, repository: zm.Repository) -> zm.ArrayStats:
     every = np.arange(by_hand.LENGTH).reshape(-1, 1)
     known = chunks_there(contents_of(session.store).view, by_hand.ARRAY, every)
     assert np.flatnonzero(known).tolist() == there
-    stats = repository.array_stats("x")
+    stats = repository.du(path="x")
     assert stats.initialized_chunks == len(there)
     assert stats.stored_bytes in (None, line.count()[1])
     return stats

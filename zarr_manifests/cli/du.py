@@ -1,4 +1,4 @@
-"""`zarr-manifests du`: chunks and bytes of every array of one snapshot; no chunk is read."""
+"""`zarr-manifests du`: chunks and bytes of the arrays of one snapshot; no chunk is read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from zarr_manifests.cli.console import (
     session_at,
 )
 from zarr_manifests.plain import plain_text
-from zarr_manifests.reports import Amount, Totals
+from zarr_manifests.reports import Amount, ArrayStats, Totals
+from zarr_manifests.repository import Repository
 
 __all__ = ["run"]
 
@@ -32,8 +33,15 @@ def run(
         bool,
         typer.Option("--totals", help="By what the snapshot says itself: no manifest is read."),
     ] = False,
+    path: Annotated[
+        str | None, typer.Option("--array", help="How far this array is filled.")
+    ] = None,
 ) -> None:
     """Show how many chunks and bytes each array has: inline, native and virtual."""
+    if path is not None:
+        repo = Repository.open(url)
+        _print_stats(repo.du(branch, path=path, tag=tag, snapshot_id=snapshot))
+        return
     session = session_at(url, branch, tag, snapshot)
     if totals:
         _print_totals(session.totals())
@@ -55,6 +63,14 @@ def run(
     out = console()
     out.print(session.snapshot_id, style="yellow")
     out.print(table)
+
+
+def _print_stats(stats: ArrayStats) -> None:
+    table = columns("", "chunks", "of", "bytes", right=("chunks", "of", "bytes"), whole=("",))
+    nbytes = "?" if stats.stored_bytes is None else bytes_text(stats.stored_bytes)
+    chunks, total = f"{stats.initialized_chunks:,}", f"{stats.total_chunks:,}"
+    table.add_row(plain_text(stats.path), chunks, total, nbytes)
+    console().print(table)
 
 
 def _print_totals(totals: Totals) -> None:
