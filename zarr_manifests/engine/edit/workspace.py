@@ -352,7 +352,7 @@ class Workspace:
         if self.reports:
             refuse_in_copy(f"what is below {prefix!r} cannot be removed")
         with self.lock:
-            top = prefix[:-1]
+            top = prefix.removesuffix("/")
             for path, node in self.contents.within(top).items():
                 if node.kind is not NodeKind.OPAQUE or path[1:].startswith(prefix):
                     self.edits.drop(path)
