@@ -899,6 +899,17 @@ def test_marks_and_merges_that_are_refused(wrong: Any, samples: dict[str, bytes]
             read("marks", envelope(9, msgpack.packb(wrong)))
 
 
+@pytest.mark.parametrize("absent", [{}, {"history": None}])
+def test_a_snapshot_may_say_nothing_of_its_ancestors(
+    absent: dict[str, Any], samples: dict[str, bytes]
+) -> None:
+    fields = msgpack.unpackb(_payload_of(samples["snapshot"]))
+    fields.pop("history")
+    assert read("snapshot", envelope(2, msgpack.packb(fields | absent))).history.count == 0
+    with pytest.raises(CorruptObjectError, match="history: expected a map"):
+        read("snapshot", envelope(2, msgpack.packb(fields | {"history": 0})))
+
+
 @pytest.mark.parametrize("wrong", [1, 0, None, "yes", []])
 @pytest.mark.parametrize("name", ["nodes", "coordinates"])
 def test_whether_a_delta_changes_nodes_is_true_or_false(

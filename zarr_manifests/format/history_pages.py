@@ -168,7 +168,7 @@ class HistoryPageRef:
     level: int
 
     def __post_init__(self) -> None:
-        check_numbers("history.pages", self.count - 1, most=2**31)
+        check_numbers("history.pages", self.count - 1, most=2**31 - 1)
         check_numbers("history.pages", self.level, most=_MOST_LEVELS)
 
     def pack(self) -> list[Any]:
@@ -181,7 +181,7 @@ class HistoryPageRef:
         found = []
         for value in fields.items(name):
             match value:
-                case [dict(blob), newest, int(count), int(level), *_]:
+                case [dict(blob), newest, int(count), int(level)]:
                     ref = BlobRef.parse(Fields(blob, f"{fields.where}.{name}"))
                     found.append(cls(ref, _parse_pointer(newest), count, level))
                 case _:

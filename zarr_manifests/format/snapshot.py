@@ -449,7 +449,9 @@ class Snapshot:
             fields.counters("sums"),
             BlobRef.parse_optional(fields, "marks_page"),
             _merged(fields),
-            History.parse(Fields(fields.value.get("history", {}), "snapshot.history")),
+            History.parse(Fields(fields.value["history"], "snapshot.history"))
+            if fields.has("history")
+            else History(),
         )
 
 
