@@ -301,9 +301,9 @@ def test_of_a_sharded_array_these_are_the_shards() -> None:
     ("arguments", "error", "match"),
     [
         ({"path": "b"}, NotFoundError, "there is no array 'b'"),
-        ({"path": "a", "box": [slice(None)]}, InvalidArgumentError, "no region of a grid of"),
+        ({"path": "a", "box": [slice(None)]}, InvalidArgumentError, "not a region of a grid of"),
         ({"path": "a", "box": [slice(0, 4, 2), slice(None)]}, InvalidArgumentError, "step"),
-        ({"path": "a", "cells": [(0, 1)]}, InvalidArgumentError, "no region of an array of"),
+        ({"path": "a", "cells": [(0, 1)]}, InvalidArgumentError, "not a region of an array of"),
         ({"path": "a", "box": [(0, 1)] * 2, "cells": [(0, 1)] * 2}, InvalidArgumentError, "both"),
     ],
 )

@@ -207,7 +207,7 @@ def plain(folder: Path, columns: dict[str, Any] | pa.Table, **fields: Any) -> Pa
         (GOOD | {"path": [1, 2]}, "text is due"),
         (GOOD | {"raw": [1.5, 2.5]}, "text is due"),
         (GOOD | {"path": ["a.nc", None]}, "relative path"),
-        (GOOD | {"path": [b"\xff", None]}, "no text"),
+        (GOOD | {"path": [b"\xff", None]}, "not text"),
         (GOOD | {"offset": pa.array([2**64 - 1, 0], pa.uint64())}, "offset"),
         (GOOD | {"offset": [2**62, 0]}, "offset"),
         ({name: column[:1] for name, column in GOOD.items()}, "1 rows"),
