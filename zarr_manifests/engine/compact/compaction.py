@@ -56,7 +56,12 @@ from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.conflict.admission import Refusal, Writer, admission
 from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts
-from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode, Size, merge_groups
+from zarr_manifests.planning.upkeep.compaction_triggers import (
+    CompactionMode,
+    Size,
+    merge_groups,
+    opening_is_slow,
+)
 from zarr_manifests.planning.upkeep.digests import needs_digest
 from zarr_manifests.reports import CompactionReport
 
@@ -259,12 +264,14 @@ class _Work:
         )
 
     def _base_is_due(self) -> bool:
-        """Whether enough is pending for a new base, whose node table is written as a whole."""
+        """Whether enough is pending for a new base; of its pages only changed ones are written."""
         if self._mode is CompactionMode.MINOR:
             return False
         entries, base = self._view.snapshot.deltas, self._view.snapshot.base
         if self._everything or base is None:
             return bool(entries) or self._everything
+        if opening_is_slow(*self._view.node_changes()):
+            return True
         nbytes = sum(e.log.length + sum(m.blob.length for m in e.manifests) for e in entries)
         return bool(entries) and nbytes >= self._ratio * base.length
 

@@ -16,8 +16,11 @@ from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode, is_due
+from zarr_manifests.planning.upkeep.compaction_triggers import (
+    CompactionMode,
+    is_due,
+    opening_is_slow,
+)
 from zarr_manifests.reports import CompactionReport
 
 __all__ = ["compact", "compact_if_due", "observed_compaction"]
@@ -81,7 +84,7 @@ def compact_if_due(context: Context, branch: str, view: SnapshotView) -> Snapsho
     makes it due again.
     """
     rewrite, options = context.config.commits.mode == "rewrite", context.config.compaction
-    if not rewrite and (options.mode == "manual" or not _is_due(view.snapshot, options)):
+    if not rewrite and (options.mode == "manual" or not _is_due(view, options)):
         return None
     if not rewrite and options.mode == "async":
         compact_soon(context, branch)
@@ -101,8 +104,9 @@ def compact_if_due(context: Context, branch: str, view: SnapshotView) -> Snapsho
     return None
 
 
-def _is_due(snapshot: Snapshot, options: Compaction) -> bool:
-    return is_due(
+def _is_due(view: SnapshotView, options: Compaction) -> bool:
+    snapshot = view.snapshot
+    return opening_is_slow(*view.node_changes()) or is_due(
         sum(entry.first == entry.last for entry in snapshot.deltas),
         snapshot.sequence,
         min_delta_count=options.min_delta_count,

@@ -113,12 +113,7 @@ class SnapshotView(SnapshotTables):
         self.nodes: Mapping[str, Node]
         self.by_id: Mapping[bytes, Node]
         self._paths: Callable[[], Paths]
-        ends = {entry.first: snapshot.deltas[entry.stop - 1].last for entry in snapshot.digests}
-        newer = [
-            opening[at]
-            for at in sorted(opening)
-            if ends.get(at, snapshot.deltas[at].last) > base.sequence
-        ]
+        newer = [opening[at] for at in sorted(opening) if self._last(at) > base.sequence]
         changes = [found for found in newer if found.deleted or found.nodes]
         if base.pages or base.leaf_pages:
             self._open_pages(BasePages(objects, base), changes)
@@ -155,6 +150,21 @@ class SnapshotView(SnapshotTables):
         self._index = PagedIndex(pages, ids)
         paths = PagedPaths(pages, changed)
         self._paths = lambda: paths
+
+    def node_changes(self) -> tuple[int, int]:
+        """How many nodes live deltas newer than the base change, and the bytes of these deltas."""
+        number = nbytes = 0
+        for position, blob in self.snapshot.opening():
+            found = self.opening[position]
+            changes = len(found.nodes) + len(found.deleted)
+            if changes and self._last(position) > self.base_sequence:
+                number, nbytes = number + changes, nbytes + blob.length
+        return number, nbytes
+
+    def _last(self, position: int) -> int:
+        """The newest sequence of the delta or digest at that position of the read list."""
+        ends = {entry.first: entry.stop for entry in self.snapshot.digests}
+        return self.snapshot.deltas[ends.get(position, position + 1) - 1].last
 
     @property
     def manifests(self) -> tuple[ManifestRef, ...]:

@@ -10,6 +10,9 @@ merged). Two kinds of compaction limit how often each row is rewritten:
   refs have reached `size_ratio` of the refs they hold. So rewriting a leaf costs at most
   1 / `size_ratio` times the cost of what was added to it.
 
+A third trigger is for whoever opens the branch: live deltas with many changed nodes are merged into
+the base, which is read page by page.
+
 Invariants: only neighbours are merged, so the newest row of a chunk stays the newest; an entry is
 dropped only when the base has everything in it, and all older entries are dropped too.
 """
@@ -21,11 +24,21 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["MOST_RUNS", "CompactionMode", "Size", "is_due", "merge_groups", "overlap_refs"]
+__all__ = [
+    "MOST_RUNS",
+    "CompactionMode",
+    "Size",
+    "is_due",
+    "merge_groups",
+    "opening_is_slow",
+    "overlap_refs",
+]
 
 MOST_RUNS: Final = 20
 """Most runs in a read list; beyond that the newest are merged whatever their sizes."""
 _SMALLEST_CLASS_ROWS: Final = 1_024
+_NODE_CHANGES_MOST: Final = 1_000
+_NODE_BYTES_MOST: Final = 128 * 1024
 
 
 class CompactionMode(StrEnum):
@@ -83,6 +96,25 @@ def is_due(
     if unrolled >= max_delta_count:
         return True
     return unrolled >= min_delta_count and sequence % interval_commits == 0
+
+
+def opening_is_slow(changes: int, nbytes: int) -> bool:
+    """Whether so many nodes have changed since the base that a compaction is due.
+
+    Parameters
+    ----------
+    changes : int
+        The number of nodes that live deltas newer than the base set or delete.
+    nbytes : int
+        The size of these deltas, which every reader fetches to open the snapshot.
+
+    Examples
+    --------
+    >>> from zarr_manifests.planning.upkeep.compaction_triggers import opening_is_slow
+    >>> opening_is_slow(3, 4_000), opening_is_slow(5_000, 60_000)
+    (False, True)
+    """
+    return changes > _NODE_CHANGES_MOST or (changes > 0 and nbytes > _NODE_BYTES_MOST)
 
 
 def merge_groups(sizes: Sequence[Size], fan_in: int) -> list[tuple[int, int]]:
