@@ -436,10 +436,12 @@ def _place(
         history=history,
     ).with_delta_copies(known)
     if needs_digest(snapshot):
-        nodes = {**parent.nodes, **{node.path: node for node in prepared.delta.nodes}}
-        snapshot, digest = with_digest(
-            context, snapshot, nodes.values(), parent.base_sequence, keys
-        )
+        # With pages, looking up more nodes than needed would load more pages.
+        due = [e for e in snapshot.deltas if e.coordinates or parent.pages is None]
+        held = {part.node_id for listed in due for part in listed.embedded}
+        made = {node.node_id: node for node in prepared.delta.nodes}
+        nodes = [*parent.among(held - made.keys()), *made.values()]
+        snapshot, digest = with_digest(context, snapshot, nodes, parent.base_sequence, keys)
         known[digest.key] = digest.data
         snapshot = snapshot.with_delta_copies(known)
         uploads.append(digest)

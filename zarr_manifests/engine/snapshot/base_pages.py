@@ -95,6 +95,7 @@ class BasePages:
         self._large: dict[bytes, list[LeafPage]] = {}
         for link in base.leaf_pages:
             self._large.setdefault(link.node_id, []).append(link)
+        self._counted: dict[int, Mapping[bytes, Count]] = {}  # counts by node, by page
         self._indexes: dict[tuple[str, ...], BaseIndex] = {}  # by keys of pages of leaves
         if not base.pages:
             self._keep(0, base, NodeMaps.of(base.nodes))
@@ -254,6 +255,14 @@ class BasePages:
         """All leaves, each manifest once."""
         pages = [*self.pages(), *self.leaf_bases(self.base.leaf_pages)]
         return combined_refs(ref for page in pages for ref in page.manifests)
+
+    def counts_in(self, number: int) -> Mapping[bytes, Count]:
+        """The counts in the page of nodes with that number, by node."""
+        found = self._counted.get(number)
+        if found is None:
+            page = self.page(number)
+            found = self._counted[number] = {c.node_id: c for c in page.counts or ()}
+        return found
 
     def manifests_here(self) -> tuple[ManifestRef, ...]:
         """The leaves in pages of nodes that are loaded."""

@@ -6,14 +6,17 @@ full has every chunk; tables in memory or fetched with the snapshot are looked u
 assumes that every chunk it sets is new, and that a chunk it removes did not exist. The numbers are
 then marked as upper bounds. A compaction that merges everything of an array counts it anew.
 
+If the base has pages, a commit reads those of the nodes it touches, and adds their difference to
+the sums of the snapshot before.
+
 Invariant: a number marked exact is exact for every reader of the snapshot, whatever was in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +42,7 @@ from zarr_manifests.planning.tables.sums import (
     Tally,
     alive_tallies,
     base_tallies,
+    changed_sums,
     difference,
     lay_over,
     sum_of,
@@ -192,18 +196,66 @@ class Effect:
     view : SnapshotView
         The snapshot it was computed on.
     before : mapping of bytes to Tally
-        The tally of each node on that snapshot.
+        The tally on that snapshot of each node, or of those that the commit touches.
+    paths : collection of str
+        The paths on that snapshot of the nodes that the commit touches.
     """
 
     counts: tuple[Count, ...]
     view: SnapshotView
     before: Mapping[bytes, Tally]
+    paths: Collection[str] = ()
 
     def sums(self, parent: SnapshotView, entry: DeltaEntry, delta: Delta) -> dict[str, int]:
         """The sums after the commit on `parent`; `entry` is the commit's, with the counts."""
-        tallies = dict(self.before) if parent is self.view else tallies_of(parent)
+        known = parent.snapshot.sums
+        if parent.pages is None or "arrays" not in known:
+            tallies = dict(self.before) if parent is self.view else tallies_of(parent)
+            lay_over(tallies, entry)
+            return sums_of(tallies, _nodes_after(parent, delta).values())
+        touched = _touched(parent, delta, {count.node_id for count in self.counts}, self.paths)
+        tallies = _tallies_among(parent, touched)
+        before = sums_of(tallies, touched.before.values())
         lay_over(tallies, entry)
-        return sums_of(tallies, _nodes_after(parent, delta).values())
+        return changed_sums(known, before, sums_of(tallies, touched.after.values()))
+
+
+class _Touched(NamedTuple):
+    """Nodes by path before and after a commit: all, or with pages at least those it touches."""
+
+    before: Mapping[str, Node]
+    after: Mapping[str, Node]
+
+
+def _touched(
+    view: SnapshotView, delta: Delta, node_ids: Iterable[bytes], paths: Iterable[str] = ()
+) -> _Touched:
+    """The nodes that the delta names, and those with these ids, which may be at these paths."""
+    if view.pages is None:
+        return _Touched(view.nodes, _nodes_after(view, delta))
+    named = {*paths, *delta.deleted, *(node.path for node in delta.nodes)}
+    before = {path: node for path in sorted(named) if (node := view.nodes.get(path)) is not None}
+    # A node that the delta makes is new unless it was at one of these paths.
+    known = {node.node_id for node in (*before.values(), *delta.nodes)}
+    for node_id in sorted({*node_ids} - known):
+        node = view.by_id.get(node_id)
+        if node is not None:
+            before[node.path] = node
+    after = {path: node for path, node in before.items() if path not in delta.deleted}
+    return _Touched(before, after | {node.path: node for node in delta.nodes})
+
+
+def _tallies_among(view: SnapshotView, touched: _Touched) -> dict[bytes, Tally]:
+    """The tallies of all nodes, or with pages of the touched ones; loads no other page."""
+    before = [node.node_id for node in touched.before.values()] if view.pages else []
+    counts = view.counts_among(before)
+    if view.pages is None or counts is None:
+        return tallies_of(view)
+    found = _laid_over(
+        view, dict(base_tallies(counts, ())), view.base_sequence, view.snapshot.deltas
+    )
+    ids = {node.node_id for node in (*touched.before.values(), *touched.after.values())}
+    return {node_id: tally for node_id, tally in found.items() if node_id in ids}
 
 
 def effect_of(
@@ -216,9 +268,12 @@ def effect_of(
 
     `tables` are the delta's; `fetch` returns those that are not in memory.
     """
-    tallies = tallies_of(view)
-    counter = _Counter(view, tallies, fetch)
-    return Effect(counter.counts(delta, tables, _nodes_after(view, delta).values()), view, tallies)
+    touched = _touched(view, delta, {*tables, *delta.truncated})
+    tallies = _tallies_among(view, touched)
+    nodes = {n.node_id: n for n in touched.before.values()} if view.pages else view.by_id
+    counts = _Counter(view, nodes, tallies, fetch).counts(delta, tables, touched.after.values())
+    paths = () if view.pages is None else touched.before.keys()
+    return Effect(counts, view, tallies, paths)
 
 
 def _nodes_after(view: SnapshotView, delta: Delta) -> Mapping[str, Node]:
@@ -243,14 +298,15 @@ class _Counter:
     def __init__(
         self,
         view: SnapshotView,
+        nodes: Mapping[bytes, Node],
         tallies: Mapping[bytes, Tally],
         fetch: Callable[[Rows], ChunkTable],
     ) -> None:
         self._view = view
+        self._nodes = nodes
         self._fetch = fetch
         self._at_hand = view.at_hand()
         self._tallies = tallies
-        self._nodes = view.by_id
         self._boxes: dict[bytes, list[tuple[Box, int]]] = {}
 
     def counts(
@@ -261,7 +317,7 @@ class _Counter:
     ) -> tuple[Count, ...]:
         """How the delta with these chunk tables changes each node's chunks.
 
-        `nodes` are all nodes afterwards.
+        `nodes` are the nodes afterwards.
         """
         touched = dict.fromkeys((*tables, *delta.truncated))
         for node in delta.nodes:

@@ -151,6 +151,20 @@ class SnapshotView(SnapshotTables):
         paths = PagedPaths(pages, changed)
         self._paths = lambda: paths
 
+    def counts_among(self, node_ids: Iterable[bytes]) -> tuple[Count, ...] | None:
+        """The base's counts of at least these nodes, None if unknown; loads only their pages."""
+        pages, ids = self.pages, self.by_id
+        if pages is None or pages.base.counts is None or not isinstance(ids, NodeIds):
+            return self.counts
+        at = {node_id: ids.page_of(node_id) for node_id in node_ids}
+        found = (pages.counts_in(n).get(i) for i, n in at.items() if n is not None)
+        return tuple(count for count in found if count is not None)
+
+    def among(self, node_ids: Iterable[bytes]) -> Iterable[Node]:
+        """The nodes with these ids, as far as there are any."""
+        found = (self.by_id.get(node_id) for node_id in sorted(node_ids))
+        return [node for node in found if node is not None]
+
     def node_changes(self) -> tuple[int, int]:
         """How many nodes live deltas newer than the base change, and the bytes of these deltas."""
         number = nbytes = 0

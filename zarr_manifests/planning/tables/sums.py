@@ -21,6 +21,7 @@ __all__ = [
     "Tally",
     "alive_tallies",
     "base_tallies",
+    "changed_sums",
     "difference",
     "lay_over",
     "merged_counts",
@@ -221,6 +222,32 @@ def sums_of(tallies: Mapping[bytes, Tally], nodes: Iterable[Node]) -> dict[str, 
     if nbytes_known:
         sums["chunk-bytes" if nbytes_exact else "chunk-bytes-at-most"] = nbytes
     return sums
+
+
+def changed_sums(
+    sums: Mapping[str, int], before: Mapping[str, int], after: Mapping[str, int]
+) -> dict[str, int]:
+    """The sums of a snapshot of which some nodes have changed.
+
+    `before` and `after` are the sums of these nodes. A sum that was not exact stays an upper bound.
+
+    Examples
+    --------
+    >>> from zarr_manifests.planning.tables.sums import changed_sums
+    >>> before = {"arrays": 1, "groups": 0, "chunks": 2}
+    >>> after = {"arrays": 0, "groups": 0, "chunks": 0}
+    >>> changed_sums({"arrays": 5, "groups": 1, "chunks-at-most": 9}, before, after)
+    {'arrays': 4, 'groups': 1, 'chunks-at-most': 7}
+    """
+    found = {name: sums[name] - before[name] + after[name] for name in ("arrays", "groups")}
+    for name in ("chunks", "chunk-bytes"):
+        bound = f"{name}-at-most"
+        three = [each.get(name, each.get(bound)) for each in (sums, before, after)]
+        total, gone, new = three
+        if total is not None and gone is not None and new is not None:
+            exact = name in sums and name in after
+            found[name if exact else bound] = total - gone + new
+    return found
 
 
 def _most(node: Node) -> int:
