@@ -22,7 +22,7 @@ from zarr_manifests.format.nodes import Base
 from zarr_manifests.planning.layout import node_pages
 from zarr_manifests.planning.layout.node_pages import PageLimits
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage, LatencyStorage
 
 GROUP = b'{"zarr_format": 3, "node_type": "group"}'
@@ -64,7 +64,7 @@ def repository(storage: Any = None, **config: Any) -> Repository:
 
 def pages_of(repo: Repository) -> Base:
     """The base of main, with its pointers to pages."""
-    pages = workspace_of(repo.readonly_session("main").store).view.pages
+    pages = contents_of(repo.readonly_session("main").store).view.pages
     assert pages is not None
     return pages.base
 
@@ -166,7 +166,7 @@ def test_a_base_in_pages_answers_as_one_without(
     assert one.repo.verify().problems == ()
     tallies = [(each.repo.totals().total, each.repo.totals().arrays) for each in (one, other)]
     assert tallies[0] == tallies[1]
-    sums = [workspace_of(reader.store).view.snapshot.sums for reader in readers]
+    sums = [contents_of(reader.store).view.snapshot.sums for reader in readers]
     assert sums[0] == sums[1]
 
 
@@ -249,7 +249,7 @@ def test_a_commit_to_one_array_of_many_reads_few_pages(many: MemoryStorage) -> N
         session.commit("one")
         assert storage.bytes_read <= 32 * 1024, step
     assert len(pages_of(repo).pages) > 30
-    sums = workspace_of(repo.readonly_session("main").store).view.snapshot.sums
+    sums = contents_of(repo.readonly_session("main").store).view.snapshot.sums
     assert (sums["arrays"], sums["groups"]) == (MANY, GROUPS + 1)
     storage.reset()
     repo.compact("main", "full")
@@ -322,7 +322,7 @@ def damaged(change: Any) -> Repository:
     with limits(SMALL):
         done = repo.compact("main", "full")
     assert done.snapshot_id is not None
-    view = workspace_of(repo.readonly_session("main").store).view
+    view = contents_of(repo.readonly_session("main").store).view
     assert view.snapshot.base is not None
     assert view.pages is not None
     storage = repo.storage
@@ -379,7 +379,7 @@ def call_orphans(storage: MemoryStorage, base: Base) -> Base:
 def test_pages_that_are_not_as_the_base_says_are_refused(change: Any) -> None:
     repo = damaged(change)
     with pytest.raises(CorruptObjectError):
-        list(workspace_of(repo.readonly_session("main").store).view.nodes)
+        list(contents_of(repo.readonly_session("main").store).view.nodes)
     assert repo.verify().problems
 
 

@@ -138,8 +138,10 @@ class Many(NamedTuple):
 
 def filled(count: int, *, committed: bool) -> Many:
     """Arrays that are committed or not."""
+    # A compaction looks at all nodes.
+    config = {"inline-chunk-bytes": 0, "compaction": {"mode": "manual"}}
     repository = Repository.create(
-        MemoryStorage(), {"inline-chunk-bytes": 0}, virtual_containers={"raw": "memory://raw"}
+        MemoryStorage(), config, virtual_containers={"raw": "memory://raw"}
     )
     session = opened(repository)
     put(session.store, "g/zarr.json", GROUP)

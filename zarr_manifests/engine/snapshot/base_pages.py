@@ -366,6 +366,7 @@ class NodeIds(Mapping[bytes, Node]):
         self._nodes = nodes
         changed = nodes.changed.values()
         self._changed = {node.node_id: node for node in changed if node is not None}
+        self._searched = False
 
     def page_of(self, node_id: bytes) -> int | None:
         """The number of the page of the base that has the node, at whatever path."""
@@ -375,7 +376,10 @@ class NodeIds(Mapping[bytes, Node]):
         if node is None:
             return pages.page_with(node_id, None)
         found = pages.page_with(node_id, (node.path,))
-        return pages.page_with(node_id, changed) if found is None else found
+        if found is None and not self._searched:
+            found = pages.page_with(node_id, changed)
+            self._searched = True  # nodes at all these paths are known now
+        return found
 
     def __getitem__(self, node_id: bytes) -> Node:
         node = self._changed.get(node_id)

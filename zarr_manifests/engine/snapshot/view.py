@@ -165,15 +165,16 @@ class SnapshotView(SnapshotTables):
         found = (self.by_id.get(node_id) for node_id in sorted(node_ids))
         return [node for node in found if node is not None]
 
-    def node_changes(self) -> tuple[int, int]:
-        """How many nodes live deltas newer than the base change, and the bytes of these deltas."""
-        number = nbytes = 0
+    def node_changes(self) -> tuple[int, int, int]:
+        """How many nodes live deltas newer than the base change; their bytes and chunk tables."""
+        number = nbytes = tables = 0
         for position, blob in self.snapshot.opening():
             found = self.opening[position]
             changes = len(found.nodes) + len(found.deleted)
             if changes and self._last(position) > self.base_sequence:
                 number, nbytes = number + changes, nbytes + blob.length
-        return number, nbytes
+                tables += len(self.snapshot.deltas[position].parts())
+        return number, nbytes, tables
 
     def _last(self, position: int) -> int:
         """The newest sequence of the delta or digest at that position of the read list."""

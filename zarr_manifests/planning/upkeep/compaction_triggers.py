@@ -39,6 +39,7 @@ MOST_RUNS: Final = 20
 _SMALLEST_CLASS_ROWS: Final = 1_024
 _NODE_CHANGES_MOST: Final = 1_000
 _NODE_BYTES_MOST: Final = 128 * 1024
+_TABLES_MOST: Final = 2_000
 
 
 class CompactionMode(StrEnum):
@@ -98,7 +99,7 @@ def is_due(
     return unrolled >= min_delta_count and sequence % interval_commits == 0
 
 
-def opening_is_slow(changes: int, nbytes: int) -> bool:
+def opening_is_slow(changes: int, nbytes: int, tables: int) -> bool:
     """Whether so many nodes have changed since the base that a compaction is due.
 
     Parameters
@@ -107,14 +108,18 @@ def opening_is_slow(changes: int, nbytes: int) -> bool:
         The number of nodes that live deltas newer than the base set or delete.
     nbytes : int
         The size of these deltas, which every reader fetches to open the snapshot.
+    tables : int
+        The number of their chunk tables. If there are very many, merging them would take the
+        writer long, and is left to compactions that are due for other reasons.
 
     Examples
     --------
     >>> from zarr_manifests.planning.upkeep.compaction_triggers import opening_is_slow
-    >>> opening_is_slow(3, 4_000), opening_is_slow(5_000, 60_000)
+    >>> opening_is_slow(3, 4_000, 3), opening_is_slow(5_000, 60_000, 0)
     (False, True)
     """
-    return changes > _NODE_CHANGES_MOST or (changes > 0 and nbytes > _NODE_BYTES_MOST)
+    many = changes > _NODE_CHANGES_MOST or (changes > 0 and nbytes > _NODE_BYTES_MOST)
+    return many and tables <= _TABLES_MOST
 
 
 def merge_groups(sizes: Sequence[Size], fan_in: int) -> list[tuple[int, int]]:
