@@ -1,0 +1,349 @@
+"""What a repository of many chunks costs: `python tests/benchmarks/scale.py [chunks ...]`.
+
+Not collected by pytest. It makes a repository with one array of that many chunks (10^6 and 10^7, if
+not said otherwise), counts the requests and bytes of each operation, and prints them with what an
+object store charges. Then it plans 10^8 and 10^10 chunks: the planner says which leaves, manifests
+and pages there are, and they are encoded, all but the chunk refs; what does not depend on the
+number of chunks is taken from a measurement.
+
+The operations are those of `OPERATIONS`. An object store's prices are those of `Prices`.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+import numpy as np
+from folds import AT_ONCE, TILES, document, refs_of
+from zarr.core.buffer import cpu, default_buffer_prototype
+
+from zarr_manifests import Repository
+from zarr_manifests.engine.compact.base_writing import encoded_base
+from zarr_manifests.engine.compact.presence_index import index_leaves
+from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.counts import Count
+from zarr_manifests.format.index import Bitmap, IndexDirectory
+from zarr_manifests.format.manifest import ManifestRef
+from zarr_manifests.format.nodes import Base
+from zarr_manifests.planning.layout.leaves import ArrayFacts
+from zarr_manifests.planning.layout.packing import LEAF_ROWS
+from zarr_manifests.planning.layout.sets import plan_manifests
+from zarr_manifests.planning.layout.splitting import expected_leaves, layout_of
+from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.store import workspace_of
+from zarr_manifests.testing import CountingStorage, Record
+
+SIZES: Final = (1_000_000, 10_000_000)
+PLANNED: Final = (100_000_000, 10_000_000_000)
+OPERATIONS: Final = {
+    "open": "open the repository, and read the array's metadata",
+    "lookup": "find where one chunk is, in a process that has just opened it",
+    "append": f"append {TILES} chunks and commit, in a session that is open",
+    "compact": "merge that append into the base",
+    "rewrite": "a full compaction, which writes all chunk refs anew",
+    "collect": "expire all but the last snapshot, and collect",
+}
+_READS: Final = ("get", "get_ranges", "get_tagged", "head")
+_FREE: Final = ("sync", "delete", "delete_many")
+_LISTED: Final = 1_000
+"""Keys in an answer to a listing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What an object store charges, in dollars; deletions and traffic in its region are free."""
+
+    thousand_writes: float = 0.005
+    thousand_reads: float = 0.0004
+    gigabyte_month: float = 0.023
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The requests and bytes of an operation. Listings count as writes: they are charged alike."""
+
+    reads: int
+    writes: int
+    bytes_read: int
+    bytes_written: int
+
+    @classmethod
+    def of(cls, log: Sequence[Record]) -> Cost:
+        """The cost of these calls."""
+        paid = [record for record in log if record.op not in _FREE]
+        reads = [record.nbytes for record in paid if record.op in _READS]
+        writes = [record.nbytes for record in paid if record.op not in _READS]
+        return cls(len(reads), len(writes), sum(reads), sum(writes))
+
+    def plus(self, reads: int = 0, writes: int = 0, read: int = 0, written: int = 0) -> Cost:
+        """The cost with that many more requests and bytes."""
+        return Cost(
+            self.reads + reads,
+            self.writes + writes,
+            self.bytes_read + read,
+            self.bytes_written + written,
+        )
+
+    def dollars(self, prices: Prices) -> float:
+        """What the requests cost."""
+        return (self.reads * prices.thousand_reads + self.writes * prices.thousand_writes) / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The objects of a compacted repository, by their sizes.
+
+    Parameters
+    ----------
+    chunks : int
+        Chunks of the array.
+    manifests : tuple of int
+        Bytes of each manifest.
+    base : int
+        Bytes of the base: metadata, and the directory of leaves or of pages of it.
+    pages : tuple of int
+        Bytes of each page of the directory of leaves.
+    index : tuple of int
+        Bytes of each object of the index of initialized chunks.
+    """
+
+    chunks: int
+    manifests: tuple[int, ...]
+    base: int
+    pages: tuple[int, ...]
+    index: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all these objects."""
+        return sum(self.manifests) + self.base + sum(self.pages) + sum(self.index)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """What each operation costs in a repository."""
+
+    layout: Layout
+    costs: dict[str, Cost]
+
+
+def _config(leaf_chunks: int) -> dict[str, Any]:
+    sets = [{"default": {"max-manifest-size": leaf_chunks}}]
+    return {"compaction": {"mode": "manual"}, "chunk-manifests": {"sets": sets}}
+
+
+def _set(session: Any, chunks: range) -> None:
+    """Set the refs of these chunks, and the metadata of an array that ends with them."""
+    session.store.set_sync("v/zarr.json", cpu.Buffer.from_bytes(document(chunks.stop // TILES)))
+    for step, first in enumerate(chunks[::AT_ONCE]):
+        rows = np.arange(first, min(first + AT_ONCE, chunks.stop))
+        session.store.set_virtual_refs("v", **refs_of(rows, step))
+
+
+def measure(chunks: int, leaf_chunks: int = LEAF_ROWS) -> Scale:
+    """Make a repository of that many chunks, in memory, and count what each operation asks for."""
+    storage = CountingStorage(MemoryStorage())
+    session = Repository.create(storage, _config(leaf_chunks)).writable_session()
+    _set(session, range(chunks))
+    session.commit("refs")
+    costs: dict[str, Cost] = {}
+
+    def count(name: str) -> None:
+        costs[name] = Cost.of(storage.log)
+
+    repository = Repository.open(storage)
+    storage.reset()
+    repository.compact("main", "full")
+    count("rewrite")
+    layout = _layout(storage, chunks)
+
+    storage.reset()
+    reader = Repository.open(storage).readonly_session("main")
+    reader.store.get_sync("v/zarr.json", prototype=default_buffer_prototype())
+    count("open")
+    storage.reset()
+    view = workspace_of(reader.store).view
+    assert view.lookup(view.nodes["v"].node_id, (chunks // TILES // 2, 3, 3)) is not None
+    count("lookup")
+
+    session = Repository.open(storage).writable_session()
+    storage.reset()
+    _set(session, range(chunks, chunks + TILES))
+    session.commit("more")
+    count("append")
+    repository = Repository.open(storage)
+    storage.reset()
+    repository.compact("main", "major")
+    count("compact")
+    repository = Repository.open(storage)
+    storage.reset()
+    repository.expire_snapshots(keep_last=1)
+    repository.garbage_collect(grace=timedelta(0))
+    count("collect")
+    return Scale(layout, costs)
+
+
+def _layout(storage: CountingStorage, chunks: int) -> Layout:
+    """The objects that the full compaction wrote, as the log has them."""
+    made = [record for record in storage.log if record.op == "create"]
+
+    def sizes(kind: str) -> list[int]:
+        return [record.nbytes for record in made if record.key.startswith(f"{kind}/")]
+
+    nodes = [record for record in made if record.key.startswith("nodes/")]
+    nodes.sort(key=lambda record: int(record.key.rpartition("/")[2]))
+    *pages, base = [record.nbytes for record in nodes]  # the base gets the last number
+    return Layout(chunks, tuple(sizes("manifests")), base, tuple(pages), tuple(sizes("indexes")))
+
+
+def plan_layout(chunks: int, sample: Layout, leaf_chunks: int = LEAF_ROWS) -> Layout:
+    """Which objects a repository of that many chunks has once it is compacted.
+
+    A chunk ref takes as many bytes as in the sample, and the sizes of manifests differ as they do
+    there: that decides how well the directory is compressed.
+    """
+    storage = MemoryStorage()
+    session = Repository.create(storage, _config(leaf_chunks)).writable_session()
+    session.store.set_sync("v/zarr.json", cpu.Buffer.from_bytes(document(chunks // TILES)))
+    session.commit("array")
+    workspace = workspace_of(session.store)
+    view, node = workspace.view, workspace.view.nodes["v"]
+    config = workspace.context.config.chunk_manifests
+    facts = ArrayFacts(node.node_id, "/v", (chunks // TILES, 10, 10), chunks)
+    leaves = expected_leaves(layout_of(config, facts), facts)
+    keys = SessionKeys(1, SYSTEM)
+    rng = np.random.default_rng(1)
+    spread = float(np.std(sample.manifests) / np.mean(sample.manifests))
+    manifests = []
+    for planned in plan_manifests(config, {node.node_id: facts}, leaves).manifests:
+        length = round(planned.refs * sum(sample.manifests) / sample.chunks * rng.normal(1, spread))
+        blob = BlobRef(keys.next("manifests"), length, int(rng.integers(2**32)))
+        manifests.append(ManifestRef(blob, planned.leaves, (1,) * len(planned.leaves), "default"))
+    counts = (Count(node.node_id, chunks, chunks * 45_000),)
+    whole = Base(tuple(view.nodes.values()), tuple(manifests), 1, counts)
+    base, pages = encoded_base(workspace.context.objects, view, whole, keys, {})
+    held = [(part, ref.blob) for ref in manifests for part in ref.parts]
+    described = [
+        (part.node_id, blob, int(rng.normal(45_000, 10)) * part.count, Bitmap(part.box, part.count))
+        for part, blob in held
+    ]
+    bitmaps, entries = index_leaves(keys, described)
+    directory = IndexDirectory({entry.name: entry for entry in entries}).encode()
+    return Layout(
+        chunks,
+        tuple(ref.blob.length for ref in manifests),
+        len(base.data),
+        tuple(len(page.data) for page in pages),
+        (*(len(bitmap.data) for bitmap in bitmaps), len(directory)),
+    )
+
+
+def plan(chunks: int, sample: Scale, leaf_chunks: int = LEAF_ROWS) -> Scale:
+    """What each operation costs in a repository of that many chunks, given a measured one.
+
+    The sample has leaves that are as full. What differs from it, with `d` for a difference:
+
+    - `open` reads a copy of the base in the root: `d(base)` bytes.
+    - `lookup` reads a page of the directory if there are any, and the manifest of one leaf.
+    - `append` writes the root: `d(base)` bytes.
+    - `compact` reads the root twice, all pages and the index; it writes the root twice, the base,
+      a page and the index.
+    - `rewrite` reads a manifest for every `LEAF_ROWS` refs that were imported together; it writes
+      all objects, and the base once more in the root.
+    - `collect` reads the root ten times, and all objects; it lists a thousand keys at a time.
+    """
+    old = sample.layout
+    new = plan_layout(chunks, old, leaf_chunks)
+    base, index = new.base - old.base, sum(new.index) - sum(old.index)
+    pages, all_pages = len(new.pages) - len(old.pages), sum(new.pages) - sum(old.pages)
+    page = max(new.pages, default=0) - max(old.pages, default=0)
+    paged = bool(new.pages) - bool(old.pages)
+    refs = sum(new.manifests) - sum(old.manifests)
+    imported = math.ceil(new.chunks / AT_ONCE) - math.ceil(old.chunks / AT_ONCE)
+    objects = len(new.manifests) + len(new.index) - len(old.manifests) - len(old.index)
+    listings = math.ceil(len(new.manifests) / _LISTED) - math.ceil(len(old.manifests) / _LISTED)
+    of = sample.costs
+    leaf = 0
+    if of["lookup"].bytes_read >= max(old.manifests):  # it reads a manifest as a whole
+        leaf = max(new.manifests) - max(old.manifests)
+    more = of["rewrite"].bytes_read * (new.chunks - old.chunks) // old.chunks
+    costs = {
+        "open": of["open"].plus(read=base),
+        "lookup": of["lookup"].plus(paged, read=page + leaf),
+        "append": of["append"].plus(written=base),
+        "compact": of["compact"].plus(
+            pages, paged, 2 * base + all_pages + index, 3 * base + page + index
+        ),
+        "rewrite": of["rewrite"].plus(
+            imported, objects + pages, more, refs + 2 * base + all_pages + index
+        ),
+        "collect": of["collect"].plus(
+            objects + pages, listings, refs + 11 * base + all_pages + index, 3 * base
+        ),
+    }
+    return Scale(new, costs)
+
+
+def table(scales: Sequence[tuple[str, Scale]], prices: Prices) -> str:
+    """The costs as a Markdown table."""
+    lines = [
+        "| chunks | operation | reads | writes | bytes read | bytes written | $ for 1,000 times |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for name, scale in scales:
+        for operation in OPERATIONS:
+            cost = scale.costs[operation]
+            lines.append(
+                f"| {name} | {operation} | {cost.reads:,} | {cost.writes:,} "
+                f"| {sized(cost.bytes_read)} | {sized(cost.bytes_written)} "
+                f"| {1000 * cost.dollars(prices):,.4g} |"
+            )
+    return "\n".join(lines)
+
+
+def sized(nbytes: float) -> str:
+    """A number of bytes, in the unit that suits it."""
+    for unit in ("B", "kB", "MB"):
+        if nbytes < 1000:
+            return f"{nbytes:.3g} {unit}" if unit != "B" else f"{nbytes:.0f} B"
+        nbytes /= 1000
+    return f"{nbytes:.3g} GB"
+
+
+def kept(scales: Sequence[tuple[str, Scale]], prices: Prices) -> str:
+    """What is stored, as a Markdown table."""
+    lines = ["| chunks | leaves | manifests | base | pages | index | $ a month |"]
+    lines.append("|---|---:|---:|---:|---:|---:|---:|")
+    for name, scale in scales:
+        of = scale.layout
+        month = of.nbytes / 1e9 * prices.gigabyte_month
+        lines.append(
+            f"| {name} | {len(of.manifests):,} | {sized(sum(of.manifests))} | {sized(of.base)} "
+            f"| {f'{len(of.pages)} of {sized(max(of.pages))}' if of.pages else '-'} "
+            f"| {sized(sum(of.index))} "
+            f"| {month:.2g} |"
+        )
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure, plan and print."""
+    sizes = [int(one) for one in arguments] or SIZES
+    scales = [(f"{n:,}", measure(n)) for n in sizes]
+    sample = max((scale for _, scale in scales), key=lambda scale: scale.layout.chunks)
+    scales += [(f"{n:,}, planned", plan(n, sample)) for n in PLANNED if n not in sizes]
+    prices = Prices()
+    print(table(scales, prices))
+    print()
+    print(kept(scales, prices))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
