@@ -23,6 +23,7 @@ from folds import AT_ONCE, TILES, document, refs_of
 from zarr.core.buffer import cpu, default_buffer_prototype
 
 from zarr_manifests import Repository
+from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.compact.base_writing import encoded_base
 from zarr_manifests.engine.compact.presence_index import index_leaves
 from zarr_manifests.engine.objects.chunks import SessionKeys
@@ -37,7 +38,7 @@ from zarr_manifests.planning.layout.sets import plan_manifests
 from zarr_manifests.planning.layout.splitting import expected_leaves, layout_of
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage, Record
 
 SIZES: Final = (1_000_000, 10_000_000)
@@ -121,6 +122,12 @@ class Layout:
     index: tuple[int, ...]
 
     @property
+    def imported(self) -> int:
+        """Manifests that a full compaction reads: of the import, twice if they exceed the cache."""
+        passes = 1 if sum(self.manifests) <= CacheOptions().max_size else 2
+        return passes * math.ceil(self.chunks / AT_ONCE)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all these objects."""
         return sum(self.manifests) + self.base + sum(self.pages) + sum(self.index)
@@ -169,7 +176,7 @@ def measure(chunks: int, leaf_chunks: int = LEAF_ROWS) -> Scale:
     reader.store.get_sync("v/zarr.json", prototype=default_buffer_prototype())
     count("open")
     storage.reset()
-    view = workspace_of(reader.store).view
+    view = contents_of(reader.store).view
     assert view.lookup(view.nodes["v"].node_id, (chunks // TILES // 2, 3, 3)) is not None
     count("lookup")
 
@@ -214,7 +221,8 @@ def plan_layout(chunks: int, sample: Layout, leaf_chunks: int = LEAF_ROWS) -> La
     session.store.set_sync("v/zarr.json", cpu.Buffer.from_bytes(document(chunks // TILES)))
     session.commit("array")
     workspace = workspace_of(session.store)
-    view, node = workspace.view, workspace.view.nodes["v"]
+    view = workspace.contents.view
+    node = view.nodes["v"]
     config = workspace.context.config.chunk_manifests
     facts = ArrayFacts(node.node_id, "/v", (chunks // TILES, 10, 10), chunks)
     leaves = expected_leaves(layout_of(config, facts), facts)
@@ -255,8 +263,8 @@ def plan(chunks: int, sample: Scale, leaf_chunks: int = LEAF_ROWS) -> Scale:
     - `append` writes the root: `d(base)` bytes.
     - `compact` reads the root twice, all pages and the index; it writes the root twice, the base,
       a page and the index.
-    - `rewrite` reads a manifest for every `LEAF_ROWS` refs that were imported together; it writes
-      all objects, and the base once more in the root.
+    - `rewrite` reads a manifest for every `AT_ONCE` refs that were imported, `imported` in all; it
+      writes all objects, and the base once more in the root.
     - `collect` reads the root ten times, and all objects; it lists a thousand keys at a time.
     """
     old = sample.layout
@@ -266,14 +274,14 @@ def plan(chunks: int, sample: Scale, leaf_chunks: int = LEAF_ROWS) -> Scale:
     page = max(new.pages, default=0) - max(old.pages, default=0)
     paged = bool(new.pages) - bool(old.pages)
     refs = sum(new.manifests) - sum(old.manifests)
-    imported = math.ceil(new.chunks / AT_ONCE) - math.ceil(old.chunks / AT_ONCE)
+    imported = new.imported - old.imported
     objects = len(new.manifests) + len(new.index) - len(old.manifests) - len(old.index)
     listings = math.ceil(len(new.manifests) / _LISTED) - math.ceil(len(old.manifests) / _LISTED)
     of = sample.costs
     leaf = 0
     if of["lookup"].bytes_read >= max(old.manifests):  # it reads a manifest as a whole
         leaf = max(new.manifests) - max(old.manifests)
-    more = of["rewrite"].bytes_read * (new.chunks - old.chunks) // old.chunks
+    more = of["rewrite"].bytes_read * imported // old.imported
     costs = {
         "open": of["open"].plus(read=base),
         "lookup": of["lookup"].plus(paged, read=page + leaf),
