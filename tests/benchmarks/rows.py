@@ -7,6 +7,7 @@ from runner import Growth, Row
 from workloads import (
     appending,
     contending,
+    creating,
     opening,
     picking,
     reading,
@@ -156,6 +157,14 @@ ROWS = [
         due={"icechunk": 10.0},
         peak_due_bytes=250_000_000,
         most_rounds=3,
+    ),
+    Row(
+        "create-arrays",
+        "make arrays in one session, and commit",
+        creating,
+        (*_TWO, "MemoryStore"),
+        {"arrays": (8000, 2000, 5)},
+        "s/array",
     ),
     Row(
         "size-native-ref",

@@ -71,6 +71,22 @@ def _written(case: Case, data: np.ndarray) -> Contestant:
     return contestant
 
 
+def creating(case: Case) -> Iterator[Figure]:
+    """Make many arrays in one group and one session, and commit."""
+    arrays = case.sizes["arrays"]
+    for number in range(1_000_000):
+        contestant = fresh(case.contestant, case.folder, number)
+        contestant.create()
+        store, commit = contestant.writer()
+        group = zarr.create_group(store)
+        with Watch() as watch:
+            for i in range(arrays):
+                group.create_array(f"a{i}", shape=(10,), chunks=(5,), dtype="i4")
+            commit()
+        assert sum(1 for _ in zarr.open_group(contestant.reader(), mode="r")) == arrays
+        yield watch.figure(arrays)
+
+
 def reading(case: Case) -> Iterator[Figure]:
     """Read all chunks of an array, opened anew."""
     use_pipeline(case.pipeline)
