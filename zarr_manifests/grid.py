@@ -181,6 +181,34 @@ class Box:
             rest = rest - at * step
         return carried
 
+    def meets(self, other: Box, first: IndexArray, last: IndexArray) -> npt.NDArray[np.bool_]:
+        """Which ranges of linear indexes, both bounds included, have a coordinate of `other`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from zarr_manifests.grid import Box
+        >>> first, last = np.array([0, 20, 22]), np.array([19, 21, 30])
+        >>> Box((0, 0), (9, 4)).meets(Box((5, 1), (6, 2)), first, last)
+        array([False,  True, False])
+        """
+        return np.asarray(self._before(other, last + 1) > self._before(other, first))
+
+    def _before(self, other: Box, index: IndexArray) -> IndexArray:
+        """How many coordinates of `other` in this box have a linear index below each of these."""
+        lo, hi = tuple(map(max, self.lo, other.lo)), tuple(map(min, self.hi, other.hi))
+        shape = tuple(max(b - a, 0) for a, b in zip(lo, hi, strict=True))
+        found, inside = np.zeros(len(index), np.int64), np.ones(len(index), np.bool_)
+        rest, strides = np.array(index), self.strides()
+        for axis, step in enumerate(strides):
+            at = rest // step
+            rest = rest - at * step
+            at = at + (self.lo[axis] - lo[axis])
+            behind = math.prod(shape[axis + 1 :])
+            found += np.where(inside, np.clip(at, 0, shape[axis]) * behind, 0)
+            inside &= (at >= 0) & (at < shape[axis])
+        return found
+
     @staticmethod
     def around(boxes: Iterable[Box]) -> Box:
         """The smallest box that contains one or more boxes with the same number of axes."""

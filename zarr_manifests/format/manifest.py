@@ -175,8 +175,12 @@ class ManifestRef:
         CorruptObjectError
             If a box or number of rows differs.
         """
-        named = [(part.box, part.count) for part in self._of_nodes.get(node_id, ())]
-        if named != [(table.box, len(table)) for table in tables]:
+        self.check_parts(node_id, (Part(node_id, table.box, len(table)) for table in tables))
+
+    def check_parts(self, node_id: bytes, parts: Iterable[Part]) -> None:
+        """The same for the directory entries of the manifest's tables, also of other nodes."""
+        named = self._of_nodes.get(node_id, ())
+        if [*named] != [part for part in parts if part.node_id == node_id]:
             raise CorruptObjectError(
                 f"{self.blob.key} has no chunk tables as the snapshot lists them"
             )
@@ -324,6 +328,8 @@ class ManifestBlocks:
         The manifest's key, for error messages.
     parts : tuple of Part
         Its tables, in order.
+    numbers : mapping of (bytes, Box) to int
+        The number of each table, by node and box.
     shared : tuple of mapping of str to object
         For each table, what all its stretches refer to; empty if each has its own.
     begins : int64[t + 1]
@@ -338,6 +344,7 @@ class ManifestBlocks:
 
     key: str
     parts: tuple[Part, ...]
+    numbers: Mapping[tuple[bytes, Box], int]
     shared: tuple[Mapping[str, Any], ...]
     begins: Column
     first: Column
@@ -381,6 +388,7 @@ class ManifestBlocks:
             found = cls(
                 ref.key,
                 tuple(parts),
+                {(part.node_id, part.box): i for i, part in enumerate(parts)},
                 tuple(shared),
                 begins,
                 first,
@@ -420,10 +428,10 @@ class ManifestBlocks:
         CorruptObjectError
             If there is none.
         """
-        for number, part in enumerate(self.parts):
-            if part.node_id == node_id and part.box == box:
-                return number
-        raise CorruptObjectError(f"{self.key} has no chunk table such as the snapshot says it has")
+        number = self.numbers.get((node_id, box))
+        if number is None:
+            raise CorruptObjectError(f"{self.key} has no chunk table such as the snapshot says")
+        return number
 
     def stretches(self, number: int) -> range:
         """The numbers of the table's stretches."""

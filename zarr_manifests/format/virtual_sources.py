@@ -209,7 +209,7 @@ class VirtualSources:
         """As a map for msgpack; needs at least one source."""
         packed: dict[str, Any] = {
             "n": len(self),
-            "names": self.names,
+            "names": list(self.names),
             "paths": "\0".join(self.paths).encode(),
             "container": encode_column(self.container),
             "modified": encode_column(self.modified_ms + 1),

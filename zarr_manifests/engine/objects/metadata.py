@@ -21,10 +21,12 @@ from zarr_manifests.engine.objects.decoded_cache import OBJECT, DecodedCache
 from zarr_manifests.engine.objects.disk_cache import DiskCache
 from zarr_manifests.errors import CorruptObjectError, ObjectNotFoundError, StorageError
 from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.blocks import directory_end, is_in_blocks
 from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.manifest import Manifest, Part
+from zarr_manifests.format.manifest import Manifest, ManifestBlocks, Part
 from zarr_manifests.format.stretches import TableData
 from zarr_manifests.grid import Box
+from zarr_manifests.planning.tables.byte_ranges import coalesce
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import meter_of
@@ -35,6 +37,7 @@ __all__ = [
     "NotAtHandError",
     "ObjectReader",
     "Objects",
+    "PartialManifest",
     "ReadTally",
     "Upload",
     "create_own",
@@ -43,6 +46,10 @@ __all__ = [
 
 _DISK_ABREAST: Final = 8
 _CREATIONS: Final = 5
+_WHOLE_BYTES: Final = 256 * 1024
+_HEAD_BYTES: Final = 16 * 1024
+_BYTES_A_HEAD_BYTE: Final = 2048
+"""Bytes of a manifest for each byte more that its directory is expected to have."""
 
 
 def create_own(
@@ -118,6 +125,24 @@ class _Decodable(Protocol):
 def _name(ref: BlobRef, kind: type[Any]) -> tuple[Any, ...]:
     """The cache name of a decoded object: the whole pointer, and the type it is decoded as."""
     return OBJECT, ref.key, ref.length, ref.crc32c, kind
+
+
+@dataclass(slots=True, eq=False)
+class PartialManifest:
+    """A manifest of which only the directory was read.
+
+    Parameters
+    ----------
+    blocks : ManifestBlocks or None
+        The directory; None if the manifest is not in blocks, so that it can only be read whole.
+    """
+
+    blocks: ManifestBlocks | None
+
+    @classmethod
+    def from_object(cls, head: bytes, ref: BlobRef) -> PartialManifest:
+        """From the first bytes of the manifest."""
+        return cls(ManifestBlocks.of(head, ref) if is_in_blocks(head) else None)
 
 
 class ObjectReader:
@@ -224,6 +249,82 @@ class ObjectReader:
         """The same if it is cached, else None."""
         return cast("ChunkTable | None", self.cache.find(_table_name(ref, node_id, number)))
 
+    def in_parts(self, ref: BlobRef) -> bool:
+        """Whether to read a manifest in parts: it is large, and no part of it costs nothing.
+
+        With a cache on disk, a manifest is fetched whole and kept there.
+        """
+        small = ref.copy is not None or ref.length <= _WHOLE_BYTES or self._disk is not None
+        return not small and not self.has(ref, Manifest)
+
+    def stretches_at_hand(self, ref: BlobRef, wanted: Sequence[int]) -> list[ChunkTable | None]:
+        """Those stretches of a manifest in blocks that are in memory; None for each other one."""
+        return [self.cache.find(_stretch_name(ref, stretch)) for stretch in wanted]
+
+    def stretches(
+        self, due: Sequence[tuple[BlobRef, int, Sequence[int]]]
+    ) -> list[list[ChunkTable]]:
+        """Some stretches of the tables with these numbers in manifests whose directory was read.
+
+        Those that are not in memory are fetched in one round.
+        """
+        found = [self.stretches_at_hand(ref, wanted) for ref, _, wanted in due]
+        calls = [
+            partial(self._fetch_stretches, ref, number, missing)
+            for (ref, number, wanted), tables in zip(due, found, strict=True)
+            for missing in self._requests(
+                ref, [at for at, table in zip(wanted, tables, strict=True) if table is None]
+            )
+        ]
+        fetched: dict[tuple[Any, ...], ChunkTable] = {}
+        for some in self._runtime.parallel(calls):
+            fetched |= some
+        return [
+            [
+                fetched[_stretch_name(ref, at)] if table is None else table
+                for at, table in zip(wanted, tables, strict=True)
+            ]
+            for (ref, _, wanted), tables in zip(due, found, strict=True)
+        ]
+
+    def _requests(self, ref: BlobRef, stretches: Sequence[int]) -> list[list[int]]:
+        """The stretches, in groups that one request reads."""
+        blocks = self.blocks_of(ref).blocks
+        ranges = [blocks.range(self.blocks_of(ref).block_of.item(at)) for at in stretches]
+        starts, lengths = [start for start, _ in ranges], [length for _, length in ranges]
+        most = self.storage.capabilities
+        groups = coalesce(starts, lengths, gap_bytes=most.gap_bytes, span_bytes=most.span_bytes)
+        return [[stretches[i] for i in sorted(group.members)] for group in groups]
+
+    def _fetch_stretches(
+        self, ref: BlobRef, number: int, stretches: Sequence[int]
+    ) -> dict[tuple[Any, ...], ChunkTable]:
+        manifest = self.blocks_of(ref)
+        ranges = [manifest.blocks.range(manifest.block_of.item(at)) for at in stretches]
+        start = ranges[0][0]
+
+        def fetch() -> dict[tuple[Any, ...], ChunkTable]:
+            data = self._range(ref, start, ranges[-1][0] + ranges[-1][1] - start)
+            tables = {}
+            for at, (first, length) in zip(stretches, ranges, strict=True):
+                part = data[first - start : first - start + length]
+                tables[_stretch_name(ref, at)] = manifest.table(number, at, part)
+            return tables
+
+        if len(stretches) > 1:
+            fetched = fetch()
+            for name, table in fetched.items():
+                self.cache.keep(name, table)
+            return fetched
+        name = _stretch_name(ref, stretches[0])  # readers of one stretch wait for one another
+        return {name: self.cache.obtain(name, lambda: fetch()[name])}
+
+    def blocks_of(self, ref: BlobRef) -> ManifestBlocks:
+        """The directory of a manifest in blocks."""
+        blocks = self.load(ref, PartialManifest).blocks
+        assert blocks is not None
+        return blocks
+
     def has(self, ref: BlobRef, kind: type[_Decodable]) -> bool:
         """Whether `load` needs no request now."""
         return ref.copy is not None or _name(ref, kind) in self.cache
@@ -247,9 +348,18 @@ class ObjectReader:
 
     def has_tables(self, ref: BlobRef, node_id: bytes) -> bool:
         """Whether `tables` needs no manifest now."""
-        return _tables_name(ref, node_id) in self.cache
+        return self.cache.find(_tables_name(ref, node_id)) is not None
+
+    def _head(self, ref: BlobRef) -> bytes:
+        """The first bytes of a manifest, with its directory if it is in blocks."""
+        head = self._range(ref, 0, min(ref.length, _HEAD_BYTES + ref.length // _BYTES_A_HEAD_BYTE))
+        if is_in_blocks(head) and len(head) < (end := min(directory_end(head), ref.length)):
+            head += self._range(ref, len(head), end - len(head))
+        return head
 
     def _decoded(self, ref: BlobRef, kind: type[_Decodable], fetched: bytes | None = None) -> Any:
+        if kind is PartialManifest:
+            return kind.from_object(self._head(ref), ref)
         if ref.copy is None and self._disk is not None:
             data = self._disk.get(ref)
             if data is not None:
@@ -261,11 +371,12 @@ class ObjectReader:
         return value
 
     def _bytes(self, ref: BlobRef) -> bytes:
-        if ref.copy is not None:
-            return ref.copy
+        return self._range(ref, 0, ref.length + 1) if ref.copy is None else ref.copy
+
+    def _range(self, ref: BlobRef, start: int, length: int) -> bytes:
         self._runtime.checkpoint("objects.get")
         try:
-            data = self.storage.get(ref.key, 0, ref.length + 1)
+            data = self.storage.get(ref.key, start, length)
         except ObjectNotFoundError as error:
             raise CorruptObjectError(
                 f"{ref.key} is referenced and not there ({self.storage.url}); restore it from a "
@@ -334,6 +445,18 @@ class AtHand(ObjectReader):
         """The decoded objects by key."""
         return {ref.key: self.load(ref, kind) for ref, kind in wanted}
 
+    def stretches(
+        self, due: Sequence[tuple[BlobRef, int, Sequence[int]]]
+    ) -> list[list[ChunkTable]]:
+        """Some stretches of the tables with these numbers in manifests whose directory was read."""
+        found = []
+        for ref, _, wanted in due:
+            tables = self.stretches_at_hand(ref, wanted)
+            found.append([table for table in tables if table is not None])
+            if len(found[-1]) < len(tables):
+                raise NotAtHandError(ref.key)
+        return found
+
     def tables(
         self, ref: BlobRef, node_id: bytes, manifest: Manifest | None = None
     ) -> Mapping[Box, ChunkTable]:
@@ -359,6 +482,10 @@ class AtHand(ObjectReader):
 
 def _table_name(ref: BlobRef, node_id: bytes, number: int) -> tuple[Any, ...]:
     return "table", ref.key, ref.length, ref.crc32c, node_id, number
+
+
+def _stretch_name(ref: BlobRef, stretch: int) -> tuple[Any, ...]:
+    return "stretch", ref.key, ref.length, ref.crc32c, stretch
 
 
 def _tables_name(ref: BlobRef, node_id: bytes) -> tuple[Any, ...]:

@@ -16,16 +16,18 @@ from functools import partial
 from typing import Any, Final, cast
 
 import numpy as np
+import numpy.typing as npt
 
-from zarr_manifests.engine.objects.metadata import ObjectReader
+from zarr_manifests.engine.objects.metadata import ObjectReader, PartialManifest
 from zarr_manifests.engine.snapshot.base_pages import index_of
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.columns import Column
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.digest import Digest
 from zarr_manifests.format.envelope import MAX_NUMBER
-from zarr_manifests.format.manifest import Manifest, Part, by_node
+from zarr_manifests.format.manifest import Manifest, ManifestBlocks, Part, by_node
 from zarr_manifests.format.nodes import Base
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.stretches import TableData
@@ -42,11 +44,15 @@ from zarr_manifests.planning.tables.live_deltas import (
 )
 from zarr_manifests.planning.tables.merge import Layer, Overlay, merge_layers, pick, within
 
-__all__ = ["RecentTables", "SnapshotTables"]
+__all__ = ["BoolColumn", "RecentTables", "SnapshotTables"]
 
 _BASE: Final = -1
 _FEW: Final = 8
 _ANY_NODE: Final = b""
+_STRETCHES: Final = 4
+"""Number of stretches of a manifest that are fetched one by one before the whole is."""
+_NO_ROWS: Final = np.zeros(0, np.int64)
+type BoolColumn = npt.NDArray[np.bool_]
 
 
 class RecentTables:
@@ -95,6 +101,7 @@ class SnapshotTables:
                 self._cuts.update(enumerate(found.truncated, position))
             else:
                 self._cuts[position] = found.truncated
+        self._asked: dict[str, set[int]] = {}  # stretches asked for, by the key of their manifest
         self._index: BaseIndex | None = None
         self._listed: dict[bytes, dict[int, list[TableSource]]] | None = None
         self._live: dict[bytes, LiveSources] = {}  # by node, made when first asked for
@@ -132,7 +139,9 @@ class SnapshotTables:
     def _leaf(self, node_id: bytes, leaf: PlacedLeaf, loaded: Mapping[str, Any]) -> ChunkTable:
         """The leaf's table; `loaded` has the manifests that were loaded."""
         ref = leaf.manifest
-        tables = self._objects.tables(ref.blob, node_id, loaded.get(ref.blob.key))
+        found = loaded.get(ref.blob.key)
+        manifest = found if isinstance(found, Manifest) else None
+        tables = self._objects.tables(ref.blob, node_id, manifest)
         if (ref.blob.key, node_id, _BASE) not in self._checked:
             # The cache has them by what they lie in; another base may say something else of it.
             ref.check(node_id, tables.values())
@@ -140,14 +149,113 @@ class SnapshotTables:
         return tables[leaf.part.box]
 
     def _due_leaves(
-        self, node_id: bytes, leaves: Sequence[PlacedLeaf]
+        self,
+        node_id: bytes,
+        leaves: Sequence[PlacedLeaf],
+        is_small: Callable[[PlacedLeaf], bool] | None = None,
     ) -> list[tuple[BlobRef, Any]]:
-        """Manifests of the leaves whose tables are not in memory."""
-        return [
-            (leaf.manifest.blob, Manifest)
-            for leaf in leaves
-            if not self._objects.has_tables(leaf.manifest.blob, node_id)
-        ]
+        """Manifests of the leaves whose tables are not in memory.
+
+        Only the directory of a large one if `is_small` says that little of the leaf is needed.
+        """
+        due: list[tuple[BlobRef, Any]] = []
+        for leaf in leaves:
+            blob = leaf.manifest.blob
+            if not self._objects.has_tables(blob, node_id):
+                part = is_small is not None and self._objects.in_parts(blob) and is_small(leaf)
+                due.append((blob, PartialManifest if part else Manifest))
+        return due
+
+    def _in_blocks(self, node_id: bytes, leaf: PlacedLeaf, found: object) -> ManifestBlocks | None:
+        """The leaf's manifest in blocks, if that is what was found, compared with the snapshot."""
+        if not isinstance(found, PartialManifest) or found.blocks is None:
+            return None
+        ref = leaf.manifest
+        if (ref.blob.key, node_id, _BASE) not in self._checked:
+            ref.check_parts(node_id, found.blocks.parts)
+            self._checked.add((ref.blob.key, node_id, _BASE))
+        return found.blocks
+
+    def _leaf_around(
+        self, node_id: bytes, leaf: PlacedLeaf, coords: Coords, loaded: Mapping[str, Any]
+    ) -> ChunkTable | None:
+        """A table that has the leaf's row for the chunk, if there is one; None if there is none.
+
+        Of a large manifest it is one stretch. Once several were asked for, it is the whole leaf.
+        """
+        blob = leaf.manifest.blob
+        if self._objects.has_tables(blob, node_id):
+            return self._leaf(node_id, leaf, loaded)
+        found = loaded.get(blob.key) or self._objects.recall(blob, PartialManifest)
+        if found is None and self._objects.in_parts(blob):
+            found = self._objects.load(blob, PartialManifest)
+        blocks = self._in_blocks(node_id, leaf, found)
+        if blocks is None:
+            return self._leaf(node_id, leaf, loaded)
+        number = blocks.number_of(node_id, leaf.part.box)
+        stretch = blocks.stretch_at(number, leaf.part.box.ravel_one(coords))
+        if stretch is None:
+            return None
+        asked = self._asked.setdefault(blob.key, set())
+        asked.add(stretch)
+        if len(asked) > _STRETCHES:
+            known = self._objects.stretches_at_hand(blob, [stretch])[0]
+            return self._leaf(node_id, leaf, {}) if known is None else known
+        return self._objects.stretches([(blob, number, [stretch])])[0][0]
+
+    def _leaf_at_hand(
+        self, node_id: bytes, leaf: PlacedLeaf, coords: Coords
+    ) -> tuple[bool, ChunkTable | None]:
+        """Whether `_leaf_around` needs no fetch, and then its answer."""
+        blob = leaf.manifest.blob
+        if self._objects.has_tables(blob, node_id):
+            return True, self._leaf(node_id, leaf, {})
+        blocks = self._in_blocks(node_id, leaf, self._objects.recall(blob, PartialManifest))
+        if blocks is None:
+            return False, None
+        number = blocks.number_of(node_id, leaf.part.box)
+        stretch = blocks.stretch_at(number, leaf.part.box.ravel_one(coords))
+        known = None if stretch is None else self._objects.stretches_at_hand(blob, [stretch])[0]
+        return stretch is None or known is not None, known
+
+    def _leaves_in(
+        self,
+        node_id: bytes,
+        leaves: Sequence[PlacedLeaf],
+        loaded: Mapping[str, Any],
+        meets: Callable[[PlacedLeaf, Column, Column], BoolColumn],
+        narrow: Callable[[ChunkTable], ChunkTable],
+    ) -> list[ChunkTable]:
+        """The narrowed tables of the leaves, of which large ones are read in part.
+
+        `meets` tells which stretches have chunks that are wanted, by their bounds.
+        """
+        parts: dict[int, tuple[BlobRef, int, list[int]]] = {}
+        whole: list[tuple[BlobRef, Any]] = []
+        for at, leaf in enumerate(leaves):
+            blob = leaf.manifest.blob
+            blocks = self._in_blocks(node_id, leaf, loaded.get(blob.key))
+            if blocks is None or self._objects.has_tables(blob, node_id):
+                continue
+            number = blocks.number_of(node_id, leaf.part.box)
+            all_of_it = blocks.stretches(number)
+            some = slice(all_of_it.start, all_of_it.stop)
+            wanted = np.flatnonzero(meets(leaf, blocks.first[some], blocks.last[some]))
+            if 2 * len(wanted) > len(all_of_it):
+                whole.append((blob, Manifest))
+            else:
+                parts[at] = blob, number, (wanted + some.start).tolist()
+        more = self._objects.load_all(whole)
+        stretches = dict(zip(parts, self._objects.stretches([*parts.values()]), strict=True))
+        tables = []
+        for at, leaf in enumerate(leaves):
+            if at in stretches:
+                narrowed = tuple(narrow(table) for table in stretches[at])
+                joined = merge_layers([Layer(None, narrowed)]).table
+                tables.append(joined or narrow(ChunkTable.build(leaf.part.box, _NO_ROWS, [])))
+            else:
+                tables.append(narrow(self._leaf(node_id, leaf, {**loaded, **more})))
+        return tables
 
     def _known_overlay(self, node_id: bytes, after: int) -> Overlay | None:
         found: Overlay | None = self._objects.cache.find(self._overlay_name(node_id, after))
@@ -161,21 +269,21 @@ class SnapshotTables:
         return what, self.ref.key, self.ref.crc32c, node_id
 
     def _fetch(
-        self, node_id: bytes, afters: Set[int], leaves: Sequence[PlacedLeaf] = ()
+        self, node_id: bytes, afters: Set[int], leaves: Sequence[tuple[BlobRef, Any]] = ()
     ) -> tuple[dict[int, Overlay], dict[str, Any]]:
         """Fetch in one round; return overlays by the sequence they follow, and objects by key.
 
-        The objects include the manifests of `leaves`, except those with tables in memory.
+        The objects include `leaves`, which `_due_leaves` has found.
         """
         known = {after: self._known_overlay(node_id, after) for after in afters}
         overlays = {after: overlay for after, overlay in known.items() if overlay is not None}
         if len(overlays) == len(known):
-            return overlays, self._load((), self._due_leaves(node_id, leaves))
+            return overlays, self._load((), leaves)
         cache, name = self._objects.cache, self._name("layers", node_id)
         layers: Sequence[tuple[int, Layer]] | None = cache.find(name)
         live = self._sources(node_id)
         sources = live.sources if layers is None else ()
-        loaded = self._load(sources, self._due_leaves(node_id, leaves))
+        loaded = self._load(sources, leaves)
 
         def merge(after: int) -> Overlay:
             nonlocal layers
@@ -201,7 +309,7 @@ class SnapshotTables:
         node_id: bytes,
         afters: Set[int],
         sources: Sequence[TableSource],
-        leaves: Sequence[PlacedLeaf] = (),
+        leaves: Sequence[tuple[BlobRef, Any]] = (),
         coords: IndexArray | None = None,
     ) -> tuple[dict[int, Overlay], dict[str, Any]]:
         """Like `_fetch`, but only of these sources, and only of these chunks if any are given.
@@ -212,7 +320,7 @@ class SnapshotTables:
         known = all(self._known_overlay(node_id, after) is not None for after in afters)
         if known or len(sources) == len(live.sources) or all(map(self._at_hand, live.sources)):
             return self._fetch(node_id, afters, leaves)
-        loaded = self._load(sources, self._due_leaves(node_id, leaves))
+        loaded = self._load(sources, leaves)
         layers = self._layers(node_id, sources, loaded, coords, keep=True)
         return {
             after: self._merged([layer for last, layer in layers if last > after])

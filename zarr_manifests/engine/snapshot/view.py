@@ -32,7 +32,7 @@ from zarr_manifests.engine.snapshot.base_pages import (
     PagedPaths,
 )
 from zarr_manifests.engine.snapshot.path_index import Paths
-from zarr_manifests.engine.snapshot.tables import SnapshotTables
+from zarr_manifests.engine.snapshot.tables import BoolColumn, SnapshotTables
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import (
@@ -42,6 +42,7 @@ from zarr_manifests.format.chunk_table import (
     Unset,
     VirtualRef,
 )
+from zarr_manifests.format.columns import Column
 from zarr_manifests.format.counts import Count
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.digest import Digest
@@ -269,7 +270,7 @@ class SnapshotView(SnapshotTables):
             if self._by_itself(node_id, coords, reach):
                 return self._reached(node_id, coords, reach, due)
             try:  # in one round with the leaf, which is probably needed as well
-                overlays, loaded = self._fetch(node_id, {after}, due)
+                overlays, loaded = self._fetch(node_id, {after}, self._due_parts(node_id, due))
             except CorruptObjectError:
                 self._damaged.add(node_id)
                 return self._reached(node_id, coords, reach, due)
@@ -300,9 +301,11 @@ class SnapshotView(SnapshotTables):
             return []
         table = overlay.table
         if due:
-            if table is not None or not self._objects.has_tables(due[0].manifest.blob, node_id):
+            if table is not None:
                 return []
-            table = self._leaf(node_id, due[0], {})
+            _, table = self._leaf_at_hand(node_id, due[0], coords)
+            if table is None:
+                return []
         elif table is None or self.index.ndim(node_id) is not None:
             return []
         row = table.row_of(coords)
@@ -317,7 +320,7 @@ class SnapshotView(SnapshotTables):
         due = self._leaf_at(node_id, coords)
         if self._known_overlay(node_id, due[0].merged if due else 0) is None:
             return False
-        return all(self._objects.has_tables(leaf.manifest.blob, node_id) for leaf in due)
+        return all(self._leaf_at_hand(node_id, leaf, coords)[0] for leaf in due)
 
     def _by_itself(self, node_id: bytes, coords: Coords, reach: Reach) -> bool:
         """Whether to look the chunk up in the tables that contain it, without the rest of the node.
@@ -341,7 +344,7 @@ class SnapshotView(SnapshotTables):
     ) -> ChunkRef | None:
         """Look the chunk up in the tables that contain it, fetched in one round."""
         due = leaves if reach.base else ()
-        loaded = self._load(reach.sources, self._due_leaves(node_id, due))
+        loaded = self._load(reach.sources, self._due_parts(node_id, due))
         for place in reach.places:
             ref = self._table(node_id, place.source, place.number, loaded).get(coords)
             if ref is not None:
@@ -356,12 +359,17 @@ class SnapshotView(SnapshotTables):
         loaded: Mapping[str, Any],
     ) -> ChunkRef | None:
         for leaf in leaves:
-            ref = self._leaf(node_id, leaf, loaded).get(coords)
+            table = self._leaf_around(node_id, leaf, coords, loaded)
+            ref = None if table is None else table.get(coords)
             if isinstance(ref, Unset):
                 key = leaf.manifest.blob.key
                 raise CorruptObjectError(f"{key} is a leaf and has an unset row")
             return ref
         return None
+
+    def _due_parts(self, node_id: bytes, leaves: Sequence[PlacedLeaf]) -> list[tuple[BlobRef, Any]]:
+        """What is due first for one chunk of the leaves."""
+        return self._due_leaves(node_id, leaves, lambda _: True)
 
     def _leaf_at(self, node_id: bytes, coords: Coords) -> list[PlacedLeaf]:
         self._check_leaves(node_id, len(coords))
@@ -409,7 +417,8 @@ class SnapshotView(SnapshotTables):
     def chunks(self, node_id: bytes) -> ChunkTable | None:
         """All chunks of the node that exist; None if there are none."""
         due = self.index.placed(node_id)
-        overlays, loaded = self._fetch(node_id, {0, *(leaf.merged for leaf in due)}, due)
+        afters = {0, *(leaf.merged for leaf in due)}
+        overlays, loaded = self._fetch(node_id, afters, self._due_leaves(node_id, due))
         tables = [self._leaf(node_id, leaf, loaded) for leaf in due]
         if len(overlays) == 1:
             return fold(tables, overlays[0])
@@ -432,11 +441,22 @@ class SnapshotView(SnapshotTables):
         ]
         sources = self._sources(node_id).where(any_at(coords, due), coords.shape[1])
         afters = {0, *(leaf.merged for leaf in due)}
-        overlays, loaded = self._fetch_some(node_id, afters, sources, due, coords)
+
+        def few(leaf: PlacedLeaf) -> bool:
+            return 2 * len(coords) < leaf.part.count
+
+        def meets(leaf: PlacedLeaf, first: Column, last: Column) -> BoolColumn:
+            box = leaf.part.box
+            index = np.sort(box.ravel(coords[((coords >= box.lo) & (coords < box.hi)).all(axis=1)]))
+            return np.asarray(index.searchsorted(first) < index.searchsorted(last, "right"))
+
+        first = self._due_leaves(node_id, due, few)
+        overlays, loaded = self._fetch_some(node_id, afters, sources, first, coords)
         over = {after: picked(overlay, coords) for after, overlay in overlays.items()}
+        tables = self._leaves_in(node_id, due, loaded, meets, lambda table: pick(table, coords))
         leaves = [
-            Leaf(leaf.part.box, pick(self._leaf(node_id, leaf, loaded), coords), over[leaf.merged])
-            for leaf in due
+            Leaf(leaf.part.box, table, over[leaf.merged])
+            for leaf, table in zip(due, tables, strict=True)
         ]
         return fold_leaves(leaves, over[0])
 
@@ -454,9 +474,18 @@ class SnapshotView(SnapshotTables):
         sources = self._sources(node_id).where(
             lambda last, of: last > since and of.overlaps(box), box.ndim
         )
-        overlays, loaded = self._fetch_some(node_id, afters, sources, due)
+        first = self._due_leaves(
+            node_id, due, lambda leaf: 2 * leaf.part.box.shared_size(box) < leaf.part.box.size
+        )
+        overlays, loaded = self._fetch_some(node_id, afters, sources, first)
         over = {after: clipped(overlay, box) for after, overlay in overlays.items()}
-        tables = [within(self._leaf(node_id, leaf, loaded), box) for leaf in due]
+        tables = self._leaves_in(
+            node_id,
+            due,
+            loaded,
+            lambda leaf, first, last: leaf.part.box.meets(box, first, last),
+            lambda table: within(table, box),
+        )
         if len(over) == 1:
             return fold(tables, *over.values())
         leaves = [
