@@ -39,7 +39,7 @@ MOST_RUNS: Final = 20
 _SMALLEST_CLASS_ROWS: Final = 1_024
 _NODE_CHANGES_MOST: Final = 1_000
 _NODE_BYTES_MOST: Final = 128 * 1024
-_TABLES_MOST: Final = 2_000
+_TABLES_MOST: Final = 20_000
 
 
 class CompactionMode(StrEnum):
