@@ -483,9 +483,8 @@ class Ancestor:
     @classmethod
     def from_object(cls, data: bytes, ref: BlobRef) -> Ancestor:
         """Decode the parent and time of a snapshot."""
-        return decode(
-            data, ObjectKind.SNAPSHOT, cls._parse, ref.key, crc=ref.crc32c, length=ref.length
-        )
+        pointer: Any = {"crc": ref.crc32c, "length": ref.length}
+        return decode(data, ObjectKind.SNAPSHOT, cls._parse, ref.key, **pointer, packed="deltas")
 
     @classmethod
     def _parse(cls, fields: Fields) -> Ancestor:

@@ -38,6 +38,7 @@ import os
 import stat
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import batched
 
 from zarr_manifests.errors import (
     InvalidArgumentError,
@@ -85,6 +86,7 @@ __all__ = ["LocalStorage"]
 
 _CAPABILITIES = Capabilities(inline=True, durable=True, shared=True, turns=True)
 _LOCK_NAME = ".lock"
+_DELETED_A_TURN = 64  # objects deleted while others wait for the lock
 _RESERVE_NAME = ".reserve"
 # What will be synced later; from this size on it pays to begin writing at once.
 _BEGUN_BYTES = 128 * 1024
@@ -329,17 +331,16 @@ class LocalStorage:
         return _token(data)
 
     def delete_many(self, keys: Iterable[str]) -> None:
-        for key in keys:
-            path = self._prefix + check_key(key)
-            with self._writing(key):
-                if not os.path.lexists(path):
-                    continue
-                with (
-                    exclusive(self._prefix + _LOCK_NAME),
-                    contextlib.suppress(FileNotFoundError),
-                ):
-                    self._disk.unlink(path)
-                self._forget(key)
+        for some in batched(keys, _DELETED_A_TURN):
+            paths = {key: self._prefix + check_key(key) for key in some}
+            there = [key for key, path in paths.items() if os.path.lexists(path)]
+            if not there:
+                continue
+            with self._writing(there[0]), exclusive(self._prefix + _LOCK_NAME):
+                for key in there:
+                    with self._writing(key), contextlib.suppress(FileNotFoundError):
+                        self._disk.unlink(paths[key])
+                    self._forget(key)
 
     def turn(self, name: str) -> Turn:
         """A turn, made of one or two lock files; see `TakesTurns`."""

@@ -3,8 +3,8 @@
 Every change is one swap of the root, tried again when another writer came first. Invariants: a
 branch or tag is made or moved only to a snapshot that is in history as of the root that is
 replaced; a session begins at a root that was read after the session was asked for. The one
-exception is the first session of a repository that was just opened: it may begin at the root that
-`open` has read, if this process has seen no newer one.
+exception is the first session or listing of a repository that was just opened: it may begin at the
+root that `open` has read, if this process has seen no newer one.
 """
 
 from __future__ import annotations
@@ -206,8 +206,7 @@ class Refs:
 
     def history(self, point: Point) -> Iterator[HistoryEntry]:
         """The snapshot and its ancestors that are still in history, newest first."""
-        context = self._context
-        root = self._root()
+        context, root = self._context, self._first_root()
         start = self._in(root, point)
         floor = start.floor
         if point.on_branch is None:
