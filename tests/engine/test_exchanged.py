@@ -36,6 +36,7 @@ KINDS = (
     "chunks",
     "deltas",
     "digests",
+    "history",
     "indexes",
     "manifests",
     "nodes",

@@ -9,6 +9,7 @@ from datetime import timedelta
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pytest
 import zarr
 from hypothesis import given, settings
@@ -27,7 +28,7 @@ from zarr_manifests.reports import SnapshotInfo
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import CountingStorage, LatencyStorage, copy_of, in_order
 
-QUIET = {"compaction": {"mode": "manual"}}
+QUIET = {"compaction": {"mode": "manual"}, "inline-chunk-bytes": 0}
 NOW = timedelta(0)
 
 
@@ -211,7 +212,8 @@ def test_the_first_page_adds_the_feature() -> None:
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(
-            ["commit"] * 4 + ["amend", "compact", "expire", "collect", "branch", "reset", "restore"]
+            ["commit"] * 4
+            + ["amend", "compact", "repack", "expire", "collect", "branch", "reset", "restore"]
         ),
         st.integers(0, 9),
     ),
@@ -247,6 +249,8 @@ def take(repository: Repository, branches: list[str], what: str, at: int, messag
                 session.amend(message)
         case "compact":
             repository.compact(branch)
+        case "repack":
+            repack(repository, branch, message)
         case "expire":
             repository.expire_snapshots(keep_last=1 + at)
         case "collect":
@@ -259,13 +263,26 @@ def take(repository: Repository, branches: list[str], what: str, at: int, messag
             line = walked(repository, branches[0])
             repository.reset_branch(branch, line[at % len(line)].snapshot_id, force=True)
         case "restore":
-            root = root_of(repository)
-            versions = [
-                entry.version for entry in root.log if root.collected < entry.version < root.version
-            ]
-            if versions:
-                repository.restore_refs(versions[-1 - at % len(versions)])
-                branches[:] = ["main", *sorted({*repository.list_branches()} - {"main"})]
+            restore(repository, branches, at)
+
+
+def restore(repository: Repository, branches: list[str], at: int) -> None:
+    root = root_of(repository)
+    logged = [entry.version for entry in root.log]
+    versions = [v for v in logged if root.collected < v < root.version]
+    if versions:
+        repository.restore_refs(versions[-1 - at % len(versions)])
+        branches[:] = ["main", *sorted({*repository.list_branches()} - {"main"})]
+
+
+def repack(repository: Repository, branch: str, message: str) -> None:
+    """Make a pack that is mostly dead, and move the rest out of it."""
+    session = repository.writable_session(branch)
+    zarr.create_array(session.store, name="a", data=np.arange(9), chunks=(1,), overwrite=True)
+    session.commit(f"{message} packed")
+    zarr.open_array(session.store, path="a")[:8] = 0
+    session.commit(f"{message} mostly dead")
+    assert repository.repack(branch)
 
 
 # --- collection ----------------------------------------------------------------------------------

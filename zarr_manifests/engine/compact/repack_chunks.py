@@ -25,6 +25,7 @@ from operator import attrgetter
 from typing import Final
 
 from zarr_manifests.engine.commit.add_digest import with_digest
+from zarr_manifests.engine.commit.extend_history import history_after
 from zarr_manifests.engine.commit.landing import root_with
 from zarr_manifests.engine.compact.outcomes import observed_compaction
 from zarr_manifests.engine.history.follow import opened
@@ -351,8 +352,9 @@ class _Repacking:
         known = {upload.key: upload.data for upload in uploads}
         key = self.keys.next("snapshots")
         moved = self._snapshot(current, delta, uploads[-1].ref, empty.ref)
-        snapshot = replace(moved, snapshot_id=snapshot_id_of(key))
-        uploads.append(empty)
+        history, pages = history_after(current, current.snapshot.history.pages, self.keys)
+        snapshot = replace(moved, snapshot_id=snapshot_id_of(key), history=history)
+        uploads += [empty, *pages]
         snapshot = snapshot.with_delta_copies(known)
         if needs_digest(snapshot):
             snapshot, digest = with_digest(
@@ -395,6 +397,7 @@ class _Repacking:
             log=log,
             totals={},
             sequence=last,
+            merged=None,
         )
 
 
