@@ -122,10 +122,14 @@ class Layout:
     index: tuple[int, ...]
 
     @property
+    def passes(self) -> int:
+        """How often a full compaction reads the import: twice if the cache has no room for it."""
+        return 1 if sum(self.manifests) <= CacheOptions().max_size else 2
+
+    @property
     def imported(self) -> int:
-        """Manifests that a full compaction reads: of the import, twice if they exceed the cache."""
-        passes = 1 if sum(self.manifests) <= CacheOptions().max_size else 2
-        return passes * math.ceil(self.chunks / AT_ONCE)
+        """Manifests that a full compaction reads."""
+        return self.passes * math.ceil(self.chunks / AT_ONCE)
 
     @property
     def nbytes(self) -> int:
@@ -281,7 +285,8 @@ def plan(chunks: int, sample: Scale, leaf_chunks: int = LEAF_ROWS) -> Scale:
     leaf = 0
     if of["lookup"].bytes_read >= max(old.manifests):  # it reads a manifest as a whole
         leaf = max(new.manifests) - max(old.manifests)
-    more = of["rewrite"].bytes_read * imported // old.imported
+    growth = new.passes * new.chunks / (old.passes * old.chunks)
+    more = round(of["rewrite"].bytes_read * (growth - 1))
     costs = {
         "open": of["open"].plus(read=base),
         "lookup": of["lookup"].plus(paged, read=page + leaf),
