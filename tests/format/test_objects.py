@@ -513,7 +513,8 @@ def test_a_node_has_the_documents_of_one_format(
 
 def page_refs_of(*paths: str) -> tuple[NodePage, ...]:
     """Pointers to pages that end with these paths, two by two."""
-    refs = [BlobRef(f"{WHERE}{i}".replace("deltas", "nodes"), 30, 4) for i in range(len(paths))]
+    key = WHERE[:-1].replace("deltas", "nodes")
+    refs = [BlobRef(f"{key}{i}", 30, 4) for i in range(len(paths))]
     return tuple(NodePage(refs[i], paths[i], paths[i + 1], 2, 0) for i in range(0, len(paths), 2))
 
 
