@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
+from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.format.history_pages import History, HistoryPage, HistoryPageRef
 from zarr_manifests.planning.upkeep.history_rolls import are_a_page, pages_to_roll
@@ -14,7 +15,10 @@ HISTORY = "history"
 
 
 def history_after(
-    parent: SnapshotView, pages: tuple[HistoryPageRef, ...], keys: SessionKeys
+    context: ReadContext,
+    parent: SnapshotView,
+    pages: tuple[HistoryPageRef, ...],
+    keys: SessionKeys,
 ) -> tuple[History, list[Upload]]:
     """The history of a snapshot that comes after `parent`, and new pages to upload.
 
@@ -28,6 +32,7 @@ def history_after(
         nonlocal pages
         uploads.append(Upload.of(keys, HISTORY, page.encode()))
         pages = (*pages, page.at(uploads[-1].ref))
+        context.objects.remember(uploads[-1].ref, page)  # for a compaction that merges it
 
     if are_a_page([len(entry) for entry in recent]):
         written(HistoryPage(recent))

@@ -417,7 +417,7 @@ def _place(
         effect = effect_of(prepared.delta, prepared.tables, parent, fetch)
     entry = replace(entry, counts=effect.counts)
     key = keys.next("snapshots")
-    history, uploads = history_after(parent, parent.snapshot.history.pages, keys)
+    history, uploads = history_after(context, parent, parent.snapshot.history.pages, keys)
     snapshot = replace(
         prepared.snapshot,
         snapshot_id=snapshot_id_of(key),

@@ -433,7 +433,9 @@ def _try(
     """One attempt; None if somebody else's swap came first."""
     newer = current.snapshot.deltas[len(done.old) :]
     key = keys.next("snapshots")
-    history, made = history_after(current, done.merged.within(current.snapshot.history), keys)
+    history, made = history_after(
+        context, current, done.merged.within(current.snapshot.history), keys
+    )
     snapshot = Snapshot(
         snapshot_id_of(key),
         context.repository_id,

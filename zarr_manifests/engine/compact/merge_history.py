@@ -45,6 +45,7 @@ class MergedPages:
         entries = chain.from_iterable(found[page.blob.key].entries for page in due)
         merged = HistoryPage(tuple(entries))
         upload = Upload(keys.next(HISTORY), merged.encode())
+        context.objects.remember(upload.ref, merged)
         return cls(tuple(due), (merged.at(upload.ref),), (upload,))
 
     def within(self, history: History) -> tuple[HistoryPageRef, ...]:

@@ -352,7 +352,7 @@ class _Repacking:
         known = {upload.key: upload.data for upload in uploads}
         key = self.keys.next("snapshots")
         moved = self._snapshot(current, delta, uploads[-1].ref, empty.ref)
-        history, pages = history_after(current, current.snapshot.history.pages, self.keys)
+        history, pages = history_after(context, current, current.snapshot.history.pages, self.keys)
         snapshot = replace(moved, snapshot_id=snapshot_id_of(key), history=history)
         uploads += [empty, *pages]
         snapshot = snapshot.with_delta_copies(known)
