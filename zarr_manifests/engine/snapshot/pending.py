@@ -134,7 +134,8 @@ class Heap:
         if node_id not in self._apart:
             self._apart[node_id] = {leaf.merged for leaf in self._base.placed(node_id)}
         stacks = self.view.stacks(node_id, boxes, narrow, self.recent, self._apart[node_id])
-        self._meter.add("refs_merged", sum(stack.rows for stack in stacks))
+        if not kinds_only:  # their refs are merged later
+            self._meter.add("refs_merged", sum(stack.rows for stack in stacks))
         return stacks
 
     def outside(self, node_id: bytes) -> Outside:
