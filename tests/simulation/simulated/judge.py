@@ -42,6 +42,7 @@ from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import InlineRef, NativeRef, native_keys
 from zarr_manifests.format.delta import Delta
+from zarr_manifests.format.history_pages import HistoryPage, HistoryPageRef
 from zarr_manifests.format.index import IndexDirectory
 from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.nodes import Base, NodeKind
@@ -63,7 +64,10 @@ _MOST_SNAPSHOTS: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A snapshot: what it must hold, and the keys of all it reaches."""
+    """A snapshot: what it must hold, and the keys of all it reaches.
+
+    `pages` has the pages of its history, each with the key of the newest snapshot that it covers.
+    """
 
     snapshot_id: str
     parent: str | None
@@ -71,6 +75,7 @@ class Known:
     rewrite: bool
     state: State
     reach: frozenset[str]
+    pages: frozenset[tuple[str, str]]
 
 
 @dataclass(slots=True, eq=False)
@@ -486,6 +491,7 @@ class Judge:
             rewrite,
             state,
             frozenset(reach),
+            frozenset(self._history_pages(snapshot.history.pages)),
         )
 
     def _contents(self, view: SnapshotView) -> tuple[State, set[str]]:
@@ -525,6 +531,21 @@ class Judge:
             base = self.objects.load(snapshot.base, Base)
             reach.update(ref.blob.key for ref in base.manifests)
 
+    def _history_pages(self, refs: Iterable[HistoryPageRef]) -> Iterator[tuple[str, str]]:
+        for ref in refs:
+            if ref.blob.key not in self.shelf.objects:
+                gone = snapshot_id_of(ref.newest.key) not in self.kept()
+                self._demand(gone, f"a snapshot names {ref.blob.key}, which is not there")
+                continue
+            yield ref.blob.key, ref.newest.key
+            yield from self._history_pages(self.objects.load(ref.blob, HistoryPage).pages)
+
+    def _needed_pages(self) -> set[str]:
+        """Pages of history that cover a snapshot which must be readable."""
+        kept = self.kept()
+        alive = {snapshot_key(name) for name in kept}
+        return {page for one in kept.values() for page, newest in one.pages if newest in alive}
+
     def _deleted(self, keys: Sequence[str]) -> None:
         gone = set(keys)
         self.world.note(f"deleted {len(gone)} objects")
@@ -532,6 +553,8 @@ class Judge:
         for known in self.kept().values():
             lost = known.reach & gone or {snapshot_key(known.snapshot_id)} & gone
             self._demand(not lost, f"{known.message!r} needs what was deleted: {sorted(lost)}")
+        lost = self._needed_pages() & gone
+        self._demand(not lost, f"pages of history were deleted: {sorted(lost)}")
         lost = self._indexes() & gone
         self._demand(not lost, f"a branch names indexes that were deleted: {sorted(lost)}")
 
@@ -619,7 +642,7 @@ class Judge:
             needed |= {snapshot_key(known.snapshot_id), *known.reach}
         needed |= self._shadowed(needed)
         needed |= {page.blob.key for pages in root.pages.values() for page in pages}
-        needed |= self._indexes()
+        needed |= self._indexes() | self._needed_pages()
         leased = {lease.session.partition("-")[0] for lease in root.leases}
         return [
             key
