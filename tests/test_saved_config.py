@@ -23,7 +23,7 @@ from zarr_manifests.config import (
     Split,
 )
 from zarr_manifests.errors import ConfigError
-from zarr_manifests.format.envelope import ObjectKind, decode, encode
+from zarr_manifests.format.envelope import ObjectKind, decode
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import CountingStorage
 
@@ -153,22 +153,6 @@ def test_saving_reads_no_page_of_refs() -> None:
     fresh.save_config({"pack-bytes": 5})
     assert [record.op for record in counting.log[before:] if record.key.startswith("pages/")] == []
     assert len(counting.log) > before
-
-
-def test_roots_from_before_there_were_sections_are_read() -> None:
-    storage = MemoryStorage()
-    repository = Repository.create(storage)
-    root, token = storage.get("current"), storage.get_tagged("current").token
-    fields = unpack_root(root)
-    fields["config"] = {"inline-chunk-bytes": 1, "max-delta-count": 2, "commit-attempts": 3}
-    assert storage.cas("current", encode(ObjectKind.ROOT, fields), token) is not None
-    found = Repository.open(storage)
-    assert found.config == RepositoryConfig(1, 2, 3)
-    found.create_tag("written-anew")
-    again = unpack_root(storage.get("current"))["config"]
-    assert again["compaction"]["max-delta-count"] == 2
-    assert Repository.open(storage).config == RepositoryConfig(1, 2, 3)
-    assert repository.config == RepositoryConfig()
 
 
 def unpack_root(data: bytes) -> dict[str, Any]:

@@ -472,8 +472,7 @@ class Repository:
         Traceback (most recent call last):
         zarr_manifests.errors.FencedError: ... another writer has claimed branch 'main' ...
         """
-        _check_writer(isolation, copies)
-        lease_ms = None if lease is None else checked_timeout_ms(lease)
+        lease_ms = _checked_writer(isolation, copies, lease)
         start, view = self._refs.begin(branch, claim=exclusive)
         writer = SessionWriter(
             self._context,
@@ -484,8 +483,7 @@ class Repository:
             epoch=start if exclusive else None,
             reporting=copies == "report",
         )
-        commits = SessionCommits(writer, serializable=isolation == "serializable")
-        return Session(writer.pin, commits)
+        return Session(writer.pin, SessionCommits(writer, serializable=isolation == "serializable"))
 
     def _commits(self, branch: str) -> SessionCommits:
         start, view = self._refs.begin(branch, claim=False)
@@ -1433,7 +1431,8 @@ def _reopen(
     return _opened(Repository, storage, config, containers, options, elsewhere=True)
 
 
-def _check_writer(isolation: str, copies: str) -> None:
+def _checked_writer(isolation: str, copies: str, lease: timedelta | float | None) -> int | None:
+    """The lease's timeout in milliseconds, if the options of a writable session are valid."""
     if isolation not in ("snapshot", "serializable"):
         raise InvalidArgumentError(f"isolation={isolation!r}: give 'snapshot' or 'serializable'")
     if copies not in ("merge", "report"):
@@ -1443,6 +1442,7 @@ def _check_writer(isolation: str, copies: str) -> None:
             "a serializable session must know what was read, which copies do not report; use "
             "copies='merge' with session.fork()"
         )
+    return None if lease is None else checked_timeout_ms(lease)
 
 
 def _ignore(stage: str, done: int) -> None:

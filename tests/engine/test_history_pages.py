@@ -244,8 +244,8 @@ def take(repository: Repository, branches: list[str], what: str, at: int, messag
         case "amend":
             session = repository.writable_session(branch)
             zarr.create_group(session.store, overwrite=True, attributes={"last": message})
-            head = walked(repository, branch)[0]
-            if head.parent_id is not None and head.kind != "rewrite":
+            line = walked(repository, branch)
+            if len(line) > 1 and line[0].kind != "rewrite":
                 session.amend(message)
         case "compact":
             repository.compact(branch)

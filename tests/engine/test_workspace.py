@@ -267,6 +267,15 @@ def _check(store: ManifestStore, model: dict[str, bytes]) -> None:
         assert set(contents.keys_below(prefix)) == below, prefix
 
 
+def test_a_deleted_root_is_no_member_of_itself() -> None:
+    session = Repository.create(MemoryStorage()).writable_session("main")
+    workspace_of(session.store).set("c/0", b"opaque beside an array of format 2")
+    workspace_of(session.store).set(".zarray", v2_array_document((0,), "/"))
+    session.commit("an array at the root")
+    workspace_of(session.store).delete(".zarray")
+    assert contents_of(session.store).children("") == {"c"}
+
+
 def test_random_operations_against_a_dict() -> None:
     run_state_machine_as_test(
         Machine,

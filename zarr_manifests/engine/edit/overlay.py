@@ -239,7 +239,7 @@ class SessionView:
     def _unlisted_in(self, start: str) -> Iterable[str]:
         """Directories right in this directory that may have nodes and no node at their own path."""
         changed = self.changes.paths
-        gone = [p for p in changed.paths(start) if self.changes.nodes.get(p) is None]
+        gone = [p for p in changed.paths(start) if p and self.changes.nodes.get(p) is None]
         found = {**self.view.paths.unlisted(start), **changed.directories(start)}
         return {**found, **{directory(path): None for path in gone}}
 
