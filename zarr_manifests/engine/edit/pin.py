@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import weakref
 
 from zarr_manifests.engine.edit.copies import Copies
 from zarr_manifests.engine.edit.overlay import SessionView
@@ -55,7 +54,7 @@ class Pin:
         options = context.config.chunk_manifests.preload
         self.preload = SnapshotPreload(context.objects, context.runtime, options, contents.view)
         # Tied to the contents, since the store may outlive the session.
-        weakref.finalize(contents, self.preload.cancel).atexit = False
+        self.preload.cancel_with(contents)
         self.preload.start()
 
     def head(self) -> SnapshotView:

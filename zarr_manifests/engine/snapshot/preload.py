@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import logging
 import os
+import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from dataclasses import replace
@@ -87,6 +88,11 @@ class SnapshotPreload:
         """Fetch nothing more. Takes no lock, since it may be called during garbage collection."""
         self._cancelled = True
         self._view = None
+
+    def cancel_with(self, owner: object) -> None:
+        """Cancel when `owner` is garbage collected; neither keeps the other in memory."""
+        cancel = weakref.WeakMethod(self.cancel)
+        weakref.finalize(owner, _call, cancel).atexit = False
 
     def wait(self, timeout_s: float) -> None:
         """Wait until nothing more will be fetched, or until the time is up."""
@@ -301,3 +307,9 @@ class RefsPreload:
             return SnapshotView.open(objects, self._runtime, tip.head, tip.base, tip.ahead)
         ref = roots.with_tag(self._root, name).tags.get(name)
         return None if ref is None else SnapshotView.open(objects, self._runtime, ref)
+
+
+def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
+    alive = method()
+    if alive is not None:
+        alive()
