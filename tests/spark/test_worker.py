@@ -15,6 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import xarray as xr
+import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -232,3 +233,46 @@ def test_chunks_of_a_block_come_with_few_requests(
     assert reads
     if shards is None:
         assert len(reads) == 2  # of 400 chunks a variable, all in one pack
+
+
+_KINDS: dict[str, Any] = {
+    "bool": [True, False],
+    "int8": [-128, 127],
+    "uint8": [0, 255],
+    "uint16": [0, 65535],
+    "uint32": [0, 2**32 - 1],
+    "uint64": [0, 2**64 - 1],
+    "float16": [0.5, 65504],
+    ">f8": [0.1, -1e300],
+    "<U3": ["abc", "é"],
+    "S3": [b"abc", b"\xff"],
+    "datetime64[ms]": ["1999-01-01T00:00:00.001", "NaT"],
+    "timedelta64[h]": [36, "NaT"],
+}
+
+
+@pytest.mark.filterwarnings("ignore:The data type:zarr.errors.UnstableSpecificationWarning")
+def test_batches_for_spark_have_exactly_the_types_of_the_columns(tmp_path: Path) -> None:
+    repo = Repository.create(LocalStorage(tmp_path / "repo"))
+    with repo.transaction(message="types") as store:
+        for number, (dtype, values) in enumerate(_KINDS.items()):
+            array = zarr.create_array(
+                store, name=f"v{number}", shape=(2,), dtype=dtype, dimension_names=["x"]
+            )
+            array[:] = np.array(values, array.dtype)
+    session = repo.readonly_session()
+    source = Source(session, "/")
+    columns = [column_of(source, f"v{n}", is_dimension=False) for n in range(len(_KINDS))]
+    x = column_of(source, "x", is_dimension=True)
+    scan = plan_scan([Axis(1, np.array([[0, 2]]))], target_rows=1)
+    place = (repo.storage, session.snapshot_id, "/")
+    job = worker.Job(*place, (x,), tuple(columns), scan, "keep")
+    asked = [pa.record_batch({"id": pa.array([task])}) for task in range(2)]
+    found = list(worker.run_arrow(job, asked))
+    exact = pa.schema([(column.name, column.arrow) for column in (x, *columns)])
+    assert all(isinstance(each, pa.RecordBatch) and each.schema == exact for each in found)
+    rows = pa.Table.from_batches(found)
+    alone = [each for task in range(2) for each in worker.partition_batches(job, task)]
+    assert rows.equals(pa.Table.from_batches(alone))
+    frames = worker.run(job, [pd.DataFrame({"id": [0, 1]})])
+    assert rows.equals(pa.Table.from_pandas(pd.concat(frames), exact, preserve_index=False))

@@ -33,7 +33,17 @@ from zarr_manifests.spark.schema import Column, to_arrow
 from zarr_manifests.spark.source import Source
 from zarr_manifests.storage import Storage
 
-__all__ = ["BATCH_BYTES", "BATCH_ROWS", "BLOCK_BYTES", "PANDAS_WARNING", "Job", "batches", "run"]
+__all__ = [
+    "BATCH_BYTES",
+    "BATCH_ROWS",
+    "BLOCK_BYTES",
+    "PANDAS_WARNING",
+    "Job",
+    "batches",
+    "partition_batches",
+    "run",
+    "run_arrow",
+]
 
 BATCH_ROWS: Final = 64 * 1024
 BATCH_BYTES: Final = 32 * 1024**2
@@ -88,13 +98,33 @@ class Job:
         return self.scan[task if self.numbers is None else self.numbers.item(task)]
 
 
+def run_arrow(job: Job, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of the tasks whose numbers are in the first column of `tasks`.
+
+    The types are exactly those of the job's columns, since Spark takes what it gets by position
+    and converts nothing.
+    """
+    for table in _rows(job, (number for batch in tasks for number in batch[0].to_pylist())):
+        yield from table.to_batches()
+
+
 def run(job: Job, tasks: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-    """Yield the rows of the tasks whose numbers are in the column `id` of `tasks`."""
+    """Yield the same rows as `run_arrow`, as pandas frames."""
     warnings.filterwarnings("ignore", PANDAS_WARNING, FutureWarning)
-    boxes = (job.box(int(number)) for frame in tasks for number in frame["id"])
-    for table in batches(piece for box in boxes for piece in _pieces(job, box)):
+    for table in _rows(job, (int(number) for frame in tasks for number in frame["id"])):
         # Arrow-typed columns reach Spark unchanged; NaN in numpy-typed ones becomes null.
         yield table.to_pandas(types_mapper=pd.ArrowDtype)
+
+
+def partition_batches(job: Job, number: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of one task, as `run_arrow` does."""
+    for table in _rows(job, [number]):
+        yield from table.to_batches()
+
+
+def _rows(job: Job, numbers: Iterable[int]) -> Iterator[pa.Table]:
+    boxes = (job.box(number) for number in numbers)
+    return batches(piece for box in boxes for piece in _pieces(job, box))
 
 
 def batches(pieces: Iterable[pa.Table]) -> Iterator[pa.Table]:
