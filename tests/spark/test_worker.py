@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +24,7 @@ from zarr_manifests.errors import VirtualContainerError
 from zarr_manifests.planning.scan import Axis, plan_scan, runs_of
 from zarr_manifests.spark import worker
 from zarr_manifests.spark.fetched import FetchedStore
+from zarr_manifests.spark.job import Job
 from zarr_manifests.spark.schema import column_of
 from zarr_manifests.spark.source import Source
 from zarr_manifests.storage import LocalStorage, Storage
@@ -85,19 +86,29 @@ def test_batches_are_made_as_pieces_come() -> None:
         assert taken * ROWS - given_out <= 3 * ROWS
 
 
-def job_of(repo: Repository, axes: list[Axis], group: str = "/") -> worker.Job:
-    """Read `a` and `b` over `y` and `x`."""
+def job_of(
+    repo: Repository,
+    axes: list[Axis],
+    group: str = "/",
+    *,
+    dimensions: Sequence[str] = ("y", "x"),
+    variables: Sequence[str] = ("a", "b"),
+    target_rows: int = 12,
+) -> Job:
+    """Read variables over the axes."""
     session = repo.readonly_session()
     source = Source(session, group)
-    return worker.Job(
-        repo.storage,
-        session.snapshot_id,
-        group,
-        tuple(column_of(source, dim, is_dimension=True) for dim in ("y", "x")),
-        tuple(column_of(source, name, is_dimension=False) for name in "ab"),
-        plan_scan(axes, target_rows=12),
-        "keep",
-        tuple(repo.virtual_containers.items()),
+    scan = plan_scan(axes, target_rows=target_rows)
+    return Job(
+        storage=repo.storage,
+        containers=tuple(repo.virtual_containers.items()),
+        snapshot_id=session.snapshot_id,
+        group=group,
+        dimensions=tuple(column_of(source, dim, is_dimension=True) for dim in dimensions),
+        variables=tuple(column_of(source, name, is_dimension=False) for name in variables),
+        scan=scan,
+        tasks=len(scan),
+        nan="keep",
     )
 
 
@@ -222,7 +233,7 @@ def test_chunks_of_a_block_come_with_few_requests(
             encoding={"a": dict(given), "b": dict(given)},
         )
     axes = [Axis(1, np.array([[0, 20]])), Axis(2, np.array([[0, 40]]))]
-    job = replace(job_of(repo, axes), scan=plan_scan(axes, target_rows=800))
+    job = job_of(repo, axes, target_rows=800)
     storage.reset()
     frame = pd.concat(worker.run(job, [pd.DataFrame({"id": [0]})]))
     expected = ds.to_dataframe().reset_index()
@@ -260,16 +271,12 @@ def test_batches_for_spark_have_exactly_the_types_of_the_columns(tmp_path: Path)
                 store, name=f"v{number}", shape=(2,), dtype=dtype, dimension_names=["x"]
             )
             array[:] = np.array(values, array.dtype)
-    session = repo.readonly_session()
-    source = Source(session, "/")
-    columns = [column_of(source, f"v{n}", is_dimension=False) for n in range(len(_KINDS))]
-    x = column_of(source, "x", is_dimension=True)
-    scan = plan_scan([Axis(1, np.array([[0, 2]]))], target_rows=1)
-    place = (repo.storage, session.snapshot_id, "/")
-    job = worker.Job(*place, (x,), tuple(columns), scan, "keep")
+    axes = [Axis(1, np.array([[0, 2]]))]
+    names = [f"v{n}" for n in range(len(_KINDS))]
+    job = job_of(repo, axes, dimensions=["x"], variables=names, target_rows=1)
     asked = [pa.record_batch({"id": pa.array([task])}) for task in range(2)]
     found = list(worker.run_arrow(job, asked))
-    exact = pa.schema([(column.name, column.arrow) for column in (x, *columns)])
+    exact = pa.schema([(column.name, column.arrow) for column in job.columns])
     assert all(isinstance(each, pa.RecordBatch) and each.schema == exact for each in found)
     rows = pa.Table.from_batches(found)
     alone = [each for task in range(2) for each in worker.partition_batches(job, task)]

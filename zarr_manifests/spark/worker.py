@@ -17,7 +17,6 @@ import math
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -25,20 +24,19 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
-from zarr_manifests.grid import Box, IndexArray
-from zarr_manifests.planning.scan import Axis, Scan, plan_scan
+from zarr_manifests.grid import Box
+from zarr_manifests.planning.scan import Axis, plan_scan
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session
+from zarr_manifests.spark.job import Containers, Job
 from zarr_manifests.spark.schema import Column, to_arrow
 from zarr_manifests.spark.source import Source
-from zarr_manifests.storage import Storage
 
 __all__ = [
     "BATCH_BYTES",
     "BATCH_ROWS",
     "BLOCK_BYTES",
     "PANDAS_WARNING",
-    "Job",
     "batches",
     "partition_batches",
     "run",
@@ -53,49 +51,11 @@ PANDAS_WARNING: Final = "PySpark does not yet fully support pandas"
 """Start of a warning that pyspark gives for each batch, about features not used here."""
 
 _KEPT: Final = 8
-type _Containers = tuple[tuple[str, str], ...]
 # The key has the containers, since they decide what a job may read elsewhere.
-_sessions: OrderedDict[tuple[str, _Containers, str], Session] = OrderedDict()
-_sources: OrderedDict[tuple[str, _Containers, str, str], tuple[Source, dict[str, pa.Array]]] = (
+_sessions: OrderedDict[tuple[str, Containers, str], Session] = OrderedDict()
+_sources: OrderedDict[tuple[str, Containers, str, str], tuple[Source, dict[str, pa.Array]]] = (
     OrderedDict()
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What all tasks of a read have in common, without data or secrets.
-
-    Parameters
-    ----------
-    storage : Storage
-        The repository's storage.
-    snapshot_id, group : str
-        The snapshot and group to read.
-    dimensions, variables : tuple of Column
-        The columns; the dimensions in order of the variables' axes.
-    scan : Scan
-        The tasks' boxes.
-    nan : str
-        `keep`, `null` or `drop`.
-    containers : tuple of (str, str)
-        Names and URL prefixes of the repository's containers.
-    numbers : int64[n], optional
-        Numbers of the boxes to read; all if not given.
-    """
-
-    storage: Storage
-    snapshot_id: str
-    group: str
-    dimensions: tuple[Column, ...]
-    variables: tuple[Column, ...]
-    scan: Scan
-    nan: str
-    containers: _Containers = ()
-    numbers: IndexArray | None = None
-
-    def box(self, task: int) -> Box:
-        """The box of the task with that number."""
-        return self.scan[task if self.numbers is None else self.numbers.item(task)]
 
 
 def run_arrow(job: Job, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -123,7 +83,7 @@ def partition_batches(job: Job, number: int) -> Iterator[pa.RecordBatch]:
 
 
 def _rows(job: Job, numbers: Iterable[int]) -> Iterator[pa.Table]:
-    boxes = (job.box(number) for number in numbers)
+    boxes = (box for number in numbers for box in job.boxes(number))
     return batches(piece for box in boxes for piece in _pieces(job, box))
 
 

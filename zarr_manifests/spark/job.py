@@ -1,0 +1,73 @@
+"""The plan of one read, as it travels to Spark's workers.
+
+It names a snapshot, columns and boxes of cells. It has neither data nor secrets, and its size
+depends on the length of the axes, not on the number of cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pyspark.sql.types import StructType
+
+from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.planning.scan import Scan
+from zarr_manifests.spark.schema import Column, schema_of
+from zarr_manifests.storage import Storage
+
+__all__ = ["Containers", "Job"]
+
+type Containers = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What all tasks of a read have in common.
+
+    Parameters
+    ----------
+    storage : Storage
+        The repository's storage.
+    containers : tuple of (str, str)
+        Names and URL prefixes of the repository's containers.
+    snapshot_id, group : str
+        The snapshot and group to read.
+    dimensions, variables : tuple of Column
+        The columns; the dimensions in order of the variables' axes.
+    scan : Scan
+        The selected cells, cut into boxes.
+    tasks : int
+        Number of tasks.
+    nan : str
+        `keep`, `null` or `drop`.
+    numbers : int64[n], optional
+        Numbers of the scan's boxes to read; all if not given.
+    """
+
+    storage: Storage
+    containers: Containers = ()
+    snapshot_id: str
+    group: str
+    dimensions: tuple[Column, ...]
+    variables: tuple[Column, ...]
+    scan: Scan
+    tasks: int
+    nan: str
+    numbers: IndexArray | None = None
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns of a row."""
+        return (*self.dimensions, *self.variables)
+
+    @property
+    def schema(self) -> StructType:
+        """The schema of the rows."""
+        return schema_of(self.columns)
+
+    def boxes(self, task: int) -> Iterator[Box]:
+        """The boxes of cells that the task with that number reads, in C order of the first cell."""
+        count = len(self.scan) if self.numbers is None else len(self.numbers)
+        for number in range(task * count // self.tasks, (task + 1) * count // self.tasks):
+            yield self.scan[number if self.numbers is None else self.numbers.item(number)]
