@@ -12,7 +12,10 @@ for _package in ("pyspark", "pandas", "pyarrow", "xarray"):
             name=_package,
         )
 
-from zarr_manifests.spark.read import read  # noqa: E402 - after the check above
+from zarr_manifests.spark.metadata_tables import (  # noqa: E402 - after the check above
+    metadata_table,
+)
+from zarr_manifests.spark.read import read  # noqa: E402
 from zarr_manifests.spark.spark_session import session  # noqa: E402
 
-__all__ = ["read", "session"]
+__all__ = ["metadata_table", "read", "session"]

@@ -1,0 +1,186 @@
+"""What a repository says of itself in Spark, against what it says in Python."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from pyspark.sql import SparkSession
+
+from zarr_manifests import ChunkKind, Repository
+from zarr_manifests.errors import InvalidArgumentError, NotFoundError, UnsupportedStorageError
+from zarr_manifests.spark import metadata_table, metadata_tables
+
+
+@pytest.fixture(scope="module")
+def repo(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    """A small chunk, large ones, a sharded array, an empty one, and a compaction between them."""
+    made = Repository.create(tmp_path_factory.mktemp("tables") / "repo")
+    rng = np.random.default_rng(3)
+    with made.transaction(message="first", metadata={"run": 1}) as store:
+        root = zarr.create_group(store)
+        root.attrs["title"] = "tables"
+        air = root.create_group("air")
+        t = air.create_array(
+            "t", shape=(9, 70), chunks=(2, 35), dtype="f8", dimension_names=("y", "x")
+        )
+        t.attrs["units"] = "K"
+        t[:4] = rng.random((4, 70)) + 1
+        root.create_array("empty", shape=(4,), chunks=(2,), dtype="i2")
+        root.create_array("scalar", shape=(), dtype="f4")[...] = 3
+    made.compact()
+    with made.transaction(message="second") as store:
+        root = zarr.open_group(store)
+        root["air/t"][6:] = rng.random((3, 70)) + 1
+        sharded = root.create_array(
+            "sharded", shape=(6, 6), chunks=(1, 2), shards=(2, 4), dtype="i4"
+        )
+        sharded[:3] = 5
+    made.create_tag("second")
+    with made.transaction(message="third") as store:
+        zarr.open_group(store).create_array("late", shape=(2,), chunks=(1,), dtype="u1")[:] = 1
+    return made
+
+
+@pytest.mark.spark
+def test_snapshots_are_the_ancestry(spark: SparkSession, repo: Repository) -> None:
+    found = metadata_table(spark, repo.url, "snapshots").collect()
+    expected = list(repo.ancestry())
+    assert [row.snapshot_id for row in found] == [one.snapshot_id for one in expected]
+    for row, one in zip(found, expected, strict=True):
+        assert (row.parent_id, row.kind, row.message) == (one.parent_id, one.kind, one.message)
+        assert (row.written, row.totals) == (dict(one.written), dict(one.totals))
+        assert row.commit_id == one.commit_id
+    assert '{"run": 1}' in [row.metadata for row in found]
+    metadata_table(spark, repo.url, "snapshots").createOrReplaceTempView("snapshots")
+    seconds = spark.sql("SELECT unix_seconds(written_at) AS s FROM snapshots").collect()
+    assert [row.s for row in seconds] == [int(one.written_at.timestamp()) for one in expected]
+
+
+@pytest.mark.spark
+def test_snapshots_start_where_they_are_told_to(spark: SparkSession, repo: Repository) -> None:
+    tagged = metadata_table(spark, repo, "snapshots", tag="second").collect()
+    assert [row.snapshot_id for row in tagged] == [
+        one.snapshot_id for one in repo.ancestry(tag="second")
+    ]
+    later = datetime.now(UTC) + timedelta(hours=1)
+    assert metadata_table(spark, repo, "snapshots", as_of=later).count() == len(
+        list(repo.ancestry())
+    )
+
+
+@pytest.mark.spark
+def test_operations_are_the_log(spark: SparkSession, repo: Repository) -> None:
+    found = metadata_table(spark, repo.url, "operations").collect()
+    expected = list(repo.ops_log())
+    assert [(row.version, row.operation, row.ref, row.snapshot_id) for row in found] == [
+        (one.version, one.operation, one.ref, one.snapshot_id) for one in expected
+    ]
+
+
+@pytest.mark.spark
+def test_manifests_are_those_of_the_base(spark: SparkSession, repo: Repository) -> None:
+    found = metadata_table(spark, repo.url, "manifests").collect()
+    expected = repo.explain_manifests().manifests
+    assert [(row.key, row.set_name, row.refs, row.nbytes, row.arrays) for row in found] == [
+        (one.key, one.set_name, one.refs, one.nbytes, one.arrays) for one in expected
+    ]
+    assert found
+
+
+@pytest.mark.spark
+def test_arrays_have_their_metadata_and_totals(spark: SparkSession, repo: Repository) -> None:
+    found = {row.path: row for row in metadata_table(spark, repo.url, "arrays").collect()}
+    assert sorted(found) == ["/air/t", "/empty", "/late", "/scalar", "/sharded"]
+    air = found["/air/t"]
+    assert (air.dtype, air.dimensions, air.shape) == ("float64", ["y", "x"], [9, 70])
+    assert (air.chunk_shape, air.shard_shape, air.zarr_format) == ([2, 35], None, 3)
+    assert (air.attributes, air.grid_chunks) == ('{"units": "K"}', 10)
+    assert (found["/sharded"].chunk_shape, found["/sharded"].shard_shape) == ([1, 2], [2, 4])
+    assert found["/sharded"].grid_chunks == 6
+    for array in repo.totals().arrays:
+        row = found[array.path]
+        assert (row.chunks, row.chunk_bytes) == (array.total.refs, array.total.nbytes)
+        exact = array.total.refs_exact, array.total.nbytes_exact
+        assert (row.chunks_exact, row.chunk_bytes_exact) == exact
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("per_task", [256 * 1024, 1], ids=["one task", "many tasks"])
+def test_chunks_are_the_refs_of_the_snapshot(
+    spark: SparkSession, repo: Repository, per_task: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata_tables, "_REFS_PER_TASK", per_task)
+    frame = metadata_table(spark, repo.url, "chunks")
+    found = [tuple(row) for row in frame.orderBy("path", "coords").collect()]
+    session, expected = repo.readonly_session(), []
+    for path in ("/air/t", "/late", "/scalar", "/sharded"):
+        refs = session.chunk_refs(path)
+        for row in range(len(refs)):
+            at, checksum = refs.source.item(row), refs.checksum.item(row)
+            expected.append(
+                (
+                    path,
+                    refs.coords[row].tolist(),
+                    ChunkKind(refs.kind[row]).name.lower(),
+                    None if at < 0 else refs.locations[at],
+                    None if at < 0 else refs.offset.item(row),
+                    refs.length.item(row),
+                    None if checksum < 0 else checksum,
+                )
+            )
+    assert found == expected
+    assert {row[2] for row in found} == {"inline", "native"}
+    partitions = frame.rdd.getNumPartitions()
+    assert partitions == 4 if per_task > 1 else partitions > 10
+
+
+@pytest.mark.spark
+def test_the_driver_reads_no_refs_of_chunks(
+    spark: SparkSession, repo: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zarr_manifests.session import Session
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("refs were read by the driver")
+
+    monkeypatch.setattr(Session, "chunk_refs", refuse)
+    monkeypatch.setattr(Session, "initialized_chunks", refuse)
+    assert metadata_table(spark, repo.url, "chunks", path="air").count() == 8
+
+
+@pytest.mark.spark
+def test_a_path_limits_arrays_and_chunks(spark: SparkSession, repo: Repository) -> None:
+    arrays = metadata_table(spark, repo.url, "arrays", path="/air").collect()
+    assert [row.path for row in arrays] == ["/air/t"]
+    chunks = metadata_table(spark, repo.url, "chunks", path="air/t", tag="second")
+    assert {row.path for row in chunks.select("path").distinct().collect()} == {"/air/t"}
+    assert metadata_table(spark, repo.url, "chunks", path="/late").count() == 2
+    with pytest.raises(NotFoundError, match="no group or array /late in snapshot"):
+        metadata_table(spark, repo.url, "chunks", path="/late", tag="second")
+
+
+@pytest.mark.spark
+def test_a_repository_without_data_has_empty_tables(spark: SparkSession, tmp_path: Path) -> None:
+    empty = Repository.create(tmp_path / "repo")
+    for table in ("arrays", "chunks", "manifests"):
+        frame = metadata_table(spark, empty, table)  # type: ignore[arg-type]
+        assert frame.count() == 0
+        assert len(frame.columns) > 4
+    assert metadata_table(spark, empty, "snapshots").count() == 1
+
+
+@pytest.mark.spark
+def test_what_cannot_be_asked_for_is_said(spark: SparkSession, repo: Repository) -> None:
+    with pytest.raises(InvalidArgumentError, match="no table 'snapshot': did you mean snapshots"):
+        metadata_table(spark, repo.url, "snapshot")  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="snapshots is not about arrays"):
+        metadata_table(spark, repo.url, "snapshots", path="/air")
+    with pytest.raises(InvalidArgumentError, match="of the whole repository"):
+        metadata_table(spark, repo.url, "operations", branch="main")
+    memory = Repository.create("memory://metadata-tables")
+    with pytest.raises(UnsupportedStorageError, match="put the repository on a local disk"):
+        metadata_table(spark, memory, "chunks")

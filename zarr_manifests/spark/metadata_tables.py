@@ -1,0 +1,384 @@
+"""What a repository says of itself, as DataFrames: history, operations, manifests, arrays, chunks.
+
+Tables that are as small as a snapshot or a log are made on the driver. The table of chunks can have
+as many rows as the repository has chunks, so tasks make it: each gets a box of one array's chunk
+grid, and the driver never has a chunk's ref.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Literal
+
+import numpy as np
+import pyarrow as pa
+import zarr
+from pyspark.sql import DataFrame, SparkSession
+
+from zarr_manifests.config.kinds import known_as
+from zarr_manifests.errors import InvalidArgumentError, NotFoundError, UnsupportedStorageError
+from zarr_manifests.grid import Box
+from zarr_manifests.planning.scan import Axis, Scan, plan_scan
+from zarr_manifests.planning.tables.resolved_chunks import ChunkKind, ResolvedChunks
+from zarr_manifests.repository import Repository
+from zarr_manifests.session import Session
+from zarr_manifests.storage import Storage
+
+__all__ = ["metadata_table"]
+
+_REFS_PER_TASK: Final = 256 * 1024
+_BATCH_ROWS: Final = 64 * 1024
+_MOST_CUTS: Final = 64 * 1024  # of an axis, which bounds what the driver holds
+
+_TIME: Final = pa.timestamp("us", tz="UTC")
+_NUMBERS: Final = pa.map_(pa.string(), pa.int64())
+_SHAPE: Final = pa.list_(pa.int64())
+
+_SNAPSHOTS: Final = pa.schema(
+    {
+        "snapshot_id": pa.string(),
+        "parent_id": pa.string(),
+        "written_at": _TIME,
+        "kind": pa.string(),
+        "message": pa.string(),
+        "metadata": pa.string(),
+        "written": _NUMBERS,
+        "totals": _NUMBERS,
+        "commit_id": pa.string(),
+    }
+)
+_OPERATIONS: Final = pa.schema(
+    {
+        "version": pa.int64(),
+        "at": _TIME,
+        "operation": pa.string(),
+        "ref": pa.string(),
+        "snapshot_id": pa.string(),
+        "operation_id": pa.string(),
+        "by": pa.string(),
+    }
+)
+_MANIFESTS: Final = pa.schema(
+    {
+        "key": pa.string(),
+        "set_name": pa.string(),
+        "refs": pa.int64(),
+        "nbytes": pa.int64(),
+        "arrays": pa.int64(),
+    }
+)
+_ARRAYS: Final = pa.schema(
+    {
+        "path": pa.string(),
+        "zarr_format": pa.int32(),
+        "dtype": pa.string(),
+        "dimensions": pa.list_(pa.string()),
+        "shape": _SHAPE,
+        "chunk_shape": _SHAPE,
+        "shard_shape": _SHAPE,
+        "attributes": pa.string(),
+        "grid_chunks": pa.decimal128(38, 0),
+        "chunks": pa.int64(),
+        "chunks_exact": pa.bool_(),
+        "chunk_bytes": pa.int64(),
+        "chunk_bytes_exact": pa.bool_(),
+    }
+)
+_CHUNKS: Final = pa.schema(
+    {
+        "path": pa.string(),
+        "coords": _SHAPE,
+        "kind": pa.string(),
+        "location": pa.string(),
+        "offset": pa.int64(),
+        "length": pa.int64(),
+        "crc32c": pa.int64(),
+    }
+)
+
+_CHUNKS_IN_SPARK: Final = (
+    "path string, coords array<bigint>, kind string, location string, offset bigint, "
+    "length bigint, crc32c bigint"
+)
+_KIND_NAMES: Final = pa.array(
+    [ChunkKind(kind).name.lower() if kind in ChunkKind else None for kind in range(4)]
+)
+
+
+def metadata_table(
+    spark: SparkSession,
+    url: str | os.PathLike[str] | Storage | Repository,
+    table: Literal["snapshots", "operations", "manifests", "arrays", "chunks"],
+    *,
+    path: str | None = None,
+    branch: str | None = None,
+    tag: str | None = None,
+    snapshot_id: str | None = None,
+    as_of: datetime | None = None,
+) -> DataFrame:
+    """Read what a repository says of itself; no chunk is read.
+
+    ============  ================================================================================
+    table         one row per
+    ============  ================================================================================
+    `snapshots`   snapshot of the history, newest first: what the commit did (`written`), and what
+                  the snapshot holds (`totals`), as in `SnapshotInfo`
+    `operations`  operation on branches and tags, newest first, as in `Repository.ops_log`
+    `manifests`   manifest of the base, as in `Repository.explain_manifests`
+    `arrays`      array: type, dimensions, shape, attributes (as JSON), chunks and bytes; these are
+                  upper bounds where `chunks_exact` or `chunk_bytes_exact` is false
+    `chunks`      chunk that is there: where its bytes are, and their checksum. A sharded array's
+                  chunks are its shards. `location` is an object's key or a file's URL, and null for
+                  a chunk in a manifest (`inline`)
+    ============  ================================================================================
+
+    Parameters
+    ----------
+    spark : SparkSession
+        A Spark session.
+    url : str, path, Storage or Repository
+        The repository. For `chunks`, Spark's workers must be able to reach it.
+    table : str
+        One of the table above.
+    path : str, optional
+        For `arrays` and `chunks`: only this array, or all below this group.
+    branch, tag, snapshot_id, as_of : optional
+        Which snapshot, as for `Repository.readonly_session`; `snapshots` starts there. The log of
+        operations is that of the whole repository.
+
+    Returns
+    -------
+    pyspark.sql.DataFrame
+        At the snapshot that was current when it was made.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there is no such table, or an argument does not apply to it.
+    NotARepositoryError
+        If there is no repository.
+    NotFoundError
+        If the branch, tag, snapshot or path does not exist.
+    UnsupportedStorageError
+        If tasks are to read chunk refs of a repository that they cannot reach (`memory://`).
+
+    Examples
+    --------
+    >>> from zarr_manifests.spark import metadata_table, session
+    >>> spark = session(master="local[2]")  # doctest: +SKIP
+    >>> chunks = metadata_table(spark, "winds", "chunks", path="/u")  # doctest: +SKIP
+    >>> chunks.groupBy("location").sum("length").show()  # doctest: +SKIP
+    """
+    make = _TABLES.get(table)
+    if make is None:
+        raise InvalidArgumentError(f"there is no table {table!r}: {known_as(table, _TABLES)}")
+    if path is not None and table not in ("arrays", "chunks"):
+        raise InvalidArgumentError(
+            f"the table {table} is not about arrays: leave path out, or take arrays or chunks"
+        )
+    if table == "operations" and (branch, tag, snapshot_id, as_of) != (None,) * 4:
+        raise InvalidArgumentError(
+            "the log of operations is that of the whole repository: leave branch, tag, "
+            "snapshot_id and as_of out, and filter by its columns ref and at"
+        )
+    repository = url if isinstance(url, Repository) else Repository.open(url)
+    session = repository.readonly_session(branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of)
+    return make(spark, _Subject(repository, session, path))
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """What a table is about."""
+
+    repository: Repository
+    session: Session
+    path: str | None
+
+    def arrays(self) -> dict[str, zarr.Array[Any]]:
+        """The arrays by absolute path; reads no chunk."""
+        wanted = (self.path or "").strip("/")
+        try:
+            node = zarr.open(self.session.store, path=wanted, mode="r")
+        except (FileNotFoundError, ValueError) as error:
+            if not wanted:  # nothing has been written yet
+                return {}
+            raise NotFoundError(
+                f"there is no group or array /{wanted} in snapshot {self.session.snapshot_id}"
+            ) from error
+        if isinstance(node, zarr.Array):
+            return {f"/{wanted}": node}
+        below = node.members(max_depth=None)
+        prefix = f"/{wanted}/" if wanted else "/"
+        found = {prefix + name: array for name, array in below if isinstance(array, zarr.Array)}
+        return dict(sorted(found.items()))
+
+
+def _snapshots(spark: SparkSession, place: _Subject) -> DataFrame:
+    history = place.repository.ancestry(snapshot_id=place.session.snapshot_id)
+    rows = [
+        {
+            "snapshot_id": one.snapshot_id,
+            "parent_id": one.parent_id,
+            "written_at": one.written_at,
+            "kind": one.kind,
+            "message": one.message,
+            "metadata": _as_json(one.metadata),
+            "written": list(one.written.items()),
+            "totals": list(one.totals.items()),
+            "commit_id": one.commit_id,
+        }
+        for one in history
+    ]
+    return spark.createDataFrame(pa.Table.from_pylist(rows, _SNAPSHOTS))
+
+
+def _operations(spark: SparkSession, place: _Subject) -> DataFrame:
+    names = _OPERATIONS.names
+    rows = [{name: getattr(one, name) for name in names} for one in place.repository.ops_log()]
+    return spark.createDataFrame(pa.Table.from_pylist(rows, _OPERATIONS))
+
+
+def _manifests(spark: SparkSession, place: _Subject) -> DataFrame:
+    layout = place.repository.explain_manifests(snapshot_id=place.session.snapshot_id)
+    names = _MANIFESTS.names
+    rows = [{name: getattr(one, name) for name in names} for one in layout.manifests]
+    return spark.createDataFrame(pa.Table.from_pylist(rows, _MANIFESTS))
+
+
+def _arrays(spark: SparkSession, place: _Subject) -> DataFrame:
+    totals = {array.path: array.total for array in place.session.totals().arrays}
+    rows = []
+    for path, array in place.arrays().items():
+        total = totals[path]
+        rows.append(
+            {
+                "path": path,
+                "zarr_format": array.metadata.zarr_format,
+                "dtype": str(array.dtype),
+                "dimensions": _dimensions(array),
+                "shape": array.shape,
+                "chunk_shape": array.chunks,
+                "shard_shape": array.shards,
+                "attributes": _as_json(array.attrs.asdict()),
+                "grid_chunks": math.prod(_grid(array)),
+                "chunks": total.refs,
+                "chunks_exact": total.refs_exact,
+                "chunk_bytes": total.nbytes,
+                "chunk_bytes_exact": total.nbytes_exact,
+            }
+        )
+    return spark.createDataFrame(pa.Table.from_pylist(rows, _ARRAYS))
+
+
+@dataclass(frozen=True, slots=True)
+class _ChunkJob:
+    """What the tasks of a table of chunks have in common, without refs or secrets.
+
+    Parameters
+    ----------
+    storage : Storage
+        The repository's storage.
+    snapshot_id : str
+        The snapshot.
+    scans : tuple of (str, Scan)
+        Paths of arrays, and the boxes that their chunk grids are cut into.
+    """
+
+    storage: Storage
+    snapshot_id: str
+    scans: tuple[tuple[str, Scan], ...]
+
+    def __len__(self) -> int:
+        return sum(len(scan) for _, scan in self.scans)
+
+    def __getitem__(self, number: int) -> tuple[str, Box]:
+        for path, scan in self.scans:
+            if number < len(scan):
+                return path, scan[number]
+            number -= len(scan)
+        raise IndexError("there is no such task")
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the tasks whose numbers are in the first column."""
+        session = Repository.open(self.storage).readonly_session(snapshot_id=self.snapshot_id)
+        for number in (number for batch in batches for number in batch.column(0).to_pylist()):
+            found = session.chunk_refs(*self[number])
+            for start in range(0, len(found), _BATCH_ROWS):
+                yield _rows_of(found, start, min(start + _BATCH_ROWS, len(found)))
+
+
+def _chunks(spark: SparkSession, place: _Subject) -> DataFrame:
+    repository, session = place.repository, place.session
+    if not repository.storage.capabilities.shared:
+        raise UnsupportedStorageError(
+            f"{repository.url} is in the memory of this process, and Spark reads in processes of "
+            "its own; put the repository on a local disk or a storage they can see"
+        )
+    totals = {array.path: array.total.refs for array in session.totals().arrays}
+    scans = []
+    for path, array in place.arrays().items():
+        grid = _grid(array)
+        # By refs, not by the size of the grid: a large grid may have few.
+        boxes = math.ceil(totals[path] / _REFS_PER_TASK)
+        if boxes:
+            axes = [Axis(-(-size // _MOST_CUTS), np.array([[0, size]])) for size in grid]
+            scans.append((path, plan_scan(axes, target_rows=math.ceil(math.prod(grid) / boxes))))
+    job = _ChunkJob(repository.storage, session.snapshot_id, tuple(scans))
+    if not len(job):
+        return spark.createDataFrame(_CHUNKS.empty_table())
+    numbers = spark.range(0, len(job), 1, len(job))
+    return numbers.mapInArrow(job.run, _CHUNKS_IN_SPARK)
+
+
+def _rows_of(found: ResolvedChunks, start: int, stop: int) -> pa.RecordBatch:
+    """The refs from `start` to `stop` as rows."""
+    coords, source = found.coords[start:stop], found.source[start:stop]
+    edges = np.arange(len(coords) + 1, dtype=np.int32) * coords.shape[1]
+    distinct, inverse = np.unique(source, return_inverse=True)
+    named = [None if at < 0 else found.locations[at] for at in distinct.tolist()]
+    checksum = found.checksum[start:stop]
+    return pa.record_batch(
+        [
+            pa.repeat(found.path, len(coords)),
+            pa.ListArray.from_arrays(pa.array(edges), pa.array(coords.reshape(-1))),
+            _KIND_NAMES.take(pa.array(found.kind[start:stop])),
+            pa.array(named, pa.string()).take(pa.array(inverse)),
+            pa.array(found.offset[start:stop], mask=source < 0),
+            pa.array(found.length[start:stop]),
+            pa.array(checksum, mask=checksum < 0),
+        ],
+        schema=_CHUNKS,
+    )
+
+
+def _grid(array: zarr.Array[Any]) -> tuple[int, ...]:
+    """Stored chunks along each axis: those of a sharded array are its shards."""
+    stored = array.shards or array.chunks
+    return tuple(-(-size // max(chunk, 1)) for size, chunk in zip(array.shape, stored, strict=True))
+
+
+def _dimensions(array: zarr.Array[Any]) -> list[str | None] | None:
+    """The names of the dimensions, which Zarr 2 has no place for but xarray's attribute."""
+    if array.metadata.zarr_format == 2:
+        named = array.attrs.get("_ARRAY_DIMENSIONS")
+        return list(map(str, named)) if isinstance(named, list) else None
+    names = array.metadata.dimension_names
+    return None if names is None else list(names)
+
+
+def _as_json(values: Mapping[str, Any]) -> str:
+    return json.dumps(dict(values), default=str, sort_keys=True)
+
+
+_TABLES: Final[Mapping[str, Callable[[SparkSession, _Subject], DataFrame]]] = {
+    "snapshots": _snapshots,
+    "operations": _operations,
+    "manifests": _manifests,
+    "arrays": _arrays,
+    "chunks": _chunks,
+}
