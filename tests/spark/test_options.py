@@ -1,0 +1,137 @@
+"""The options of the data source, which are checked before Spark or storage is needed."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.spark.options import OPTIONS, read_options
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "argument", "value"),
+    [
+        ("group", "/era5", "group", "/era5"),
+        ("variables", "u", "variables", ["u"]),
+        ("variables", " u , v", "variables", ["u", "v"]),
+        ("variables", '["wind, eastward", "v"]', "variables", ["wind, eastward", "v"]),
+        ("branch", "main", "branch", "main"),
+        ("tag", "v1", "tag", "v1"),
+        ("snapshot-id", "6VKG", "snapshot_id", "6VKG"),
+        ("as-of-timestamp", "86400000", "as_of", datetime(1970, 1, 2, tzinfo=UTC)),
+        ("as-of-timestamp", "2024-02-29", "as_of", datetime(2024, 2, 29, tzinfo=UTC)),
+        (
+            "as-of-timestamp",
+            "2024-02-29T01:00:00+01:00",
+            "as_of",
+            datetime(2024, 2, 29, tzinfo=UTC),
+        ),
+        ("where", "depth > 4000", "where", "depth > 4000"),
+        ("ranges", '{"lat": [-30, null]}', "ranges", {"lat": [-30, None]}),
+        ("nan", "DROP", "nan", "drop"),
+        ("target-rows", "1000", "target_rows", 1000),
+        ("max-tasks", "10", "max_tasks", 10),
+        ("layout", "chunk", "layout", "chunk"),
+        ("virtual-containers", '{"era5": "/e"}', "virtual_containers", {"era5": "/e"}),
+    ],
+)
+def test_an_option_is_an_argument(name: str, text: str, argument: str, value: Any) -> None:
+    assert read_options({"path": "winds", name: text}) == ("winds", {argument: value})
+    assert read_options({"PATH": "winds", name.upper(): text}) == ("winds", {argument: value})
+
+
+def test_incremental_reads_take_two_snapshots() -> None:
+    given = {"path": "w", "start-snapshot-id": "A", "end-snapshot-id": "B"}
+    assert read_options(given) == ("w", {"start": "A", "end": "B"})
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("snapshot_id", "snapshot-id"),
+        ("brnach", "branch"),
+        ("variable", "variables"),
+        ("as_of_time", "as-of-timestamp"),
+        ("targetRows", "target-rows"),
+        ("end-snapshot", "end-snapshot-id"),
+    ],
+)
+def test_an_unknown_option_names_the_nearest(name: str, nearest: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=rf"is unknown: did you mean {nearest}\?"):
+        read_options({"path": "w", name: "x"})
+
+
+def test_an_option_like_no_other_lists_them_all() -> None:
+    with pytest.raises(InvalidArgumentError) as raised:
+        read_options({"path": "w", "header": "true"})
+    assert all(name in str(raised.value) for name in OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "advice"),
+    [
+        ("nan", "zero", "expected null, keep or drop"),
+        ("layout", "wide", "expected long or chunk"),
+        ("target-rows", "0", "whole number from 1 on"),
+        ("target-rows", "1e6", "whole number from 1 on"),
+        ("max-tasks", "-1", "whole number from 1 on"),
+        ("max-tasks", "٣", "whole number from 1 on"),
+        ("max-tasks", "9" * 5000, "whole number from 1 on"),
+        ("as-of-timestamp", "yesterday", "milliseconds since 1970"),
+        ("as-of-timestamp", "9" * 30, "milliseconds since 1970"),
+        ("ranges", "lat: 3", "not JSON"),
+        ("ranges", "[1, 2]", "expected a JSON object"),
+        ("ranges", "[" * 100_000, "not JSON"),
+        ("variables", "u,,v", "it is empty"),
+        ("variables", "[1]", "expected names"),
+        ("variables", "[]", "expected names"),
+        ("group", " ", "it is empty"),
+    ],
+)
+def test_an_impossible_value_says_what_is_expected(name: str, text: str, advice: str) -> None:
+    with pytest.raises(InvalidArgumentError) as raised:
+        read_options({"path": "w", name: text})
+    assert f"option {name!r} cannot be" in str(raised.value)
+    assert advice in str(raised.value)
+    assert len(str(raised.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("branch", "tag"),
+        ("branch", "snapshot-id"),
+        ("tag", "snapshot-id"),
+        ("as-of-timestamp", "tag"),
+        ("as-of-timestamp", "snapshot-id"),
+        ("start-snapshot-id", "snapshot-id"),
+        ("start-snapshot-id", "branch"),
+        ("end-snapshot-id", "as-of-timestamp"),
+    ],
+)
+def test_contradicting_options_are_both_named(names: tuple[str, str]) -> None:
+    given = dict.fromkeys(names, "2024-01-01")
+    with pytest.raises(InvalidArgumentError, match="contradict each other") as raised:
+        read_options({"path": "w", **given})
+    assert all(name in str(raised.value) for name in names)
+
+
+def test_a_time_applies_to_a_branch() -> None:
+    given = {"path": "w", "branch": "dev", "as-of-timestamp": "2024-01-01"}
+    assert read_options(given)[1].keys() == {"branch", "as_of"}
+
+
+def test_an_end_needs_a_start() -> None:
+    with pytest.raises(InvalidArgumentError, match="needs start-snapshot-id"):
+        read_options({"path": "w", "end-snapshot-id": "B"})
+
+
+def test_all_faults_are_told_at_once() -> None:
+    with pytest.raises(InvalidArgumentError) as raised:
+        read_options({"nan": "zero", "brnach": "x", "tag": "a", "branch": "b"})
+    said = str(raised.value)
+    for part in ("no location", "'nan' cannot be", "did you mean branch", "branch and tag"):
+        assert part in said

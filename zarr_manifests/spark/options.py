@@ -1,0 +1,189 @@
+"""The options of the data source, from the text that Spark passes on to the arguments of `read`.
+
+Names are those that Iceberg uses. As with all options of Spark, upper and lower case are the same.
+An option that is unknown, has an impossible value or contradicts another one is an error, because
+an option without effect would give wrong rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from zarr_manifests.config.kinds import hyphened, known_as, shown
+from zarr_manifests.errors import InvalidArgumentError
+
+__all__ = ["LOCATION", "OPTIONS", "SourceOption", "read_options"]
+
+LOCATION: Final = "path"
+"""The option that `load(url)` sets, and that SQL has to give."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _text(value: str) -> str:
+    if not value.strip():
+        raise ValueError("it is empty")
+    return value.strip()
+
+
+def _names(value: str) -> list[str]:
+    """Names apart from each other by commas, or a JSON list of names."""
+    if not value.lstrip().startswith("["):
+        return [_text(name) for name in value.split(",")]
+    names = _json(value)
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ValueError('expected names, as in ["u", "v"]')
+    return list(names)
+
+
+def _json(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it is not JSON ({error})") from error
+
+
+def _object(example: str) -> Callable[[str], dict[str, Any]]:
+    def read(value: str) -> dict[str, Any]:
+        found = _json(value)
+        if not isinstance(found, dict):
+            raise ValueError(f"expected a JSON object, as in {example}")
+        return found
+
+    return read
+
+
+def _count(value: str) -> int:
+    # int() would accept signs, underscores and digits of other scripts.
+    if not (value.isascii() and value.isdigit() and len(value) < 19 and int(value)):
+        raise ValueError("expected a whole number from 1 on")
+    return int(value)
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def read(value: str) -> str:
+        if value.lower() not in words:
+            raise ValueError(f"expected {', '.join(words[:-1])} or {words[-1]}")
+        return value.lower()
+
+    return read
+
+
+def _moment(value: str) -> datetime:
+    """A time: milliseconds since 1970, or ISO 8601 text, in UTC if it has no offset."""
+    try:
+        if value.isascii() and value.isdigit():
+            return _EPOCH + timedelta(milliseconds=int(value))
+        found = datetime.fromisoformat(value.strip())
+    except (ValueError, OverflowError) as error:
+        raise ValueError(
+            "expected milliseconds since 1970, or a time such as 2024-02-29T12:00:00Z"
+        ) from error
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOption:
+    """An option of the data source.
+
+    Parameters
+    ----------
+    argument : str
+        The argument that it gives, of `read` or of `changes`.
+    read : callable
+        From the option's text to the argument; raises `ValueError` with what it expects.
+    """
+
+    argument: str
+    read: Callable[[str], Any]
+
+
+OPTIONS: Final[Mapping[str, SourceOption]] = {
+    "group": SourceOption("group", _text),
+    "variables": SourceOption("variables", _names),
+    "branch": SourceOption("branch", _text),
+    "tag": SourceOption("tag", _text),
+    "snapshot-id": SourceOption("snapshot_id", _text),
+    "as-of-timestamp": SourceOption("as_of", _moment),
+    "start-snapshot-id": SourceOption("start", _text),
+    "end-snapshot-id": SourceOption("end", _text),
+    "where": SourceOption("where", _text),
+    "ranges": SourceOption("ranges", _object('{"lat": [-30, 30]}')),
+    "nan": SourceOption("nan", _one_of("null", "keep", "drop")),
+    "target-rows": SourceOption("target_rows", _count),
+    "max-tasks": SourceOption("max_tasks", _count),
+    "layout": SourceOption("layout", _one_of("long", "chunk")),
+    "virtual-containers": SourceOption(
+        "virtual_containers", _object('{"era5": "s3://bucket/era5"}')
+    ),
+}
+"""The options by name."""
+
+_VERSIONS: Final = ("branch", "tag", "snapshot-id")
+_CHANGES: Final = ("start-snapshot-id", "end-snapshot-id")
+# Of each of these, two or more contradict each other.
+_APART: Final[tuple[tuple[str, ...], ...]] = (
+    _VERSIONS,
+    ("as-of-timestamp", "tag"),
+    ("as-of-timestamp", "snapshot-id"),
+    *((change, other) for change in _CHANGES for other in (*_VERSIONS, "as-of-timestamp")),
+)
+
+
+def read_options(given: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
+    """Return the location, and the arguments that the options give.
+
+    Parameters
+    ----------
+    given : mapping of str to str
+        The options as Spark passes them on. `path` is the location.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there is no location, or options are unknown, malformed or contradict each other; it
+        names all of them.
+
+    Examples
+    --------
+    >>> from zarr_manifests.spark.options import read_options
+    >>> read_options({"path": "winds", "variables": "u, v", "Target-Rows": "1000"})
+    ('winds', {'variables': ['u', 'v'], 'target_rows': 1000})
+    >>> read_options({"path": "winds", "snapshot_id": "6VKGDDV5DS4"})
+    Traceback (most recent call last):
+        ...
+    zarr_manifests.errors.InvalidArgumentError: option 'snapshot_id' is unknown: did you mean \
+snapshot-id?
+    """
+    texts = {name.lower(): value for name, value in given.items()}
+    location = texts.pop(LOCATION, "")
+    arguments: dict[str, Any] = {}
+    faults = [] if location else ["there is no location: load(url) gives it, and in SQL path 'url'"]
+    for name, text in texts.items():
+        option = OPTIONS.get(name)
+        if option is None:
+            advice = known_as(hyphened(name), OPTIONS)
+            faults.append(f"option {name[:64]!r} is unknown: {advice}")
+            continue
+        try:
+            arguments[option.argument] = option.read(text)
+        except ValueError as error:
+            faults.append(f"option {name!r} cannot be {shown(text)}: {error}")
+    faults += _contradictions(texts.keys())
+    if faults:
+        raise InvalidArgumentError("; ".join(faults))
+    return location, arguments
+
+
+def _contradictions(names: Iterable[str]) -> Iterator[str]:
+    known = set(names)
+    for group in _APART:
+        both = [name for name in group if name in known]
+        if len(both) > 1:
+            yield f"options {' and '.join(both)} contradict each other: give one of them"
+    if "end-snapshot-id" in known and "start-snapshot-id" not in known:
+        yield "option end-snapshot-id needs start-snapshot-id; to read one snapshot, snapshot-id"
