@@ -19,6 +19,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from zarr_manifests.storage.object_proof import Proof
+
 _START_S = 60
 _LISTED = 1000
 _ENVIRONMENT = {
@@ -256,6 +258,7 @@ def _handler_of(store: SmallStore) -> type[BaseHTTPRequestHandler]:
 def _pointed_to() -> Iterator[SmallStore]:
     pytest.importorskip("obstore")
     store = SmallStore()
+    Proof._made.clear()  # an earlier store at this port may have ignored conditions
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (_ENVIRONMENT | {"AWS_ENDPOINT_URL": store.endpoint}).items():
             patch.setenv(name, value)
