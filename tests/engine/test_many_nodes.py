@@ -235,7 +235,7 @@ def test_what_is_made_and_deleted_leaves_no_trace() -> None:
 
 @pytest.mark.parametrize(
     ("path", "directories"),
-    [("", [""]), ("a", [""]), ("a/b", ["a/", ""]), ("/a/b", ["/a/", "/", ""]), ("//", ["//", "/"])],
+    [("a", [""]), ("a/b", ["a/", ""]), ("/a/b", ["/a/", "/", ""]), ("//", ["//", "/"])],
 )
 def test_a_path_is_in_its_directories(path: str, directories: list[str]) -> None:
     index = PathIndex(["other/path"])
@@ -247,6 +247,13 @@ def test_a_path_is_in_its_directories(path: str, directories: list[str]) -> None
     index.discard(path)
     index.discard(path)
     assert vars(index) == vars(PathIndex(["other/path"]))
+
+
+def test_the_root_is_in_no_directory() -> None:
+    index = PathIndex([""])
+    assert vars(index) == vars(PathIndex())
+    index.discard("")
+    assert vars(index) == vars(PathIndex())
 
 
 def test_a_directory_stays_while_there_are_paths_in_it() -> None:

@@ -211,7 +211,8 @@ class SessionView:
         due = [start]
         while due:
             at = due.pop()
-            for path in self._paths_in(at):
+            paths = self._paths_in(at)
+            for path in paths if at else ("", *paths):
                 node = self.node(path)
                 if node is not None:
                     yield node
@@ -239,14 +240,14 @@ class SessionView:
     def _unlisted_in(self, start: str) -> Iterable[str]:
         """Directories right in this directory that may have nodes and no node at their own path."""
         changed = self.changes.paths
-        gone = [p for p in changed.paths(start) if p and self.changes.nodes.get(p) is None]
+        gone = [p for p in changed.paths(start) if self.changes.nodes.get(p) is None]
         found = {**self.view.paths.unlisted(start), **changed.directories(start)}
         return {**found, **{directory(path): None for path in gone}}
 
     def members(self, path: str) -> dict[str, Node]:
         """The groups and arrays right below the group at the path, by path."""
         paths = self._paths_in(directory(path))
-        return {p: node for p in paths if p and (node := self.node(p)) is not None}
+        return {p: node for p in paths if (node := self.node(p)) is not None}
 
     def within(self, path: str) -> dict[str, Node]:
         """The node at the path and all nodes and opaque entries below it, by path."""
@@ -461,7 +462,7 @@ class SessionView:
         """The next segments of all keys below `prefix`, which ends with / or is empty."""
         found: set[str] = set()
         for start in (prefix, OPAQUE + prefix):
-            found.update(p[len(start) :] for p in self._paths_in(start) if p and self.node(p))
+            found.update(p[len(start) :] for p in self._paths_in(start) if self.node(p))
             for inner in self._unlisted_in(start):
                 name = inner[len(start) : -1]
                 if inner != OPAQUE and name not in found and any(self.below(inner)):

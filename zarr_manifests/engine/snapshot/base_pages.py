@@ -346,7 +346,7 @@ class PagedPaths:
         links = self._pages.base.pages
         below = self._pages.below(directory)
         found = self._directories(directory, [at for at in below if not links or links[at].orphans])
-        gone = [p for p in self._live.paths(directory) if p and self._changed[p] is None]
+        gone = [p for p in self._live.paths(directory) if self._changed[p] is None]
         return {**found, **{f"{path}/": None for path in gone}}
 
     def _directories(self, directory: str, numbers: Sequence[int]) -> dict[str, None]:

@@ -27,7 +27,8 @@ class PathIndex:
     """Paths by directory, in the order they were added.
 
     A directory is a text that ends with a slash, or is empty; a path is in the directory that ends
-    with its last slash. Readers need no lock if one thread at a time changes the index.
+    with its last slash. The root's path, which is empty, is in no directory. Readers need no lock
+    if one thread at a time changes the index.
 
     Parameters
     ----------
@@ -54,7 +55,9 @@ class PathIndex:
         return self.directories(directory)
 
     def add(self, path: str) -> None:
-        """Add a path."""
+        """Add a path; the root's is left out."""
+        if not path:
+            return
         directory = path[: path.rfind("/") + 1]
         self._paths.setdefault(directory, {})[path] = None
         while directory:
