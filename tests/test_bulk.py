@@ -300,7 +300,7 @@ def test_of_a_sharded_array_these_are_the_shards() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
-        ({"path": "b"}, NotFoundError, "there is no array 'b'"),
+        ({"path": "b"}, NotFoundError, "there is no array '/b'; there are: /a"),
         ({"path": "a", "box": [slice(None)]}, InvalidArgumentError, "not a region of a grid of"),
         ({"path": "a", "box": [slice(0, 4, 2), slice(None)]}, InvalidArgumentError, "step"),
         ({"path": "a", "cells": [(0, 1)]}, InvalidArgumentError, "not a region of an array of"),

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import Any, Final, Literal
@@ -27,6 +27,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+from zarr_manifests.errors import NotFoundError
 from zarr_manifests.grid import MAX_BOX_CHUNKS, Box, Coords, IndexArray, grid_shape
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "directory",
     "document_path",
     "join",
+    "no_array",
     "node_documents",
     "parse_document",
     "parse_documents",
@@ -71,6 +73,19 @@ def absolute(path: str) -> str:
     ('/air', '/opaque')
     """
     return path if path.startswith("/") else f"/{path}"
+
+
+def no_array(path: str, arrays: Iterable[str], where: str = "") -> NotFoundError:
+    """The error for a path with no array; it lists arrays that there are.
+
+    Examples
+    --------
+    >>> from zarr_manifests.keys import no_array
+    >>> print(no_array("ari", ["air", "sea"], " in snapshot 9F"))
+    there is no array '/ari' in snapshot 9F; there are: /air, /sea
+    """
+    listed = ", ".join(sorted(map(absolute, arrays))[:10]) or "none"
+    return NotFoundError(f"there is no array {absolute(path)!r}{where}; there are: {listed}")
 
 
 def join(path: str, name: str) -> str:

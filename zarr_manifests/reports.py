@@ -13,12 +13,12 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-from zarr_manifests.errors import NotFoundError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.history_pages import HistoryEntry
 from zarr_manifests.format.root import LogEntry
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.keys import no_array
 from zarr_manifests.plain import plain_text
 from zarr_manifests.planning.layout.sets import Overflow
 from zarr_manifests.planning.tables.sums import Tally
@@ -325,7 +325,8 @@ class Totals:
         for array in self.arrays:
             if array.path.strip("/") == path.strip("/"):
                 return array
-        raise NotFoundError(f"there is no array {path!r} in snapshot {self.snapshot_id}")
+        arrays = (array.path for array in self.arrays)
+        raise no_array(path, arrays, f" in snapshot {self.snapshot_id}")
 
     @property
     def exact(self) -> bool:

@@ -208,6 +208,9 @@ def test_du_of_one_array_says_how_far_it_is_filled(url: str) -> None:
     assert stats.stored_bytes is not None
     size = bytes_text(stats.stored_bytes).split()
     assert shown.split() == ["/air/temperature", "2", str(stats.total_chunks), *size]
+    lost = call("du", url, "--array", "lost")
+    assert lost.exit_code == 1
+    assert "there is no array '/lost'; there are: /air/temperature, /depth" in lost.stderr
 
 
 def test_du_and_log_show_what_snapshots_say_themselves(url: str) -> None:

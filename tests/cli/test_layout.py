@@ -64,7 +64,7 @@ def test_explain_shows_the_leaves_of_one_array(url: str) -> None:
     assert ["[0]", "[6000]", "6,000", "2", "default"] in rows(done.stdout)
     lost = call("explain", url, "/lost")
     assert lost.exit_code == 1
-    assert "there is no array /lost" in lost.stderr
+    assert "there is no array '/lost'" in lost.stderr
 
 
 PLAN = b"""

@@ -270,7 +270,7 @@ def test_what_was_made_and_appended_is_known(storage: MemoryStorage) -> None:
     assert totals["plane"].delta == exactly(0, 0)
     assert totals.total == exactly(16, 192)
     assert totals.delta == exactly(4, 96)
-    with pytest.raises(NotFoundError, match="there is no array 'nowhere'"):
+    with pytest.raises(NotFoundError, match=r"there is no array '/nowhere' in .*; there are: /"):
         totals["nowhere"]
 
 

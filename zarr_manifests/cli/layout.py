@@ -19,7 +19,8 @@ from zarr_manifests.cli.console import (
     console,
     count_text,
 )
-from zarr_manifests.errors import InvalidArgumentError, NotFoundError
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.keys import absolute, no_array
 from zarr_manifests.plain import plain_text
 from zarr_manifests.reports import ArrayPlace, ManifestLayout, ReadCost
 from zarr_manifests.repository import Repository
@@ -130,10 +131,11 @@ def _print_leaves(out: Console, layout: ManifestLayout, array: ArrayPlace) -> No
 
 
 def _named(layout: ManifestLayout, array: str) -> ArrayPlace:
-    path = "/" + array.strip("/")
+    path = absolute(array.strip("/"))
     found = next((one for one in layout.arrays if one.path == path), None)
     if found is None:
-        raise NotFoundError(f"there is no array {path} in snapshot {layout.snapshot_id}")
+        arrays = (one.path for one in layout.arrays)
+        raise no_array(path, arrays, f" in snapshot {layout.snapshot_id}")
     return found
 
 

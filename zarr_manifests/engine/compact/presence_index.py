@@ -44,6 +44,7 @@ from zarr_manifests.format.index import Bitmap, Bitmaps, IndexDirectory, IndexEn
 from zarr_manifests.format.manifest import ManifestRef
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.keys import no_array
 from zarr_manifests.planning.conflict.admission import Writer, admission
 from zarr_manifests.planning.tables.merge import Overlay, inside
 from zarr_manifests.planning.tables.presence import kinds_at, laid_over, rows_in, within
@@ -285,9 +286,8 @@ def initialized_coords(
 
     `branch` selects the index to use.
     """
-    node = contents.node(node_path(path))
-    if node is None or node.array is None:
-        raise NotFoundError(f"there is no array /{node_path(path)}")
+    node = contents.array_at(node_path(path))
+    assert node.array is not None
     box = chunk_box(node.array.grid, region)
     with contents.lock:
         cut = contents.changes.truncated.get(node.node_id)
@@ -311,7 +311,7 @@ def array_stats(
     """
     node = view.nodes.get(node_path(path))
     if node is None or node.array is None:
-        raise NotFoundError(f"there is no array /{node_path(path)}")
+        raise no_array(path, (p for p, n in view.nodes.items() if n.array is not None))
     presence = Presence(context, view, branch)
     total = tallies_of(view).get(node.node_id, NOTHING)
     chunks = total.chunks if total.chunks_exact else presence.count(node.node_id)

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.engine.edit.workspace import Workspace
-from zarr_manifests.errors import InvalidArgumentError, NotFoundError
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.nodes import Node, NodeKind
+from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.keys import ArrayMeta
 from zarr_manifests.planning.tables.merge import rearranged
@@ -104,12 +104,8 @@ def reindex_chunks(
 
 
 def _array(workspace: Workspace, path: str) -> tuple[Node, ArrayMeta]:
-    node = workspace.contents.node(node_path(path))
-    if node is None or node.kind is not NodeKind.ARRAY or node.array is None:
-        nodes = sorted(workspace.contents.nodes().items())
-        arrays = [f"/{p}" for p, n in nodes if n.array is not None]
-        listed = ", ".join(arrays[:10]) or "none"
-        raise NotFoundError(f"there is no array /{node_path(path)}; there are: {listed}")
+    node = workspace.contents.array_at(node_path(path))
+    assert node.array is not None
     if not node.array.shape:
         raise InvalidArgumentError(f"/{node.path} has no axes to move its chunk along")
     return node, node.array

@@ -26,7 +26,7 @@ from zarr_manifests.engine.objects.chunks import ChunkReader, SessionKeys
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.read_ahead import RefsAhead
 from zarr_manifests.engine.snapshot.view import SnapshotView, check_axes
-from zarr_manifests.errors import InvalidArgumentError, ManifestsError, NotFoundError
+from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 from zarr_manifests.format.chunk_table import (
     ChunkRef,
     ChunkTable,
@@ -37,7 +37,7 @@ from zarr_manifests.format.chunk_table import (
 )
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Coords
-from zarr_manifests.keys import ArrayMeta, directory, document_path, join, split
+from zarr_manifests.keys import ArrayMeta, directory, document_path, join, no_array, split
 from zarr_manifests.planning.tables.merge import Layer, fold, merge_layers
 from zarr_manifests.runtime import ForkSafeLock
 
@@ -265,9 +265,7 @@ class SessionView:
         """
         node = self.node(path.strip("/"))
         if node is None or node.array is None:
-            known = sorted(f"/{n.path}" for n in self.nodes().values() if n.array is not None)
-            listed = ", ".join(known[:10]) or "none"
-            raise NotFoundError(f"there is no array {path!r}; there are: {listed}")
+            raise no_array(path, (p for p, n in self.nodes().items() if n.array is not None))
         return node
 
     def find(self, key: str) -> Entry | None:
