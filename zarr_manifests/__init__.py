@@ -13,9 +13,11 @@ from zarr_manifests.engine.history.leases import HeldLease
 from zarr_manifests.planning.tables.resolved_chunks import ChunkKind, ResolvedChunks
 from zarr_manifests.reports import (
     Amount,
+    ArrayShape,
     ArrayStats,
     ArrayTotals,
     ArrayUsage,
+    CellChanges,
     Change,
     CollectionReport,
     CompactionReport,
@@ -47,9 +49,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Amount",
+    "ArrayShape",
     "ArrayStats",
     "ArrayTotals",
     "ArrayUsage",
+    "CellChanges",
     "Change",
     "ChunkKind",
     "CollectionReport",

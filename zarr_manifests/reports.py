@@ -22,14 +22,17 @@ from zarr_manifests.keys import no_array
 from zarr_manifests.plain import plain_text
 from zarr_manifests.planning.layout.sets import Overflow
 from zarr_manifests.planning.tables.sums import Tally
+from zarr_manifests.planning.upkeep.cell_changes import ArrayShape, CellChanges
 from zarr_manifests.planning.upkeep.change_records import Change, Operation
 
 __all__ = [
     "Amount",
     "ArrayPlace",
+    "ArrayShape",
     "ArrayStats",
     "ArrayTotals",
     "ArrayUsage",
+    "CellChanges",
     "Change",
     "CollectionReport",
     "CompactionReport",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, overload
@@ -26,6 +26,7 @@ from zarr_manifests.engine.compact.repack_chunks import repack_chunks
 from zarr_manifests.engine.edit.import_references import import_references
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.edit.pin import Pin, SessionWriter
+from zarr_manifests.engine.history.changed_cells import changed_cells
 from zarr_manifests.engine.history.changes_between import changes_between
 from zarr_manifests.engine.history.compare import compare
 from zarr_manifests.engine.history.follow import opened
@@ -52,6 +53,7 @@ from zarr_manifests.plain import plain_text
 from zarr_manifests.planning.upkeep.expiry import retention
 from zarr_manifests.reports import (
     ArrayStats,
+    CellChanges,
     Change,
     CollectionReport,
     CompactionReport,
@@ -601,6 +603,62 @@ class Repository:
         return changes_between(
             self._context, first, last.head, mode, floor=last.floor, progress=progress
         )
+
+    def changed_cells(
+        self, paths: str | Sequence[str], start: str | None = None, end: str | None = None
+    ) -> CellChanges:
+        """Which cells of arrays came, changed or went after `start` up to `end`, as boxes.
+
+        Several arrays of one shape are the columns of one table, and a cell is a row. Only cells in
+        stored chunks count: a chunk that was never written has no rows. Zarr does not store a chunk
+        in which all cells have the fill value, unless told to (`write_empty_chunks`).
+
+        Added cells are those of `end` without those of `start`. So over consecutive ranges each
+        cell is added once, also where a chunk was filled by two appends. The cost depends on the
+        chunks that changed; no chunk is read. Compactions and repacks change nothing.
+
+        Parameters
+        ----------
+        paths : str or sequence of str
+            One array, or several of one shape.
+        start, end : str, optional
+            The id of a snapshot, a branch or a tag. Without `start`, all cells of `end` are added,
+            and no history is needed; without `end`, up to the head of `main`.
+
+        Returns
+        -------
+        CellChanges
+            Boxes of array positions: added, overwritten, rewritten and removed cells.
+
+        Raises
+        ------
+        HistoryExpiredError
+            If some of the range has expired.
+        InvalidArgumentError
+            If `start` is not an ancestor of `end`, the arrays have different shapes, or a commit in
+            between has moved chunks to other positions (`Session.shift_array`).
+        NotFoundError
+            If there is no such branch or tag, or an array is at neither end.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://changed-cells-example")
+        >>> with repo.transaction(message="three days") as store:
+        ...     days = zarr.create_array(store, name="air", shape=(3,), chunks=(4,), dtype="i2")
+        ...     days[:] = 7
+        >>> made = repo.list_branches()["main"]
+        >>> with repo.transaction(message="two more") as store:
+        ...     days = zarr.open_array(store, path="air")
+        ...     days.append([8, 9])
+        (5,)
+        >>> found = repo.changed_cells("air", made)
+        >>> found.added.tolist(), found.rewritten.tolist(), found.only_added
+        ([[[3], [5]]], [[[0], [3]]], True)
+        """
+        first, last = self._refs.range(start, end)
+        named = (paths,) if isinstance(paths, str) else tuple(paths)
+        return changed_cells(self._context, first, last, named)
 
     def revert(
         self, snapshot_id: str, branch: str = DEFAULT_BRANCH, message: str | None = None

@@ -42,7 +42,14 @@ from zarr_manifests.ids import snapshot_id_of, snapshot_key
 from zarr_manifests.planning.tables.presence import kinds_at
 from zarr_manifests.planning.upkeep.change_records import Change, Net, NodeTable, changes_of
 
-__all__ = ["Mode", "changes_between", "chunks_there"]
+__all__ = [
+    "LoggedCommit",
+    "Mode",
+    "changes_between",
+    "chunks_there",
+    "commits_between",
+    "if_expired",
+]
 
 type Mode = Literal["log", "net"]
 type Progress = Callable[[int], None]
@@ -51,7 +58,9 @@ _AT_ONCE: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class _Commit:
+class LoggedCommit:
+    """A commit: the id of its snapshot, and its delta."""
+
     snapshot_id: str
     log: BlobRef
 
@@ -79,8 +88,8 @@ def changes_between(
     """
     if mode not in ("log", "net"):
         raise InvalidArgumentError(f"there is no mode {mode!r}: choose 'log' or 'net'")
-    with _expiry(context, start, end):
-        commits, before = _range(context, start, end, floor, progress)
+    with if_expired(context, start, end):
+        commits, before = commits_between(context, start, end, floor, progress)
         view = None if before is None else context.open_view(before)
     records = _log(context, view, commits) if mode == "log" else _net(context, view, commits)
     return _guarded(context, start, end, records)
@@ -94,23 +103,26 @@ def chunks_there(view: SnapshotView, node_id: bytes, coords: IndexArray) -> npt.
     return kinds_at(table, coords) > RefKind.UNSET
 
 
-def _range(
+def commits_between(
     context: ReadContext,
     start: str | None,
     end: BlobRef,
-    floor: str | None,
-    progress: Progress | None,
-) -> tuple[list[_Commit], BlobRef | None]:
-    """The commits, oldest first, and the snapshot before the first of them."""
+    floor: str | None = None,
+    progress: Progress | None = None,
+) -> tuple[list[LoggedCommit], BlobRef | None]:
+    """The commits, oldest first, and the snapshot before the first of them.
+
+    Their deltas are fetched.
+    """
     stop = None if start is None else snapshot_key(start)
-    commits: list[_Commit] = []
+    commits: list[LoggedCommit] = []
     due: list[Snapshot] = []
     before: BlobRef | None = None
     for ref, snapshot in ancestors(context, end):
         if ref.key == stop:
             before = ref
             break
-        commits.append(_Commit(snapshot_id_of(ref.key), snapshot.log.bare()))
+        commits.append(LoggedCommit(snapshot_id_of(ref.key), snapshot.log.bare()))
         due.append(snapshot)
         if len(due) == _AT_ONCE:
             _check_logs(context, due)
@@ -137,7 +149,7 @@ def _check_logs(context: ReadContext, snapshots: list[Snapshot]) -> None:
 
 
 def _log(
-    context: ReadContext, before: SnapshotView | None, commits: list[_Commit]
+    context: ReadContext, before: SnapshotView | None, commits: list[LoggedCommit]
 ) -> Iterator[Change]:
     nodes = NodeTable(() if before is None else before.nodes.values())
     for commit in commits:
@@ -146,7 +158,7 @@ def _log(
 
 
 def _net(
-    context: ReadContext, before: SnapshotView | None, commits: list[_Commit]
+    context: ReadContext, before: SnapshotView | None, commits: list[LoggedCommit]
 ) -> Iterator[Change]:
     net = Net.since(() if before is None else before.nodes.values())
     for commit in commits:
@@ -175,12 +187,13 @@ def _guarded(
     context: ReadContext, start: str | None, end: BlobRef, records: Iterator[Change]
 ) -> Iterator[Change]:
     """The records; raises `HistoryExpiredError` if some of the range expires meanwhile."""
-    with _expiry(context, start, end):
+    with if_expired(context, start, end):
         yield from records
 
 
 @contextmanager
-def _expiry(context: ReadContext, start: str | None, end: BlobRef) -> Iterator[None]:
+def if_expired(context: ReadContext, start: str | None, end: BlobRef) -> Iterator[None]:
+    """A block in which missing objects mean that some of the range has expired."""
     try:
         yield
     except ObjectNotFoundError as error:

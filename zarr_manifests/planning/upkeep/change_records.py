@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +28,17 @@ from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.keys import absolute
 from zarr_manifests.planning.tables.merge import Layer, Overlay, bare, inside, merge_layers, select
+from zarr_manifests.planning.upkeep.cell_changes import ArrayShape
 
-__all__ = ["Change", "Net", "NodeTable", "Operation", "changes_of", "node_path"]
+__all__ = [
+    "Change",
+    "Net",
+    "NodeTable",
+    "Operation",
+    "add_layer",
+    "changes_of",
+    "node_path",
+]
 
 _MOST_LAYERS: Final = 16
 
@@ -87,6 +96,9 @@ class Change:
         For `truncate`: chunks at or beyond it on any axis are gone.
     moved_from : str or None
         For `move`: the path before.
+    before, after : ArrayShape or None
+        Of an array: its shape and chunk shape before and after the commit, or the range of commits.
+        None if it was made or deleted, or is no array.
 
     Raises
     ------
@@ -100,6 +112,8 @@ class Change:
     snapshot_id: str | None = None
     grid_shape: Coords | None = None
     moved_from: str | None = None
+    before: ArrayShape | None = None
+    after: ArrayShape | None = None
 
     def __post_init__(self) -> None:
         chunks = self.operation in (Operation.UNSET, Operation.APPEND, Operation.OVERWRITE)
@@ -177,12 +191,7 @@ class Net:
         """Add the next commit's delta."""
         self.nodes.apply(delta)
         for node_id in {*delta.truncated, *tables}:
-            layers = self._layers.setdefault(node_id, [])
-            layers.append(_layer(delta, node_id, tables))
-            if len(layers) == _MOST_LAYERS:
-                overlay = merge_layers(layers)
-                rows = () if overlay.table is None else (overlay.table,)
-                layers[:] = [Layer(overlay.truncated, rows)]
+            add_layer(self._layers.setdefault(node_id, []), delta, node_id, tables)
 
     def node_changes(self) -> Iterator[Change]:
         """Yield what happened to nodes."""
@@ -233,6 +242,15 @@ class Net:
         return unset
 
 
+def add_layer(layers: list[Layer], delta: Delta, node_id: bytes, tables: Tables) -> None:
+    """Add what the next commit did to a node's chunks; merge the layers if there are many."""
+    layers.append(_layer(delta, node_id, tables))
+    if len(layers) == _MOST_LAYERS:
+        overlay = merge_layers(layers)
+        rows = () if overlay.table is None else (overlay.table,)
+        layers[:] = [Layer(overlay.truncated, rows)]
+
+
 def _layer(delta: Delta, node_id: bytes, tables: Tables) -> Layer:
     return Layer(delta.truncated.get(node_id), tuple(map(bare, tables.get(node_id, ()))))
 
@@ -243,30 +261,27 @@ def _node_changes(before: Mapping[bytes, Node], after: Mapping[bytes, Node]) -> 
     for node_id, old in before.items():
         new = after.get(node_id)
         if new is None:
-            records.append(Change(node_path(old), Operation.DELETE, _no_chunks(old)))
+            records.append(_record(Operation.DELETE, old, None))
             continue
         if new.path != old.path:
-            moved = node_path(old)
-            record = Change(node_path(new), Operation.MOVE, _no_chunks(new), moved_from=moved)
-            records.append(record)
+            records.append(_record(Operation.MOVE, old, new, moved_from=node_path(old)))
         if new.documents != old.documents:
-            records.append(Change(node_path(new), Operation.METADATA, _no_chunks(new)))
+            records.append(_record(Operation.METADATA, old, new))
     for node_id, new in after.items():
         if node_id not in before:
-            records.append(Change(node_path(new), Operation.CREATE, _no_chunks(new)))
+            records.append(_record(Operation.CREATE, None, new))
     order = list(Operation)
     return iter(sorted(records, key=lambda r: (order.index(r.operation), r.path)))
 
 
 def _chunk_changes(node: Node, old: Node | None, overlay: Overlay) -> Iterator[Change]:
     """Yield what happened to a node's chunks; `old` is the node before, or None."""
-    path = node_path(node)
     cut = overlay.truncated if old is not None else None
     grid = None if old is None or old.array is None else old.array.grid.hi
     if cut is not None and (grid is None or all(n <= at for n, at in zip(grid, cut, strict=True))):
         cut = None  # no chunk can have existed there
     if cut is not None:
-        yield Change(path, Operation.TRUNCATE, _no_chunks(node), grid_shape=cut)
+        yield _record(Operation.TRUNCATE, old, node, grid_shape=cut)
     if overlay.table is None:
         return
     coords, unset = overlay.table.coords(), overlay.table.kind == RefKind.UNSET
@@ -282,7 +297,28 @@ def _chunk_changes(node: Node, old: Node | None, overlay: Overlay) -> Iterator[C
         (Operation.OVERWRITE, ~unset & known),
     ):
         if rows.any():
-            yield Change(path, operation, coords[rows])
+            yield _record(operation, old, node, coords[rows])
+
+
+def _record(
+    operation: Operation,
+    old: Node | None,
+    new: Node | None,
+    coordinates: IndexArray | None = None,
+    **fields: Any,
+) -> Change:
+    """A record about a node, which was `old` before and is `new` now."""
+    node = new if new is not None else old
+    assert node is not None  # callers have one of them
+    chunks = _no_chunks(node) if coordinates is None else coordinates
+    before, after = (None if each is None else _shape(each) for each in (old, new))
+    return Change(node_path(node), operation, chunks, before=before, after=after, **fields)
+
+
+def _shape(node: Node) -> ArrayShape | None:
+    """The shape of a node that is an array, else None."""
+    meta = node.array
+    return None if meta is None else ArrayShape(meta.shape, meta.chunk_shape)
 
 
 def _no_chunks(node: Node) -> IndexArray:
