@@ -23,7 +23,7 @@ from numcodecs import blosc
 ROOT, SNAPSHOT, BASE, DELTA, MANIFEST, PAGE, DIGEST, MARKS, HISTORY = 1, 2, 3, 4, 5, 7, 8, 9, 10
 UNSET, INLINE, NATIVE, VIRTUAL = 0, 1, 2, 3
 GROUP, ARRAY, OPAQUE = 0, 1, 2
-FEATURES = {"marks-page", "merge", "history-pages"}
+FEATURES = {"marks-page", "merge", "history-pages", "zone-maps"}
 SECTIONS = ("branches", "tags", "leases", "pending")
 LAST_MS = 253402300799999
 MOST_BYTES = {ROOT: 2**24, SNAPSHOT: 2**28}

@@ -29,7 +29,7 @@ from zarr_manifests.format.envelope import Fields, ObjectKind, check_numbers, de
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.ids import NODE_ID_BYTES
 
-__all__ = ["Bitmap", "Bitmaps", "IndexDirectory", "IndexEntry", "LeafName"]
+__all__ = ["Bitmap", "Bitmaps", "IndexDirectory", "IndexEntry", "LeafName", "check_type"]
 
 _INDEX_BITS: Final = 16
 """Approximate bits for each chunk in a column of linear indexes."""
@@ -169,7 +169,7 @@ class Bitmaps:
         """Decode an object of bitmaps."""
 
         def parse(fields: Fields) -> Bitmaps:
-            _check_type(fields, "bitmaps")
+            check_type(fields, "bitmaps")
             return cls(tuple(map(Bitmap.parse, fields.items("bitmaps"))))
 
         return decode(data, ObjectKind.INDEX, parse, ref.key, crc=ref.crc32c, length=ref.length)
@@ -220,11 +220,13 @@ class IndexEntry:
 class IndexDirectory:
     """All entries by leaf, newest last.
 
-    `others` are pointers to other indexes of the branch, by name; writers keep them.
+    `zones` are pointers to the pages of zone maps, by node id. `others` are pointers to other
+    indexes of the branch, by name; writers keep them.
     """
 
     entries: Mapping[LeafName, IndexEntry]
     others: Mapping[str, BlobRef] = field(default_factory=dict)
+    zones: Mapping[bytes, BlobRef] = field(default_factory=dict)
 
     @property
     def blobs(self) -> tuple[BlobRef, ...]:
@@ -243,10 +245,10 @@ class IndexDirectory:
         ]
         packed = [blob.bare().pack() for blob in self.blobs]
         others = {name: self.others[name].bare().pack() for name in sorted(self.others)}
-        return encode(
-            ObjectKind.INDEX,
-            {"type": "directory", "blobs": packed, "entries": entries, "others": others},
-        )
+        payload = {"type": "directory", "blobs": packed, "entries": entries, "others": others}
+        if self.zones:
+            payload["zones"] = [[n, self.zones[n].bare().pack()] for n in sorted(self.zones)]
+        return encode(ObjectKind.INDEX, payload)
 
     @classmethod
     def from_object(cls, data: bytes, ref: BlobRef) -> IndexDirectory:
@@ -257,7 +259,7 @@ class IndexDirectory:
 
     @classmethod
     def _parse(cls, fields: Fields) -> IndexDirectory:
-        _check_type(fields, "directory")
+        check_type(fields, "directory")
         blobs = [BlobRef.parse(blob) for blob in fields.maps("blobs")]
         entries = {}
         for value in fields.items("entries"):
@@ -279,9 +281,23 @@ class IndexDirectory:
                 case _:
                     raise CorruptObjectError("index.entries: expected leaf, counts and bitmap")
         others = {name: BlobRef.parse(f) for name, f in fields.named("others").items()}
-        return cls(entries, others)
+        zones = {}
+        for value in fields.items("zones"):
+            match value:
+                case [bytes(node), pointer] if len(node) == NODE_ID_BYTES:
+                    zones[node] = BlobRef.parse(Fields(pointer, "index.zones"))
+                case _:
+                    raise CorruptObjectError("index.zones: expected node and pointer")
+        return cls(entries, others, zones)
 
 
-def _check_type(fields: Fields, expected: str) -> None:
+def check_type(fields: Fields, expected: str) -> None:
+    """Raise unless an object of kind `INDEX` has this type.
+
+    Raises
+    ------
+    CorruptObjectError
+        If it has another one.
+    """
     if fields.text("type") != expected:
         raise CorruptObjectError(f"{fields.where}: an index object of another type than {expected}")

@@ -47,6 +47,7 @@ __all__ = [
     "HISTORY_PAGES",
     "LOG_TAIL",
     "ROOT_KEY",
+    "ZONE_MAPS",
     "Branch",
     "Lease",
     "LogEntry",
@@ -67,7 +68,8 @@ _LOG_NAMES_BYTES: Final = 2_560
 _WHO_CHARS: Final = 100
 _OTHER_COPY_BYTES: Final = 4 * 1024
 HISTORY_PAGES: Final = "history-pages"
-FEATURES: Final = ("marks-page", "merge", HISTORY_PAGES)
+ZONE_MAPS: Final = "zone-maps"
+FEATURES: Final = ("marks-page", "merge", HISTORY_PAGES, ZONE_MAPS)
 """The optional parts of the format that this package knows."""
 _SECTIONS: Final = ("branches", "tags", "leases", "pending")
 _REF_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,254}", re.ASCII)

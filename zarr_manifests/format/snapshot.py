@@ -58,6 +58,8 @@ class DeltaEntry:
         Whether chunk tables of coordinates are embedded in it.
     counts : tuple of Count or None
         By how much it changes the number of chunks of each node; None if unknown.
+    zones : BlobRef or None
+        Zone maps of chunks that it sets, if there are any.
 
     Raises
     ------
@@ -73,6 +75,7 @@ class DeltaEntry:
     manifests: tuple[ManifestRef, ...]
     coordinates: bool = False
     counts: tuple[Count, ...] | None = None
+    zones: BlobRef | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.first <= self.last:
@@ -130,7 +133,7 @@ class DeltaEntry:
 
     def pack(self) -> dict[str, Any]:
         """As a map for msgpack."""
-        return {
+        packed = {
             "log": self.log.pack(),
             "first": self.first,
             "last": self.last,
@@ -140,6 +143,9 @@ class DeltaEntry:
             "manifests": [manifest.pack() for manifest in self.manifests],
             "counts": pack_counts(self.counts),
         }
+        if self.zones is not None:
+            packed["zones"] = self.zones.bare().pack()
+        return packed
 
     @classmethod
     def parse_all(cls, fields: Fields, name: str) -> tuple[DeltaEntry, ...]:
@@ -169,6 +175,7 @@ class DeltaEntry:
             tuple(ManifestRef.parse(f) for f in fields.maps("manifests")),
             fields.flag("coordinates"),
             parse_counts(fields),
+            BlobRef.parse_optional(fields, "zones"),
         )
 
 

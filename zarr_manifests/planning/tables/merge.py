@@ -27,6 +27,7 @@ __all__ = [
     "Leaf",
     "Overlay",
     "agree",
+    "aligned",
     "bare",
     "difference",
     "fold",
@@ -38,6 +39,7 @@ __all__ = [
     "owned",
     "pick",
     "rearranged",
+    "rows_at",
     "select",
     "shared_rows",
     "split",
@@ -119,7 +121,7 @@ def select(table: ChunkTable, keep: npt.NDArray[np.bool_]) -> ChunkTable:
 def pick(table: ChunkTable, coords: IndexArray) -> ChunkTable:
     """The rows at these coordinates (int64[n, ndim]); coordinates without a row are ignored."""
     keep = np.zeros(len(table), np.bool_)
-    rows = _rows_at(table, coords)
+    rows = rows_at(table, coords)
     keep[rows[rows >= 0]] = True
     return select(table, keep)
 
@@ -127,7 +129,7 @@ def pick(table: ChunkTable, coords: IndexArray) -> ChunkTable:
 def without(table: ChunkTable, coords: IndexArray) -> ChunkTable:
     """The table without the rows at these coordinates (int64[n, ndim])."""
     keep = np.ones(len(table), np.bool_)
-    rows = _rows_at(table, coords)
+    rows = rows_at(table, coords)
     keep[rows[rows >= 0]] = False
     return select(table, keep)
 
@@ -340,7 +342,7 @@ def difference(new: ChunkTable | None, old: ChunkTable | None) -> ChunkTable | N
         return None
     kept_new, kept_old = shared_rows(new, old), shared_rows(old, new)
     # Both use the same numbering of files and sessions, so that positions compare.
-    (a, b), n = _aligned(new, old), int(kept_new.sum())
+    (a, b), n = aligned(new, old), int(kept_new.sum())
     same = np.ones(n, np.bool_)
     for name in ("kind", "source", "number", "length", "crc32c"):
         same &= getattr(a, name)[kept_new] == getattr(b, name)[kept_old]
@@ -370,8 +372,8 @@ def agree(a: ChunkTable | None, b: ChunkTable | None, coords: IndexArray) -> npt
     if a is b:
         return np.ones(len(coords), np.bool_)
     none = np.full(len(coords), -1, np.int64)
-    rows_a = none if a is None else _rows_at(a, coords)
-    rows_b = none if b is None else _rows_at(b, coords)
+    rows_a = none if a is None else rows_at(a, coords)
+    rows_b = none if b is None else rows_at(b, coords)
     same: npt.NDArray[np.bool_] = (rows_a < 0) & (rows_b < 0)
     both = np.flatnonzero((rows_a >= 0) & (rows_b >= 0))
     if a is None or b is None or not len(both):
@@ -381,7 +383,7 @@ def agree(a: ChunkTable | None, b: ChunkTable | None, coords: IndexArray) -> npt
     found = (a.length[i] == b.length[j]) & (crc_a == crc_b)
     unknown = found & (crc_a < 0)
     if unknown.any():  # both are virtual
-        one, other = _aligned(a, b)
+        one, other = aligned(a, b)
         place = (one.source[i] == other.source[j]) & (one.offset[i] == other.offset[j])
         found &= place | ~unknown
     same[both] = found
@@ -398,7 +400,7 @@ def _checksums(table: ChunkTable) -> npt.NDArray[np.int64]:
     return checksums
 
 
-def _rows_at(table: ChunkTable, coords: IndexArray) -> npt.NDArray[np.int64]:
+def rows_at(table: ChunkTable, coords: IndexArray) -> npt.NDArray[np.int64]:
     """The row for each coordinate; -1 where the table has none."""
     lo, hi = np.asarray(table.box.lo, np.int64), np.asarray(table.box.hi, np.int64)
     within = np.flatnonzero(((coords >= lo) & (coords < hi)).all(axis=1))
@@ -412,7 +414,7 @@ def _rows_at(table: ChunkTable, coords: IndexArray) -> npt.NDArray[np.int64]:
     return rows
 
 
-def _aligned(new: ChunkTable, old: ChunkTable) -> tuple[ChunkTable, ChunkTable]:
+def aligned(new: ChunkTable, old: ChunkTable) -> tuple[ChunkTable, ChunkTable]:
     """Both tables with the same numbering of sessions and files."""
     sessions = tuple(dict.fromkeys((*new.sources, *old.sources)))
     place = {session: i for i, session in enumerate(sessions)}

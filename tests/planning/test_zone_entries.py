@@ -1,0 +1,238 @@
+"""Entries of zone maps count only for the chunk they were made of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zarr_manifests.format.chunk_table import (
+    UNSET,
+    ChunkTable,
+    InlineRef,
+    NativeRef,
+    StoredRef,
+    VirtualRef,
+)
+from zarr_manifests.format.virtual_sources import VirtualSource
+from zarr_manifests.format.zone_maps import MEANING_BYTES, PAGE_ROWS, Bounds, ZoneTable
+from zarr_manifests.grid import Box, Coords
+from zarr_manifests.planning.zones.entries import (
+    in_pages,
+    merged,
+    merged_by_node,
+    taken,
+    valid,
+    zones_of_chunks,
+)
+
+SESSIONS = [f"{n:012d}-{'ab' * 12}" for n in (1, 2)]
+MEANING = b"m" * MEANING_BYTES
+NATIVE = NativeRef(SESSIONS[0], 3, 100, 50, 77)
+FILE = VirtualSource("files", "a.nc", "etag")
+
+
+def bounds_of(values: list[int]) -> Bounds:
+    low = np.array(values, np.int64)
+    return Bounds(low, low + 1, np.ones(len(low), np.bool_), 0 * low, 0 * low, 0 * low + 5)
+
+
+def zones_of(refs: dict[Coords, StoredRef], first: int = 0) -> ZoneTable | None:
+    table = ChunkTable.of(refs)
+    return zones_of_chunks(MEANING, table, bounds_of([*range(first, first + len(table))]))
+
+
+def sound(refs: dict[Coords, StoredRef], first: int = 0) -> ZoneTable:
+    zones = zones_of(refs, first)
+    assert zones is not None
+    return zones
+
+
+def counts(zones: ZoneTable, refs: dict[Coords, StoredRef]) -> list[bool]:
+    return valid(zones, ChunkTable.of(refs)).tolist()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        NativeRef(SESSIONS[1], 3, 100, 50, 77),
+        NativeRef(SESSIONS[0], 4, 100, 50, 77),
+        NativeRef(SESSIONS[0], 3, 101, 50, 77),
+        NativeRef(SESSIONS[0], 3, 100, 51, 77),
+        InlineRef(b"x" * 50),
+        VirtualRef(FILE, 100, 50),
+        UNSET,
+    ],
+)
+def test_a_native_chunk_is_the_same_at_the_same_address_only(other: StoredRef) -> None:
+    zones = sound({(0, 1): NATIVE})
+    assert counts(zones, {(0, 0): UNSET, (0, 1): NATIVE, (0, 2): other}) == [True]
+    assert counts(zones, {(0, 0): NATIVE, (0, 1): other}) == [False]
+    assert counts(zones, {(0, 2): NATIVE}) == [False]
+
+
+def test_an_inline_chunk_is_the_same_with_the_same_bytes_only() -> None:
+    zones = sound({(0,): InlineRef(b"one"), (1,): InlineRef(b"two"), (2,): NATIVE})
+    assert counts(zones, {(0,): InlineRef(b"one"), (1,): InlineRef(b"two"), (2,): NATIVE}) == [
+        True,
+        True,
+        True,
+    ]
+    assert counts(zones, {(1,): InlineRef(b"tvo"), (0,): InlineRef(b"one")}) == [True, False, False]
+    assert counts(zones, {(1,): InlineRef(b"one"), (0,): InlineRef(b"two")}) == [False] * 3
+    # A hash in place of the chunk is another chunk.
+    assert not valid(zones, zones.addresses).any(where=[True, True, False])
+
+
+@pytest.mark.parametrize(
+    ("ref", "others"),
+    [
+        (
+            VirtualRef(VirtualSource("files", "a.nc", "etag"), 5, 10),
+            [
+                VirtualRef(VirtualSource("files", "a.nc", "other"), 5, 10),
+                VirtualRef(VirtualSource("files", "a.nc"), 5, 10),
+                VirtualRef(VirtualSource("files", "b.nc", "etag"), 5, 10),
+                VirtualRef(VirtualSource("files", "a.nc", "etag"), 6, 10),
+                VirtualRef(VirtualSource("files", "a.nc", "etag"), 5, 11),
+            ],
+        ),
+        (
+            VirtualRef(VirtualSource("files", "a.nc", None, 5), 5, 10),
+            [VirtualRef(VirtualSource("files", "a.nc", None, 6), 5, 10)],
+        ),
+        (
+            VirtualRef(VirtualSource("files", "a.nc"), 5, 10, 0),
+            [
+                VirtualRef(VirtualSource("files", "a.nc"), 5, 10, 1),
+                VirtualRef(VirtualSource("files", "a.nc"), 5, 10),
+            ],
+        ),
+    ],
+)
+def test_a_virtual_chunk_needs_the_same_version_of_its_file(
+    ref: VirtualRef, others: list[VirtualRef]
+) -> None:
+    zones = sound({(4,): ref})
+    assert counts(zones, {(4,): ref}) == [True]
+    for other in others:
+        assert counts(zones, {(4,): other}) == [False]
+
+
+def test_a_virtual_chunk_without_a_version_has_no_entry() -> None:
+    unknown = VirtualRef(VirtualSource("files", "a.nc"), 5, 10)
+    assert zones_of({(4,): unknown}) is None
+    assert len(sound({(4,): unknown, (5,): NATIVE})) == 1
+
+
+REFS = st.one_of(
+    st.builds(
+        NativeRef,
+        st.sampled_from(SESSIONS),
+        st.integers(0, 1),
+        st.integers(0, 2),
+        st.integers(1, 2),
+        st.integers(0, 2**32 - 1),
+    ),
+    st.builds(InlineRef, st.binary(max_size=1)),
+    st.builds(
+        VirtualRef,
+        st.builds(
+            VirtualSource,
+            st.sampled_from(["", "files"]),
+            st.sampled_from(["a", "b"]),
+            st.sampled_from([None, "etag"]),
+            st.sampled_from([None, 1]),
+        ),
+        st.integers(0, 1),
+        st.integers(1, 2),
+        st.sampled_from([None, 0, 1]),
+    ),
+)
+COORDS = st.tuples(st.integers(0, 3), st.integers(0, 2))
+
+
+def key_of(ref: StoredRef) -> object:
+    """What identifies a chunk, said another way; None if nothing does."""
+    match ref:
+        case NativeRef():
+            return ref[:4]
+        case VirtualRef(source, _, _, crc):
+            return None if source.etag is source.modified_ms is crc is None else ref
+        case InlineRef():
+            return ref
+    return None
+
+
+@given(st.dictionaries(COORDS, REFS, min_size=1), st.dictionaries(COORDS, REFS | st.just(UNSET)))
+def test_entries_count_where_the_address_is_the_same(
+    old: dict[Coords, StoredRef], new: dict[Coords, StoredRef]
+) -> None:
+    known = {at: ref for at, ref in old.items() if key_of(ref) is not None}
+    zones = zones_of(old)
+    assert (zones is None) == (not known)
+    if zones is None:
+        return
+    assert zones.coords().tolist() == [list(at) for at in sorted(known)]
+    due = [at in new and key_of(new[at]) == key_of(known[at]) for at in sorted(known)]
+    assert valid(zones, ChunkTable.of(new) if new else None).tolist() == due
+    assert valid(zones, ChunkTable.of(old)).all()
+    kept = taken(zones, np.array(due))
+    assert (0 if kept is None else len(kept)) == sum(due)
+    if kept is not None:
+        assert valid(kept, ChunkTable.of(new)).all()
+        assert kept.bounds.low.tolist() == zones.bounds.low[np.array(due)].tolist()
+
+
+@given(st.lists(st.dictionaries(COORDS, REFS, min_size=1), min_size=1, max_size=4))
+def test_the_newest_entry_of_a_chunk_wins(layers: list[dict[Coords, StoredRef]]) -> None:
+    expected: dict[Coords, tuple[object, int]] = {}
+    tables = []
+    for i, refs in enumerate(layers):
+        zones = zones_of(refs, 100 * i)
+        if zones is None:
+            continue
+        tables.append(zones)
+        for row, at in enumerate(zones.coords().tolist()):
+            expected[tuple(at)] = (refs[tuple(at)], int(zones.bounds.low[row]))
+    if not tables:
+        return
+    found = merged(tables)
+    assert [tuple(at) for at in found.coords().tolist()] == sorted(expected)
+    assert found.bounds.low.tolist() == [expected[at][1] for at in sorted(expected)]
+    assert valid(found, ChunkTable.of({at: ref for at, (ref, _) in expected.items()})).all()
+
+
+def test_meanings_and_types_stay_apart() -> None:
+    zones = sound({(0,): NATIVE})
+    other = replace(zones, meaning=b"o" * MEANING_BYTES)
+    low = zones.bounds.low.astype("f4")
+    floats = replace(zones, bounds=replace(zones.bounds, low=low, high=low))
+    tables = [(b"a", zones), (b"b", zones), (b"a", other), (b"a", floats), (b"a", zones)]
+    found = merged_by_node(tables)
+    assert sorted(node for node, _ in found) == [b"a", b"a", b"a", b"b"]
+
+
+def test_pages_have_few_entries_in_boxes_of_their_own() -> None:
+    shape = (5, 40_000)
+    n = shape[0] * shape[1]
+    zeros, at = np.zeros(n, np.int64), np.arange(n)
+    table = ChunkTable(
+        *(Box((0, 0), shape), None, zeros + 2, zeros, zeros, at * 10, zeros + 10, zeros),
+        (SESSIONS[0],),
+        b"",
+    )
+    zones = zones_of_chunks(MEANING, table, bounds_of(at.tolist()))
+    assert zones is not None
+    pages = list(in_pages(zones))
+    assert all(len(page) <= PAGE_ROWS for page in pages)
+    assert sum(len(page) for page in pages) == n
+    boxes = [page.box for page in pages]
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+    for page in pages:
+        assert valid(page, table).all()
+        linear = page.coords() @ [40_000, 1]
+        assert (page.bounds.low == linear).all()

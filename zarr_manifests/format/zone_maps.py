@@ -1,0 +1,505 @@
+"""Zone maps: bounds of the values in chunks, so that queries can leave chunks out.
+
+An entry says: the chunk stored at this address, read with this meaning, has values between `low`
+and `high`, and so many missing ones. The *address* identifies a chunk for good, since objects are
+written once: session, number, offset and length in the repository; file, version and range
+elsewhere; a hash of the bytes for inline chunks. The *meaning* is a hash of what decides how stored
+bytes become values. An entry counts only for a chunk with this address, of an array with this
+meaning, so entries never have to be updated. Without entries everything is read.
+
+Bounds are rounded outward when encoded. Values are mapped to unsigned integers in the same order,
+and the difference to the smallest one is kept in 24 bits (32 for types of 8 bytes).
+
+Invariants: a decoded `low` is never above the encoded one, and `high` never below; the number of
+entries in an object is bounded before any is decoded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.columns import MAX_ROWS, Column, decode_column, encode_column
+from zarr_manifests.format.envelope import (
+    Fields,
+    ObjectKind,
+    check_numbers,
+    decode,
+    encode,
+    pack,
+    unpack,
+)
+from zarr_manifests.format.index import check_type
+from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.ids import NODE_ID_BYTES
+
+__all__ = [
+    "HASH_BYTES",
+    "MEANING_BYTES",
+    "PAGE_ROWS",
+    "Bounds",
+    "ZonePage",
+    "ZonePages",
+    "ZoneTable",
+    "Zones",
+]
+
+MEANING_BYTES: Final = 16
+HASH_BYTES: Final = 16
+"""Bytes of the hash that identifies an inline chunk."""
+PAGE_ROWS: Final = 1 << 16
+"""Most entries of a page."""
+_TEXT_BYTES: Final = 16
+_DTYPES: Final = re.compile(
+    r"[<|]([fiu][1248]|b1|[Mm]8(\[\d{0,9}[a-z]{1,2}\])?|S[1-9]\d{0,3})", re.IGNORECASE
+)
+
+type _Codes = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bounds:
+    """Bounds and counts of the values in chunks, or in pages of chunks.
+
+    Parameters
+    ----------
+    low, high : array[n]
+        Least and greatest stored value that is neither missing nor NaN, native and little-endian;
+        texts as UTF-8 bytes. Values in the padding of chunks at the edge count, too.
+    bounded : bool[n]
+        Whether there is such a value; if not, `low` and `high` mean nothing.
+    missing, nan, cells : int64[n]
+        Number of missing values, of NaN, and of all cells, inside the array's shape when measured.
+
+    Raises
+    ------
+    CorruptObjectError
+        If the columns contradict each other, or have a type without order.
+    """
+
+    low: npt.NDArray[Any]
+    high: npt.NDArray[Any]
+    bounded: npt.NDArray[np.bool_]
+    missing: Column
+    nan: Column
+    cells: Column
+
+    def __post_init__(self) -> None:
+        columns = (self.low, self.high, self.bounded, self.missing, self.nan, self.cells)
+        if len({column.shape for column in columns}) > 1 or self.low.ndim != 1:
+            raise CorruptObjectError("the columns of bounds have different lengths")
+        dtype = self.low.dtype
+        if self.high.dtype != dtype or not _DTYPES.fullmatch(dtype.str):
+            raise CorruptObjectError(f"bounds of type {dtype} and {self.high.dtype} have no order")
+        # NaN and NaT compare as false.
+        if not ((self.low <= self.high) | ~self.bounded).all():
+            raise CorruptObjectError("a low bound is not below its high bound")
+        if any(len(counts) and counts.min() < 0 for counts in columns[3:]):
+            raise CorruptObjectError("bounds count fewer than no cells")
+
+    def __len__(self) -> int:
+        return len(self.low)
+
+    def take(self, rows: npt.NDArray[Any] | slice) -> Bounds:
+        """The bounds at these rows, or where a mask is true."""
+        low, high, bounded = self.low[rows], self.high[rows], self.bounded[rows]
+        return Bounds(low, high, bounded, self.missing[rows], self.nan[rows], self.cells[rows])
+
+    def around(self) -> Bounds:
+        """One row: the bounds of all rows together.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from zarr_manifests.format.zone_maps import Bounds
+        >>> n = np.array([0, 2])
+        >>> all_of = Bounds(np.array([3, 1]), np.array([4, 7]), n == 0, n, 0 * n, n + 5).around()
+        >>> all_of.low, all_of.high, all_of.missing, all_of.cells
+        (array([3]), array([4]), array([2]), array([12]))
+        """
+        some = np.flatnonzero(self.bounded)
+        counts = [np.array([column.sum()]) for column in (self.missing, self.nan, self.cells)]
+        if not len(some):
+            return Bounds(self.low[:1], self.high[:1], self.bounded[:1], *counts)
+        low, high = self.low[some], self.high[some]
+        # numpy has no least text, but sorts texts.
+        least, most = (low.min(), high.max()) if low.dtype.kind != "S" else (min(low), max(high))
+        ends = np.array([least], low.dtype), np.array([most], low.dtype)
+        return Bounds(*ends, np.array([True]), *counts)
+
+    @staticmethod
+    def joined(parts: Sequence[Bounds]) -> Bounds:
+        """The rows of all parts, in order; needs at least one part, all of one type."""
+        names = ("low", "high", "bounded", "missing", "nan", "cells")
+        return Bounds(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+    def pack(self) -> dict[str, Any]:
+        """As a map for msgpack, rounded outward; needs at least one row."""
+        other = self.missing - self.nan
+        counts = {"nan": self.nan, "other": (other << 1) ^ (other >> 63), "cells": self.cells}
+        packed: dict[str, Any] = {
+            "n": len(self),
+            "bounded": encode_column(self.bounded.astype(np.int64)),
+            **{name: encode_column(column) for name, column in counts.items()},
+        }
+        if self.low.dtype.kind == "S":
+            return packed | self._texts()
+        codes = _codes(self.low), _codes(self.high)
+        some = self.bounded
+        least = int(codes[0].min(where=some, initial=2**64 - 1)) if some.any() else 0
+        most = int(codes[1].max(where=some, initial=0))
+        bits = 32 if self.low.dtype.itemsize == 8 else 24
+        shift = max(0, (most - least).bit_length() - bits) if some.any() else 0
+        low = np.where(some, codes[0] - np.uint64(least), np.uint64(0)) >> np.uint64(shift)
+        up = np.where(some, codes[1] - np.uint64(least), np.uint64(0))
+        high = (up >> np.uint64(shift)) + (up & np.uint64((1 << shift) - 1) > 0)
+        return packed | {
+            "type": self.low.dtype.str,
+            "least": least,
+            "shift": shift,
+            "low": encode_column(low.astype(np.int64)),
+            "high": encode_column((high - low).astype(np.int64)),
+        }
+
+    def _texts(self) -> dict[str, Any]:
+        """The bounds of texts, cut to their first bytes."""
+        whole = [np.where(self.bounded, texts, b"") for texts in (self.low, self.high)]
+        width = max(1, min(whole[1].dtype.itemsize, _TEXT_BYTES))
+        low, high = (texts.astype(f"S{width}") for texts in whole)
+        for row in np.flatnonzero(high != whole[1]).tolist():
+            cut = bytes(high[row]).rstrip(b"\xff")
+            if not cut:  # no text of this length is greater
+                low, high = whole
+                break
+            high[row] = cut[:-1] + bytes([cut[-1] + 1])
+        return {"type": high.dtype.str, "low": low.tobytes(), "high": high.tobytes()}
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Bounds:
+        """From an untrusted map that `pack` made."""
+        n = fields.number("n", MAX_ROWS)
+        dtype = _dtype(fields.text("type"))
+
+        def column(name: str, most: int = 2**62) -> Column:
+            return decode_column(fields.value.get(name), n, most)
+
+        if dtype.kind == "S":
+            texts = [fields.binary(name, n * dtype.itemsize) for name in ("low", "high")]
+            low, high = (np.frombuffer(text, dtype) for text in texts)
+        else:
+            least, shift = fields.number("least", 2**64 - 1), fields.number("shift", 40)
+            code, span = column("low", 2**32), column("high", 2**32)
+            low = _values(code, least, shift, dtype)
+            high = _values(code + span, least, shift, dtype)
+        bounded = column("bounded", 1).astype(np.bool_)
+        nan, other = column("nan"), column("other")
+        missing = nan + ((other >> 1) ^ -(other & 1))
+        return cls(low, high, bounded, missing, nan, column("cells"))
+
+
+def _dtype(text: str) -> np.dtype[Any]:
+    try:
+        if _DTYPES.fullmatch(text):
+            return np.dtype(text)
+    except (TypeError, ValueError):
+        pass  # refused below, like any other text
+    raise CorruptObjectError(f"zone maps: {text[:40]!r} is no type of values with an order")
+
+
+def _codes(values: npt.NDArray[Any]) -> _Codes:
+    """Unsigned integers in the order of the values."""
+    size = values.dtype.itemsize
+    top = 1 << (8 * size - 1)
+    raw = np.ascontiguousarray(values).view(f"<u{size}")
+    match values.dtype.kind:
+        case "f":
+            # Negative numbers descend with their bits.
+            return np.asarray(np.where(raw & top, ~raw, raw | top), np.uint64)
+        case "i" | "M" | "m":
+            return np.asarray(raw ^ raw.dtype.type(top), np.uint64)
+    return np.asarray(raw, np.uint64)
+
+
+def _values(codes: Column, least: int, shift: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """The values of codes from `least` in steps of 2**shift; the greatest value beyond the end."""
+    size = dtype.itemsize
+    top = 1 << (8 * size - 1)
+    most = 1 if dtype.kind == "b" else (1 << 8 * size) - 1
+    if dtype.kind == "f":
+        most = int(_codes(np.array([np.inf], dtype))[0])
+    if least > most:
+        raise CorruptObjectError("zone maps: bounds beyond the values of their type")
+    steps = min((most - least) >> shift, 2**62)
+    over = codes > steps
+    found = (np.where(over, 0, codes).astype(np.uint64) << np.uint64(shift)) + np.uint64(least)
+    raw = np.where(over, np.uint64(most), found).astype(f"<u{size}")
+    match dtype.kind:
+        case "f":
+            raw = np.where(raw & top, raw ^ raw.dtype.type(top), ~raw)
+        case "i" | "M" | "m":
+            raw = raw ^ raw.dtype.type(top)
+    return raw.view(dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ZoneTable:
+    """Entries of one array with one meaning, sorted by coordinate.
+
+    Parameters
+    ----------
+    meaning : bytes
+        Hash of what decides how stored bytes become values.
+    addresses : ChunkTable
+        The chunk that each entry describes: refs without checksums of native chunks, and with
+        hashes instead of inline bytes.
+    bounds : Bounds
+        Its bounds, in the same order.
+
+    Raises
+    ------
+    CorruptObjectError
+        If they do not match.
+    """
+
+    meaning: bytes
+    addresses: ChunkTable
+    bounds: Bounds
+
+    def __post_init__(self) -> None:
+        at = self.addresses
+        inline = at.kind == RefKind.INLINE
+        sound = len(self.meaning) == MEANING_BYTES and len(at) == len(self.bounds)
+        sound = sound and not (at.kind == RefKind.UNSET).any()
+        if not sound or (at.length[inline] != HASH_BYTES).any():
+            raise CorruptObjectError("the addresses and bounds of a zone map contradict each other")
+
+    def __len__(self) -> int:
+        return len(self.bounds)
+
+    @property
+    def box(self) -> Box:
+        """The chunk coordinates that may have entries."""
+        return self.addresses.box
+
+    def coords(self) -> IndexArray:
+        """Chunk coordinates of the entries (int64[n, ndim])."""
+        return self.addresses.coords()
+
+    def pack(self) -> bytes:
+        """Msgpack of a map; needs at least one entry."""
+        packed = {"chunks": self.addresses.pack(), "bounds": self.bounds.pack()}
+        return pack({"meaning": self.meaning, **packed})
+
+    @classmethod
+    def parse(cls, packed: bytes) -> ZoneTable:
+        """From untrusted bytes that `pack` made."""
+        fields = Fields(unpack(packed), "zones.tables")
+        chunks, bounds = (
+            Fields(fields.table(name), f"zones.{name}") for name in ("chunks", "bounds")
+        )
+        try:
+            return cls(
+                fields.binary("meaning", MEANING_BYTES),
+                ChunkTable.parse(chunks),
+                Bounds.parse(bounds),
+            )
+        except (InvalidArgumentError, OverflowError) as error:
+            raise CorruptObjectError(f"zones.tables: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Zones:
+    """Zone maps in one object, still packed: node, number of entries and bytes of each.
+
+    Parameters
+    ----------
+    packed : tuple of (bytes, int, bytes)
+        Node id, number of entries and packed `ZoneTable`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there are more entries than readers accept.
+    """
+
+    packed: tuple[tuple[bytes, int, bytes], ...]
+
+    def __post_init__(self) -> None:
+        check_numbers("zones", *(n for _, n, _ in self.packed), most=MAX_ROWS)
+        check_numbers("zones", sum(n for _, n, _ in self.packed), most=MAX_ROWS)
+
+    @classmethod
+    def of(cls, tables: Sequence[tuple[bytes, ZoneTable]]) -> Zones:
+        """Zone maps by node id."""
+        return cls(tuple((node, len(table), table.pack()) for node, table in tables))
+
+    @property
+    def nodes(self) -> frozenset[bytes]:
+        """Ids of the nodes with entries."""
+        return frozenset(node for node, _, _ in self.packed)
+
+    def of_node(self, node_id: bytes) -> list[ZoneTable]:
+        """The zone maps of one node, oldest first."""
+        return [self.at(i) for i, (node, _, _) in enumerate(self.packed) if node == node_id]
+
+    def at(self, position: int) -> ZoneTable:
+        """The zone map at a position.
+
+        Raises
+        ------
+        CorruptObjectError
+            If there is none, or it has another number of entries than its object says.
+        """
+        if not position < len(self.packed):
+            raise CorruptObjectError(f"there is no zone map {position} of {len(self.packed)}")
+        _, n, packed = self.packed[position]
+        if Fields(unpack(packed), "zones").table("bounds").get("n") != n:
+            raise CorruptObjectError("a zone map has another number of entries than it should")
+        return ZoneTable.parse(packed)
+
+    def encode(self) -> bytes:
+        """The object's bytes."""
+        tables = [list(one) for one in self.packed]
+        return encode(ObjectKind.INDEX, {"type": "zones", "tables": tables})
+
+    @classmethod
+    def from_object(cls, data: bytes, ref: BlobRef) -> Zones:
+        """Decode an object of zone maps."""
+        pointer: Any = {"crc": ref.crc32c, "length": ref.length}
+        return decode(data, ObjectKind.INDEX, cls._parse, ref.key, **pointer)
+
+    @classmethod
+    def _parse(cls, fields: Fields) -> Zones:
+        check_type(fields, "zones")
+        found = []
+        for value in fields.items("tables"):
+            match value:
+                case [bytes(node), int(n), bytes(packed)] if len(node) == NODE_ID_BYTES:
+                    found.append((node, n, packed))
+                case _:
+                    raise CorruptObjectError("zones.tables: expected node, entries and bytes")
+        return cls(tuple(found))
+
+
+@dataclass(frozen=True, slots=True)
+class ZonePage:
+    """One page of an array's entries.
+
+    Parameters
+    ----------
+    box : Box
+        The coordinates of its chunks; pages of one leaf do not overlap.
+    leaf : (str, int) or None
+        Key and checksum of the manifest with the leaf that holds them; None if they were not in a
+        leaf.
+    count : int
+        Number of entries.
+    complete : bool
+        Whether every chunk that the leaf has in the box has an entry.
+    blob, position : BlobRef, int
+        The object with the entries, and their position in it.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a number is out of range.
+    """
+
+    box: Box
+    leaf: tuple[str, int] | None
+    count: int
+    complete: bool
+    blob: BlobRef
+    position: int
+
+    def __post_init__(self) -> None:
+        check_numbers("zones.pages", self.count, most=PAGE_ROWS)
+        check_numbers("zones.pages", self.position, most=MAX_ROWS)
+        if self.leaf is not None:
+            check_numbers("zones.pages", self.leaf[1], most=2**32 - 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ZonePages:
+    """All pages of one array, and the bounds of each page.
+
+    Parameters
+    ----------
+    meaning : bytes
+        The meaning that the entries of all pages have.
+    pages : tuple of ZonePage
+        The pages; at least one.
+    bounds : Bounds
+        Row i has the bounds of the entries of page i together.
+
+    Raises
+    ------
+    CorruptObjectError
+        If they do not match.
+    """
+
+    meaning: bytes
+    pages: tuple[ZonePage, ...]
+    bounds: Bounds
+
+    def __post_init__(self) -> None:
+        if len(self.meaning) != MEANING_BYTES or not len(self.pages) == len(self.bounds) > 0:
+            raise CorruptObjectError("the pages of a zone map contradict their bounds")
+
+    @property
+    def blobs(self) -> tuple[BlobRef, ...]:
+        """The objects with entries, each once."""
+        return tuple({page.blob.key: page.blob for page in self.pages}.values())
+
+    def encode(self) -> bytes:
+        """The object's bytes."""
+        blobs = {blob.key: i for i, blob in enumerate(self.blobs)}
+        pages = [
+            [
+                *(page.box.lo, page.box.hi, None if page.leaf is None else list(page.leaf)),
+                *(page.count, page.complete, blobs[page.blob.key], page.position),
+            ]
+            for page in self.pages
+        ]
+        packed = [blob.bare().pack() for blob in self.blobs]
+        payload = {"type": "zone-pages", "meaning": self.meaning, "blobs": packed, "pages": pages}
+        return encode(ObjectKind.INDEX, {**payload, "bounds": self.bounds.pack()})
+
+    @classmethod
+    def from_object(cls, data: bytes, ref: BlobRef) -> ZonePages:
+        """Decode an object of pages."""
+        pointer: Any = {"crc": ref.crc32c, "length": ref.length}
+        return decode(data, ObjectKind.INDEX, cls._parse, ref.key, **pointer)
+
+    @classmethod
+    def _parse(cls, fields: Fields) -> ZonePages:
+        check_type(fields, "zone-pages")
+        blobs = [BlobRef.parse(blob) for blob in fields.maps("blobs")]
+        pages = []
+        for value in fields.items("pages"):
+            match value:
+                case [
+                    list(lo),
+                    list(hi),
+                    None | [str(), int()] as leaf,
+                    int(count),
+                    bool(complete),
+                    int(blob),
+                    int(position),
+                ] if 0 <= blob < len(blobs) and all(type(n) is int for n in (*lo, *hi)):
+                    box, name = Box(tuple(lo), tuple(hi)), None if leaf is None else tuple(leaf)
+                    pages.append(ZonePage(box, name, count, complete, blobs[blob], position))
+                case _:
+                    raise CorruptObjectError("zone-pages.pages: expected box, leaf and counts")
+        bounds = Fields(fields.table("bounds"), "zone-pages.bounds")
+        if bounds.value.get("n") != len(pages):
+            raise CorruptObjectError("the pages of a zone map contradict their bounds")
+        return cls(fields.binary("meaning", MEANING_BYTES), tuple(pages), Bounds.parse(bounds))

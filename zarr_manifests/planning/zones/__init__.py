@@ -1,0 +1,1 @@
+"""Which chunks may match a query, from bounds of their values."""
