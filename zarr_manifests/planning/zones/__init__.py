@@ -1,1 +1,1 @@
-"""Which chunks may match a query, from bounds of their values."""
+"""Zone maps: what is known of the values in chunks, and which chunks may match a query."""

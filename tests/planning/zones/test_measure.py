@@ -1,0 +1,115 @@
+"""Bounds and counts of chunks, against loops over chunks and cells."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from zarr_manifests.grid import grid_shape
+from zarr_manifests.planning.zones import measure as module
+from zarr_manifests.planning.zones.measure import measure
+
+DTYPES = ("f2", "f4", ">f4", "f8", "i1", ">i2", "i4", "i8", "u1", "u8", "?", "M8[s]", "m8[ns]")
+TEXTS = ("U3", ">U2", "S3")
+FEW: dict[str, list[Any]] = {
+    "f": [0.0, -0.0, 1.5, -2.0, np.nan, np.inf, -np.inf],
+    "i": [0, 1, -1, 7, 100],
+    "u": [0, 1, 7, 200],
+    "b": [False, True],
+    "M": ["NaT", "2000-01-01", "1999-12-31"],
+    "m": ["NaT", 5, -5],
+    "U": ["", "a", "ab", "b", "\u03bb"],
+    "S": [b"", b"a", b"ab", b"\xff"],
+}
+
+
+def is_missing(value: Any, marks: Sequence[Any]) -> bool:
+    absent = value != value or (
+        isinstance(value, np.generic) and value.dtype.kind in "mM" and np.isnat(value)
+    )
+    return bool(absent) or any(value == mark for mark in marks)
+
+
+def slowly(values: Any, chunk_shape: Any, fill: Any, marks: Any) -> list[tuple[Any, ...]]:
+    rows = []
+    for at in itertools.product(*map(range, grid_shape(values.shape, chunk_shape))):
+        chunk = np.full(chunk_shape, fill, values.dtype)
+        inside = values[
+            tuple(slice(a * n, (a + 1) * n) for a, n in zip(at, chunk_shape, strict=True))
+        ]
+        chunk[tuple(slice(0, n) for n in inside.shape)] = inside
+        cells = list(inside.ravel())
+        kept = [value for value in chunk.ravel() if not is_missing(value, marks)]
+        nan = sum(values.dtype.kind == "f" and value != value for value in cells)
+        gone = sum(is_missing(value, marks) for value in cells)
+        rows.append((min(kept, default=None), max(kept, default=None), gone, nan, len(cells)))
+    return rows
+
+
+@st.composite
+def blocks(draw: Any) -> tuple[Any, ...]:
+    dtype = np.dtype(draw(st.sampled_from(DTYPES + TEXTS)))
+    ndim = draw(st.integers(0, 3))
+    shape = tuple(draw(st.lists(st.integers(1, 9), min_size=ndim, max_size=ndim)))
+    chunks = tuple(draw(st.lists(st.integers(1, 5), min_size=ndim, max_size=ndim)))
+    few = st.sampled_from([np.asarray(value, dtype)[()] for value in FEW[dtype.kind]])
+    every = few if dtype.kind in "US" else few | hnp.from_dtype(dtype)
+    values = draw(hnp.arrays(dtype, shape, elements=every, fill=few))
+    if ndim and draw(st.booleans()):
+        values = np.asfortranarray(values)
+    marks = np.array(draw(st.lists(few, max_size=2)), dtype)
+    marks = marks[[not is_missing(mark, []) for mark in marks]] if marks.size else marks
+    return values, chunks, draw(few), marks
+
+
+@given(blocks(), st.sampled_from([1, 4, 2**17]), st.sampled_from([0, 32]))
+def test_chunks_are_measured_as_loops_measure_them(
+    block: tuple[Any, ...], slab: int, few: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_SLAB", slab)
+        patch.setattr(module, "_FEW", few)
+        found = measure(*block)
+    columns = (found.missing, found.nan, found.cells)
+    assert all(column.dtype == np.int64 and column.ndim == 1 for column in columns)
+    dtype = block[0].dtype.newbyteorder("=")
+    if dtype.kind == "U":
+        dtype = np.dtype(f"S{dtype.itemsize}")
+    assert found.low.dtype == found.high.dtype == dtype
+    for row, (low, high, *counts) in enumerate(slowly(*block)):
+        assert [int(column[row]) for column in columns] == counts
+        assert bool(found.bounded[row]) == (low is not None)
+        if low is not None:
+            if block[0].dtype.kind == "U":
+                low, high = low.encode(), high.encode()
+            assert (found.low[row], found.high[row]) == (low, high)
+    assert len(found.bounded) == len(slowly(*block))
+
+
+def test_padding_is_within_the_bounds_but_in_no_count() -> None:
+    found = measure(np.array([5, 6, 7], "i4"), (2,), np.int32(-1), np.array([], "i4"))
+    assert found.low.tolist() == [5, -1]
+    assert found.high.tolist() == [6, 7]
+    assert found.cells.tolist() == [2, 1]
+
+
+def test_padding_that_is_missing_is_not_within_the_bounds() -> None:
+    found = measure(np.array([5, 6, 7], "i4"), (2,), np.int32(-1), np.array([-1], "i4"))
+    assert (found.low.tolist(), found.missing.tolist()) == ([5, 7], [0, 0])
+
+
+def test_large_blocks_are_measured_in_slabs() -> None:
+    values = np.random.default_rng(0).integers(-9, 9, (70, 130, 64)).astype("f4")
+    values[values == 3] = np.nan
+    block = (values, (8, 30, 64), np.float32("nan"), np.array([-9], "f4"))
+    found = measure(*block)
+    for row, (low, high, gone, nan, cells) in enumerate(slowly(*block)):
+        assert (found.low[row], found.high[row]) == (low, high)
+        assert (found.missing[row], found.nan[row], found.cells[row]) == (gone, nan, cells)
