@@ -175,3 +175,38 @@ def test_boxes_that_hold_chunks(
     }
     given_coords = np.array(coords, np.int64).reshape(len(coords), len(parts))
     assert scan.holding(lengths, given_coords).tolist() == sorted(expected)
+
+
+@given(scans, st.data())
+def test_boxes_are_cut_where_those_of_the_scan_are(
+    case: tuple[list[Axis], int, int], data: st.DataObject
+) -> None:
+    parts, target_rows, min_tasks = case
+    scan = plan_scan(parts, target_rows=target_rows, min_tasks=min_tasks)
+    # Disjoint boxes: slices along the first axis, if there is one.
+    edges = sorted(data.draw(st.lists(st.integers(0, 14), max_size=6))) if parts else [0, 1]
+    rest = [sorted(data.draw(st.tuples(st.integers(0, 14), st.integers(0, 14)))) for _ in parts[1:]]
+    boxes = np.array(
+        [
+            [[lo, *(r[0] for r in rest)], [hi, *(r[1] for r in rest)]] if parts else [[], []]
+            for lo, hi in itertools.pairwise(edges)
+        ],
+        np.int64,
+    ).reshape(len(edges[1:]), 2, len(parts))
+    asked = {cell for lo, hi in boxes.tolist() for cell in cells(list(map(range, lo, hi)))}
+    wanted = asked & selected(tuple(parts))
+    found = [Box(tuple(lo), tuple(hi)) for lo, hi in scan.cut(boxes).tolist()]
+    inside = [selected(scan.within(box)) for box in found]
+    assert sorted(cell for each in inside for cell in each) == sorted(wanted)
+    assert scan.cells(scan.cut(boxes)).tolist() == [len(each) for each in inside]
+    assert all(inside)
+    holders = [
+        next(
+            number
+            for number, whole in enumerate(scan)
+            if all(a <= b for a, b in zip(whole.lo, box.lo, strict=True))
+            and all(a >= b for a, b in zip(whole.hi, box.hi, strict=True))
+        )
+        for box in found
+    ]
+    assert holders == sorted(holders)

@@ -44,6 +44,7 @@ from zarr_manifests.testing.wrapped import Call, WrappedStorage
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 MONTHS, LATS, LONS = 24, 37, 72
+ENGINES: tuple[Any, ...] = ("arrow", "pandas")
 
 
 def winds() -> xr.Dataset:
@@ -246,6 +247,60 @@ def test_coordinates_can_be_read_as_variables(spark: SparkSession, repo: Reposit
     assert [tuple(row) for row in lats.collect()] == [(90.0,), (85.0,), (80.0,)]
 
 
+@pytest.mark.spark
+def test_what_a_range_that_selects_nothing_gives(spark: SparkSession, repo: Repository) -> None:
+    nothing = read(spark, repo, ranges={"lat": (91, None)})
+    assert nothing.columns == ["time", "lat", "lon", "u", "v"]
+    assert nothing.collect() == []
+    with pytest.raises(InvalidArgumentError, match="selects nothing: its 37 values run from"):
+        read(spark, repo, ranges={"lat": (91, None)}, on_empty="error")
+    with pytest.raises(InvalidArgumentError, match="smaller end comes first"):
+        read(spark, repo, ranges={"lat": (30, -30)})
+
+
+@pytest.mark.spark
+def test_lists_and_slices_select_values_and_ranges(spark: SparkSession, repo: Repository) -> None:
+    ranges = {"lat": [90, (-20, -10), slice(-90, -85)], "lon": slice(100, 110)}
+    expected = opened(repo).sel(lat=[90, -10, -15, -20, -85, -90], lon=[100, 105, 110])
+    same(read(spark, repo, ranges=ranges), expected)
+
+
+@pytest.mark.spark
+def test_the_state_of_a_time(spark: SparkSession, tmp_path: Path) -> None:
+    repo = write(tmp_path / "repo", xr.Dataset({"a": ("x", [1, 2])}))
+    then = repo.readonly_session().snapshot_id
+    write(tmp_path / "repo", xr.Dataset({"b": ("x", [3])}), group="later")
+    written = {snapshot.snapshot_id: snapshot.written_at for snapshot in repo.ancestry("main")}
+    frame = read(spark, repo, "a", as_of=written[then])
+    assert [row.a for row in frame.collect()] == [1, 2]
+    with pytest.raises(NotFoundError, match="no group /later"):
+        read(spark, repo, group="later", as_of=written[then])
+
+
+@pytest.mark.spark
+def test_times_that_cannot_be_decoded_are_read_as_numbers(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The times of the COADS climatology count from the year 0."""
+    raw = xr.Dataset(
+        {"t": ("TIME", [20.5, 21.5])},
+        {"TIME": ("TIME", [366.0, 1096.485], {"units": "hour since 0000-01-01 00:00:00"})},
+    )
+    repo = write(tmp_path / "repo", raw)
+    with pytest.raises(InvalidArgumentError, match="With decode_times=False, times stay numbers"):
+        read(spark, repo)
+    frame = read(spark, repo, decode_times=False, ranges={"TIME": (1000, None)})
+    assert [tuple(row) for row in frame.collect()] == [(1096.485, 21.5)]
+    assert frame.schema["TIME"].metadata["units"] == "hour since 0000-01-01 00:00:00"
+
+
+@pytest.mark.spark
+def test_both_engines_give_the_same_rows(spark: SparkSession, repo: Repository) -> None:
+    found = [cells(read(spark, repo, engine=name), "time", "lat", "lon") for name in ENGINES]
+    assert len(found[0]) == MONTHS * LATS * LONS
+    assert found[0].equals(found[1])
+
+
 # --- types -----------------------------------------------------------------------------------
 
 TYPES: list[tuple[Any, list[Any], str, list[Any]]] = [
@@ -441,8 +496,11 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Repository:
         ({"branch": "dev"}, NotFoundError, "no branch 'dev'"),
         ({"branch": "main", "tag": "v1"}, InvalidArgumentError, "one of branch"),
         ({"snapshot_id": f"{0:012d}-{'0' * 24}-1"}, SnapshotExpiredError, "ancestry"),
+        ({"engine": "rust"}, InvalidArgumentError, "engine cannot be 'rust'; known: 'arrow', 'pa"),
+        ({"max_tasks": 0}, InvalidArgumentError, "max_tasks must be 1 or more"),
+        ({"on_empty": "skip"}, InvalidArgumentError, "on_empty cannot be 'skip'; known: 'empty'"),
         ({"layout": "wide"}, InvalidArgumentError, "layout cannot be 'wide'; known: 'long'"),
-        ({"nan": "skip"}, InvalidArgumentError, "nan cannot be 'skip'; known: 'keep', 'null'"),
+        ({"nan": "skip"}, InvalidArgumentError, "nan cannot be 'skip'; known: 'null', 'keep'"),
         ({"target_rows": 0}, InvalidArgumentError, "target_rows must be 1 or more"),
         ({"target_rows": True}, InvalidArgumentError, "target_rows must be 1 or more"),
         ({"ranges": {"latt": (0, 1)}}, InvalidArgumentError, "no dimension 'latt'.*: time, lat"),
@@ -468,7 +526,7 @@ def test_wrong_asking_is_told(
     message: str,
 ) -> None:
     with pytest.raises(error, match=f"(?s){message}"):
-        read(spark, mixed, **{"group": "air", "variables": "u", **options})
+        read(spark, mixed, **{"group": "air", "variables": "u", "on_empty": "error", **options})
 
 
 @pytest.mark.spark
@@ -599,9 +657,9 @@ def test_tasks_carry_a_plan_and_no_data(
 ) -> None:
     sent = []
     monkeypatch.setattr(
-        type(spark.range(1)), "mapInPandas", lambda self, function, schema: sent.append(function)
+        type(spark.range(1)), "mapInArrow", lambda self, function, schema: sent.append(function)
     )
-    read(spark, repo, ranges={"lat": (0, 90)})
+    read(spark, repo, ranges={"lat": (0, 90)}, lease=None)
     pickled = cloudpickle.dumps(sent[0])
     assert len(pickled) < 10_000
     assert opened(repo).lon.values.tobytes() not in pickled

@@ -81,6 +81,12 @@ class Axis:
         clipped = np.clip(self.runs, lo, hi)
         return Axis(self.chunk, clipped[clipped[:, 0] < clipped[:, 1]])
 
+    def count(self, spans: IndexArray) -> IndexArray:
+        """The number of selected positions in each of these half-open spans (int64[n, 2])."""
+        if not len(self.runs):
+            return np.zeros(len(spans), np.int64)
+        return self._before(spans[:, 1]) - self._before(spans[:, 0])
+
     def positions(self) -> IndexArray:
         """The selected positions, ascending."""
         return np.concatenate([np.arange(lo, hi) for lo, hi in self.runs] or [np.empty(0, int)])
@@ -172,6 +178,40 @@ class Scan:
             chunks = np.repeat(chunks, counts)
             found = np.repeat(found, counts) * len(spans) + first[chunks] + which
         return np.unique(found)
+
+    def cut(self, boxes: IndexArray) -> IndexArray:
+        """Cut boxes of cells (int64[n, 2, ndim]) where boxes of the scan begin and end.
+
+        Returns
+        -------
+        int64[m, 2, ndim]
+            The parts that have selected cells, ordered by the box of the scan that they are in.
+        """
+        of, number = np.arange(len(boxes)), np.zeros(len(boxes), np.int64)
+        chosen: list[IndexArray] = []
+        for axis, spans in enumerate(self.spans):
+            lo, hi = boxes[:, 0, axis], boxes[:, 1, axis]
+            first = np.searchsorted(spans[:, 1], lo, "right")
+            stop = np.searchsorted(spans[:, 0], hi, "left")
+            counts = np.maximum(stop - first, 0)[of]
+            which = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+            of, number = np.repeat(of, counts), np.repeat(number, counts)
+            span = first[of] + which
+            number = number * len(spans) + span
+            chosen = [*(np.repeat(each, counts) for each in chosen), span]
+        parts = boxes[of]
+        for axis, (spans, span) in enumerate(zip(self.spans, chosen, strict=True)):
+            parts[:, 0, axis] = np.maximum(parts[:, 0, axis], spans[span, 0])
+            parts[:, 1, axis] = np.minimum(parts[:, 1, axis], spans[span, 1])
+        parts = parts[np.argsort(number, kind="stable")]
+        return parts[self.cells(parts) > 0]
+
+    def cells(self, boxes: IndexArray) -> IndexArray:
+        """The number of selected cells in each of these boxes (int64[n, 2, ndim])."""
+        counts = np.ones(len(boxes), np.int64)
+        for number, axis in enumerate(self.axes):
+            counts *= axis.count(boxes[:, :, number])
+        return counts
 
 
 def plan_scan(axes: Sequence[Axis], *, target_rows: int, min_tasks: int = 1) -> Scan:

@@ -43,6 +43,12 @@ class Job:
         `keep`, `null` or `drop`.
     numbers : int64[n], optional
         Numbers of the scan's boxes to read; all if not given.
+    parts : int64[n, 2, ndim], optional
+        Boxes of cells to read instead of the scan's, disjoint.
+    starts : int64[tasks + 1], optional
+        With `parts`: where each task's begin, and the end of the last.
+    decode_times : bool, default True
+        Whether CF times are decoded.
     """
 
     storage: Storage
@@ -55,6 +61,9 @@ class Job:
     tasks: int
     nan: str
     numbers: IndexArray | None = None
+    parts: IndexArray | None = None
+    starts: IndexArray | None = None
+    decode_times: bool = True
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -67,7 +76,11 @@ class Job:
         return schema_of(self.columns)
 
     def boxes(self, task: int) -> Iterator[Box]:
-        """The boxes of cells that the task with that number reads, in C order of the first cell."""
+        """The boxes of cells that the task with that number reads."""
+        if self.parts is not None and self.starts is not None:
+            for part in self.parts[self.starts[task] : self.starts[task + 1]].tolist():
+                yield Box(tuple(part[0]), tuple(part[1]))
+            return
         count = len(self.scan) if self.numbers is None else len(self.numbers)
         for number in range(task * count // self.tasks, (task + 1) * count // self.tasks):
             yield self.scan[number if self.numbers is None else self.numbers.item(number)]

@@ -6,9 +6,11 @@ snapshot, and reads metadata and coordinates, but no chunk of another variable.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Final
 
 import numpy as np
@@ -26,10 +28,11 @@ from zarr_manifests.spark.schema import Column, column_of
 from zarr_manifests.spark.source import Source
 from zarr_manifests.storage import Storage
 
-__all__ = ["ReadOptions", "SparkFacts", "plan_read"]
+__all__ = ["ReadOptions", "SparkFacts", "plan_read", "restrict"]
 
 _LAYOUTS: Final = ("long",)
-_NAN: Final = ("keep", "null", "drop")
+_NAN: Final = ("null", "keep", "drop")
+_ON_EMPTY: Final = ("empty", "error")
 # As many tasks as a small cluster runs at once, where Spark does not tell.
 _CONNECT_PARALLELISM: Final = 32
 
@@ -49,19 +52,26 @@ class ReadOptions:
     branch: str | None = None
     tag: str | None = None
     snapshot_id: str | None = None
+    as_of: datetime | None = None
     ranges: Mapping[str, Any] | None = None
+    on_empty: str = "empty"
     layout: str = "long"
-    nan: str = "keep"
+    nan: str = "null"
+    decode_times: bool = True
     target_rows: int = 4 * 1024**2
+    max_tasks: int = 10_000
 
     def __post_init__(self) -> None:
-        for name, known in (("layout", _LAYOUTS), ("nan", _NAN)):
+        known_values = (("layout", _LAYOUTS), ("nan", _NAN), ("on_empty", _ON_EMPTY))
+        for name, known in known_values:
             value = getattr(self, name)
             if value not in known:
                 listed = ", ".join(map(repr, known))
                 raise InvalidArgumentError(f"{name} cannot be {value!r}; known: {listed}")
-        if type(self.target_rows) is not int or self.target_rows < 1:
-            raise InvalidArgumentError(f"target_rows must be 1 or more, not {self.target_rows!r}")
+        for name in ("target_rows", "max_tasks"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise InvalidArgumentError(f"{name} must be 1 or more, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,17 +141,17 @@ def plan_read(
             "its own; put the repository on a local disk or a storage they can see"
         )
     session = repository.readonly_session(
-        options.branch, tag=options.tag, snapshot_id=options.snapshot_id
+        options.branch, tag=options.tag, snapshot_id=options.snapshot_id, as_of=options.as_of
     )
-    source = Source(session, options.group)
+    source = Source(session, options.group, decode_times=options.decode_times)
     names = _variables(source, options.variables)
     dims = _shared_dimensions(source, names)
     dimensions, columns = _columns(source, names, dims, facts.case_sensitive)
-    scan = plan_scan(
-        _axes(source, names, dims, options.ranges or {}),
-        target_rows=options.target_rows,
-        min_tasks=facts.parallelism,
-    )
+    axes = _axes(source, names, dims, options)
+    rows = math.prod(axis.size for axis in axes)
+    # A larger box takes no more memory.
+    target = max(options.target_rows, rows // options.max_tasks)
+    scan = plan_scan(axes, target_rows=target, min_tasks=facts.parallelism)
     numbers = _boxes_with_rows(session, source, columns, scan) if options.nan == "drop" else None
     return Job(
         storage=repository.storage,
@@ -151,10 +161,49 @@ def plan_read(
         dimensions=dimensions,
         variables=columns,
         scan=scan,
-        tasks=len(scan) if numbers is None else len(numbers),
+        tasks=min(len(scan) if numbers is None else len(numbers), options.max_tasks),
         nan=options.nan,
         numbers=numbers,
+        decode_times=options.decode_times,
     )
+
+
+def restrict(job: Job, boxes: IndexArray, options: ReadOptions, facts: SparkFacts) -> Job:
+    """The job for only the cells in some boxes, regrouped into tasks of about the target size.
+
+    Parameters
+    ----------
+    job : Job
+        A planned read.
+    boxes : int64[n, 2, ndim]
+        Half-open boxes of cells that do not overlap.
+    options, facts
+        As for `plan_read`.
+    """
+    if job.parts is not None:
+        boxes = _common(boxes, job.parts)
+    rows = int(job.scan.cells(boxes).sum())
+    target = min(options.target_rows, rows // facts.parallelism)
+    scan = plan_scan(job.scan.axes, target_rows=max(target, rows // options.max_tasks, 1))
+    parts = scan.cut(boxes)
+    sizes = scan.cells(parts)
+    middles = np.cumsum(sizes) - sizes / 2
+    tasks = max(-(-rows // options.target_rows), min(facts.parallelism, len(parts)))
+    tasks = min(tasks, options.max_tasks, len(parts))
+    shares = np.arange(1, tasks) * (rows / max(tasks, 1))
+    cuts = np.searchsorted(middles, shares)
+    starts = np.unique(np.concatenate([[0], cuts, [len(parts)]])).astype(np.int64)
+    return replace(job, scan=scan, tasks=len(starts) - 1, numbers=None, parts=parts, starts=starts)
+
+
+def _common(some: IndexArray, others: IndexArray) -> IndexArray:
+    """The boxes of what is in both of two lists of disjoint boxes."""
+    few, many = sorted((some, others), key=len)
+    found = [np.empty((0, *many.shape[1:]), np.int64)]
+    for lo, hi in few:
+        both = np.stack([np.maximum(many[:, 0], lo), np.minimum(many[:, 1], hi)], axis=1)
+        found.append(both[(both[:, 0] < both[:, 1]).all(axis=1)])
+    return np.concatenate(found)
 
 
 def _variables(source: Source, given: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -231,9 +280,10 @@ def _boxes_with_rows(
 
 
 def _axes(
-    source: Source, names: Sequence[str], dims: Sequence[str], ranges: Mapping[str, Any]
+    source: Source, names: Sequence[str], dims: Sequence[str], options: ReadOptions
 ) -> list[Axis]:
     """What to read along each dimension, in chunks that are whole for all the variables."""
+    ranges = options.ranges or {}
     unknown = sorted(ranges.keys() - set(dims))
     if unknown:
         raise InvalidArgumentError(
@@ -246,7 +296,8 @@ def _axes(
         # If chunks differ, the largest: if it is a multiple of the others, no chunk is read twice.
         chunk = max(_largest(variable.encoding["chunks"][number]) for variable in encoded)
         if dim in ranges:
-            runs = runs_in_range(dim, source.coordinate(dim), size, ranges[dim])
+            coordinate = source.coordinate(dim)
+            runs = runs_in_range(dim, coordinate, size, ranges[dim], on_empty=options.on_empty)
         else:
             runs = np.array([[0, size]] if size else [], np.int64).reshape(-1, 2)
         axes.append(Axis(max(chunk, 1), runs))

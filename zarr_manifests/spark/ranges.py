@@ -1,10 +1,10 @@
-"""From a closed range of coordinate values to the positions it selects.
+"""From closed ranges of coordinate values to the positions they select.
 
-A range is `(lo, hi)` with both ends included, None for an open end, and `lo <= hi` even for a
-descending coordinate. Every value is compared, so the coordinate may be unsorted, descending,
-wrapping or repeating.
+A range is `(lo, hi)` or `slice(lo, hi)` with both ends included, None for an open end, and
+`lo <= hi` even for a descending coordinate. A list of ranges and single values selects all that any
+of them does. Every value is compared, so the coordinate may be unsorted, descending, wrapping or
+repeating.
 
-The type of the ends depends on the coordinate:
 What the ends may be depends on the coordinate:
 
 - Numbers: numbers.
@@ -45,7 +45,12 @@ _US: Final = np.timedelta64(1, "us")
 
 
 def runs_in_range(
-    name: str, coordinate: npt.NDArray[Any] | None, size: int, given: Any
+    name: str,
+    coordinate: npt.NDArray[Any] | None,
+    size: int,
+    given: Any,
+    *,
+    on_empty: str = "error",
 ) -> IndexArray:
     """The half-open runs (int64[n, 2]) of positions along a dimension that a range selects.
 
@@ -57,36 +62,82 @@ def runs_in_range(
         Its decoded values; None for a dimension without a coordinate.
     size : int
         Its length.
-    given : (lo, hi)
-        The range.
+    given : (lo, hi), slice or list
+        The range, or a list of ranges and values.
+    on_empty : "error" or "empty", default "error"
+        What to do if a range selects nothing although the dimension is not empty.
 
     Raises
     ------
     InvalidArgumentError
-        If it is not a pair, an end has another type than the coordinate, or it selects nothing
-        although the dimension is not empty.
+        If it is not a range, an end has another type than the coordinate, the ends are the wrong
+        way round, or it selects nothing and `on_empty` is "error".
     """
-    if not isinstance(given, tuple | list) or len(given) != 2:
-        raise InvalidArgumentError(
-            f"the range of {name!r} must be a pair (lo, hi), with None for an open end; "
-            f"got {given!r}"
-        )
-    lo, hi = given
+    ranges = [_pair(name, each) for each in given] if isinstance(given, list) else None
+    if ranges is None and not isinstance(given, tuple | slice):
+        raise _no_range(name, given)
+    ranges = [_pair(name, given)] if ranges is None else ranges
     if not size:
         return np.empty((0, 2), np.int64)
-    if coordinate is None:
-        first = 0 if lo is None else _whole(name, lo)
-        last = size - 1 if hi is None else _whole(name, hi)
-        runs = np.array([[max(first, 0), min(last + 1, size)]], np.int64)
-        runs = runs[runs[:, 0] < runs[:, 1]]
-    else:
-        runs = runs_of(_mask(name, coordinate, lo, hi))
-    if not len(runs):
-        raise InvalidArgumentError(
-            f"the range ({lo!r}, {hi!r}) of {name!r} selects nothing: {_span(coordinate, size)}. "
-            "The smaller end comes first, also where the coordinate descends"
-        )
+    runs = _joined([_runs(name, coordinate, size, lo, hi) for lo, hi in ranges])
+    if not len(runs) and on_empty == "error":
+        raise _selects_nothing(name, coordinate, size, given)
     return runs
+
+
+def _pair(name: str, given: Any) -> tuple[Any, Any]:
+    """The ends of a range, or of a single value."""
+    if isinstance(given, slice):
+        if given.step is not None:
+            raise _no_range(name, given)
+        return given.start, given.stop
+    if isinstance(given, tuple | list):
+        if len(given) != 2:
+            raise _no_range(name, given)
+        return given[0], given[1]
+    return given, given
+
+
+def _no_range(name: str, given: Any) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"the range of {name!r} must be a pair (lo, hi) or a slice, with None for an open end, or "
+        f"a list of pairs and values; got {given!r}"
+    )
+
+
+def _selects_nothing(
+    name: str, coordinate: npt.NDArray[Any] | None, size: int, given: Any
+) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"the range {given!r} of {name!r} selects nothing: {_span(coordinate, size)}. "
+        "The smaller end comes first, also where the coordinate descends"
+    )
+
+
+def _runs(
+    name: str, coordinate: npt.NDArray[Any] | None, size: int, lo: Any, hi: Any
+) -> IndexArray:
+    """The runs of positions that one range selects."""
+    if coordinate is not None:
+        return runs_of(_mask(name, coordinate, lo, hi))
+    first = 0 if lo is None else _whole(name, lo)
+    last = size - 1 if hi is None else _whole(name, hi)
+    if lo is not None and hi is not None and first > last:
+        raise _selects_nothing(name, coordinate, size, (lo, hi))
+    runs = np.array([[max(first, 0), min(last + 1, size)]], np.int64)
+    return runs[runs[:, 0] < runs[:, 1]]
+
+
+def _joined(given: list[IndexArray]) -> IndexArray:
+    """The runs of positions that are in any of these runs."""
+    if len(given) == 1:
+        return given[0]
+    runs = np.concatenate([np.empty((0, 2), np.int64), *given])
+    runs = runs[np.argsort(runs[:, 0], kind="stable")]
+    reach = np.maximum.accumulate(runs[:, 1])
+    begins = np.flatnonzero(np.append(True, runs[1:, 0] > reach[:-1])[: len(runs)])
+    ends = np.append(begins[1:], len(runs))[: len(begins)] - 1
+    return np.stack([runs[begins, 0], reach[ends]], axis=1)
 
 
 def _mask(name: str, coordinate: npt.NDArray[Any], lo: Any, hi: Any) -> npt.NDArray[np.bool_]:
@@ -98,10 +149,14 @@ def _mask(name: str, coordinate: npt.NDArray[Any], lo: Any, hi: Any) -> npt.NDAr
         return mask
     values, convert = _comparable(name, coordinate[mask])
     inside = np.ones(values.shape, bool)
-    if lo is not None:
-        inside &= np.asarray(values >= convert(name, lo, False), bool)
-    if hi is not None:
-        inside &= np.asarray(values <= convert(name, hi, True), bool)
+    low = None if lo is None else convert(name, lo, False)
+    high = None if hi is None else convert(name, hi, True)
+    if low is not None and high is not None and low > high:
+        raise _selects_nothing(name, coordinate, coordinate.size, (lo, hi))
+    if low is not None:
+        inside &= np.asarray(values >= low, bool)
+    if high is not None:
+        inside &= np.asarray(values <= high, bool)
     mask[mask] = inside
     return mask
 

@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, Final, Literal
 
-import pandas as pd
 from pyspark.sql import DataFrame, SparkSession
 
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.repository import Repository
+from zarr_manifests.spark.job import Job
+from zarr_manifests.spark.lease import keep_readable
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
-from zarr_manifests.spark.worker import PANDAS_WARNING, run
+from zarr_manifests.spark.worker import PANDAS_WARNING, run, run_arrow
 from zarr_manifests.storage import Storage
 
-__all__ = ["read"]
+__all__ = ["read", "rows"]
+
+_ENGINES: Final = ("arrow", "pandas")
 
 
 def read(
@@ -32,10 +38,16 @@ def read(
     branch: str | None = None,
     tag: str | None = None,
     snapshot_id: str | None = None,
-    ranges: Mapping[str, tuple[Any, Any]] | None = None,
+    as_of: datetime | None = None,
+    ranges: Mapping[str, Any] | None = None,
+    on_empty: Literal["empty", "error"] = "empty",
     layout: Literal["long"] = "long",
-    nan: Literal["keep", "null", "drop"] = "keep",
+    nan: Literal["keep", "null", "drop"] = "null",
+    decode_times: bool = True,
     target_rows: int = 4 * 1024**2,
+    max_tasks: int = 10_000,
+    engine: Literal["arrow", "pandas"] = "arrow",
+    lease: timedelta | None = timedelta(hours=1),
 ) -> DataFrame:
     """Read variables as a DataFrame with one row per cell.
 
@@ -60,20 +72,37 @@ def read(
         The group of the variables.
     branch, tag, snapshot_id : str, optional
         At most one; by default the head of `main` is read.
-    ranges : mapping of str to (lo, hi), optional
+    as_of : datetime, optional
+        Read the newest snapshot of the branch written at or before that time. Without a time zone
+        it is taken as UTC.
+    ranges : mapping of str to (lo, hi), slice or list, optional
         By dimension, the closed range of coordinate values to read, with None for an open end.
         `lo <= hi` even if the coordinate descends. ISO text stands for the whole period it names:
-        `("2000-01", "2000-02")` includes the 29th of February. Dimensions without a coordinate have
-        ranges of positions.
+        `("2000-01", "2000-02")` includes the 29th of February. A list of ranges and single values
+        selects all that any of them does. Dimensions without a coordinate have ranges of positions.
+    on_empty : "empty" or "error", default "empty"
+        What to do if a range selects nothing: return no rows, or raise.
     layout : "long"
         One row per cell; there is no other layout yet.
-    nan : "keep", "null" or "drop", default "keep"
-        How to treat NaN in variables. Spark's aggregates skip null, but not NaN. `null` replaces
-        NaN by null. `drop` does the same and leaves out rows without any value; boxes whose chunks
-        were never written get no task if the fill value stands for no value.
+    nan : "null", "keep" or "drop", default "null"
+        How to treat NaN. `null` replaces it by null. `keep` keeps it: in Spark, NaN is larger than
+        all numbers, and makes averages NaN. `drop` is `null` without the rows in which no variable
+        has a value; boxes whose chunks were never written get no task if the fill value stands for
+        no value.
+    decode_times : bool, default True
+        Whether CF times become timestamps. If not, they stay numbers, and the columns' metadata has
+        their units.
     target_rows : int, default 4,194,304
         The target number of cells per task. Tasks read whole chunks, and there are at least as many
         tasks as Spark runs at once, if there are as many chunks.
+    max_tasks : int, default 10,000
+        The largest number of tasks. Above it, tasks read more cells than `target_rows`.
+    engine : "arrow" or "pandas", default "arrow"
+        How workers hand rows to Spark: with `mapInArrow`, or with the slower `mapInPandas`. The
+        rows are the same.
+    lease : timedelta, optional
+        How long to keep the snapshot from being collected. The lease lasts longer as long as this
+        process refers to the DataFrame, and ends with the process. None takes no lease.
 
     Returns
     -------
@@ -99,27 +128,41 @@ def read(
     >>> df = read(spark, "winds", ["u", "v"], ranges={"lat": (-30, 30)})  # doctest: +SKIP
     >>> df.groupBy("time").agg({"u": "avg"}).orderBy("time").show()  # doctest: +SKIP
     """
+    if engine not in _ENGINES:
+        listed = ", ".join(map(repr, _ENGINES))
+        raise InvalidArgumentError(f"engine cannot be {engine!r}; known: {listed}")
     options = ReadOptions(
         variables=variables,
         group=group,
         branch=branch,
         tag=tag,
         snapshot_id=snapshot_id,
+        as_of=as_of,
         ranges=ranges,
+        on_empty=on_empty,
         layout=layout,
         nan=nan,
+        decode_times=decode_times,
         target_rows=target_rows,
+        max_tasks=max_tasks,
     )
-    job = plan_read(url, options, SparkFacts.of(spark))
+    repository = url if isinstance(url, Repository) else Repository.open(url)
+    job = plan_read(repository, options, SparkFacts.of(spark))
+    frame = rows(spark, job, engine)
+    if lease is not None and job.tasks:
+        keep_readable(repository, job.snapshot_id, lease.total_seconds(), frame)
+    return frame
+
+
+def rows(spark: SparkSession, job: Job, engine: str = "arrow") -> DataFrame:
+    """The rows of all tasks of a job; none if it has no tasks."""
     if not job.tasks:
         return spark.createDataFrame([], job.schema)
-
-    def rows(tasks: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-        return run(job, tasks)
-
     # As many partitions as numbers, so that each task gets one.
     tasks = spark.range(0, job.tasks, 1, job.tasks)
     with warnings.catch_warnings():
         # A warning about features of pandas that are not used here.
         warnings.filterwarnings("ignore", PANDAS_WARNING, FutureWarning)
-        return tasks.mapInPandas(rows, job.schema)
+        if engine == "arrow":
+            return tasks.mapInArrow(partial(run_arrow, job), job.schema)
+        return tasks.mapInPandas(partial(run, job), job.schema)

@@ -40,6 +40,8 @@ class Source:
         The snapshot.
     group : str
         Path of the group.
+    decode_times : bool, default True
+        Whether CF times are decoded, or stay numbers.
 
     Raises
     ------
@@ -54,7 +56,8 @@ class Source:
         Names of the variables that are not coordinates, sorted.
     """
 
-    def __init__(self, session: Session, group: str) -> None:
+    def __init__(self, session: Session, group: str, *, decode_times: bool = True) -> None:
+        self._decode_times = decode_times
         path = group.strip("/")
         self.group = f"/{path}"
         self._store = store = FetchedStore(session)
@@ -141,7 +144,7 @@ class Source:
     def is_time(self, name: str) -> bool:
         """Whether a variable's numbers are decoded as times."""
         units = str(self.attributes(name).get("units", ""))
-        return "since" in units and self.encoded(name).dtype.kind in "iuf"
+        return self._decode_times and "since" in units and self.encoded(name).dtype.kind in "iuf"
 
     def decoded_dtype(self, name: str) -> np.dtype[Any]:
         """The type of a variable's decoded values, without reading any; `object` for text.
@@ -171,12 +174,13 @@ class Source:
                     name,
                     encoded,
                     stack_char_dim=False,  # a character is a cell here
-                    decode_times=_TIMES,
+                    decode_times=_TIMES if self._decode_times else False,
                     decode_timedelta=_DURATIONS,
                 ).to_numpy()
         except ValueError as error:
+            hint = ". With decode_times=False, times stay numbers" if self.is_time(name) else ""
             raise InvalidArgumentError(
-                f"variable {name!r} in group {self.group} cannot be decoded: {error}"
+                f"variable {name!r} in group {self.group} cannot be decoded: {error}{hint}"
             ) from error
         plain = values.dtype.kind in "TUV" and values.dtype.names is None
         return values.astype(object) if plain else values

@@ -53,9 +53,8 @@ PANDAS_WARNING: Final = "PySpark does not yet fully support pandas"
 _KEPT: Final = 8
 # The key has the containers, since they decide what a job may read elsewhere.
 _sessions: OrderedDict[tuple[str, Containers, str], Session] = OrderedDict()
-_sources: OrderedDict[tuple[str, Containers, str, str], tuple[Source, dict[str, pa.Array]]] = (
-    OrderedDict()
-)
+type _Place = tuple[str, Containers, str, str, bool, bool]
+_sources: OrderedDict[_Place, tuple[Source, dict[str, pa.Array]]] = OrderedDict()
 
 
 def run_arrow(job: Job, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -206,9 +205,11 @@ def _plain(column: pa.Array) -> npt.NDArray[Any] | None:
 
 def _open(job: Job) -> tuple[Source, dict[str, pa.Array]]:
     """The job's group and its coordinates as columns, opened on first use."""
-    place = (job.storage.url, job.containers, job.snapshot_id, job.group)
+    nan_is_null = job.nan != "keep"
+    within = (job.group, job.decode_times, nan_is_null)
+    place = (job.storage.url, job.containers, job.snapshot_id, *within)
     if place not in _sources:
-        source = Source(_session(job), job.group)
+        source = Source(_session(job), job.group, decode_times=job.decode_times)
         # Everything imported and opened so far lives as long as the worker.
         if not gc.get_freeze_count():
             gc.freeze()
@@ -217,7 +218,7 @@ def _open(job: Job) -> tuple[Source, dict[str, pa.Array]]:
     for column in job.dimensions:
         values = source.coordinate(column.name)
         if column.name not in coordinates and values is not None:
-            coordinates[column.name] = to_arrow(values, column)
+            coordinates[column.name] = to_arrow(values, column, nan_is_null=nan_is_null)
     return source, coordinates
 
 
