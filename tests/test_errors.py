@@ -51,6 +51,7 @@ BUILT_IN = {
     "UnsupportedStorageError": ValueError,
     "VirtualContainerError": PermissionError,
     "VirtualSourceChangedError": OSError,
+    "WhereError": ValueError,
 }
 
 

@@ -1,7 +1,7 @@
 """All errors of the package, grouped by what a caller can do.
 
 - *Correct the call*: `NotFoundError`, `AlreadyExistsError`, `InvalidArgumentError`, `ConfigError`,
-  `VirtualContainerError`.
+  `WhereError`, `VirtualContainerError`.
 - *Resolve, then commit again*: `ConflictError`, `UnmergedForksError`.
 - *Open a new session*: `SnapshotExpiredError`, `HistoryExpiredError`, `FencedError`,
   `LeaseError`, `SessionClosedError`.
@@ -53,6 +53,7 @@ __all__ = [
     "UnsupportedStorageError",
     "VirtualContainerError",
     "VirtualSourceChangedError",
+    "WhereError",
 ]
 
 
@@ -114,6 +115,36 @@ class ConfigError(InvalidArgumentError):
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[str, ...]]]:
         return ConfigError, (self.problems,)
+
+
+class WhereError(InvalidArgumentError):
+    """The text of a where cannot be read; the message shows the place and the grammar.
+
+    Parameters
+    ----------
+    reason : str
+        What is wrong.
+    text : str
+        The text of the where.
+    position : int
+        Where in the text, in characters from 0 on.
+    grammar : str
+        What may stand there.
+    """
+
+    def __init__(self, reason: str, text: str = "", position: int = 0, grammar: str = "") -> None:
+        self.reason, self.text, self.position, self.grammar = reason, text, position, grammar
+        super().__init__(reason)
+
+    def __str__(self) -> str:
+        if not self.grammar:
+            return super().__str__()
+        before = plain_text(self.text[: self.position])
+        shown = before + plain_text(self.text[self.position :])
+        return f"{plain_text(self.reason)}\n  {shown}\n  {' ' * len(before)}^\n{self.grammar}"
+
+    def __reduce__(self) -> tuple[type[WhereError], tuple[str, str, int, str]]:
+        return WhereError, (self.reason, self.text, self.position, self.grammar)
 
 
 # --- resolve, then commit again --------------------------------------------------------------
