@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from zarr_manifests.engine.commit.extend_history import HISTORY
-from zarr_manifests.engine.history.told_ancestors import pages_above
+from zarr_manifests.engine.history.history_entries import pages_above
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.snapshot.context import ReadContext

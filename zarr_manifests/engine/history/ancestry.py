@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 
 from zarr_manifests.engine.history.parallel_walk import SnapshotsAhead
-from zarr_manifests.engine.history.told_ancestors import told_ancestors
+from zarr_manifests.engine.history.history_entries import ancestor_entries
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -76,7 +76,7 @@ def entries(
     seen: set[str] = set()
     while ref is not None:
         snapshot = context.objects.load(ref, Snapshot)
-        for found in chain([[snapshot.entry(ref)]], told_ancestors(context, snapshot, floor)):
+        for found in chain([[snapshot.entry(ref)]], ancestor_entries(context, snapshot, floor)):
             for entry in found:
                 if entry.ref.key in seen:
                     raise _circular(entry.ref)

@@ -19,7 +19,7 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
-from zarr_manifests.engine.history.told_ancestors import told_ancestors
+from zarr_manifests.engine.history.history_entries import ancestor_entries
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.snapshot import Ancestor, Snapshot
@@ -63,7 +63,7 @@ class SnapshotsAhead:
         due = [*islice(self._next, self._count)]
         if not due or due[0] != ref:
             snapshot = objects.load(ref, Snapshot)
-            told = told_ancestors(self._context, snapshot, self._floor)
+            told = ancestor_entries(self._context, snapshot, self._floor)
             refs = (entry.ref for run in told for entry in run)
             self._next = (each for each in refs if not objects.is_near(each, Snapshot, Ancestor))
             due = [*islice(self._next, self._count)]

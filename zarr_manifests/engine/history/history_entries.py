@@ -27,13 +27,13 @@ from zarr_manifests.format.history_pages import (
 )
 from zarr_manifests.format.snapshot import Snapshot
 
-__all__ = ["pages_above", "told_ancestors"]
+__all__ = ["pages_above", "ancestor_entries"]
 
 _LOG = logging.getLogger(__name__)
 _AT_ONCE: Final = 64
 
 
-def told_ancestors(
+def ancestor_entries(
     context: ReadContext, snapshot: Snapshot, floor: str | None = None
 ) -> Iterator[list[HistoryEntry]]:
     """Entries of the ancestors, newest first, down to the snapshot with the id `floor`.
