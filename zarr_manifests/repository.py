@@ -523,9 +523,30 @@ class Repository:
         *,
         tag: str | None = None,
         snapshot_id: str | None = None,
+        limit: int | None = None,
     ) -> Iterator[SnapshotInfo]:
-        """The history of a branch, tag or snapshot, newest first; of `main` if none is given."""
-        return map(SnapshotInfo.of, self._refs.history(Point(branch, tag, snapshot_id)))
+        """The history of a branch, tag or snapshot, newest first; of `main` if none is given.
+
+        Parameters
+        ----------
+        branch, tag, snapshot_id : str, optional
+            At most one of them.
+        limit : int, optional
+            At most so many snapshots. Only what they need is fetched; without a limit, all of the
+            history is fetched in as few round trips as possible.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://ancestry-example")
+        >>> with repo.transaction(message="make air") as store:
+        ...     _ = zarr.create_group(store, path="air")
+        >>> [info.message for info in repo.ancestry()]
+        ['make air', 'create repository']
+        >>> [info.message for info in repo.ancestry(limit=1)]
+        ['make air']
+        """
+        return map(SnapshotInfo.of, self._refs.history(Point(branch, tag, snapshot_id), limit))
 
     def diff(self, start: str, end: str) -> Diff:
         """What changed after the snapshot `start` up to the snapshot `end`.

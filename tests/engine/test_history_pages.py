@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from inside import context_of, root_of, short_pages
 from zarr_manifests import Repository
 from zarr_manifests.engine.history.ancestry import ancestors
-from zarr_manifests.errors import CorruptObjectError
+from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.history_pages import History, HistoryEntry, HistoryPage
 from zarr_manifests.format.root import HISTORY_PAGES
@@ -83,7 +82,7 @@ def test_a_thousand_snapshots_are_listed_in_a_few_rounds(thousand: MemoryStorage
     repository = Repository.open(storage)
     storage.reset()
     history = [*repository.ancestry()]
-    assert storage.rounds() <= 3  # the root, the newest page, the others
+    assert storage.rounds() <= 2  # the root, all pages
     assert storage.requests <= 12
     assert storage.bytes_read <= 128 * 1024
     assert len(history) > 1_000
@@ -94,8 +93,32 @@ def test_the_newest_twenty_need_two_requests(thousand: MemoryStorage) -> None:
     storage = far_away(thousand)
     repository = Repository.open(storage)
     storage.reset()
-    assert len([*islice(repository.ancestry(), 20)]) == 20
+    assert len([*repository.ancestry(limit=20)]) == 20
     assert storage.requests <= 2  # the root, a page
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 40, 300, 1_000, 10**30])
+def test_a_limit_ends_the_history_and_opens_no_page_too_many(
+    thousand: MemoryStorage, limit: int
+) -> None:
+    everything = walked(Repository.open(thousand))
+    storage = far_away(thousand)
+    repository = Repository.open(storage)
+    storage.reset()
+    assert [*repository.ancestry(limit=limit)] == everything[:limit]
+    assert storage.rounds() <= 2
+    head = head_of(thousand).history
+    left, due = limit - 1 - len(head.recent), 0
+    for page in reversed(head.pages):
+        due += left > 0
+        left -= page.count
+    assert len({r.key for r in storage.log if r.key.startswith("history/")}) == due
+
+
+@pytest.mark.parametrize("limit", [-1, True, 1.5, "2"])
+def test_a_limit_that_is_no_number_is_refused(thousand: MemoryStorage, limit: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="limit must be a whole number"):
+        Repository.open(thousand).ancestry(limit=limit)
 
 
 def test_commits_stay_small(thousand: MemoryStorage) -> None:
@@ -142,7 +165,7 @@ def test_pages_below_the_floor_are_not_opened(thousand: MemoryStorage) -> None:
     assert len([*repository.ancestry()]) == 100
     pages = [record.key for record in far.log if record.key.startswith("history/")]
     assert len(pages) <= 6
-    assert far.rounds() <= 4  # the root, the oldest snapshot, the newest page, the others
+    assert far.rounds() <= 3  # the root, the oldest snapshot, all pages
 
 
 # --- the same as a walk --------------------------------------------------------------------------

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import chain
 
-from zarr_manifests.engine.history.parallel_walk import SnapshotsAhead
 from zarr_manifests.engine.history.history_entries import ancestor_entries
+from zarr_manifests.engine.history.parallel_walk import SnapshotsAhead
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -66,17 +66,19 @@ def ages(
 
 
 def entries(
-    context: ReadContext, start: BlobRef, floor: str | None = None
+    context: ReadContext, start: BlobRef, floor: str | None = None, wanted: int = 1
 ) -> Iterator[list[HistoryEntry]]:
     """What `ancestors` says about each snapshot, from the entries that others have of it.
 
-    They come in lists, each of which is at hand as a whole.
+    They come in lists, each of which is at hand as a whole. `wanted` is how many the caller is
+    likely to take.
     """
     ref: BlobRef | None = start
     seen: set[str] = set()
     while ref is not None:
         snapshot = context.objects.load(ref, Snapshot)
-        for found in chain([[snapshot.entry(ref)]], ancestor_entries(context, snapshot, floor)):
+        older = ancestor_entries(context, snapshot, floor, wanted - len(seen) - 1)
+        for found in chain([[snapshot.entry(ref)]], older):
             for entry in found:
                 if entry.ref.key in seen:
                     raise _circular(entry.ref)

@@ -27,23 +27,24 @@ from zarr_manifests.format.history_pages import (
 )
 from zarr_manifests.format.snapshot import Snapshot
 
-__all__ = ["pages_above", "ancestor_entries"]
+__all__ = ["ancestor_entries", "pages_above"]
 
 _LOG = logging.getLogger(__name__)
 _AT_ONCE: Final = 64
 
 
 def ancestor_entries(
-    context: ReadContext, snapshot: Snapshot, floor: str | None = None
+    context: ReadContext, snapshot: Snapshot, floor: str | None = None, wanted: int = 1
 ) -> Iterator[list[HistoryEntry]]:
     """Entries of the ancestors, newest first, down to the snapshot with the id `floor`.
 
-    They come in lists, each of which is at hand as a whole. They may end early.
+    They come in lists, each of which is at hand as a whole. They may end early. `wanted` is how
+    many the caller is likely to take: their pages are fetched together, before any others.
     """
     due = snapshot.parent if snapshot.snapshot_id != floor else None
     if due is None:
         return
-    for packed in _packed(context, snapshot.history, floor):
+    for packed in _packed(context, snapshot.history, floor, wanted):
         found: list[HistoryEntry] = []
         try:
             for entry in map(HistoryEntry.parse, reversed(packed)):
@@ -62,19 +63,21 @@ def ancestor_entries(
             return
 
 
-def _packed(context: ReadContext, history: History, floor: str | None) -> Iterator[Sequence[bytes]]:
+def _packed(
+    context: ReadContext, history: History, floor: str | None, wanted: int
+) -> Iterator[Sequence[bytes]]:
     """The entries that the snapshot carries, then those of each page; packed, oldest first."""
     yield history.recent
+    wanted = max(wanted - len(history.recent), 1)
     left = _above(context, history, floor) - len(history.recent)
     due = [*reversed(history.pages)]
     loaded: dict[str, HistoryPage | None] = {}
-    most = 1  # often only the newest are needed
     while due and left > 0:
         if due[0].blob.key not in loaded:
-            wanted = [r for r in _reaching(due[:most], left) if r.blob.key not in loaded]
-            most = _AT_ONCE
-            found = context.runtime.parallel([partial(_load, context, ref) for ref in wanted])
-            loaded |= {ref.blob.key: page for ref, page in zip(wanted, found, strict=True)}
+            count = min(left, wanted) if wanted > 0 else left
+            refs = [r for r in _reaching(due[:_AT_ONCE], count) if r.blob.key not in loaded]
+            found = context.runtime.parallel([partial(_load, context, ref) for ref in refs])
+            loaded |= {ref.blob.key: page for ref, page in zip(refs, found, strict=True)}
         page = loaded.pop(due.pop(0).blob.key)
         if page is None:
             return
@@ -82,6 +85,7 @@ def _packed(context: ReadContext, history: History, floor: str | None) -> Iterat
         if page.entries:
             yield page.entries
             left -= len(page.entries)
+            wanted -= len(page.entries)
 
 
 def pages_above(context: ReadContext, history: History, floor: str | None) -> list[HistoryPageRef]:

@@ -9,10 +9,11 @@ root that `open` has read, if this process has seen no newer one.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from itertools import chain
+from itertools import chain, islice
 from typing import Final
 
 from zarr_manifests.engine.history.ancestry import (
@@ -204,16 +205,19 @@ class Refs:
             )
         return Branch(tag, None)
 
-    def history(self, point: Point) -> Iterator[HistoryEntry]:
-        """The snapshot and its ancestors that are still in history, newest first."""
+    def history(self, point: Point, limit: int | None) -> Iterator[HistoryEntry]:
+        """The snapshot and its ancestors that are still in history, newest first.
+
+        At most `limit` of them; all if it is None.
+        """
+        most = _check_limit(limit)
         context, root = self._context, self._first_root()
         start = self._in(root, point)
         floor = start.floor
         if point.on_branch is None:
             floor = floor_below(context, root, start.head)
-        return chain.from_iterable(
-            _complete(context, found) for found in entries(context, start.head, floor)
-        )
+        found = entries(context, start.head, floor, most)
+        return islice(chain.from_iterable(_complete(context, part) for part in found), most)
 
     def _in(self, root: Root, point: Point) -> Branch:
         roots = self._context.roots
@@ -377,6 +381,14 @@ def _complete(context: Context, entries: Sequence[HistoryEntry]) -> Iterator[His
     whole = context.objects.load_all(partly)
     for entry in entries:
         yield whole[entry.ref.key].entry(entry.ref) if entry.ref.key in whole else entry
+
+
+def _check_limit(limit: object) -> int:
+    if limit is None:
+        return sys.maxsize
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
+        raise InvalidArgumentError(f"limit must be a whole number of at least 0, not {limit!r}")
+    return min(limit, sys.maxsize)
 
 
 def _check_name(name: object) -> None:
