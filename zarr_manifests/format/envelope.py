@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
@@ -516,20 +516,28 @@ class Fields:
     def table(self, name: str) -> dict[str, Any]:
         """A map with string keys; empty if the field is absent."""
         value = self.value.get(name, {})
-        if isinstance(value, dict) and all(isinstance(k, str) for k in value):
+        if isinstance(value, dict) and _are(str, value):
             return value
         raise self._fault(name, "a map with string keys")
 
     def counters(self, name: str) -> dict[str, int]:
         """A map from strings to integers of at least 0; empty if the field is absent."""
         value = self.table(name)
-        if all(type(n) is int and 0 <= n < 2**63 for n in value.values()):
+        if _are_counts(value.values()):
             return value
         raise self._fault(name, "a map from strings to numbers")
 
     def numbers(self, name: str) -> tuple[int, ...]:
         """A list of integers of at least 0; empty if the field is absent."""
         value = self.items(name)
-        if all(type(v) is int and 0 <= v < 2**63 for v in value):
+        if _are_counts(value):
             return tuple(value)
         raise self._fault(name, "a list of numbers")
+
+
+def _are(kind: type, values: Collection[object]) -> bool:
+    return not values or set(map(type, values)) == {kind}  # without a loop, since it is hot
+
+
+def _are_counts(values: Collection[int]) -> bool:
+    return not values or (_are(int, values) and min(values) >= 0 and max(values) < 2**63)

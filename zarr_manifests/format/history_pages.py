@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
@@ -142,8 +143,13 @@ def _pack_pointer(ref: BlobRef) -> list[Any]:
 def _parse_pointer(value: Any) -> BlobRef:
     match value:
         case [str(snapshot_id), int(length), int(crc)]:
-            return BlobRef(snapshot_key(snapshot_id), length, crc)
+            return _pointer(snapshot_id, length, crc)
     raise CorruptObjectError("history: expected id, length and checksum of a snapshot")
+
+
+@lru_cache(4, typed=True)  # the parent of an entry is the snapshot of the next
+def _pointer(snapshot_id: str, length: int, crc: int) -> BlobRef:
+    return BlobRef(snapshot_key(snapshot_id), length, crc)
 
 
 @dataclass(frozen=True, slots=True)

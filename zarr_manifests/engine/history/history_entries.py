@@ -26,6 +26,7 @@ from zarr_manifests.format.history_pages import (
     HistoryPageRef,
 )
 from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.ids import snapshot_key
 
 __all__ = ["ancestor_entries", "pages_above"]
 
@@ -41,6 +42,7 @@ def ancestor_entries(
     They come in lists, each of which is at hand as a whole. They may end early. `wanted` is how
     many the caller is likely to take: their pages are fetched together, before any others.
     """
+    last = None if floor is None else snapshot_key(floor)
     due = snapshot.parent if snapshot.snapshot_id != floor else None
     if due is None:
         return
@@ -51,7 +53,7 @@ def ancestor_entries(
                 if entry.ref != due:
                     raise CorruptObjectError(f"history: {entry.ref.key} in the place of {due.key}")
                 found.append(entry)
-                due = entry.parent if entry.snapshot_id != floor else None
+                due = entry.parent if entry.ref.key != last else None
                 if due is None:
                     break
         except CorruptObjectError as error:
