@@ -30,7 +30,15 @@ from zarr_manifests.spark.options import OPTIONS, read_options
             datetime(2024, 2, 29, tzinfo=UTC),
         ),
         ("where", "depth > 4000", "where", "depth > 4000"),
-        ("ranges", '{"lat": [-30, null]}', "ranges", {"lat": [-30, None]}),
+        ("ranges", '{"lat": [-30, null]}', "ranges", {"lat": (-30, None)}),
+        (
+            "ranges",
+            '{"lat": [[1, 2], 4], "t": "2024"}',
+            "ranges",
+            {"lat": [(1, 2), 4], "t": ["2024"]},
+        ),
+        ("on-empty", "error", "on_empty", "error"),
+        ("decode-times", "False", "decode_times", False),
         ("nan", "DROP", "nan", "drop"),
         ("target-rows", "1000", "target_rows", 1000),
         ("max-tasks", "10", "max_tasks", 10),
@@ -89,6 +97,7 @@ def test_an_option_like_no_other_lists_them_all() -> None:
         ("variables", "[1]", "expected names"),
         ("variables", "[]", "expected names"),
         ("group", " ", "it is empty"),
+        ("decode-times", "no", "expected true or false"),
     ],
 )
 def test_an_impossible_value_says_what_is_expected(name: str, text: str, advice: str) -> None:

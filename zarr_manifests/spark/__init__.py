@@ -12,10 +12,12 @@ for _package in ("pyspark", "pandas", "pyarrow", "xarray"):
             name=_package,
         )
 
-from zarr_manifests.spark.metadata_tables import (  # noqa: E402 - after the check above
-    metadata_table,
+from zarr_manifests.spark.data_source import (  # noqa: E402 - after the check above
+    create_view,
+    register,
 )
+from zarr_manifests.spark.metadata_tables import metadata_table  # noqa: E402
 from zarr_manifests.spark.read import read  # noqa: E402
 from zarr_manifests.spark.spark_session import session  # noqa: E402
 
-__all__ = ["metadata_table", "read", "session"]
+__all__ = ["create_view", "metadata_table", "read", "register", "session"]

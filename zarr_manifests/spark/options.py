@@ -47,6 +47,20 @@ def _json(value: str) -> Any:
         raise ValueError(f"it is not JSON ({error})") from error
 
 
+def _ranges(value: str) -> dict[str, Any]:
+    """By dimension, `[lo, hi]`, or a list of such ranges and of values."""
+    given = _object('{"lat": [-30, 30]}')(value)
+    return {dimension: _range(range_) for dimension, range_ in given.items()}
+
+
+def _range(given: Any) -> Any:
+    if not isinstance(given, list):
+        return [given]
+    if len(given) == 2 and not any(isinstance(end, list) for end in given):
+        return tuple(given)
+    return [tuple(each) if isinstance(each, list) else each for each in given]
+
+
 def _object(example: str) -> Callable[[str], dict[str, Any]]:
     def read(value: str) -> dict[str, Any]:
         found = _json(value)
@@ -62,6 +76,12 @@ def _count(value: str) -> int:
     if not (value.isascii() and value.isdigit() and len(value) < 19 and int(value)):
         raise ValueError("expected a whole number from 1 on")
     return int(value)
+
+
+def _flag(value: str) -> bool:
+    if value.lower() not in ("true", "false"):
+        raise ValueError("expected true or false")
+    return value.lower() == "true"
 
 
 def _one_of(*words: str) -> Callable[[str], str]:
@@ -112,7 +132,9 @@ OPTIONS: Final[Mapping[str, SourceOption]] = {
     "start-snapshot-id": SourceOption("start", _text),
     "end-snapshot-id": SourceOption("end", _text),
     "where": SourceOption("where", _text),
-    "ranges": SourceOption("ranges", _object('{"lat": [-30, 30]}')),
+    "ranges": SourceOption("ranges", _ranges),
+    "on-empty": SourceOption("on_empty", _one_of("empty", "error")),
+    "decode-times": SourceOption("decode_times", _flag),
     "nan": SourceOption("nan", _one_of("null", "keep", "drop")),
     "target-rows": SourceOption("target_rows", _count),
     "max-tasks": SourceOption("max_tasks", _count),
