@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import math
 import pickle
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -16,14 +19,15 @@ import pyarrow as pa
 import pytest
 import xarray as xr
 import zarr
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zarr_manifests import Repository
 from zarr_manifests.errors import VirtualContainerError
+from zarr_manifests.grid import Box
 from zarr_manifests.planning.scan import Axis, plan_scan, runs_of
+from zarr_manifests.session import Session
 from zarr_manifests.spark import worker
-from zarr_manifests.spark.fetched import FetchedStore
 from zarr_manifests.spark.job import Job
 from zarr_manifests.spark.schema import column_of
 from zarr_manifests.spark.source import Source
@@ -150,21 +154,21 @@ def test_what_was_opened_and_read_for_all_tasks_is_kept(
     axes = [Axis(2, np.array([[0, 7]])), Axis(3, np.array([[0, 10]]))]
     jobs = [job_of(repo, axes), job_of(repo, axes, "/other")]
     storage.reset()
-    asked = []
-    for name in ("get", "get_sync"):
-        call = getattr(FetchedStore, name)
+    asked: list[str] = []
+    read_chunks = Session.read_chunks
 
-        def told(store: FetchedStore, key: str, *args: Any, _call: Any = call, **more: Any) -> Any:
-            asked.append(key)
-            return _call(store, key, *args, **more)
+    def told(session: Session, path: str, **cells: Any) -> Any:
+        for at, data in read_chunks(session, path, **cells):
+            asked.append("/".join(map(str, (path, *at))))
+            yield at, data
 
-        monkeypatch.setattr(FetchedStore, name, told)
+    monkeypatch.setattr(Session, "read_chunks", told)
     for job in (*jobs, *jobs):
         for number in range(len(job.scan)):
             assert list(worker.run(job, [pd.DataFrame({"id": [number]})]))
     assert [record.key for record in storage.log].count("current") == 1
-    assert asked.count("x/c/0") == asked.count("other/x/c/0") == 1
-    assert asked.count("a/c/3/3") == 2  # a chunk of a variable is read by each run
+    assert asked.count("x/0") == asked.count("other/x/0") == 1
+    assert asked.count("a/3/3") == 2  # a chunk of a variable is read by each run
     assert gc.get_freeze_count() > 0
 
 
@@ -241,9 +245,7 @@ def test_chunks_of_a_block_come_with_few_requests(
         found = frame[name].to_numpy(float, na_value=np.nan)
         np.testing.assert_array_equal(found, expected[name].to_numpy(float))
     reads = [r for r in storage.log if r.op == "get" and r.key.startswith("chunks/")]
-    assert reads
-    if shards is None:
-        assert len(reads) == 2  # of 400 chunks a variable, all in one pack
+    assert len(reads) == 2  # of 400 chunks a variable, all in one pack
 
 
 _KINDS: dict[str, Any] = {
@@ -283,3 +285,168 @@ def test_batches_for_spark_have_exactly_the_types_of_the_columns(tmp_path: Path)
     assert rows.equals(pa.Table.from_batches(alone))
     frames = worker.run(job, [pd.DataFrame({"id": [0, 1]})])
     assert rows.equals(pa.Table.from_pandas(pd.concat(frames), exact, preserve_index=False))
+
+
+class Read:
+    """The blocks and chunks that are read while it is there."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.blocks: list[Box] = []
+        self.chunks: list[tuple[Any, ...]] = []
+        stored, read_chunks = Source.stored, Session.read_chunks
+
+        def told(source: Source, name: str, block: Box, parts: Any = None) -> Any:
+            self.blocks += [block] * (name in "ab")
+            return stored(source, name, block, parts)
+
+        def given_out(session: Session, path: str, **cells: Any) -> Any:
+            for at, data in read_chunks(session, path, **cells):
+                self.chunks.append((path, *at))
+                yield at, data
+
+        patch.setattr(Source, "stored", told)
+        patch.setattr(Session, "read_chunks", given_out)
+
+
+def rows_of(job: Job) -> pd.DataFrame:
+    frames = worker.run(job, [pd.DataFrame({"id": np.arange(job.tasks)})])
+    return pd.concat([pd.DataFrame(columns=["y", "x", "a", "b"]), *frames])
+
+
+def chunks_touched(block: Box) -> int:
+    sides = zip(block.lo, block.hi, (2, 3), strict=True)
+    return math.prod(-(-hi // length) - lo // length for lo, hi, length in sides)
+
+
+@pytest.mark.parametrize("most", [1, 4, 10])
+def test_blocks_are_bounded_in_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Also where few cells of each chunk are selected."""
+    monkeypatch.setattr(worker, "BLOCK_CHUNKS", most)
+    repo, ds = written(LocalStorage(tmp_path / "repo"), "/")
+    axes = [Axis(2, np.array([[0, 7]])), Axis(3, np.array([[1, 2], [4, 5], [7, 8], [9, 10]]))]
+    job = job_of(repo, axes, target_rows=10**6)
+    read = Read(monkeypatch)
+    found = rows_of(job)
+    assert sorted(found["a"]) == sorted(ds["a"].values[:, [1, 4, 7, 9]].ravel().tolist())
+    chunks = [chunk for chunk in read.chunks if chunk[0] in "ab"]
+    assert len(chunks) == len(set(chunks)) == 2 * 16
+    assert max(map(chunks_touched, read.blocks)) <= most
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), unique=True, max_size=16),
+    st.lists(st.booleans(), min_size=10, max_size=10),
+    st.sampled_from([0, 10, 10**6]),
+    st.sampled_from([1, 3, 100]),
+    st.sampled_from([10, 10**6]),
+)
+@settings(deadline=None, max_examples=60)
+def test_of_the_parts_of_a_job_all_is_read_and_nothing_else(
+    parted: tuple[Job, xr.Dataset],
+    chunks: list[tuple[int, int]],
+    columns: list[bool],
+    skipped_cells: int,
+    block_chunks: int,
+    target_rows: int,
+) -> None:
+    job, ds = parted
+    chosen = np.array(columns, bool)
+    scan = plan_scan([Axis(2, np.array([[0, 7]])), Axis(3, runs_of(chosen))], target_rows=10**6)
+    boxes = [[[2 * y, 3 * x], [min(2 * y + 2, 7), min(3 * x + 3, 10)]] for y, x in chunks]
+    parts = scan.cut(np.array(boxes, np.int64).reshape(-1, 2, 2))
+    starts = np.unique([0, len(parts) // 2, len(parts)])
+    job = replace(job, scan=scan, parts=parts, starts=starts, tasks=len(starts) - 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "_SKIPPED_CELLS", skipped_cells)
+        patch.setattr(worker, "BLOCK_CHUNKS", block_chunks)
+        read = Read(patch)
+        found = rows_of(job)
+    due = np.zeros((7, 10), bool)
+    for y, x in chunks:
+        due[2 * y : 2 * y + 2, 3 * x : 3 * x + 3] = True
+    due &= chosen
+    expected = ds.to_dataframe().reset_index()[due.ravel()]
+    found = found.sort_values(["y", "x"], ignore_index=True)
+    assert found.astype(expected.dtypes).equals(expected.reset_index(drop=True))
+    in_use = {(y, x) for y, x in chunks if chosen[3 * x : 3 * x + 3].any()}
+    assert {at[1:] for at in read.chunks if len(at) == 3} == in_use
+    assert len(read.chunks) == len(set(read.chunks))
+    assert all(chunks_touched(block) <= block_chunks for block in read.blocks)
+
+
+@pytest.fixture(scope="module")
+def parted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, xr.Dataset]:
+    repo, ds = written(LocalStorage(tmp_path_factory.mktemp("parted") / "repo"), "/")
+    job = job_of(repo, [Axis(2, np.array([[0, 7]])), Axis(3, np.array([[0, 10]]))])
+    rows_of(job)  # the coordinates are read
+    return job, ds
+
+
+def _numbers(repo: Repository, **options: Any) -> Any:
+    """An array `a` over `x`, in a session of its own that has to be committed."""
+    session = repo.writable_session("main")
+    array = zarr.create_array(session.store, name="a", dimension_names=["x"], **options)
+    return session, array
+
+
+def test_parts_of_large_shards_do_not_read_all_of_them(tmp_path: Path) -> None:
+    storage = CountingStorage(LocalStorage(tmp_path / "repo"))
+    repo = Repository.create(storage, {"inline-chunk-bytes": 0})
+    session, array = _numbers(
+        repo, shape=(4000,), shards=(4000,), chunks=(100,), dtype="i4", compressors=None
+    )
+    array[:] = np.arange(4000)
+    session.commit("a shard")
+    axes = [Axis(100, np.array([[950, 1150]]))]
+    job = job_of(repo, axes, dimensions=["x"], variables=["a"], target_rows=10**6)
+    storage.reset()
+    found = pa.Table.from_batches(worker.run_arrow(job, [pa.record_batch({"id": [0]})]))
+    assert found["a"].to_pylist() == list(range(950, 1150))
+    given_out = sum(r.nbytes for r in storage.log if r.key.startswith("chunks/"))
+    assert 0 < given_out < 4000
+
+
+def test_chunks_that_cannot_be_decoded_are_told_as_by_zarr(tmp_path: Path) -> None:
+    repo = Repository.create(LocalStorage(tmp_path / "repo"))
+    session, array = _numbers(repo, shape=(8,), chunks=(4,), dtype="i4", compressors="auto")
+    array[:] = 1
+    buffer = zarr.core.buffer.default_buffer_prototype().buffer
+    asyncio.run(session.store.set("a/c/1", buffer.from_bytes(b"not what zstd makes")))
+    session.commit("damaged")
+    axes = [Axis(4, np.array([[0, 8]]))]
+    job = job_of(repo, axes, dimensions=["x"], variables=["a"])
+    with pytest.raises(RuntimeError, match="Zstd decompression error") as told:
+        list(worker.run_arrow(job, [pa.record_batch({"id": [0]})]))
+    with pytest.raises(RuntimeError) as by_zarr:
+        zarr.open_array(repo.readonly_session().store, path="a", mode="r")[:]
+    assert str(told.value) == str(by_zarr.value)
+
+
+def test_memory_does_not_grow_with_the_number_of_small_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "BLOCK_CHUNKS", 500)
+    monkeypatch.setattr(worker, "BATCH_ROWS", 1000)
+    monkeypatch.setattr(worker, "BATCH_BYTES", 10**6)
+    repo = Repository.create(LocalStorage(tmp_path / "repo"))
+    session, array = _numbers(repo, shape=(40_000,), chunks=(4,), dtype="i4", compressors=None)
+    array[:] = np.arange(40_000)
+    session.commit("small chunks")
+
+    def peak(cells: int) -> int:
+        axes = [Axis(4, np.array([[0, cells]]))]
+        job = job_of(repo, axes, dimensions=["x"], variables=["a"], target_rows=10**6)
+        rows = 0
+        tracemalloc.start()
+        for batch in worker.run_arrow(job, [pa.record_batch({"id": [0]})]):
+            rows += batch.num_rows
+        held = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert rows == cells
+        return held
+
+    peak(40_000)  # what is kept is kept
+    # Only the plan of the axis grows: a few integers a chunk.
+    assert peak(40_000) - peak(4000) < 9000 * 40

@@ -87,6 +87,14 @@ class Axis:
             return np.zeros(len(spans), np.int64)
         return self._before(spans[:, 1]) - self._before(spans[:, 0])
 
+    def in_chunks(self) -> Axis:
+        """The same axis, with all positions of the chunks that have selected ones."""
+        chunks, _ = self._chunks()
+        gaps = np.flatnonzero(np.diff(chunks) > 1)
+        first, last = np.append(0, gaps + 1), np.append(gaps, len(chunks) - 1)
+        runs = np.stack([chunks[first], chunks[last] + 1], axis=1) if len(chunks) else self.runs
+        return Axis(self.chunk, runs * self.chunk)
+
     def positions(self) -> IndexArray:
         """The selected positions, ascending."""
         return np.concatenate([np.arange(lo, hi) for lo, hi in self.runs] or [np.empty(0, int)])

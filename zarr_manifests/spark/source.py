@@ -7,8 +7,9 @@ what it reads.
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
@@ -18,7 +19,9 @@ import pandas as pd
 import xarray as xr
 import zarr
 
+from zarr_manifests.decoding import BulkDecoder
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
+from zarr_manifests.grid import Box
 from zarr_manifests.session import Session
 from zarr_manifests.spark.fetched import FetchedStore
 
@@ -60,7 +63,8 @@ class Source:
         self._decode_times = decode_times
         path = group.strip("/")
         self.group = f"/{path}"
-        self._store = store = FetchedStore(session)
+        self._session, self._store = session, FetchedStore(session)
+        store = self._store
         self._arrays, self._refused = _arrays(store, path)
         opened = xr.backends.ZarrStore.open_group(store, mode="r", group=path, consolidated=False)
         # Only determines which variables are coordinates; values are decoded when they are read.
@@ -75,6 +79,7 @@ class Source:
         dimensions = {dim for variable in self._encoded.values() for dim in variable.dims}
         self.data_variables = tuple(sorted(self._encoded.keys() - coordinates - dimensions))
         self._coordinates: dict[str, npt.NDArray[Any] | None] = {}
+        self._decoders: dict[str, BulkDecoder | None] = {}
 
     def encoded(self, name: str) -> xr.Variable:
         """Return a variable as it is stored, without loading it.
@@ -107,23 +112,74 @@ class Source:
         if dimension not in self._coordinates:
             found = self._encoded.get(dimension)
             one = found is not None and found.dims == (dimension,)
-            self._coordinates[dimension] = self.read(dimension, ()) if one else None
+            self._coordinates[dimension] = self.read(dimension) if one else None
         return self._coordinates[dimension]
 
-    def read(self, name: str, region: tuple[slice, ...]) -> npt.NDArray[Any]:
-        """Return the decoded values of a region of a variable; reads only the region's chunks.
-
-        The chunks are fetched together; an empty region is the whole variable.
+    def read(self, name: str) -> npt.NDArray[Any]:
+        """Return the decoded values of a whole variable.
 
         Raises
         ------
         InvalidArgumentError
             If its attributes are invalid, such as time units without a date.
         """
-        lazy = self.encoded(name)[region]
-        with self._store.fetched(self._arrays[name], region):
-            part = lazy.load()
-        return self._decode(name, part)
+        shape = self.encoded(name).shape
+        return self.decode(name, self.stored(name, Box((0,) * len(shape), shape)))
+
+    def stored(self, name: str, block: Box, parts: Sequence[Box] | None = None) -> npt.NDArray[Any]:
+        """Return the values of a block of cells as they are stored, to be decoded by `decode`.
+
+        The chunks are fetched and decoded many at a time. If parts of the block are given, only
+        their chunks are read, and the other values of the block mean nothing.
+        """
+        array, decoder = self._arrays[name], self._decoder(name)
+        due = [block] if parts is None else parts
+        if decoder is None or not all(self._in_whole_shards(name, part) for part in due):
+            return self._through_zarr(name, block, due)
+        fill = array.metadata.fill_value
+        fill = array.metadata.dtype.default_scalar() if fill is None else fill
+        out = np.full(block.shape, fill, array.dtype)
+        for part in due:
+            cells = tuple(zip(part.lo, part.hi, strict=True))
+            chunks = self._session.read_chunks(array.path, cells=cells)
+            if not decoder.decode(chunks, out, block.lo):
+                return self._through_zarr(name, block, due)
+        return out
+
+    def _through_zarr(self, name: str, block: Box, due: Sequence[Box]) -> npt.NDArray[Any]:
+        found: npt.NDArray[Any] | None = None
+        for part in due:
+            sides = zip(part.lo, part.hi, block.lo, strict=True)
+            place = tuple(slice(lo - at, hi - at) for lo, hi, at in sides)
+            cells = tuple(slice(lo, hi) for lo, hi in zip(part.lo, part.hi, strict=True))
+            with self._store.fetched(self._arrays[name], cells):
+                values = self.encoded(name)[cells].to_numpy()
+            if part == block:
+                return values
+            found = np.zeros(block.shape, values.dtype) if found is None else found
+            found[place] = values
+        assert found is not None, "no part of a block"
+        return found
+
+    def _decoder(self, name: str) -> BulkDecoder | None:
+        if name not in self._decoders:
+            array = self._arrays[name]
+            self._decoders[name] = BulkDecoder.of(array.metadata.to_dict(), array.dtype)
+        return self._decoders[name]
+
+    def _in_whole_shards(self, name: str, part: Box) -> bool:
+        """Whether it is best to read whole shards; else Zarr reads only what is due of them."""
+        array = self._arrays[name]
+        if array.shards is None:
+            return True
+        sides = zip(part.lo, part.hi, array.shards, array.shape, strict=True)
+        cells = math.prod(min(-(-hi // n) * n, size) - lo // n * n for lo, hi, n, size in sides)
+        return cells <= 2 * part.size
+
+    def chunk_cells(self, name: str) -> int:
+        """Number of cells in the smallest chunk of a variable, without those at the edges."""
+        lengths = self.encoded(name).encoding["chunks"]
+        return math.prod(n if isinstance(n, int) else min(n) for n in lengths)
 
     def stored_chunk_shape(self, name: str) -> tuple[int, ...]:
         """The shape of a stored chunk, which is a shard if the variable is sharded."""
@@ -132,14 +188,11 @@ class Source:
 
     def absent_is_missing(self, name: str) -> bool:
         """Whether cells of chunks that were never written have no value; reads no data."""
-        array, variable = self._arrays[name], self.encoded(name)
+        array = self._arrays[name]
         if array.dtype.kind not in "fiu":
             return False
         fill = 0 if array.fill_value is None else array.fill_value
-        dims = variable.dims or ("one",)
-        cell = np.full((1,) * len(dims), fill, array.dtype)
-        decoded = self._decode(name, xr.Variable(dims, cell, variable.attrs))
-        return bool(pd.isnull(decoded).all())
+        return bool(pd.isnull(self.decode(name, np.full(1, fill, array.dtype))).all())
 
     def is_time(self, name: str) -> bool:
         """Whether a variable's numbers are decoded as times."""
@@ -152,25 +205,32 @@ class Source:
         For times it is `datetime64`, although reading may return `cftime` objects, depending on the
         values.
         """
-        variable = self.encoded(name)
-        empty = np.empty((0,) * (variable.ndim or 1), variable.dtype)
-        dims = variable.dims or ("one",)
-        return self._decode(name, xr.Variable(dims, empty, variable.attrs)).dtype
+        return self.decode(name, np.empty(0, self.encoded(name).dtype)).dtype
 
     def attributes(self, name: str) -> Mapping[str, Any]:
         """A variable's attributes, including those that bounds inherit from their times."""
         return dict(self._inherited.get(name, {})) | dict(self.encoded(name).attrs)
 
-    def _decode(self, name: str, variable: xr.Variable) -> npt.NDArray[Any]:
-        if not variable.size and self.is_time(name):
-            return np.empty(variable.shape, "M8[us]")  # xarray needs values to choose the type
+    def decode(self, name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Decode stored values of a variable, which may be of any shape.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If its attributes are invalid, such as time units without a date.
+        """
+        if not values.size and self.is_time(name):
+            return np.empty(values.shape, "M8[us]")  # xarray needs values to choose the type
+        variable = self.encoded(name)
         attributes = dict(self._inherited.get(name, {})) | variable.attrs
-        encoded = xr.Variable(variable.dims, variable.data, attributes, variable.encoding)
+        dims = [f"axis {number}" for number in range(max(values.ndim, 1))]
+        given = values.reshape(values.shape or (1,))
+        encoded = xr.Variable(dims, given, attributes, variable.encoding)
         try:
             with warnings.catch_warnings():
                 # It warns that it uses cftime, as the type of the column shows.
                 warnings.filterwarnings("ignore", "Unable to decode time", xr.SerializationWarning)
-                values = xr.conventions.decode_cf_variable(
+                found = xr.conventions.decode_cf_variable(
                     name,
                     encoded,
                     stack_char_dim=False,  # a character is a cell here
@@ -182,8 +242,8 @@ class Source:
             raise InvalidArgumentError(
                 f"variable {name!r} in group {self.group} cannot be decoded: {error}{hint}"
             ) from error
-        plain = values.dtype.kind in "TUV" and values.dtype.names is None
-        return values.astype(object) if plain else values
+        plain = found.dtype.kind in "TUV" and found.dtype.names is None
+        return (found.astype(object) if plain else found).reshape(values.shape)
 
     @cached_property
     def _inherited(self) -> Mapping[str, Mapping[str, str]]:

@@ -1,11 +1,11 @@
-"""What a task does: read the chunks of its box, and return them as rows.
+"""What a task does: read the chunks of its boxes, and return them as rows.
 
 It runs in Spark's Python workers. A worker serves many tasks and keeps what it has opened, so it
 opens a repository and reads coordinates once per snapshot. Memory is bounded by what one task holds
-at a time: a block (`BLOCK_BYTES` of values, or one chunk), the stored bytes of its chunks, and two
-batches. Invariants:
+at a time: a block (`BLOCK_BYTES` of values and `BLOCK_CHUNKS` chunks, or one chunk), a window of
+stored chunks, and two batches. Invariants:
 
-- A chunk is read once, as blocks are whole chunks.
+- A chunk is read once, as blocks are whole chunks. No chunk outside the boxes is read.
 - A batch has at most `BATCH_BYTES`, and at least `BATCH_ROWS` rows unless that would exceed the
   first bound or the task has fewer.
 """
@@ -24,18 +24,19 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
-from zarr_manifests.grid import Box
+from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.planning.scan import Axis, plan_scan
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session
 from zarr_manifests.spark.job import Containers, Job
-from zarr_manifests.spark.schema import Column, to_arrow
+from zarr_manifests.spark.schema import to_arrow
 from zarr_manifests.spark.source import Source
 
 __all__ = [
     "BATCH_BYTES",
     "BATCH_ROWS",
     "BLOCK_BYTES",
+    "BLOCK_CHUNKS",
     "PANDAS_WARNING",
     "batches",
     "partition_batches",
@@ -46,11 +47,14 @@ __all__ = [
 BATCH_ROWS: Final = 64 * 1024
 BATCH_BYTES: Final = 32 * 1024**2
 BLOCK_BYTES: Final = 32 * 1024**2
+BLOCK_CHUNKS: Final = 64 * 1024
 
 PANDAS_WARNING: Final = "PySpark does not yet fully support pandas"
 """Start of a warning that pyspark gives for each batch, about features not used here."""
 
 _KEPT: Final = 8
+# Reading a box by itself costs about as much as passing over so many cells.
+_SKIPPED_CELLS: Final = 256 * 1024
 # The key has the containers, since they decide what a job may read elsewhere.
 _sessions: OrderedDict[tuple[str, Containers, str], Session] = OrderedDict()
 type _Place = tuple[str, Containers, str, str, bool, bool]
@@ -83,7 +87,7 @@ def partition_batches(job: Job, number: int) -> Iterator[pa.RecordBatch]:
 
 def _rows(job: Job, numbers: Iterable[int]) -> Iterator[pa.Table]:
     boxes = (box for number in numbers for box in job.boxes(number))
-    return batches(piece for box in boxes for piece in _pieces(job, box))
+    return batches(_pieces(job, boxes))
 
 
 def batches(pieces: Iterable[pa.Table]) -> Iterator[pa.Table]:
@@ -120,58 +124,128 @@ def _split(table: pa.Table) -> Iterator[pa.Table]:
     yield from _split(table.slice(half))
 
 
-def _pieces(job: Job, box: Box) -> Iterator[pa.Table]:
-    """Yield the rows of a box in C order, in tables of at most `BATCH_ROWS` rows."""
+def _pieces(job: Job, boxes: Iterable[Box]) -> Iterator[pa.Table]:
+    """Yield the rows of boxes, in tables of at most `BATCH_ROWS` rows."""
     source, coordinates = _open(job)
-    # A packed value is decoded to as many as 8 bytes.
-    sizes = [max(source.encoded(column.name).dtype.itemsize, 8) for column in job.variables]
-    blocks = plan_scan(job.scan.within(box), target_rows=max(BLOCK_BYTES // (sum(sizes) or 1), 1))
-    for block in blocks:
-        axes = blocks.within(block)
-        values = [_read(source, column, block, axes) for column in job.variables]
-        places = [axis.positions() for axis in axes]
-        along = [
-            coordinates[column.name].take(pa.array(place))
-            if column.name in coordinates
-            else pa.array(place)
-            for column, place in zip(job.dimensions, places, strict=True)
+    along = [coordinates.get(column.name) for column in job.dimensions]
+    for block, parts in _blocks(job, source, boxes):
+        axes = job.scan.within(block)
+        stored = [source.stored(column.name, block, parts) for column in job.variables]
+        cells = _selected(block, parts, axes)
+        if cells is None:
+            places = [axis.positions() for axis in axes]
+            shape = [len(place) for place in places]
+            stored = [_taken(each, axes, block).reshape(-1) for each in stored]
+        else:
+            shape = [len(cells)]
+            places = list(block.unravel(cells).T)
+            stored = [each.reshape(-1)[cells] for each in stored]
+        values = [
+            source.decode(column.name, each)
+            for column, each in zip(job.variables, stored, strict=True)
         ]
-        size = math.prod(map(len, along))
+        known = [
+            pa.array(place) if coordinate is None else coordinate.take(pa.array(place))
+            for coordinate, place in zip(along, places, strict=True)
+        ]
+        size = math.prod(shape)
         for start in range(0, size, BATCH_ROWS):
             stop = min(start + BATCH_ROWS, size)
-            yield _table(job, along, start, stop, [each[start:stop] for each in values])
+            if cells is None:
+                spread = _spread_all(known, start, stop)
+            else:
+                spread = [each.slice(start, stop - start) for each in known]
+            yield _table(job, spread, [each[start:stop] for each in values])
 
 
-def _read(source: Source, column: Column, block: Box, axes: tuple[Axis, ...]) -> npt.NDArray[Any]:
-    """The selected cells of a block in C order."""
-    region = tuple(slice(lo, hi) for lo, hi in zip(block.lo, block.hi, strict=True))
-    values = source.read(column.name, region)
+def _blocks(
+    job: Job, source: Source, boxes: Iterable[Box]
+) -> Iterator[tuple[Box, list[Box] | None]]:
+    """Cut boxes that are large, and gather neighbouring ones that are small.
+
+    Yields blocks of cells, each with the parts of it that are due, or None for all of it.
+    """
+    # A packed value is decoded to as many as 8 bytes.
+    sizes = [max(source.encoded(column.name).dtype.itemsize, 8) for column in job.variables]
+    chunk_cells = min((source.chunk_cells(column.name) for column in job.variables), default=1)
+    most = max(min(BLOCK_BYTES // (sum(sizes) or 1), BLOCK_CHUNKS * chunk_cells), 1)
+
+    def covered(box: Box) -> int:
+        sides = zip(box.lo, box.hi, job.scan.axes, strict=True)
+        return math.prod((-(-hi // a.chunk) - lo // a.chunk) * a.chunk for lo, hi, a in sides)
+
+    parts: list[Box] = []
+    around, due = None, 0
+    for box in boxes:
+        if covered(box) > most:
+            yield from ((block, None) for block in _cut(job, box, most))
+            continue
+        wider = box if around is None else Box.around([around, box])
+        if around is not None and not (
+            covered(wider) <= most and wider.size - due - box.size <= len(parts) * _SKIPPED_CELLS
+        ):
+            yield around, parts
+            wider, parts, due = box, [], 0
+        around, due = wider, due + box.size
+        parts.append(box)
+    if around is not None:
+        yield around, parts
+
+
+def _cut(job: Job, box: Box, most: int) -> Iterator[Box]:
+    """Cut a box into blocks of whole chunks that cover at most so many cells."""
+    axes = [axis.in_chunks() for axis in job.scan.within(box)]
+    for block in plan_scan(axes, target_rows=most):
+        yield block.shared(box)
+
+
+def _selected(block: Box, parts: list[Box] | None, axes: tuple[Axis, ...]) -> IndexArray | None:
+    """Numbers of the selected cells of a block in C order; None if axes alone select them."""
+    if parts is None or len(parts) == 1:
+        return None
+    mask = np.zeros(block.shape, bool)
+    for part in parts:
+        sides = zip(part.lo, part.hi, block.lo, strict=True)
+        mask[tuple(slice(lo - at, hi - at) for lo, hi, at in sides)] = True
+    for number, (axis, lo, length) in enumerate(zip(axes, block.lo, block.shape, strict=True)):
+        if axis.size < length:
+            others = np.ones(length, bool)
+            others[axis.positions() - lo] = False
+            mask[(slice(None),) * number + (others,)] = False
+    return np.flatnonzero(mask)
+
+
+def _taken(values: npt.NDArray[Any], axes: tuple[Axis, ...], block: Box) -> npt.NDArray[Any]:
+    """The cells of a block that its axes select."""
     for number, (axis, lo, length) in enumerate(zip(axes, block.lo, block.shape, strict=True)):
         if axis.size < length:
             values = values.take(axis.positions() - lo, axis=number)
-    return values.reshape(-1)
+    return values
 
 
-def _table(
-    job: Job, along: list[pa.Array], start: int, stop: int, values: list[npt.NDArray[Any]]
-) -> pa.Table:
-    """The rows from `start` to `stop` of a block's selected cells, numbered in C order.
-
-    `along` has the coordinates' selected values by axis, `values` the variables' values.
-    """
-    arrays: list[pa.Array] = []
-    inner = 1
-    for coordinate in reversed(along):
-        arrays.insert(0, _spread(coordinate, start, stop, inner))
-        inner *= len(coordinate)
-    for column, each in zip(job.variables, values, strict=True):
-        arrays.append(to_arrow(each, column, nan_is_null=job.nan != "keep"))
+def _table(job: Job, along: list[pa.Array], values: list[npt.NDArray[Any]]) -> pa.Table:
+    """The rows of cells with these coordinates and values."""
+    null = job.nan != "keep"
+    cells = [
+        to_arrow(each, column, nan_is_null=null)
+        for column, each in zip(job.variables, values, strict=True)
+    ]
     names = [column.name for column in (*job.dimensions, *job.variables)]
-    table = pa.Table.from_arrays(arrays, names)
+    table = pa.Table.from_arrays([*along, *cells], names)
     if job.nan == "drop" and values:
         kept = ~np.logical_and.reduce([pd.isnull(each) for each in values])
         table = table.filter(pa.array(kept))
     return table
+
+
+def _spread_all(along: list[pa.Array], start: int, stop: int) -> list[pa.Array]:
+    """The coordinates of the cells from `start` to `stop`, in C order, of a product of axes."""
+    found: list[pa.Array] = []
+    inner = 1
+    for coordinate in reversed(along):
+        found.insert(0, _spread(coordinate, start, stop, inner))
+        inner *= len(coordinate)
+    return found
 
 
 def _spread(coordinate: pa.Array, start: int, stop: int, inner: int) -> pa.Array:
