@@ -796,6 +796,27 @@ def test_a_lost_lease_is_not_renewed() -> None:
         pass
 
 
+def test_a_kept_lease_outlives_its_block_for_its_timeout() -> None:
+    clock, storage = Clock(), MemoryStorage()
+    repository = make(storage, world(clock))
+    with repository.lease(repository.list_branches()["main"], 10) as given_up:
+        given_up.keep()
+        given_up.keep(False)
+    assert leases(storage) == ()
+    with repository.lease(repository.list_branches()["main"], 10) as lease:
+        assert not lease.kept
+        lease.keep()
+        assert lease.kept
+        clock.advance(timedelta(seconds=6))
+    clock.advance(timedelta(seconds=9))
+    renew_all(context_of(repository))  # which nobody does for it any more
+    repository.garbage_collect(NOW)
+    assert [one.snapshot for one in leases(storage)] == [lease.snapshot_id]
+    clock.advance(timedelta(seconds=2))
+    repository.garbage_collect(NOW)
+    assert leases(storage) == ()
+
+
 def test_swept_stays_behind_the_oldest_lease() -> None:
     storage = MemoryStorage()
     repository = make(storage)

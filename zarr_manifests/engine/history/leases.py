@@ -57,6 +57,7 @@ class HeldLease:
 
     def __init__(self, held: Held, runtime: Runtime) -> None:
         self._held, self._runtime = held, runtime
+        self._kept = False
 
     def __repr__(self) -> str:
         state = "lost" if self.lost else "held"
@@ -93,6 +94,25 @@ class HeldLease:
             If it was not renewed within its timeout.
         """
         self._held.check(self._runtime)
+
+    def keep(self, kept: bool = True) -> None:
+        """Leave the lease behind at the end of the block, or do not.
+
+        It is then renewed once more, and not given up: it lasts for its timeout from there on.
+
+        Examples
+        --------
+        >>> import zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://kept-lease-example")
+        >>> with repo.lease(repo.list_branches()["main"], timeout=3600) as lease:
+        ...     lease.keep()  # for an hour from the end of the block
+        """
+        self._kept = kept
+
+    @property
+    def kept(self) -> bool:
+        """Whether the lease is left behind at the end of the block."""
+        return self._kept
 
 
 class SessionLease:
@@ -134,7 +154,7 @@ class SessionLease:
 def hold(
     context: Context, snapshot_id: str, timeout: timedelta | float, owner: str
 ) -> Iterator[HeldLease]:
-    """A lease on a snapshot, given up at the end of the block.
+    """A lease on a snapshot, given up at the end of the block unless it is kept.
 
     Raises
     ------
@@ -144,10 +164,23 @@ def hold(
         If no thread can be started to renew it; it was given up again.
     """
     held = take(context, snapshot_id, checked_timeout_ms(timeout), owner)
+    lease = HeldLease(held, context.runtime)
     try:
-        yield HeldLease(held, context.runtime)
+        yield lease
     finally:
-        give_up(context, held)
+        if lease.kept:
+            _leave_behind(context, held)
+        else:
+            give_up(context, held)
+
+
+def _leave_behind(context: Context, held: Held) -> None:
+    """Renew the lease for the last time; a parent process goes on renewing its own."""
+    if not held.is_inherited:
+        try:
+            renew_all(context)
+        finally:
+            context.heart.drop(held)
 
 
 def checked_timeout_ms(timeout: timedelta | float) -> int:
