@@ -12,12 +12,10 @@ for _package in ("pyspark", "pandas", "pyarrow", "xarray"):
             name=_package,
         )
 
-from zarr_manifests.spark.data_source import (  # noqa: E402 - after the check above
-    create_view,
-    register,
-)
+from zarr_manifests.spark.changes import changes  # noqa: E402 - after the check above
+from zarr_manifests.spark.data_source import create_view, register  # noqa: E402
 from zarr_manifests.spark.metadata_tables import metadata_table  # noqa: E402
 from zarr_manifests.spark.read import read  # noqa: E402
 from zarr_manifests.spark.spark_session import session  # noqa: E402
 
-__all__ = ["create_view", "metadata_table", "read", "register", "session"]
+__all__ = ["changes", "create_view", "metadata_table", "read", "register", "session"]
