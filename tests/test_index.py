@@ -14,8 +14,9 @@ from zarr.core.buffer import cpu
 
 from inside import change_root, context_of, root_of
 from zarr_manifests import Repository, Session
-from zarr_manifests.engine.compact.presence_index import Presence, index_pointer
+from zarr_manifests.engine.compact.presence_index import Presence
 from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.index_directory import index_pointer
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
     CorruptObjectError,

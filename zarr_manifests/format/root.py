@@ -426,6 +426,12 @@ class Root:
         lineage = lineage_of(session)
         return any(lineage_of(lease.session) == lineage for lease in self.leases)
 
+    def with_feature(self, feature: str) -> Root:
+        """The same with this feature among those that readers need."""
+        if feature in self.features:
+            return self
+        return replace(self, features=(*self.features, feature))
+
     def with_log(self, entry: LogEntry) -> Root:
         """The same with one more operation; drops the oldest where the log gets too long.
 

@@ -24,6 +24,7 @@ from functools import partial
 from typing import Any, Final
 
 from zarr_manifests.engine.commit.add_digest import with_digest
+from zarr_manifests.engine.commit.carry_zones import take_zones, zones_upload
 from zarr_manifests.engine.commit.describe import kind_of, totals_of
 from zarr_manifests.engine.commit.extend_history import history_after
 from zarr_manifests.engine.commit.observe import observed
@@ -56,7 +57,7 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, Delta
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import Node
-from zarr_manifests.format.root import HISTORY_PAGES, Branch, LogEntry, Root
+from zarr_manifests.format.root import HISTORY_PAGES, ZONE_MAPS, Branch, LogEntry, Root
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.conflict.reads import Reads
@@ -99,6 +100,7 @@ class _Prepared:
     tables: Mapping[bytes, Sequence[Rows]]
     manifests: Mapping[str, Manifest]
     reads: Reads
+    zones: BlobRef | None = None
     effect: Effect | None = None
 
 
@@ -129,7 +131,9 @@ def commit(workspace: Workspace, branch: str, request: CommitRequest) -> Committ
     with _closed_if_unknown(workspace), workspace.packed() as (changes, packs):
         if amends is not None and amended is not None:
             with _amending(workspace, branch, amends):
-                changes = combined(context, view, amended, changes)
+                zones = dict(changes.zones)
+                changes = replace(combined(context, view, amended, changes), zones=zones)
+                take_zones(context, changes, amends.snapshot)
         with observed(context, "commit", branch) as outcome:
             done = _landed(workspace, branch, request, view, changes, packs)
             outcome.head = done.head
@@ -355,6 +359,9 @@ def _prepare(
     )
     log = Upload(keys.next("deltas"), delta.encode())
     uploads.append(log)
+    zones = zones_upload(changes, tables, keys)
+    if zones is not None:
+        uploads.append(zones)
     snapshot = Snapshot(
         snapshot_id_of(keys.next("snapshots")),  # each attempt has its own id
         context.repository_id,
@@ -370,7 +377,8 @@ def _prepare(
         totals_of(tables, len(changes.unsynced) + packs),
     )
     context.objects.remember(log.ref, delta)
-    return _Prepared(delta, tuple(uploads), log.ref, snapshot, tables, written, changes.reads)
+    at = None if zones is None else zones.ref
+    return _Prepared(delta, tuple(uploads), log.ref, snapshot, tables, written, changes.reads, at)
 
 
 def _coordinates(
@@ -415,7 +423,7 @@ def _place(
     if effect is None:
         fetch = partial(rows_of, context.objects)
         effect = effect_of(prepared.delta, prepared.tables, parent, fetch)
-    entry = replace(entry, counts=effect.counts)
+    entry = replace(entry, counts=effect.counts, zones=prepared.zones)
     key = keys.next("snapshots")
     history, uploads = history_after(context, parent, parent.snapshot.history.pages, keys)
     snapshot = replace(
@@ -475,8 +483,10 @@ def root_with(
     of = tip.base if stays else snapshot.base
     moved = replace(tip, head=head.ref, base=of, ahead=snapshot.ahead)
     new = replace(root, branches={**root.branches, branch: moved})
-    if snapshot.history.pages and HISTORY_PAGES not in new.features:
-        new = replace(new, features=(*new.features, HISTORY_PAGES))
+    if snapshot.history.pages:
+        new = new.with_feature(HISTORY_PAGES)
+    if any(listed.zones is not None for listed in snapshot.deltas):
+        new = new.with_feature(ZONE_MAPS)
     copies = {upload.key: upload.data for upload in (head, base) if upload is not None}
     return new.with_log(entry).with_copies(copies, branch)
 
@@ -538,6 +548,7 @@ def _rebased(
     log = Upload.of(keys, "deltas", delta.encode())
     context.objects.remember(log.ref, delta)
     used = {ref.blob.key for ref in delta.manifests}
+    used |= set() if prepared.zones is None else {prepared.zones.key}
     kept = [upload for upload in prepared.uploads if upload.key in used]
     snapshot = replace(prepared.snapshot, log=log.ref)
     written = {upload.key: Manifest.from_object(upload.data, upload.ref) for upload in uploads}

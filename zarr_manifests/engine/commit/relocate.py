@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from zarr_manifests.engine.commit.carry_zones import moved
 from zarr_manifests.engine.commit.rebase import Rebasing, changes_between, rebase_changes
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.edit.workspace import Workspace
@@ -112,6 +113,7 @@ def _moved_whole(
         if move.steps is not None:
             for rows in appended[move.node_id]:
                 _put_shifted(result, move, result.rows(rows))
+            moved(result, move.node_id, move.axis, move.first, move.steps)
     return on, result, [move for move in moves if move.steps is None]
 
 

@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from zarr_manifests.engine.commit.carry_zones import take_zones
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.history.ancestry import ancestors, find_in_history, floor_below
 from zarr_manifests.engine.history.by_id import snapshot_ref
@@ -115,6 +116,8 @@ def patch(
             "changed otherwise; nothing was committed. Make the changes by hand",
             conflicts,
         )
+    if not undo:
+        take_zones(context, changes, commit.snapshot)
     return changes
 
 

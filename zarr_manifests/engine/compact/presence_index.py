@@ -29,14 +29,16 @@ from zarr_manifests.engine.history.follow import opened
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
+from zarr_manifests.engine.snapshot.index_directory import (
+    UNUSABLE,
+    index_directory,
+    index_pointer,
+)
 from zarr_manifests.engine.snapshot.totals import tallies_of
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
-    CorruptObjectError,
     FencedError,
     NotFoundError,
-    StorageError,
-    UnsupportedFormatError,
 )
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import RefKind
@@ -57,7 +59,6 @@ __all__ = [
     "array_stats",
     "build_index",
     "index_leaves",
-    "index_pointer",
     "initialized_coords",
     "leaf_names",
     "with_entries",
@@ -66,7 +67,6 @@ __all__ = [
 _BITMAPS_BYTES: Final = 1 << 20
 _SMALL_BYTES: Final = 1 << 10
 _ATTEMPTS: Final = 100
-_UNUSABLE: Final = (CorruptObjectError, UnsupportedFormatError, StorageError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +106,6 @@ def _leaves_of(view: SnapshotView) -> list[_IndexedLeaf]:
         for manifest in view.manifests
         for part, merged in manifest.leaves()
     ]
-
-
-def index_pointer(context: ReadContext, branch: str | None = None) -> BlobRef | None:
-    """The index directory of the branch (default `main`), as of the newest root seen.
-
-    It is valid for any snapshot: another branch's index has fewer entries for it, never wrong ones.
-    """
-    name = "main" if branch is None else branch
-    tip = context.roots.with_branch(context.roots.latest.root, name).branches.get(name)
-    return None if tip is None else tip.index
 
 
 class Presence:
@@ -243,13 +233,13 @@ class Presence:
     def _entry(self, leaf: _IndexedLeaf) -> IndexEntry | None:
         if self._directory is None:
             pointer = index_pointer(self._context, self._branch)
-            self._directory = _directory(self._context, pointer)
+            self._directory = index_directory(self._context, pointer)
         return self._directory.entries.get(leaf.name)
 
     def _load(self, blob: BlobRef) -> Bitmaps | None:
         try:
             return self._context.objects.load(blob, Bitmaps)
-        except _UNUSABLE:
+        except UNUSABLE:
             return None  # as if missing: the leaves say the same
 
 
@@ -263,16 +253,6 @@ def _concerned(group: _Group) -> list[_IndexedLeaf]:
         return cuts or (rows is not None and bool(within(box, rows).any()))
 
     return [leaf for leaf in group.leaves if concerned(leaf.box)]
-
-
-def _directory(context: ReadContext, pointer: BlobRef | None) -> IndexDirectory:
-    """The directory at the pointer; an empty one if it cannot be read."""
-    if pointer is None:
-        return IndexDirectory({})
-    try:
-        return context.objects.load(pointer, IndexDirectory)
-    except _UNUSABLE:
-        return IndexDirectory({})  # as if missing: it can be rebuilt
 
 
 def initialized_coords(
@@ -376,10 +356,10 @@ def with_entries(
     would keep bitmaps of old leaves from being collected.
     of leaves from being collected that only old snapshots have, or nothing has any more.
     """
-    known = _directory(context, branch.index)
+    known = index_directory(context, branch.index)
     kept = {name: known.entries[name] for name in live_leaves if name in known.entries}
     new = {entry.name: entry for entry in entries}
-    directory = IndexDirectory(kept | new, known.others)
+    directory = IndexDirectory(kept | new, known.others, known.zones)
     upload = Upload(keys.next("indexes"), directory.encode())
     return replace(branch, index=upload.ref.bare()), upload
 
@@ -428,13 +408,13 @@ def _usable(
     context: ReadContext, pointer: BlobRef | None, leaves: Sequence[_IndexedLeaf]
 ) -> set[LeafName]:
     """The leaves that are in the index with readable bitmaps."""
-    entries = _directory(context, pointer).entries
+    entries = index_directory(context, pointer).entries
     found = [entries[leaf.name] for leaf in leaves if leaf.name in entries]
 
     def readable(blob: BlobRef) -> bool:
         try:
             context.objects.load(blob, Bitmaps)
-        except _UNUSABLE:
+        except UNUSABLE:
             return False  # it is rebuilt
         return True
 

@@ -12,7 +12,7 @@ only for nodes that exist.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import le, lt
 from typing import Any
@@ -33,6 +33,7 @@ from zarr_manifests.format.chunk_table import (
     native_keys,
 )
 from zarr_manifests.format.nodes import Node
+from zarr_manifests.format.zone_maps import PAGE_ROWS, ZoneTable
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.ids import crc32c
 from zarr_manifests.planning.conflict.reads import Reads
@@ -45,6 +46,7 @@ from zarr_manifests.planning.tables.merge import (
     select,
     split,
 )
+from zarr_manifests.planning.zones.entries import like, merged
 from zarr_manifests.storage import Storage
 from zarr_manifests.virtual.containers import Containers
 
@@ -81,6 +83,8 @@ class ChangeSet:
         By node id: refs set in bulk, oldest first; those in `chunks` are newer.
     unsynced : list of str
         Keys of chunk objects written and not yet durable.
+    zones : dict of bytes to tuple of ZoneTable or bytes
+        By node id: entries of zone maps made while writing, oldest first; long tables are packed.
     reads : Reads
         What was read of the snapshot. Not a change, but a commit may depend on it.
     spill : Spill or None
@@ -94,6 +98,9 @@ class ChangeSet:
     tables: dict[bytes, tuple[Rows, ...]] = field(default_factory=dict)
     reads: Reads = field(default_factory=Reads, compare=False)
     spill: Spill | None = field(default=None, compare=False, repr=False)
+    zones: dict[bytes, tuple[ZoneTable | bytes, ...]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
     paths: PathIndex = field(init=False, compare=False, repr=False)
     """The paths of `nodes` by directory."""
     _room: int = field(default=0, init=False, compare=False, repr=False)
@@ -104,7 +111,7 @@ class ChangeSet:
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = (self.nodes, self.chunks, self.truncated, self.unsynced, self.tables)
-        return ChangeSet, (*state, self.reads, self.spill)
+        return ChangeSet, (*state, self.reads, self.spill, self.zones)
 
     def __bool__(self) -> bool:
         return bool(self.nodes or self.truncated or self.tables or any(self.chunks.values()))
@@ -120,6 +127,7 @@ class ChangeSet:
             dict(self.tables),
             self.reads.copy(),
             self.spill,
+            dict(self.zones),
         )
 
     def set_node(self, path: str, node: Node | None) -> None:
@@ -274,8 +282,38 @@ class ChangeSet:
             self.tables[node_id] = tuple(left)
             self._keep_room(left)
 
+    def add_zones(self, node_id: bytes, zones: ZoneTable) -> None:
+        """Add entries of a node's zone map."""
+        tables = list(self.zones.get(node_id, ()))
+        # As in `put_table`: few tables, each row merged few times.
+        while (
+            tables
+            and isinstance(last := tables[-1], ZoneTable)
+            and len(last) <= 2 * len(zones)
+            and like(last, zones)
+        ):
+            zones = merged([last, zones])
+            tables.pop()
+        # Packed they take a tenth of the memory.
+        self.zones[node_id] = (*tables, zones if len(zones) < PAGE_ROWS else zones.pack())
+
+    def take_zones(self, zones: Mapping[bytes, tuple[ZoneTable | bytes, ...]]) -> None:
+        """Add entries made elsewhere; which of both describe a chunk now is settled later.
+
+        They are packed, so that `add_zones` does not merge them: here neither is the newer one.
+        """
+        for node_id, tables in zones.items():
+            packed = [zones if isinstance(zones, bytes) else zones.pack() for zones in tables]
+            self.zones[node_id] = (*packed, *self.zones.get(node_id, ()))
+
+    def zones_of(self, node_id: bytes) -> Iterator[ZoneTable]:
+        """The entries of a node's zone map, oldest first, in several tables."""
+        for zones in self.zones.get(node_id, ()):
+            yield ZoneTable.parse(zones) if isinstance(zones, bytes) else zones
+
     def forget(self, node_id: bytes) -> None:
         """Drop all changes to a node's chunks."""
+        self.zones.pop(node_id, None)
         self.chunks.pop(node_id, None)
         self.tables.pop(node_id, None)
         self.truncated.pop(node_id, None)
@@ -326,7 +364,8 @@ class ChangeSet:
         }
         known = set(before.unsynced)
         unsynced = [key for key in self.unsynced if key not in known]
-        return ChangeSet(nodes, chunks, truncated, unsynced, tables, self.reads, self.spill)
+        rest = self.reads, self.spill, dict(self.zones)
+        return ChangeSet(nodes, chunks, truncated, unsynced, tables, *rest)
 
     def beyond(self, node_id: bytes, before: ChangeSet) -> tuple[Rows, ...]:
         """The tables to put on top of a node's chunks in `before` to get those of this set."""

@@ -68,6 +68,8 @@ def freeze(workspace: Workspace, *, explicit: bool) -> ForkState:
     with workspace.lock:
         workspace.flush()  # staged chunks are not pickled
         after = contents.changes.copy()
+        if origin is None and workspace.pid == os.getpid():
+            after.zones = {}  # the session has them
         token = None if explicit or origin is not None else workspace.token
         if token is not None and workspace.frozen is None:  # it may have no changes
             workspace.frozen = after

@@ -257,6 +257,7 @@ class Merge:
             cut = narrower(self.mine.truncated.get(node_id), shape)
             self.mine.truncated[node_id] = cut or shape
         self.mine.reads.add(theirs.reads)
+        self.mine.take_zones(theirs.zones)
 
     def _chunk_conflicts(
         self, before: ChangeSet, theirs: ChangeSet, copy_id: str

@@ -16,6 +16,8 @@ Invariants:
   chunks itself, and the other pack becomes garbage. It does wait for background writes
   (`pack_uploads`). After a commit or a discard, a pack's chunks are no longer known here, so
   settling the pack changes nothing.
+- Entries of zone maps for staged chunks wait here until their pack is settled, since an entry names
+  where its chunk lies.
 - At most this much is staged: `pack-bytes`, the packs that are being written in the background or
   by threads of the session, and one chunk for each of these threads.
 
@@ -30,11 +32,15 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.objects.metadata import create_own
-from zarr_manifests.format.chunk_table import InlineRef, NativeRef
+from zarr_manifests.format.chunk_table import ChunkTable, InlineRef, NativeRef, StoredRef
+from zarr_manifests.format.zone_maps import Bounds
 from zarr_manifests.grid import Coords
 from zarr_manifests.ids import crc32c
+from zarr_manifests.planning.zones.entries import zones_of_chunks
 from zarr_manifests.storage import Storage
 
 __all__ = ["Pack", "Packs", "StagedRef", "native_ref"]
@@ -147,6 +153,30 @@ class Packs:
         self._places: dict[int, _Place] = {}  # all staged refs, also in packs being written
         self._open: dict[int, StagedRef] = {}
         self._open_bytes = 0
+        self._measured: dict[int, tuple[bytes, Bounds, int]] = {}
+
+    def note_bounds(self, ref: StagedRef, meaning: bytes, bounds: Bounds, row: int) -> None:
+        """Keep the bounds of a staged chunk, which are in that row, for its zone map."""
+        if id(ref) in self._places:
+            self._measured[id(ref)] = meaning, bounds, row
+
+    def _add_zones(self, pack: Pack, changes: ChangeSet) -> None:
+        """Add the entries of the pack's chunks to the changes."""
+        found: dict[
+            tuple[bytes, bytes, int], tuple[dict[Coords, StoredRef], list[int], Bounds]
+        ] = {}
+        for ref, native in pack.rows() if self._measured else ():
+            if id(ref) in self._measured and id(ref) in self._places:
+                meaning, bounds, row = self._measured[id(ref)]
+                _, node_id, coords = self._places[id(ref)]
+                refs, rows, _ = found.setdefault((node_id, meaning, id(bounds)), ({}, [], bounds))
+                refs[coords] = native
+                rows.append(row)
+        for (node_id, meaning, _), (refs, rows, bounds) in found.items():
+            # A pack is in the order of its coordinates, as a table is.
+            zones = zones_of_chunks(meaning, ChunkTable.of(refs), bounds.take(np.array(rows)))
+            if zones is not None:
+                changes.add_zones(node_id, zones)
 
     def stage(self, ref: StagedRef, node_id: bytes, coords: Coords) -> None:
         """Record the ref's place in the change set."""
@@ -181,7 +211,7 @@ class Packs:
             room -= ref.length
         return [self._pack(refs) for refs in packs]
 
-    def settled(self, packs: Iterable[Pack], changes: ChangeSet) -> ChangeSet:
+    def settled(self, packs: Sequence[Pack], changes: ChangeSet) -> ChangeSet:
         """The changes with native refs to these packs in place of the staged refs."""
         chunks = dict(changes.chunks)
         copied: set[bytes] = set()
@@ -192,7 +222,10 @@ class Packs:
                     chunks[place.node_id] = dict(chunks[place.node_id])
                     copied.add(place.node_id)
                 chunks[place.node_id][place.coords] = native
-        return replace(changes, chunks=chunks)
+        settled = replace(changes, chunks=chunks, zones=dict(changes.zones))
+        for pack in packs:
+            self._add_zones(pack, settled)
+        return settled
 
     def has_some_of(self, pack: Pack) -> bool:
         """Whether any of the pack's chunks is staged here."""
@@ -211,6 +244,7 @@ class Packs:
                 place = self._places[id(ref)]
                 changes.chunks[place.node_id][place.coords] = native
                 used = True
+        self._add_zones(pack, changes)
         self._forget(pack.staged)
         if used:
             changes.unsynced.append(pack.key)
@@ -240,5 +274,6 @@ class Packs:
     def _forget(self, staged: Iterable[StagedRef]) -> None:
         for ref in staged:
             self._places.pop(id(ref), None)
+            self._measured.pop(id(ref), None)
             if self._open.pop(id(ref), None) is not None:
                 self._open_bytes -= ref.length

@@ -24,6 +24,7 @@ from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.format.marks import MarksPage
 from zarr_manifests.format.nodes import Base
 from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.format.zone_maps import ZonePages, Zones
 from zarr_manifests.runtime import Runtime
 
 __all__ = ["Link", "children", "follow", "tables"]
@@ -82,6 +83,8 @@ def children(value: Any, *, of_page: bool = False) -> Iterator[Link]:
                 yield Link(value.base, Base)
             for entry in value.deltas:
                 yield Link(entry.log, Delta)
+                if entry.zones is not None:
+                    yield Link(entry.zones, Zones)
                 yield from _manifests(entry.manifests)
             yield from (Link(entry.blob, Digest) for entry in value.digests)
             if value.marks_page is not None:
@@ -98,6 +101,9 @@ def children(value: Any, *, of_page: bool = False) -> Iterator[Link]:
             yield from _manifests(value.manifests)
         case IndexDirectory():
             yield from (Link(blob, Bitmaps) for blob in value.blobs)
+            yield from (Link(blob, ZonePages) for blob in value.zones.values())
+        case ZonePages():
+            yield from (Link(blob, Zones) for blob in value.blobs)
 
 
 def tables(value: Any) -> Iterator[ChunkTable]:

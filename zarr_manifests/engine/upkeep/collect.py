@@ -43,6 +43,7 @@ from zarr_manifests.format.chunk_table import native_keys
 from zarr_manifests.format.index import IndexDirectory
 from zarr_manifests.format.root import COLLECTOR, Lease, PendingDeletion, Root, archive_key
 from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.format.zone_maps import ZonePages, Zones
 from zarr_manifests.ids import session_of, session_start, snapshot_key
 from zarr_manifests.planning.upkeep.collection import (
     choose_fence,
@@ -314,19 +315,22 @@ def _follow(
 
 
 def _leads_nowhere(link: Link) -> bool:
-    """Whether it is a page of entries, which need not be read: it has no pointers to mark."""
-    return link.page is not None and link.page.level == 0
+    """Whether it need not be read: a page of entries or a zone map, without pointers to mark."""
+    return link.kind is Zones or (link.page is not None and link.page.level == 0)
 
 
 def _index_keys(context: ReadContext, pointer: BlobRef) -> set[str]:
     """Keys of an index; if it cannot be read, of all indexes, since no reader depends on one."""
     try:
         directory = context.objects.load(pointer, IndexDirectory)
+        zones = [(ref, ZonePages) for ref in directory.zones.values()]
+        pages = context.objects.load_all(zones).values()
     except (CorruptObjectError, UnsupportedFormatError):
         return {info.key for info in context.storage.list("indexes/")}
     if directory.others:  # indexes of an unknown kind
         return {info.key for info in context.storage.list("indexes/")}
-    return {pointer.key, *(blob.key for blob in directory.blobs)}
+    blobs = (*directory.blobs, *directory.zones.values(), *(b for p in pages for b in p.blobs))
+    return {pointer.key, *(blob.key for blob in blobs)}
 
 
 # --- what is dead ------------------------------------------------------------------------------

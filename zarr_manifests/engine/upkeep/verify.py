@@ -16,7 +16,7 @@ that were sound. A problem found both times was not caused by a collection.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -49,6 +49,7 @@ from zarr_manifests.format.nodes import Base
 from zarr_manifests.format.pages import Page
 from zarr_manifests.format.root import ROOT_KEY, LogEntry, Root, archive_key
 from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.format.zone_maps import ZonePages, Zones
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import crc32c, object_key
 from zarr_manifests.planning.layout.leaves import part_order
@@ -190,8 +191,7 @@ def _check_closure(
     load = partial(_load, context, found)
     histories: list[tuple[BlobRef, Snapshot | HistoryPage]] = []
     paged = _PagedBases()
-    # Pages of history only repeat snapshots, so a recovery does without.
-    wanted = partial(Link.is_within, snapshots=starts if found.patient else ())
+    wanted = partial(_wanted, found, starts)
     reached = follow(context.runtime, starts.values(), load, seen, wanted)
     for done, (link, value) in enumerate(reached, 1):
         found.objects += 1
@@ -219,6 +219,16 @@ def _check_closure(
         ):
             found.add(branch.head.key, f"branch {name!r} names another base than its head")
     return snapshots
+
+
+def _wanted(found: _Findings, starts: Container[str], link: Link) -> bool:
+    """Whether to check the object.
+
+    A recovery does without pages of history and zone maps, which only repeat other objects.
+    """
+    if found.patient:
+        return link.is_within(starts)
+    return link.page is None and link.kind not in (Zones, ZonePages)
 
 
 def _check_history(

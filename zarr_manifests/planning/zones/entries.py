@@ -27,7 +27,7 @@ from zarr_manifests.planning.tables.merge import (
     split,
 )
 
-__all__ = ["in_pages", "merged", "merged_by_node", "taken", "valid", "zones_of_chunks"]
+__all__ = ["in_pages", "like", "merged", "merged_by_node", "taken", "valid", "zones_of_chunks"]
 
 _COMPARED: Final = ("kind", "source", "number", "offset", "length", "crc32c")
 
@@ -134,14 +134,22 @@ def merged(tables: Sequence[ZoneTable]) -> ZoneTable:
     return ZoneTable(tables[0].meaning, addresses, bounds)
 
 
+def like(zones: ZoneTable, other: ZoneTable) -> bool:
+    """Whether the entries can be merged: one meaning, one type, as many axes."""
+    return _alike(zones) == _alike(other)
+
+
+def _alike(zones: ZoneTable) -> tuple[bytes, str, int]:
+    dtype = zones.bounds.low.dtype
+    # Texts of any length go together.
+    return zones.meaning, "text" if dtype.kind == "S" else dtype.str, zones.box.ndim
+
+
 def merged_by_node(tables: Sequence[tuple[bytes, ZoneTable]]) -> list[tuple[bytes, ZoneTable]]:
     """Entries by node, oldest first, in one table for each node, meaning and type."""
 
-    def group(one: tuple[bytes, ZoneTable]) -> tuple[bytes, bytes, str, int]:
-        node, zones = one
-        dtype = zones.bounds.low.dtype
-        named = "text" if dtype.kind == "S" else dtype.str  # texts of any length go together
-        return node, zones.meaning, named, zones.box.ndim
+    def group(one: tuple[bytes, ZoneTable]) -> tuple[bytes, tuple[bytes, str, int]]:
+        return one[0], _alike(one[1])
 
     groups = groupby(sorted(tables, key=group), key=group)
     return [(key[0], merged([zones for _, zones in same])) for key, same in groups]

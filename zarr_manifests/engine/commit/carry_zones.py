@@ -1,0 +1,83 @@
+"""Entries of zone maps that a commit writes or carries along.
+
+A commit writes one object with the entries of the chunks that it sets. Invariant: it writes no
+entry of another chunk, as far as the chunks are in memory. Nothing depends on this, since readers
+compare addresses; it keeps useless entries from being stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+import numpy as np
+
+from zarr_manifests.engine.edit.change_set import ChangeSet
+from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.objects.metadata import Upload
+from zarr_manifests.engine.objects.spill import Rows
+from zarr_manifests.engine.snapshot.context import ReadContext
+from zarr_manifests.errors import CorruptObjectError, StorageError, UnsupportedFormatError
+from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.columns import MAX_ROWS
+from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.format.zone_maps import Zones, ZoneTable
+from zarr_manifests.planning.tables.merge import rearranged
+from zarr_manifests.planning.zones.entries import merged_by_node, taken, valid
+
+__all__ = ["moved", "take_zones", "zones_upload"]
+
+
+def zones_upload(
+    changes: ChangeSet, tables: Mapping[bytes, Sequence[Rows]], keys: SessionKeys
+) -> Upload | None:
+    """The object with entries of the chunks in these tables, by node; None if there are none."""
+    found: list[tuple[bytes, ZoneTable]] = []
+    for node_id, parts in tables.items():
+        here = [_still(zones, parts) for zones in changes.zones_of(node_id)]
+        found += merged_by_node([(node_id, zones) for zones in here if zones is not None])
+    room = MAX_ROWS
+    kept = []
+    for node_id, zones in found:
+        room -= len(zones)
+        if room >= 0:  # chunks beyond have no entries
+            kept.append((node_id, zones))
+    return Upload(keys.next("indexes"), Zones.of(kept).encode()) if kept else None
+
+
+def _still(zones: ZoneTable, parts: Sequence[Rows]) -> ZoneTable | None:
+    """The entries of chunks that are still in these tables, or in tables not in memory."""
+    count = np.zeros(len(zones), np.bool_)
+    for part in parts:
+        if not isinstance(part, ChunkTable):
+            return zones
+        count |= valid(zones, part)
+    return taken(zones, count)
+
+
+def take_zones(context: ReadContext, changes: ChangeSet, snapshot: Snapshot) -> None:
+    """Add the entries of a snapshot's own commit to changes that have some of its chunks."""
+    entry = snapshot.deltas[-1] if snapshot.deltas else None
+    if entry is None or entry.zones is None or entry.log.key != snapshot.log.key:
+        return
+    with suppress(CorruptObjectError, UnsupportedFormatError, StorageError):
+        zones = context.objects.load(entry.zones, Zones)
+        changes.take_zones({node: tuple(zones.of_node(node)) for node in changes.touched()})
+
+
+def moved(changes: ChangeSet, node_id: bytes, axis: int, first: int, steps: int) -> None:
+    """Move the entries of chunks from `first` on along an axis, as their chunks have been moved."""
+    before = [*changes.zones_of(node_id)]
+    changes.zones.pop(node_id, None)
+    for zones in before:
+        coords = zones.coords().copy()
+        beyond = coords[:, axis] >= first
+        coords[:, axis] += np.where(beyond, steps, 0)
+        # All of these chunks move by the same number of steps, so they stay in order.
+        addresses = rearranged(zones.addresses, beyond, coords)
+        if addresses is not None:
+            bounds = zones.bounds.take(beyond)
+            changes.add_zones(node_id, ZoneTable(zones.meaning, addresses, bounds))
+        rest = taken(zones, ~beyond)
+        if rest is not None:
+            changes.add_zones(node_id, rest)
