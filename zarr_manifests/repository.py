@@ -589,7 +589,7 @@ class Repository:
         mode : {"log", "net"}
             `log` tells what each commit did. `net` tells what all of them did together, each chunk
             once: what was made and removed in between does not occur. It holds the coordinates of
-            all that has changed in memory, and looks chunks that were removed up at `start`.
+            all that has changed in memory, and looks up at `start` the chunks that were removed.
         progress : callable, optional
             Called with the number of commits found so far, while the history is followed.
 

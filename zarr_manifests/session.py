@@ -739,7 +739,7 @@ class Session:
         return iter(stream)
 
     def preload_report(self, wait_s: float = 0.0) -> PreloadReport:
-        """Which manifests were fetched in the background since the session opened; if not, why.
+        """Which manifests were fetched in the background, and why others were not.
 
         Parameters
         ----------

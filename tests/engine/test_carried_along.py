@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import pytest
 import zarr
 
@@ -30,7 +31,7 @@ IN_PAGE = {f"application {i}": i for i in range(400)} | {"app": 3}
 def storage() -> MemoryStorage:
     """The head of `main` is a merge with marks of its own and in a page."""
     storage = MemoryStorage()
-    config = {"compaction": {"mode": "manual"}}
+    config = {"compaction": {"mode": "manual"}, "inline-chunk-bytes": 0}
     repository = Repository.create(storage, config, runtime=in_order())
     with repository.transaction(message="make") as store:
         zarr.create_array(store, name="a", shape=(8,), chunks=(2,), dtype="i8")
@@ -97,6 +98,17 @@ def cherry_pick(repository: Repository) -> None:
     repository.cherry_pick(session.commit("on the side"))
 
 
+def repack(repository: Repository) -> None:
+    """Make a pack that is mostly dead, and move the rest out of it."""
+    with repository.transaction(message="packed") as store:
+        zarr.create_array(store, name="p", data=np.arange(9), chunks=(1,))
+    with repository.transaction(message="mostly dead") as store:
+        zarr.open_array(store, path="p")[:8] = 0
+    report = repository.repack()
+    assert report.packs_written
+    assert report.snapshot_id is not None
+
+
 def reset(repository: Repository) -> None:
     before = repository.list_branches()["main"]
     set_step(repository, 2)
@@ -112,6 +124,7 @@ CHANGES: dict[str, tuple[Callable[[Repository], Any], bool]] = {
     "commit": (lambda repository: set_step(repository, 2), False),
     "amend": (amend, True),
     "compact": (lambda repository: repository.compact(mode="full"), False),
+    "repack": (repack, False),
     "revert": (revert, False),
     "cherry-pick": (cherry_pick, False),
     "tag": (lambda repository: repository.create_tag("v1"), True),

@@ -363,7 +363,7 @@ def config_schema() -> dict[str, Any]:
 
 
 def config_of_root(options: Mapping[str, Any]) -> RepositoryConfig:
-    """The configuration that a root holds as `to_dict` told it, checked without pydantic.
+    """The configuration from the map that `to_dict` wrote to a root, checked without pydantic.
 
     Raises
     ------

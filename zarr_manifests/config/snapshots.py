@@ -59,7 +59,7 @@ class _Duration(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Snapshots:
-    """What `Repository.expire_snapshots` keeps when it is not told: what one of the two says.
+    """What `Repository.expire_snapshots` keeps by default: what either of the two options says.
 
     Parameters
     ----------

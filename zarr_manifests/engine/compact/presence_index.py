@@ -353,8 +353,7 @@ def with_entries(
     """Add entries to the branch's index; return the branch and the directory to upload.
 
     Of older entries only those of `live_leaves`, the leaves of the branch's base, are kept. Others
-    would keep bitmaps of old leaves from being collected.
-    of leaves from being collected that only old snapshots have, or nothing has any more.
+    would keep bitmaps of leaves that only old snapshots have, or none, from being collected.
     """
     known = index_directory(context, branch.index)
     kept = {name: known.entries[name] for name in live_leaves if name in known.entries}

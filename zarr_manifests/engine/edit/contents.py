@@ -1,4 +1,4 @@
-"""What a contents contains: its changes, and the size of each array."""
+"""What a session holds: its uncommitted changes, and the size of each array."""
 
 from __future__ import annotations
 
