@@ -1,7 +1,7 @@
 """When entries of history move from the snapshot to a page, and pages to a larger page.
 
-Each commit writes the entries in its snapshot again, so they are few. A commit fetches nothing for a
-new page: what goes there is in the parent already. Compactions read pages and merge those of
+Each commit writes the entries in its snapshot again, so they are few. A commit fetches nothing for
+a new page: what goes there is in the parent already. Compactions read pages and merge those of
 similar size, so that few are left to read.
 """
 
