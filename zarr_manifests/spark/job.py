@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.planning.scan import Scan
+from zarr_manifests.planning.zones.where import Where
 from zarr_manifests.spark.schema import Column, schema_of
 from zarr_manifests.storage import Storage
 
@@ -49,6 +50,10 @@ class Job:
         With `parts`: where each task's begin, and the end of the last.
     decode_times : bool, default True
         Whether CF times are decoded.
+    where : Where, optional
+        Which rows to keep.
+    time_zone : str, default "UTC"
+        The time zone of times in `where` that have none.
     """
 
     storage: Storage
@@ -64,6 +69,8 @@ class Job:
     parts: IndexArray | None = None
     starts: IndexArray | None = None
     decode_times: bool = True
+    where: Where | None = None
+    time_zone: str = "UTC"
 
     @property
     def columns(self) -> tuple[Column, ...]:

@@ -20,10 +20,13 @@ from pyspark.sql import SparkSession
 from zarr_manifests.errors import InvalidArgumentError, UnsupportedStorageError
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.planning.scan import Axis, Scan, plan_scan
+from zarr_manifests.planning.zones.where import parse_where
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session
 from zarr_manifests.spark.job import Job
+from zarr_manifests.spark.prune import axis_where, common, empty_rows
 from zarr_manifests.spark.ranges import runs_in_range
+from zarr_manifests.spark.row_filter import kept, zone_of
 from zarr_manifests.spark.schema import Column, column_of
 from zarr_manifests.spark.source import Source
 from zarr_manifests.storage import Storage
@@ -54,6 +57,7 @@ class ReadOptions:
     snapshot_id: str | None = None
     as_of: datetime | None = None
     ranges: Mapping[str, Any] | None = None
+    where: Any = None
     on_empty: str = "empty"
     layout: str = "long"
     nan: str = "null"
@@ -147,7 +151,17 @@ def plan_read(
     names = _variables(source, options.variables)
     dims = _shared_dimensions(source, names)
     dimensions, columns = _columns(source, names, dims, facts.case_sensitive)
+    where = None if options.where is None else parse_where(options.where)
+    zone = zone_of(facts.time_zone)
+    if where is not None:  # names what cannot be compared
+        kept(empty_rows((*dimensions, *columns)), where, zone)
     axes = _axes(source, names, dims, options)
+    if where is not None:
+        nan_is_null = options.nan != "keep"
+        axes = [
+            axis_where(axis, source, column, where, zone, nan_is_null=nan_is_null)
+            for axis, column in zip(axes, dimensions, strict=True)
+        ]
     rows = math.prod(axis.size for axis in axes)
     # A larger box takes no more memory.
     target = max(options.target_rows, rows // options.max_tasks)
@@ -165,6 +179,8 @@ def plan_read(
         nan=options.nan,
         numbers=numbers,
         decode_times=options.decode_times,
+        where=where,
+        time_zone=facts.time_zone,
     )
 
 
@@ -181,7 +197,7 @@ def restrict(job: Job, boxes: IndexArray, options: ReadOptions, facts: SparkFact
         As for `plan_read`.
     """
     if job.parts is not None:
-        boxes = _common(boxes, job.parts)
+        boxes = common(boxes, job.parts)
     rows = int(job.scan.cells(boxes).sum())
     target = min(options.target_rows, rows // facts.parallelism)
     scan = plan_scan(job.scan.axes, target_rows=max(target, rows // options.max_tasks, 1))
@@ -194,16 +210,6 @@ def restrict(job: Job, boxes: IndexArray, options: ReadOptions, facts: SparkFact
     cuts = np.searchsorted(middles, shares)
     starts = np.unique(np.concatenate([[0], cuts, [len(parts)]])).astype(np.int64)
     return replace(job, scan=scan, tasks=len(starts) - 1, numbers=None, parts=parts, starts=starts)
-
-
-def _common(some: IndexArray, others: IndexArray) -> IndexArray:
-    """The boxes of what is in both of two lists of disjoint boxes."""
-    few, many = sorted((some, others), key=len)
-    found = [np.empty((0, *many.shape[1:]), np.int64)]
-    for lo, hi in few:
-        both = np.stack([np.maximum(many[:, 0], lo), np.minimum(many[:, 1], hi)], axis=1)
-        found.append(both[(both[:, 0] < both[:, 1]).all(axis=1)])
-    return np.concatenate(found)
 
 
 def _variables(source: Source, given: str | Sequence[str] | None) -> tuple[str, ...]:

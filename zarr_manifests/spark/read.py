@@ -40,6 +40,7 @@ def read(
     snapshot_id: str | None = None,
     as_of: datetime | None = None,
     ranges: Mapping[str, Any] | None = None,
+    where: Any = None,
     on_empty: Literal["empty", "error"] = "empty",
     layout: Literal["long"] = "long",
     nan: Literal["keep", "null", "drop"] = "null",
@@ -80,6 +81,12 @@ def read(
         `lo <= hi` even if the coordinate descends. ISO text stands for the whole period it names:
         `("2000-01", "2000-02")` includes the 29th of February. A list of ranges and single values
         selects all that any of them does. Dimensions without a coordinate have ranges of positions.
+    where : str, mapping or list, optional
+        Which rows to read: comparisons of columns with literals, joined by AND, such as
+        `"depth > 6000 AND lat BETWEEN -30 AND 30"`; or the same as a mapping or a list of
+        comparisons. Rows are the same as with Spark's own filter. Chunks that cannot have any are
+        not read: by the coordinates, and by the bounds of the chunks' values where the repository
+        has statistics. Times without a zone are in the session's.
     on_empty : "empty" or "error", default "empty"
         What to do if a range selects nothing: return no rows, or raise.
     layout : "long"
@@ -117,7 +124,9 @@ def read(
         If the branch, tag, snapshot, group or a variable does not exist.
     InvalidArgumentError
         If an option is unknown, variables have different dimensions or values without a Spark type,
-        or a range selects nothing.
+        a range selects nothing and `on_empty` is "error", or a column cannot be compared so.
+    WhereError
+        If the text of `where` cannot be read.
     UnsupportedStorageError
         If other processes cannot reach the repository (`memory://`).
 
@@ -139,6 +148,7 @@ def read(
         snapshot_id=snapshot_id,
         as_of=as_of,
         ranges=ranges,
+        where=where,
         on_empty=on_empty,
         layout=layout,
         nan=nan,

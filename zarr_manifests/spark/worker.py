@@ -29,6 +29,7 @@ from zarr_manifests.planning.scan import Axis, plan_scan
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session
 from zarr_manifests.spark.job import Containers, Job
+from zarr_manifests.spark.row_filter import kept, zone_of
 from zarr_manifests.spark.schema import to_arrow
 from zarr_manifests.spark.source import Source
 
@@ -233,8 +234,10 @@ def _table(job: Job, along: list[pa.Array], values: list[npt.NDArray[Any]]) -> p
     names = [column.name for column in (*job.dimensions, *job.variables)]
     table = pa.Table.from_arrays([*along, *cells], names)
     if job.nan == "drop" and values:
-        kept = ~np.logical_and.reduce([pd.isnull(each) for each in values])
-        table = table.filter(pa.array(kept))
+        present = ~np.logical_and.reduce([pd.isnull(each) for each in values])
+        table = table.filter(pa.array(present))
+    if job.where is not None:
+        table = kept(table, job.where, zone_of(job.time_zone))
     return table
 
 
@@ -304,7 +307,7 @@ def _session(job: Job) -> Session:
     return _sessions[place]
 
 
-def _keep[K, V](kept: OrderedDict[K, V], key: K, value: V) -> None:
-    kept[key] = value
-    while len(kept) > _KEPT:
-        kept.popitem(last=False)
+def _keep[K, V](held: OrderedDict[K, V], key: K, value: V) -> None:
+    held[key] = value
+    while len(held) > _KEPT:
+        held.popitem(last=False)

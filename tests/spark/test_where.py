@@ -1,0 +1,196 @@
+"""Reads with `where` and `ranges`, against reading everything and filtering then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import xarray as xr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import DataFrame, SparkSession
+
+import zarr_manifests as zm
+from zarr_manifests import Repository
+from zarr_manifests.errors import InvalidArgumentError, WhereError
+from zarr_manifests.planning.zones.where import Where, parse_where
+from zarr_manifests.spark import read
+from zarr_manifests.spark.job import Job
+from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
+from zarr_manifests.spark.row_filter import kept, zone_of
+from zarr_manifests.spark.worker import partition_batches
+
+FACTS = SparkFacts(parallelism=2)
+SHAPE = (6, 8, 10)
+CHUNKS = (2, 4, 5)
+NEGATIVE = {"dtype": "i2", "scale_factor": -0.5, "add_offset": 10.0, "_FillValue": -32768}
+
+
+def awkward() -> xr.Dataset:
+    """Values that are hard to compare, on coordinates that are."""
+    rng = np.random.default_rng(5)
+    cells = np.arange(np.prod(SHAPE)).reshape(SHAPE)
+    level = (cells // 40).astype("f4")  # so that chunks differ
+    odd = level.copy()
+    odd[0, 0, :5] = [np.nan, -0.0, np.inf, -np.inf, 0.0]
+    odd[2:4, 4:] = np.nan  # whole chunks without values
+    odd[rng.random(SHAPE) < 0.1] = np.nan
+    dims = ("time", "y", "x")
+    times = pd.date_range("2000-01-01", periods=SHAPE[0], freq="12h").to_numpy().copy()
+    times[4] = np.datetime64("NaT", "ns")
+    return xr.Dataset(
+        {
+            "odd": (dims, odd),
+            "packed": (dims, np.where(np.isnan(odd), np.nan, rng.integers(-20, 20, SHAPE) / 2)),
+            "count": (dims, (cells % 7 + cells // 100).astype("u2")),
+            "unwritten": (dims, np.full(SHAPE, 3, "i4")),
+        },
+        {
+            "time": times,
+            "y": np.array([80, 40, 40, 20, 0, -20, -20, -80], "f4"),  # descending, with duplicates
+            "x": np.array([1, 5, np.nan, 3, 9, 0.1, -2, 4, 4, 100]),
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def repo(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    repo = Repository.create(tmp_path_factory.mktemp("where") / "repo")
+    ds = awkward()
+    encoding: dict[str, Any] = {name: {"chunks": CHUNKS} for name in ds.data_vars}
+    encoding["packed"] |= NEGATIVE
+    encoding["unwritten"] |= {"fill_value": 3, "write_empty_chunks": False}
+    zm.write(ds, repo, message="all of it", encoding=encoding)
+    # Written anew, with and without statistics: what was measured before is out of date.
+    part = {"time": slice(0, 2), "y": slice(0, 4), "x": slice(5, 10)}
+    again = (ds[["odd", "count"]].isel(part) + 50).drop_vars(["time", "y", "x"])
+    with repo.transaction(message="some of it anew") as store:
+        again.to_zarr(store, region=part, consolidated=False)
+    return repo
+
+
+def rows(job: Job) -> pa.Table:
+    """The rows of all tasks, as a worker makes them."""
+    exact = pa.schema([(column.name, column.arrow) for column in job.columns])
+    batches = [each for task in range(job.tasks) for each in partition_batches(job, task)]
+    return pa.Table.from_batches(batches, exact)
+
+
+def sorted_rows(table: pa.Table) -> list[tuple[Any, ...]]:
+    """The rows in an order of their own, with NaN as text so that it equals itself."""
+    return sorted(tuple(map(str, row.values())) for row in table.to_pylist())
+
+
+_LITERALS: dict[str, list[Any]] = {
+    "odd": [0, -0.0, 0.5, 3, 11, 12.0, 50, 1e30, -1e30],
+    "packed": [-10, -0.5, 0, 9.5, 10, 20],
+    "count": [0, 3, 6.5, 50, 70000, -1],
+    "unwritten": [2, 3, 4],
+    "y": [80, 40, 0.0, -20, -79.5, 100],
+    "x": [1, 3, 0.1, 4, 9, 100.0, -5],
+    "time": ["2000-01-01", "2000-01-02T12:00", "1999", "2001-02-03 04:05:06Z"],
+}
+
+
+@st.composite
+def wheres(draw: st.DrawFn) -> Where:
+    comparisons = []
+    for _ in range(draw(st.integers(1, 3))):
+        column = draw(st.sampled_from(sorted(_LITERALS)))
+        literal = st.sampled_from(_LITERALS[column])
+        op = draw(st.sampled_from(["=", "!=", "<", "<=", ">", ">=", "in", "between", "is null"]))
+        if op == "in":
+            comparisons.append((column, op, draw(st.lists(literal, min_size=1, max_size=3))))
+        elif op == "between":
+            comparisons.append((column, op, [draw(literal), draw(literal)]))
+        elif op == "is null":
+            comparisons.append((column, draw(st.sampled_from(["is null", "is not null"]))))
+        else:
+            comparisons.append((column, op, draw(literal)))
+    return parse_where(comparisons)
+
+
+_RANGES = st.sampled_from(
+    [{}, {"y": (-20, 40)}, {"x": [1, (3, 9)]}, {"time": ("2000-01-02", None)}]
+)
+
+
+@given(wheres(), _RANGES, st.sampled_from(["null", "keep", "drop"]), st.integers(1, 300))
+@settings(max_examples=150, deadline=None)
+def test_rows_are_those_that_are_left_of_all(
+    repo: Repository, where: Where, ranges: dict[str, Any], nan: str, target_rows: int
+) -> None:
+    facts = SparkFacts(parallelism=2, time_zone="Asia/Tokyo")
+    all_options = ReadOptions(ranges=ranges, nan=nan)
+    options = ReadOptions(ranges=ranges, nan=nan, where=where.sql, target_rows=target_rows)
+    everything = rows(plan_read(repo, all_options, facts))
+    found = rows(plan_read(repo, options, facts))
+    assert sorted_rows(found) == sorted_rows(kept(everything, where, zone_of("Asia/Tokyo")))
+
+
+@pytest.fixture(scope="module")
+def everything(spark: SparkSession, repo: Repository) -> DataFrame:
+    return read(spark, repo).cache()
+
+
+@pytest.mark.spark
+@given(where=wheres())
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_rows_are_those_of_sparks_filter(
+    spark: SparkSession, repo: Repository, everything: DataFrame, where: Where
+) -> None:
+    found = read(spark, repo, where=where.sql).toArrow()
+    assert sorted_rows(found) == sorted_rows(everything.where(where.sql).toArrow())
+
+
+def test_positions_are_compared_without_being_listed(tmp_path: Path) -> None:
+    repo = Repository.create(tmp_path / "repo")
+    ds = xr.Dataset({"a": ("i", np.arange(40.0))})
+    zm.write(ds, repo, message="a", encoding={"a": {"chunks": 4}})
+    everything = rows(plan_read(repo, ReadOptions(), FACTS))
+    for text in (
+        "i > 5.5 AND i <= 20",
+        "i != 7",
+        "i IN (3, 4, 39, 40, -1)",
+        "i BETWEEN 10 AND 9",
+        "i IS NULL",
+        "i = 38.5",
+        "i < 1e30",
+    ):
+        job = plan_read(repo, ReadOptions(where=text), FACTS)
+        wanted = kept(everything, parse_where(text), zone_of("UTC"))
+        assert sorted_rows(rows(job)) == sorted_rows(wanted)
+        assert job.scan.rows == wanted.num_rows
+
+
+def test_chunks_that_coordinates_leave_out_are_not_read(repo: Repository) -> None:
+    job = plan_read(repo, ReadOptions(where="y <= -20 AND x = 100"), FACTS)
+    assert job.scan.rows == 6 * 3
+    assert [axis.chunk for axis in job.scan.axes] == [2, 4, 5]
+    assert all(
+        box.lo[1] >= 4 and box.lo[2] >= 5 for task in range(job.tasks) for box in job.boxes(task)
+    )
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("where", "error", "message"),
+    [
+        ("odd > 1 OR odd < 0", WhereError, "comparisons are joined by AND"),
+        ("speed > 1", InvalidArgumentError, "no column 'speed' to compare .*there are: time, y"),
+        ("odd > 'a'", InvalidArgumentError, "'odd' has values of type float"),
+        ("y > 'north'", InvalidArgumentError, "'y' has values of type float"),
+        ([("odd", "like", 3)], InvalidArgumentError, "'like' compares nothing"),
+    ],
+)
+def test_what_cannot_be_compared_is_told_at_once(
+    spark: SparkSession, repo: Repository, where: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=f"(?s){message}"):
+        read(spark, repo, where=where)
