@@ -301,6 +301,59 @@ def test_both_engines_give_the_same_rows(spark: SparkSession, repo: Repository) 
     assert found[0].equals(found[1])
 
 
+@pytest.mark.spark
+def test_variables_of_fewer_dimensions_are_repeated(spark: SparkSession, tmp_path: Path) -> None:
+    ds = winds().isel(time=slice(0, 3)).drop_vars("height")
+    ds["turned"] = (("lon", "lat"), np.arange(LONS * LATS, dtype="f4").reshape(LONS, LATS))
+    ds["month"] = ("time", [1, 2, 3])
+    ds["one"] = ((), np.int32(5))
+    encoding = {"u": {"chunks": (2, 10, 10)}, "turned": {"chunks": (7, 20)}}
+    repo = write(tmp_path / "repo", ds, encoding)
+    names = ["month", "turned", "u", "one"]
+    ranges = {"lat": (-20, 60), "lon": [5, (100, 200)]}
+    frame = read(spark, repo, names, broadcast=True, ranges=ranges, target_rows=500)
+    assert frame.columns == ["time", "lat", "lon", *names]
+    lons = ds.lon.values
+    some = ds.isel(lon=(lons == 5) | ((lons >= 100) & (lons <= 200))).sel(lat=slice(60, -20))
+    like = some[["u"]].assign({name: some[name].broadcast_like(some.u) for name in names})
+    same(frame, like.transpose("time", "lat", "lon")[names])
+    where = read(spark, repo, names, broadcast=True, where="turned > 2600 AND month = 2")
+    assert where.count() == int((ds.turned > 2600).sum())
+
+
+@pytest.mark.spark
+def test_a_row_for_each_chunk(spark: SparkSession, repo: Repository) -> None:
+    ranges = {"lon": [(0, 10), (300, 355)], "lat": (0, 90)}
+    found = read(spark, repo, layout="chunk", ranges=ranges, where="time < '2000-01-01'")
+    assert found.columns == ["time", "lat", "lon", "shape", "u", "v"]
+    ds = opened(repo).sel(time=slice("1999"), lat=slice(90, 0)).load()
+    rows = found.collect()
+    assert len(rows) == 3 * 2
+    seen = 0
+    for row in rows:
+        times = [time.astimezone(UTC).replace(tzinfo=None) for time in row.time]
+        part = ds.sel(time=times, lat=row.lat, lon=row.lon)
+        for name in "uv":
+            values = np.frombuffer(row[name].data, row[name].dtype).reshape(row["shape"])
+            np.testing.assert_array_equal(values, part[name].values)
+        seen += values.size
+    assert seen == ds.sizes["time"] * ds.sizes["lat"] * 15
+
+
+@pytest.mark.spark
+def test_a_row_for_each_chunk_with_values(spark: SparkSession, tmp_path: Path) -> None:
+    values = np.full((6, 4), np.nan)
+    values[2, 1] = 7
+    repo = write(
+        tmp_path / "repo", xr.Dataset({"a": (("y", "x"), values)}), {"a": {"chunks": (2, 4)}}
+    )
+    found = read(spark, repo, layout="chunk", nan="drop").collect()
+    assert [(row.y, row.x, row["shape"]) for row in found] == [([2, 3], [0, 1, 2, 3], [2, 4])]
+    text = xr.Dataset({"who": ("x", np.array(["a", "b"], object))})
+    with pytest.raises(InvalidArgumentError, match="'who' have no fixed size"):
+        read(spark, write(tmp_path / "text", text), layout="chunk")
+
+
 # --- types -----------------------------------------------------------------------------------
 
 TYPES: list[tuple[Any, list[Any], str, list[Any]]] = [
@@ -489,6 +542,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Repository:
         ({"variables": []}, InvalidArgumentError, "asked for no variables"),
         ({"variables": ["u", "u"]}, InvalidArgumentError, "twice"),
         ({"variables": None}, InvalidArgumentError, r"same dimensions.*land \(lat, lon\); .*u \("),
+        ({"variables": ["u", "land"]}, InvalidArgumentError, "With broadcast=True, values are rep"),
         ({"variables": ["u", "U"]}, InvalidArgumentError, "'u' and 'U' are the same to Spark"),
         ({"variables": "nameless"}, InvalidArgumentError, "'nameless' in group /air have no"),
         ({"variables": "square"}, InvalidArgumentError, r"have a name twice \(x, x\)"),
@@ -499,7 +553,11 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Repository:
         ({"engine": "rust"}, InvalidArgumentError, "engine cannot be 'rust'; known: 'arrow', 'pa"),
         ({"max_tasks": 0}, InvalidArgumentError, "max_tasks must be 1 or more"),
         ({"on_empty": "skip"}, InvalidArgumentError, "on_empty cannot be 'skip'; known: 'empty'"),
-        ({"layout": "wide"}, InvalidArgumentError, "layout cannot be 'wide'; known: 'long'"),
+        (
+            {"layout": "wide"},
+            InvalidArgumentError,
+            "layout cannot be 'wide'; known: 'long', 'ch",
+        ),
         ({"nan": "skip"}, InvalidArgumentError, "nan cannot be 'skip'; known: 'null', 'keep'"),
         ({"target_rows": 0}, InvalidArgumentError, "target_rows must be 1 or more"),
         ({"target_rows": True}, InvalidArgumentError, "target_rows must be 1 or more"),

@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.planning.scan import Scan
 from zarr_manifests.planning.zones.where import Where
-from zarr_manifests.spark.schema import Column, schema_of
+from zarr_manifests.spark.schema import Column, chunk_columns, schema_of
 from zarr_manifests.storage import Storage
 
 __all__ = ["Containers", "Job"]
@@ -35,13 +35,15 @@ class Job:
     snapshot_id, group : str
         The snapshot and group to read.
     dimensions, variables : tuple of Column
-        The columns; the dimensions in order of the variables' axes.
+        What is read; the dimensions in order of the variables' axes. A variable may lack some.
     scan : Scan
         The selected cells, cut into boxes.
     tasks : int
         Number of tasks.
     nan : str
         `keep`, `null` or `drop`.
+    layout : str, default "long"
+        Whether a row is a cell (`long`) or a `chunk`.
     numbers : int64[n], optional
         Numbers of the scan's boxes to read; all if not given.
     parts : int64[n, 2, ndim], optional
@@ -65,6 +67,7 @@ class Job:
     scan: Scan
     tasks: int
     nan: str
+    layout: str = "long"
     numbers: IndexArray | None = None
     parts: IndexArray | None = None
     starts: IndexArray | None = None
@@ -75,6 +78,8 @@ class Job:
     @property
     def columns(self) -> tuple[Column, ...]:
         """The columns of a row."""
+        if self.layout == "chunk":
+            return chunk_columns(self.dimensions, self.variables)
         return (*self.dimensions, *self.variables)
 
     @property

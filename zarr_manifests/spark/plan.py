@@ -33,7 +33,7 @@ from zarr_manifests.storage import Storage
 
 __all__ = ["ReadOptions", "SparkFacts", "plan_read", "restrict"]
 
-_LAYOUTS: Final = ("long",)
+_LAYOUTS: Final = ("long", "chunk")
 _NAN: Final = ("null", "keep", "drop")
 _ON_EMPTY: Final = ("empty", "error")
 # As many tasks as a small cluster runs at once, where Spark does not tell.
@@ -62,6 +62,7 @@ class ReadOptions:
     layout: str = "long"
     nan: str = "null"
     decode_times: bool = True
+    broadcast: bool = False
     target_rows: int = 4 * 1024**2
     max_tasks: int = 10_000
 
@@ -149,8 +150,8 @@ def plan_read(
     )
     source = Source(session, options.group, decode_times=options.decode_times)
     names = _variables(source, options.variables)
-    dims = _shared_dimensions(source, names)
-    dimensions, columns = _columns(source, names, dims, facts.case_sensitive)
+    dims = _shared_dimensions(source, names, options.broadcast)
+    dimensions, columns = _columns(source, names, dims)
     where = None if options.where is None else parse_where(options.where)
     zone = zone_of(facts.time_zone)
     if where is not None:  # names what cannot be compared
@@ -167,7 +168,7 @@ def plan_read(
     target = max(options.target_rows, rows // options.max_tasks)
     scan = plan_scan(axes, target_rows=target, min_tasks=facts.parallelism)
     numbers = _boxes_with_rows(session, source, columns, scan) if options.nan == "drop" else None
-    return Job(
+    job = Job(
         storage=repository.storage,
         containers=tuple(sorted(repository.virtual_containers.items())),
         snapshot_id=session.snapshot_id,
@@ -177,11 +178,14 @@ def plan_read(
         scan=scan,
         tasks=min(len(scan) if numbers is None else len(numbers), options.max_tasks),
         nan=options.nan,
+        layout=options.layout,
         numbers=numbers,
         decode_times=options.decode_times,
         where=where,
         time_zone=facts.time_zone,
     )
+    _check_columns(job.columns, facts.case_sensitive)
+    return job
 
 
 def restrict(job: Job, boxes: IndexArray, options: ReadOptions, facts: SparkFacts) -> Job:
@@ -228,20 +232,28 @@ def _variables(source: Source, given: str | Sequence[str] | None) -> tuple[str, 
     return tuple(names)
 
 
-def _shared_dimensions(source: Source, names: Sequence[str]) -> tuple[str, ...]:
-    """The dimensions of all the variables, which must be the same in the same order."""
+def _shared_dimensions(source: Source, names: Sequence[str], broadcast: bool) -> tuple[str, ...]:
+    """The dimensions of the variable with the most, which the others have too, or some of them."""
     found = {name: tuple(map(str, source.encoded(name).dims)) for name in names}
-    if len(set(found.values())) > 1:
-        listed = "; ".join(f"{name} ({', '.join(dims)})" for name, dims in found.items())
+    widest = max(found.values(), key=len)
+    if all(dims == widest for dims in found.values()):
+        return widest
+    listed = "; ".join(f"{name} ({', '.join(dims)})" for name, dims in found.items())
+    if not all(set(dims) <= set(widest) for dims in found.values()):
         raise InvalidArgumentError(
             f"variables of one read must have the same dimensions in the same order: {listed}. "
             "Name those that do with variables=[...], and join the results"
         )
-    return found[names[0]]
+    if not broadcast:
+        raise InvalidArgumentError(
+            f"variables of one read must have the same dimensions in the same order: {listed}. "
+            f"With broadcast=True, values are repeated along all of ({', '.join(widest)})"
+        )
+    return widest
 
 
 def _columns(
-    source: Source, names: Sequence[str], dims: Sequence[str], case_sensitive: bool
+    source: Source, names: Sequence[str], dims: Sequence[str]
 ) -> tuple[tuple[Column, ...], tuple[Column, ...]]:
     """The columns of the dimensions, and those of the variables."""
     clashing = [name for name in names if name in dims and source.coordinate(name) is None]
@@ -252,20 +264,19 @@ def _columns(
         )
     dimensions = tuple(column_of(source, dim, is_dimension=True) for dim in dims)
     columns = tuple(column_of(source, n, is_dimension=False) for n in names if n not in dims)
-    if not case_sensitive:
-        _check_names((*dimensions, *columns))
     return dimensions, columns
 
 
-def _check_names(columns: Sequence[Column]) -> None:
+def _check_columns(columns: Sequence[Column], case_sensitive: bool) -> None:
     seen: dict[str, str] = {}
     for column in columns:
-        other = seen.setdefault(column.name.lower(), column.name)
-        if other != column.name:
+        name = column.name if case_sensitive else column.name.lower()
+        if name in seen:
             raise InvalidArgumentError(
-                f"the columns {other!r} and {column.name!r} are the same to Spark; leave one out "
-                "with variables=[...], or set spark.sql.caseSensitive to true"
+                f"the columns {seen[name]!r} and {column.name!r} are the same to Spark; leave one "
+                "out with variables=[...], or set spark.sql.caseSensitive to true"
             )
+        seen[name] = column.name
 
 
 def _boxes_with_rows(
@@ -275,7 +286,10 @@ def _boxes_with_rows(
 
     Cells of chunks that were never written have no value if the fill value stands for none.
     """
-    if not columns or not all(source.absent_is_missing(column.name) for column in columns):
+    if not columns or not all(
+        source.absent_is_missing(column.name) and source.encoded(column.name).ndim == len(scan.axes)
+        for column in columns
+    ):
         return None
     found = []
     for column in columns:
@@ -298,9 +312,12 @@ def _axes(
         )
     encoded = [source.encoded(name) for name in names]
     axes = []
-    for number, (dim, size) in enumerate(zip(dims, encoded[0].shape, strict=True)):
+    for dim in dims:
+        having = [variable for variable in encoded if dim in variable.dims]
+        size = having[0].sizes[dim]
         # If chunks differ, the largest: if it is a multiple of the others, no chunk is read twice.
-        chunk = max(_largest(variable.encoding["chunks"][number]) for variable in encoded)
+        chunks = [variable.encoding["chunks"][variable.dims.index(dim)] for variable in having]
+        chunk = max(map(_largest, chunks))
         if dim in ranges:
             coordinate = source.coordinate(dim)
             runs = runs_in_range(dim, coordinate, size, ranges[dim], on_empty=options.on_empty)

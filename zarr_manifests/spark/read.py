@@ -42,9 +42,10 @@ def read(
     ranges: Mapping[str, Any] | None = None,
     where: Any = None,
     on_empty: Literal["empty", "error"] = "empty",
-    layout: Literal["long"] = "long",
+    layout: Literal["long", "chunk"] = "long",
     nan: Literal["keep", "null", "drop"] = "null",
     decode_times: bool = True,
+    broadcast: bool = False,
     target_rows: int = 4 * 1024**2,
     max_tasks: int = 10_000,
     engine: Literal["arrow", "pandas"] = "arrow",
@@ -68,7 +69,7 @@ def read(
         `virtual_containers`; the workers must be able to reach these as well.
     variables : str or sequence of str, optional
         The variables to read; by default all of the group that are not coordinates. They must have
-        the same dimensions.
+        the same dimensions, or see `broadcast`.
     group : str, default "/"
         The group of the variables.
     branch, tag, snapshot_id : str, optional
@@ -89,8 +90,11 @@ def read(
         has statistics. Times without a zone are in the session's.
     on_empty : "empty" or "error", default "empty"
         What to do if a range selects nothing: return no rows, or raise.
-    layout : "long"
-        One row per cell; there is no other layout yet.
+    layout : "long" or "chunk", default "long"
+        One row per cell or per chunk. The row of a chunk has its coordinates as arrays, its
+        `shape`, and for each variable the `dtype` and the decoded values (`data`, in C order). Of
+        a chunk, only the cells are in it that `ranges` and comparisons of dimensions select. By
+        comparisons of variables, chunks are left out that cannot match, and no cells of others.
     nan : "null", "keep" or "drop", default "null"
         How to treat NaN. `null` replaces it by null. `keep` keeps it: in Spark, NaN is larger than
         all numbers, and makes averages NaN. `drop` is `null` without the rows in which no variable
@@ -99,6 +103,9 @@ def read(
     decode_times : bool, default True
         Whether CF times become timestamps. If not, they stay numbers, and the columns' metadata has
         their units.
+    broadcast : bool, default False
+        Whether variables may lack some of the dimensions that another one has. Their values are
+        then repeated.
     target_rows : int, default 4,194,304
         The target number of cells per task. Tasks read whole chunks, and there are at least as many
         tasks as Spark runs at once, if there are as many chunks.
@@ -153,6 +160,7 @@ def read(
         layout=layout,
         nan=nan,
         decode_times=decode_times,
+        broadcast=broadcast,
         target_rows=target_rows,
         max_tasks=max_tasks,
     )

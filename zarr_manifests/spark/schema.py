@@ -24,7 +24,7 @@ Julian/Gregorian calendar goes back before 1582. A column's metadata has the var
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -36,7 +36,10 @@ from pyspark.sql import types as sql
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.spark.source import Source
 
-__all__ = ["Column", "column_of", "schema_of", "to_arrow"]
+__all__ = ["SHAPE", "Column", "chunk_columns", "column_of", "schema_of", "to_arrow"]
+
+SHAPE: Final = "shape"
+"""The column with a chunk's shape, where a row is a chunk."""
 
 _TIMESTAMP: Final = (sql.TimestampType(), pa.timestamp("us", tz="UTC"))
 _STRING: Final = (sql.StringType(), pa.string())
@@ -109,6 +112,34 @@ def column_of(source: Source, name: str, *, is_dimension: bool) -> Column:
         what = f"ISO 8601 text: a timestamp cannot hold all dates of the calendar {calendar!r}"
         return Column(name, *_STRING, metadata | {"dtype": "object", "values": what})
     return Column(name, *_types(name, dtype, stored), metadata)
+
+
+def chunk_columns(dimensions: Sequence[Column], variables: Sequence[Column]) -> tuple[Column, ...]:
+    """The columns where a row is a chunk: coordinates as arrays, its shape, and values as bytes.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a variable's values have no fixed size.
+    """
+    values = sql.StructType(
+        [sql.StructField("dtype", sql.StringType()), sql.StructField("data", sql.BinaryType())]
+    )
+    stored = pa.struct([("dtype", pa.string()), ("data", pa.binary())])
+    for column in variables:
+        if column.metadata["dtype"] == "object" or column.arrow in (pa.string(), pa.binary()):
+            raise InvalidArgumentError(
+                f"the values of {column.name!r} have no fixed size, so layout='chunk' cannot give "
+                "them as bytes; use layout='long'"
+            )
+    return (
+        *(
+            Column(c.name, sql.ArrayType(c.spark), pa.list_(c.arrow), c.metadata)
+            for c in dimensions
+        ),
+        Column(SHAPE, sql.ArrayType(sql.LongType()), pa.list_(pa.int64()), {}),
+        *(Column(c.name, values, stored, c.metadata) for c in variables),
+    )
 
 
 def _types(

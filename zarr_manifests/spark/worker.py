@@ -30,7 +30,7 @@ from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session
 from zarr_manifests.spark.job import Containers, Job
 from zarr_manifests.spark.row_filter import kept, zone_of
-from zarr_manifests.spark.schema import to_arrow
+from zarr_manifests.spark.schema import SHAPE, to_arrow
 from zarr_manifests.spark.source import Source
 
 __all__ = [
@@ -88,7 +88,7 @@ def partition_batches(job: Job, number: int) -> Iterator[pa.RecordBatch]:
 
 def _rows(job: Job, numbers: Iterable[int]) -> Iterator[pa.Table]:
     boxes = (box for number in numbers for box in job.boxes(number))
-    return batches(_pieces(job, boxes))
+    return batches(_chunk_rows(job, boxes) if job.layout == "chunk" else _pieces(job, boxes))
 
 
 def batches(pieces: Iterable[pa.Table]) -> Iterator[pa.Table]:
@@ -131,7 +131,7 @@ def _pieces(job: Job, boxes: Iterable[Box]) -> Iterator[pa.Table]:
     along = [coordinates.get(column.name) for column in job.dimensions]
     for block, parts in _blocks(job, source, boxes):
         axes = job.scan.within(block)
-        stored = [source.stored(column.name, block, parts) for column in job.variables]
+        stored = [_stored(job, source, column.name, block, parts) for column in job.variables]
         cells = _selected(block, parts, axes)
         if cells is None:
             places = [axis.positions() for axis in axes]
@@ -157,6 +157,62 @@ def _pieces(job: Job, boxes: Iterable[Box]) -> Iterator[pa.Table]:
             else:
                 spread = [each.slice(start, stop - start) for each in known]
             yield _table(job, spread, [each[start:stop] for each in values])
+
+
+def _stored(
+    job: Job, source: Source, name: str, block: Box, parts: list[Box] | None
+) -> npt.NDArray[Any]:
+    """A variable's stored values in a block, repeated along dimensions that it does not have."""
+    all_of = [column.name for column in job.dimensions]
+    dims = source.encoded(name).dims
+    if list(dims) == all_of:
+        return source.stored(name, block, parts)
+    at = [all_of.index(str(dim)) for dim in dims]
+    own = Box(tuple(block.lo[axis] for axis in at), tuple(block.hi[axis] for axis in at))
+    values = source.stored(name, own).transpose(np.argsort(at))
+    shape = [length if axis in at else 1 for axis, length in enumerate(block.shape)]
+    return np.broadcast_to(values.reshape(shape), block.shape)
+
+
+def _chunk_rows(job: Job, boxes: Iterable[Box]) -> Iterator[pa.Table]:
+    """Yield a row for each chunk of boxes, with the values of its selected cells."""
+    source, coordinates = _open(job)
+    names = [column.name for column in job.variables]
+    schema = pa.schema([(column.name, column.arrow) for column in job.columns])
+    for block, parts in _blocks(job, source, boxes):
+        stored = [_stored(job, source, name, block, parts) for name in names]
+        for part in parts or [block]:
+            rows = []
+            for chunk in plan_scan(job.scan.within(part), target_rows=1):
+                axes = job.scan.within(chunk)
+                sides = zip(chunk.lo, chunk.hi, block.lo, strict=True)
+                place = tuple(slice(lo - at, hi - at) for lo, hi, at in sides)
+                values = [
+                    source.decode(name, np.ascontiguousarray(_taken(each[place], axes, chunk)))
+                    for name, each in zip(names, stored, strict=True)
+                ]
+                if job.nan == "drop" and values and all(pd.isnull(each).all() for each in values):
+                    continue
+                rows.append(_chunk_row(job, coordinates, axes, values))
+            for start in range(0, len(rows), 1024):
+                yield pa.Table.from_pylist(rows[start : start + 1024], schema)
+
+
+def _chunk_row(
+    job: Job,
+    coordinates: dict[str, pa.Array],
+    axes: tuple[Axis, ...],
+    values: list[npt.NDArray[Any]],
+) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for column, axis in zip(job.dimensions, axes, strict=True):
+        at, along = pa.array(axis.positions()), coordinates.get(column.name)
+        row[column.name] = (at if along is None else along.take(at)).to_pylist()
+    row[SHAPE] = [axis.size for axis in axes]
+    for column, each in zip(job.variables, values, strict=True):
+        little = each.astype(each.dtype.newbyteorder("<"), copy=False)
+        row[column.name] = {"dtype": little.dtype.str, "data": little.tobytes()}
+    return row
 
 
 def _blocks(
