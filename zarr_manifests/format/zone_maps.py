@@ -17,7 +17,7 @@ entries in an object is bounded before any is decoded.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -349,6 +349,15 @@ class Zones:
     def of_node(self, node_id: bytes) -> list[ZoneTable]:
         """The zone maps of one node, oldest first."""
         return [self.at(i) for i, (node, _, _) in enumerate(self.packed) if node == node_id]
+
+    def near(self, node_id: bytes, box: Box) -> Iterator[ZoneTable]:
+        """The zone maps of a node that may have entries in the box, decoded one at a time."""
+        for position, (node, _, packed) in enumerate(self.packed):
+            if node == node_id:
+                chunks = Fields(Fields(unpack(packed), "zones").table("chunks"), "zones.chunks")
+                within = Box(chunks.numbers("lo"), chunks.numbers("hi"))
+                if within.overlaps(box) or not box.ndim:
+                    yield self.at(position)
 
     def at(self, position: int) -> ZoneTable:
         """The zone map at a position.

@@ -23,9 +23,9 @@ from zarr_manifests.format.columns import MAX_ROWS
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.zone_maps import Zones, ZoneTable
 from zarr_manifests.planning.tables.merge import rearranged
-from zarr_manifests.planning.zones.entries import merged_by_node, taken, valid
+from zarr_manifests.planning.zones.entries import in_pages, merged_by_node, taken, valid
 
-__all__ = ["moved", "take_zones", "zones_upload"]
+__all__ = ["moved", "take_zones", "upload_of", "zones_upload"]
 
 
 def zones_upload(
@@ -36,12 +36,17 @@ def zones_upload(
     for node_id, parts in tables.items():
         here = [_still(zones, parts) for zones in changes.zones_of(node_id)]
         found += merged_by_node([(node_id, zones) for zones in here if zones is not None])
+    return upload_of(found, keys)
+
+
+def upload_of(tables: Sequence[tuple[bytes, ZoneTable]], keys: SessionKeys) -> Upload | None:
+    """The object with these entries, by node, in tables of limited size; None if there are none."""
     room = MAX_ROWS
     kept = []
-    for node_id, zones in found:
+    for node_id, zones in tables:
         room -= len(zones)
         if room >= 0:  # chunks beyond have no entries
-            kept.append((node_id, zones))
+            kept += [(node_id, page) for page in in_pages(zones)]
     return Upload(keys.next("indexes"), Zones.of(kept).encode()) if kept else None
 
 

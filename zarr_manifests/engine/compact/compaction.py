@@ -36,6 +36,7 @@ from zarr_manifests.engine.compact.merge_leaves import (
 )
 from zarr_manifests.engine.compact.presence_index import Presence, leaf_names, with_entries
 from zarr_manifests.engine.compact.runs import roll_up
+from zarr_manifests.engine.compact.zone_index import LeafZones, NewPages
 from zarr_manifests.engine.history.follow import opened
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload, tallied_reads
@@ -51,7 +52,7 @@ from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
 from zarr_manifests.format.index import IndexEntry
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.nodes import Base, NodeKind
-from zarr_manifests.format.root import COMPACTOR
+from zarr_manifests.format.root import COMPACTOR, Root
 from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.conflict.admission import Refusal, Writer, admission
@@ -89,6 +90,8 @@ class _Compacted:
     uploads: list[Upload] = field(default_factory=list)
     indexed: list[IndexEntry] = field(default_factory=list)
     """New entries for the presence index, of the new leaves."""
+    zones: Mapping[bytes, NewPages] = field(default_factory=dict)
+    """Pages of zone maps of the new leaves, by node."""
     merged: MergedPages = field(default_factory=MergedPages)
 
 
@@ -133,7 +136,8 @@ def _compact(
     *,
     dry_run: bool,
 ) -> tuple[CompactionReport, BlobRef | None]:
-    tip = context.roots.with_branch(at.root, branch).branches.get(branch)
+    root = context.roots.with_branch(at.root, branch)
+    tip = root.branches.get(branch)
     if tip is None:
         return CompactionReport(), None
     view = context.open_branch(tip)
@@ -145,7 +149,7 @@ def _compact(
         manifests_after=len(view.manifests),
     )
     keys = SessionKeys(at.root.version, context.runtime)
-    work = _Work(context, view, keys, mode, ratio, branch)
+    work = _Work(context, view, keys, mode, ratio, branch, root)
     if dry_run:
         return work.estimate(before), None
     done = work.do()
@@ -178,8 +182,9 @@ class _Work:
         mode: CompactionMode,
         ratio: float,
         branch: str,
+        root: Root,
     ) -> None:
-        self._ratio = ratio
+        self._ratio, self._root, self._tip = ratio, root, root.branches[branch]
         self._context, self._view, self._keys, self._mode = context, view, keys, mode
         self._base = BaseIndex(view.manifests, set_names(view.manifests))
         nodes = {node.node_id: node for node in view.nodes.values() if node.kind != NodeKind.GROUP}
@@ -194,6 +199,7 @@ class _Work:
         self._merges: Mapping[bytes, NodeMerge] = {}
         self._entries: list[IndexEntry] = []
         self._bitmaps: list[Upload] = []
+        self._zones: Mapping[bytes, NewPages] = {}
         self._heap = Heap(view, self._base, (), context.meter)
 
     def _rows_by_node(self) -> dict[bytes, int]:
@@ -261,6 +267,7 @@ class _Work:
             message,
             [*uploads, log],
             self._entries,
+            self._zones,
         )
 
     def _base_is_due(self) -> bool:
@@ -296,12 +303,13 @@ class _Work:
             self._merges,
             self._keys,
             self._ratio,
+            LeafZones.of(self._context, self._root, self._view, self._tip),
             everything=self._everything,
         )
         self.manifests = len(done.manifests)
         self.manifests_written, self.refs_merged = done.manifests_written, done.refs
         self.bytes_written = done.bytes_written
-        self._entries, self._bitmaps = done.entries, done.bitmaps
+        self._entries, self._bitmaps, self._zones = done.entries, done.bitmaps, done.zones
         return done.manifests, done.uploads
 
     def _droppable(self, base: BaseIndex, sequence: int) -> int:
@@ -474,8 +482,8 @@ def _try(
     if done.indexed:
         # On top of the index as it is now: somebody may have built it in the meantime.
         names = [name for ref in done.manifests for name in leaf_names(ref)]
-        tip, directory = with_entries(context, tip, keys, done.indexed, names)
-        calls.append(partial(context.objects.create, directory.key, directory.data))
+        tip, index = with_entries(context, tip, keys, done.indexed, names, done.zones)
+        calls += [partial(context.objects.create, one.key, one.data) for one in index]
     context.runtime.parallel(calls)
     head = made[-1]
     indexed = replace(old, branches={**old.branches, branch: tip})

@@ -24,6 +24,7 @@ from typing import Final
 import numpy as np
 
 from zarr_manifests.engine.compact.presence_index import index_leaves
+from zarr_manifests.engine.compact.zone_index import LeafZones, NewPages, write_pages
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
@@ -35,6 +36,7 @@ from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.index import Bitmap, IndexEntry
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.format.stretches import TableData
+from zarr_manifests.format.zone_maps import ZoneTable
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.layout.batches import batches
 from zarr_manifests.planning.layout.closure import ArrayChange, Closure, Due, close
@@ -254,6 +256,8 @@ class Repacked:
         Entries for the index of initialized chunks, of the new leaves.
     bitmaps : list of Upload
         Objects that these entries refer to; they are still to be written.
+    zones : dict of bytes to NewPages
+        Pages of zone maps of the new leaves, by node; written.
     refs : int
         Number of refs written.
     bytes_written, manifests_written, manifests_replaced : int
@@ -264,6 +268,7 @@ class Repacked:
     uploads: dict[str, bytes] = field(default_factory=dict)
     entries: list[IndexEntry] = field(default_factory=list)
     bitmaps: list[Upload] = field(default_factory=list)
+    zones: dict[bytes, NewPages] = field(default_factory=dict)
     refs: int = 0
     bytes_written: int = 0
     manifests_written: int = 0
@@ -281,6 +286,7 @@ class _Leaf:
     data: TableData
     stored_bytes: int
     bitmap: Bitmap
+    zones: list[tuple[ZoneTable, bool]]
 
 
 def set_names(manifests: Sequence[ManifestRef]) -> dict[str, str]:
@@ -296,6 +302,7 @@ def repack(
     merges: Mapping[bytes, NodeMerge],
     keys: SessionKeys,
     ratio: float,
+    zones: LeafZones,
     *,
     everything: bool,
 ) -> Repacked:
@@ -315,10 +322,12 @@ def repack(
             for leaf in _cut(context, heap, index, due, merges.get(due.node_id))
         ]
         plan = plan_manifests(config, facts, leaves, index, step.manifests)
-        written = _Writer(context, heap, index, facts, keys).write(plan.manifests)
+        written = _Writer(context, heap, index, facts, keys, zones).write(plan.manifests)
         bitmaps, entries = index_leaves(keys, written.leaves)
         result.entries += entries
         result.bitmaps += bitmaps
+        for node_id, pages in written.zones.items():
+            result.zones.setdefault(node_id, NewPages(pages.meaning)).add(pages)
         kept = [ref for ref in result.manifests if ref.blob.key not in set(step.manifests)]
         result.manifests = (*kept, *written.manifests)
         result.uploads |= written.copies
@@ -450,6 +459,7 @@ class _Written:
     leaves: list[tuple[bytes, BlobRef, int, Bitmap]]
     copies: dict[str, bytes]
     """The small ones with coordinates, by key."""
+    zones: dict[bytes, NewPages] = field(default_factory=dict)
 
 
 class _Writer:
@@ -462,9 +472,10 @@ class _Writer:
         index: BaseIndex,
         facts: NodeFacts,
         keys: SessionKeys,
+        zones: LeafZones,
     ) -> None:
         self._context, self._heap, self._index = context, heap, index
-        self._facts, self._keys = facts, keys
+        self._facts, self._keys, self._zones = facts, keys, zones
 
     def write(self, planned: Sequence[PlannedManifest]) -> _Written:
         """Write the manifests."""
@@ -472,6 +483,7 @@ class _Writer:
         left = [len(one.leaves) for one in planned]
         made: list[dict[Part, _Leaf]] = [{} for _ in planned]
         done: dict[int, tuple[ManifestRef, list[_Leaf], bytes]] = {}
+        paged: dict[bytes, NewPages] = {}
         for batch in self._batches(planned):
             for (number, leaf), encoded in zip(batch, self._encoded(batch), strict=True):
                 made[number][leaf] = encoded
@@ -481,7 +493,13 @@ class _Writer:
             for i in full:
                 leaves = [made[i].pop(leaf) for leaf in planned[i].leaves]
                 calls.append(partial(self._upload, keys[i], leaves, planned[i].set_name))
-            done |= zip(full, self._context.runtime.parallel(calls), strict=True)
+            for i, (ref, leaves, copy) in zip(
+                full, self._context.runtime.parallel(calls), strict=True
+            ):
+                named = ((one.part.node_id, ref.blob, one.part.box, one.zones) for one in leaves)
+                for node_id, pages in write_pages(self._context, self._keys, named).items():
+                    paged.setdefault(node_id, NewPages(pages.meaning)).add(pages)
+                done[i] = ref, [replace(leaf, zones=[]) for leaf in leaves], copy
         ordered = [done[i] for i in range(len(planned))]
         return _Written(
             [ref for ref, _, _ in ordered],
@@ -491,6 +509,7 @@ class _Writer:
                 for leaf in leaves
             ],
             {ref.blob.key: copy for ref, _, copy in ordered if copy},
+            paged,
         )
 
     def _batches(self, planned: Sequence[PlannedManifest]) -> Iterator[list[tuple[int, Part]]]:
@@ -550,7 +569,8 @@ class _Writer:
         assert len(table) == leaf.count  # as `_cut` counted them
         table = take(table, np.arange(len(table)), box)
         part, data = Manifest.of([(leaf.node_id, table)]).parts[0]
-        return _Leaf(part, data, int(table.length.sum()), Bitmap.of(table))
+        zones = self._zones.of_leaf(self._heap.view.by_id[leaf.node_id], table)
+        return _Leaf(part, data, int(table.length.sum()), Bitmap.of(table), zones)
 
     def _upload(
         self, key: str, leaves: Sequence[_Leaf], set_name: str

@@ -16,13 +16,14 @@ Each branch of the root refers to a directory, or to none. The directory refers 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
 import numpy as np
 
+from zarr_manifests.engine.compact.zone_index import NewPages, pages_after
 from zarr_manifests.engine.edit.move_nodes import node_path
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.history.follow import opened
@@ -348,9 +349,12 @@ def with_entries(
     branch: Branch,
     keys: SessionKeys,
     entries: Sequence[IndexEntry],
-    live_leaves: Iterable[LeafName],
-) -> tuple[Branch, Upload]:
-    """Add entries to the branch's index; return the branch and the directory to upload.
+    live_leaves: Sequence[LeafName],
+    zones: Mapping[bytes, NewPages] | None = None,
+) -> tuple[Branch, list[Upload]]:
+    """Add entries, and pages of zone maps by node, to the branch's index.
+
+    Returns the branch, and the objects to upload, of which the directory is the last.
 
     Of older entries only those of `live_leaves`, the leaves of the branch's base, are kept. Others
     would keep bitmaps of leaves that only old snapshots have, or none, from being collected.
@@ -358,9 +362,12 @@ def with_entries(
     known = index_directory(context, branch.index)
     kept = {name: known.entries[name] for name in live_leaves if name in known.entries}
     new = {entry.name: entry for entry in entries}
-    directory = IndexDirectory(kept | new, known.others, known.zones)
-    upload = Upload(keys.next("indexes"), directory.encode())
-    return replace(branch, index=upload.ref.bare()), upload
+    changed = {entry.node_id for entry in entries}
+    leaves = live_leaves if known.zones or zones else ()
+    paged, uploads = pages_after(context, keys, known.zones, zones or {}, changed, leaves)
+    directory = IndexDirectory(kept | new, known.others, paged)
+    uploads.append(Upload(keys.next("indexes"), directory.encode()))
+    return replace(branch, index=uploads[-1].ref.bare()), uploads
 
 
 def build_index(context: Context, branch: str) -> IndexReport:
@@ -393,9 +400,10 @@ def _build_index(context: Context, branch: str) -> IndexReport:
         old = root.branches.get(branch)
         if old is None:
             raise NotFoundError(f"branch {branch!r} was deleted; nothing was indexed")
-        new, directory = with_entries(context, old, keys, entries, [x.name for x in leaves])
-        context.objects.create(directory.key, directory.data)
-        written.append(len(directory.data))
+        new, uploads = with_entries(context, old, keys, entries, [x.name for x in leaves])
+        for upload in uploads:
+            context.objects.create(upload.key, upload.data)
+            written.append(len(upload.data))
         return replace(root, branches={**root.branches, branch: new})
 
     context.roots.update(change, "build index", branch, "", _ATTEMPTS)

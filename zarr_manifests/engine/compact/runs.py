@@ -7,23 +7,32 @@ older state, a run has the same effect as its entries one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
+import numpy as np
+
+from zarr_manifests.engine.commit.carry_zones import upload_of
+from zarr_manifests.engine.compact.zone_index import load_zones
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.snapshot.context import ReadContext
+from zarr_manifests.engine.snapshot.index_directory import UNUSABLE
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, Delta
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.snapshot import DeltaEntry
+from zarr_manifests.format.zone_maps import ZoneTable
 from zarr_manifests.grid import Coords
 from zarr_manifests.planning.layout.packing import LEAF_ROWS, plan_embedding
 from zarr_manifests.planning.tables.merge import Layer, merge_layers, split
 from zarr_manifests.planning.tables.sums import merged_counts
 from zarr_manifests.planning.upkeep.digests import coordinate_ids
+from zarr_manifests.planning.zones.entries import merged_by_node, taken, valid
 
 __all__ = ["roll_up"]
 
@@ -89,7 +98,32 @@ def roll_up(
         coordinate_ids(view.nodes.values(), held),
         first=entries[0].first,
     )
-    return replace(entry, counts=merged_counts(entries, view.base_sequence, alive)), uploads
+    zones = _zones(context, entries, parts, keys)
+    uploads += [] if zones is None else [zones]
+    at = None if zones is None else zones.ref
+    counts = merged_counts(entries, view.base_sequence, alive)
+    return replace(entry, counts=counts, zones=at), uploads
+
+
+def _zones(
+    context: ReadContext,
+    entries: Sequence[DeltaEntry],
+    parts: Mapping[bytes, Sequence[ChunkTable]],
+    keys: SessionKeys,
+) -> Upload | None:
+    """The object with the entries of zone maps that still describe a chunk of the run."""
+    refs = [entry.zones for entry in entries if entry.zones is not None]
+    found: list[tuple[bytes, ZoneTable]] = []
+    for zones in context.runtime.parallel([partial(load_zones, context, ref) for ref in refs]):
+        for node_id in zones.nodes & parts.keys():
+            with suppress(*UNUSABLE):
+                for table in zones.of_node(node_id):
+                    count = np.zeros(len(table), np.bool_)
+                    for part in parts[node_id]:
+                        count |= valid(table, part)
+                    kept = taken(table, count)
+                    found += [] if kept is None else [(node_id, kept)]
+    return upload_of(merged_by_node(found), keys)
 
 
 def _layers(

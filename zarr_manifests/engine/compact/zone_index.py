@@ -1,0 +1,221 @@
+"""Pages of zone maps: made for new leaves, and kept in the index of a branch.
+
+A compaction has the table of each new leaf at hand, so entries whose addresses are in it go to the
+leaf's pages, whether they come from commits or from pages of older leaves. Invariants: an array
+without entries costs no request; entries of one leaf are in memory at a time; what cannot be read
+counts as absent; the swap that installs pages reads the branch's index again at every attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.objects.metadata import Upload
+from zarr_manifests.engine.snapshot.context import Context, ReadContext
+from zarr_manifests.engine.snapshot.index_directory import UNUSABLE, index_directory
+from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.index import LeafName
+from zarr_manifests.format.nodes import Node
+from zarr_manifests.format.root import ZONE_MAPS, Branch, Root
+from zarr_manifests.format.zone_maps import Bounds, ZonePage, ZonePages, Zones, ZoneTable
+from zarr_manifests.grid import Box
+from zarr_manifests.planning.tables.merge import take, within
+from zarr_manifests.planning.zones.entries import in_pages, like, merged, taken, valid
+from zarr_manifests.planning.zones.meaning import Meaning
+
+__all__ = ["LeafZones", "NewPages", "load_pages", "load_zones", "pages_after", "write_pages"]
+
+_OBJECT_BYTES: Final = 1 << 20
+
+
+@dataclass(slots=True)
+class NewPages:
+    """New pages of one array, and the bounds of each.
+
+    `covered` are the boxes that they replace older pages without leaf in.
+    """
+
+    meaning: bytes
+    pages: list[ZonePage] = field(default_factory=list)
+    bounds: list[Bounds] = field(default_factory=list)
+    covered: list[Box] = field(default_factory=list)
+
+    def add(self, other: NewPages) -> None:
+        """Add the pages of another part of the array."""
+        self.pages += other.pages
+        self.bounds += other.bounds
+        self.covered += other.covered
+
+
+def load_zones(context: ReadContext, ref: BlobRef) -> Zones:
+    """The zone maps at the pointer; none if they cannot be read."""
+    try:
+        return context.objects.load(ref, Zones)
+    except UNUSABLE:
+        return Zones(())
+
+
+def load_pages(context: ReadContext, ref: BlobRef | None) -> ZonePages | None:
+    """The pages at the pointer; None if they cannot be read."""
+    try:
+        return None if ref is None else context.objects.load(ref, ZonePages)
+    except UNUSABLE:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class LeafZones:
+    """The entries that a compaction of a snapshot finds, by node; still packed.
+
+    Parameters
+    ----------
+    context : ReadContext
+        The repository.
+    recent : tuple of Zones
+        Those of live deltas and runs.
+    pages : mapping of bytes to BlobRef
+        Those in pages.
+    """
+
+    context: ReadContext
+    recent: tuple[Zones, ...] = ()
+    pages: Mapping[bytes, BlobRef] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, context: ReadContext, root: Root, view: SnapshotView, tip: Branch) -> LeafZones:
+        """Those of a branch's head; nothing is read if the repository has no zone maps."""
+        if ZONE_MAPS not in root.features:
+            return cls(context)
+        refs = [entry.zones for entry in view.snapshot.deltas if entry.zones is not None]
+        recent = context.runtime.parallel([partial(load_zones, context, ref) for ref in refs])
+        return cls(context, tuple(recent), index_directory(context, tip.index).zones)
+
+    def of_leaf(self, node: Node, table: ChunkTable) -> list[tuple[ZoneTable, bool]]:
+        """The pages of a leaf, given its table, and whether each is complete."""
+        digest = Meaning.of(node.documents).digest
+        found: list[ZoneTable] = []
+        for zones in self._near(node.node_id, table.box):
+            kept = None if zones.meaning != digest else taken(zones, valid(zones, table))
+            if kept is not None and like(kept, (found or [kept])[0]):
+                found.append(kept)
+        if not found:
+            return []
+        whole = merged(found)
+        addresses = take(whole.addresses, np.arange(len(whole)), table.box)
+        return [
+            (page, len(within(table, page.box)) == len(page))
+            for page in in_pages(replace(whole, addresses=addresses))
+        ]
+
+    def _near(self, node_id: bytes, box: Box) -> Iterator[ZoneTable]:
+        """Tables with entries of the node that may be in the box, one at a time."""
+        paged = load_pages(self.context, self.pages.get(node_id))
+        for page in () if paged is None else paged.pages:
+            if page.box.overlaps(box) or not box.ndim:
+                try:
+                    yield load_zones(self.context, page.blob).at(page.position)
+                except UNUSABLE:
+                    continue
+        for zones in self.recent:
+            try:
+                yield from zones.near(node_id, box)
+            except UNUSABLE:
+                continue
+
+
+def write_pages(
+    context: Context,
+    keys: SessionKeys,
+    leaves: Iterable[tuple[bytes, BlobRef | None, Box, Sequence[tuple[ZoneTable, bool]]]],
+) -> dict[bytes, NewPages]:
+    """Write the pages of some leaves (node id, manifest, box, pages); return them by node.
+
+    Without a manifest, they are of chunks in no leaf.
+    """
+    made: dict[bytes, NewPages] = {}
+    due: list[tuple[bytes, ZoneTable, NewPages, tuple[str, int] | None, bool]] = []
+    for node_id, blob, box, pages in leaves:
+        leaf = None if blob is None else (blob.key, blob.crc32c)
+        for zones, complete in pages:
+            new = made.setdefault(node_id, NewPages(zones.meaning))
+            new.covered.append(box)
+            due.append((node_id, zones, new, leaf, complete))
+    group: list[tuple[bytes, ZoneTable, NewPages, tuple[str, int] | None, bool]] = []
+    packed: list[tuple[bytes, int, bytes]] = []
+
+    def write() -> None:
+        upload = Upload(keys.next("indexes"), Zones(tuple(packed)).encode())
+        context.objects.create(upload.key, upload.data)
+        for position, (_, zones, new, leaf, complete) in enumerate(group):
+            page = ZonePage(zones.box, leaf, len(zones), complete, upload.ref, position)
+            new.pages.append(page)
+            new.bounds.append(zones.bounds.around())
+        group.clear()
+        packed.clear()
+
+    for one in due:
+        group.append(one)
+        packed.append((one[0], len(one[1]), one[1].pack()))
+        if sum(len(data) for _, _, data in packed) >= _OBJECT_BYTES:
+            write()
+    if group:
+        write()
+    return made
+
+
+def pages_after(
+    context: ReadContext,
+    keys: SessionKeys,
+    known: Mapping[bytes, BlobRef],
+    new: Mapping[bytes, NewPages],
+    changed: Collection[bytes],
+    live_leaves: Iterable[LeafName],
+) -> tuple[dict[bytes, BlobRef], list[Upload]]:
+    """The pointers of an index with new pages, and the lists of pages to upload.
+
+    Of the nodes in `changed`, and those without leaves, it keeps the older pages of leaves that are
+    still live, and pages without leaf that no new page covers.
+    """
+    found, uploads = dict(known), list[Upload]()
+    live = {(node_id, key, crc) for node_id, _, key, crc in live_leaves}
+    stay = {node_id for node_id, _, _ in live}.difference(changed)
+    due = {*new, *(known.keys() - stay)}
+    for node_id in sorted(due):
+        old, more = load_pages(context, known.get(node_id)), new.get(node_id)
+        pages, bounds = (
+            [] if more is None else [*more.pages],
+            [] if more is None else more.bounds[:],
+        )
+        meaning = old.meaning if more is None and old is not None else b""
+        meaning = more.meaning if more is not None else meaning
+        if old is not None and old.meaning == meaning:
+            for row, page in enumerate(old.pages):
+                if _stays(node_id, page, live, () if more is None else more.covered):
+                    pages.append(page)
+                    bounds.append(old.bounds.take(slice(row, row + 1)))
+        found.pop(node_id, None)
+        if pages:
+            listed = ZonePages(meaning, tuple(pages), Bounds.joined(bounds))
+            uploads.append(Upload(keys.next("indexes"), listed.encode()))
+            found[node_id] = uploads[-1].ref
+    return found, uploads
+
+
+def _stays(
+    node_id: bytes,
+    page: ZonePage,
+    live: Collection[tuple[bytes, str, int]],
+    covered: Sequence[Box],
+) -> bool:
+    """Whether an older page is still of use."""
+    if page.leaf is not None:
+        return (node_id, *page.leaf) in live
+    return not any(page.box.shared_size(box) == page.box.size for box in covered)
