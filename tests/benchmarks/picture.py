@@ -20,6 +20,7 @@ _COLOURS = {
     "ObjectStore": "#CC79A7",
     "FsspecStore": "#56B4E9",
     "generated": "#D55E00",
+    "Zarr": "#999999",
 }
 _BAR, _GAP = 0.8, 0.5  # of the height that one comparison has; between two rows
 

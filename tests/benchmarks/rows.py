@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from histories import aging, collecting, remembering
 from runner import Growth, Row
+from scans import scanning, scanning_tiny_chunks
 from workloads import (
     appending,
     contending,
@@ -12,7 +13,6 @@ from workloads import (
     picking,
     reading,
     referring,
-    scanning,
     sizing,
     writing,
     writing_durably,
@@ -212,7 +212,19 @@ ROWS = [
         {"times": (200, 50, 10)},
         "s/row",
         durability="-",
-        due={"generated": 0.6},
+        due={"generated": 0.75},
+    ),
+    Row(
+        "spark-tiny-chunks",
+        "rows of chunks of 16 bytes, processor time",
+        scanning_tiny_chunks,
+        ("zarr_manifests", "Zarr"),
+        {"chunks": (1_000_000, 100_000, 500), "chunks by Zarr": (20_000, 10_000, 100)},
+        "s/chunk",
+        durability="-",
+        due={"Zarr": 10.0},
+        peak_due_bytes=400_000_000,
+        most_rounds=5,
     ),
     *(
         Row(

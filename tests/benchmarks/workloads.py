@@ -294,66 +294,6 @@ def opening(case: Case) -> Iterator[Figure]:
             yield watch.figure()
 
 
-# --- Spark ------------------------------------------------------------------------------------
-
-
-def scanning(case: Case) -> Iterator[Figure]:
-    """Read all cells of a variable as rows; or as many rows that are made on the spot.
-
-    Both give Spark batches of the same columns and rows from Python, and Spark throws them away.
-    """
-    import xarray as xr
-
-    from zarr_manifests.spark import read, session
-    from zarr_manifests.spark.worker import BATCH_ROWS
-
-    shape = (case.sizes["times"], 250, 400)
-    cells = int(np.prod(shape))
-    spark = session(master="local[2]")
-    try:
-        contestant = Ours(case.folder)
-        contestant.create()
-        store, commit = contestant.writer()
-        names = ("time", "lat", "lon")
-        coords = {name: np.arange(n, dtype=float) for name, n in zip(names, shape, strict=True)}
-        rng = np.random.default_rng(_SEED)
-        dataset = xr.Dataset({"t": (names, rng.random(shape, np.float32))}, coords)
-        dataset.to_zarr(store, encoding={"t": {"chunks": (10, 250, 400)}}, consolidated=False)
-        commit()
-        rows = read(spark, str(case.folder / "r"), "t")
-        if case.contestant == "generated":
-            tasks = rows.rdd.getNumPartitions()
-            rows = spark.range(0, tasks, 1, tasks).mapInPandas(
-                _made(cells // tasks, BATCH_ROWS), rows.schema
-            )
-        while True:
-            with Watch() as watch:
-                rows.write.format("noop").mode("overwrite").save()
-            yield Figure(watch.seconds / cells)
-    finally:
-        spark.stop()
-
-
-def _made(each: int, batch_rows: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """A source of so many rows a task, so many a batch."""
-
-    def rows(tasks: Iterator[Any]) -> Iterator[Any]:
-        import numpy as np
-        import pandas as pd
-        import pyarrow as pa
-
-        for _ in tasks:
-            left = each
-            while left > 0:
-                count = min(left, batch_rows)
-                columns = {name: pa.array(np.zeros(count)) for name in ("time", "lat", "lon")}
-                columns["t"] = pa.array(np.zeros(count, np.float32))
-                yield pa.table(columns).to_pandas(types_mapper=pd.ArrowDtype)
-                left -= count
-
-    return rows
-
-
 # --- many processes --------------------------------------------------------------------------
 
 

@@ -1,0 +1,124 @@
+"""What is measured of Spark: rows from chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xarray as xr
+import zarr
+from contestants import Ours
+from runner import Case, Figure, Watch
+
+from zarr_manifests import Repository
+
+_SEED = 7
+_TINY_CELLS = 4
+_NAMES = ("time", "lat", "lon")
+
+
+def scanning(case: Case) -> Iterator[Figure]:
+    """Read all cells of a variable as rows; or as many rows that are made on the spot.
+
+    Both give Spark Arrow batches of the same columns and rows, and Spark throws them away.
+    """
+    from zarr_manifests.spark import read, session
+    from zarr_manifests.spark.worker import BATCH_ROWS
+
+    shape = (case.sizes["times"], 250, 400)
+    cells = int(np.prod(shape))
+    spark = session(master="local[2]")
+    try:
+        contestant = Ours(case.folder)
+        contestant.create()
+        store, commit = contestant.writer()
+        coords = {name: np.arange(n, dtype=float) for name, n in zip(_NAMES, shape, strict=True)}
+        rng = np.random.default_rng(_SEED)
+        dataset = xr.Dataset({"t": (_NAMES, rng.random(shape, np.float32))}, coords)
+        dataset.to_zarr(store, encoding={"t": {"chunks": (10, 250, 400)}}, consolidated=False)
+        commit()
+        rows = read(spark, str(case.folder / "r"), "t")
+        if case.contestant == "generated":
+            tasks = rows.rdd.getNumPartitions()
+            rows = spark.range(0, tasks, 1, tasks).mapInArrow(
+                _made(cells // tasks, BATCH_ROWS), rows.schema
+            )
+        while True:
+            with Watch() as watch:
+                rows.write.format("noop").mode("overwrite").save()
+            yield Figure(watch.seconds / cells)
+    finally:
+        spark.stop()
+
+
+def _made(each: int, batch_rows: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """A source of so many rows a task, so many a batch."""
+
+    def rows(tasks: Iterator[Any]) -> Iterator[Any]:
+        import numpy as np
+        import pyarrow as pa
+
+        for batch in tasks:
+            for _ in range(batch.num_rows):
+                for first in range(0, each, batch_rows):
+                    count = min(each - first, batch_rows)
+                    columns = {name: pa.array(np.zeros(count)) for name in ("time", "lat", "lon")}
+                    columns["t"] = pa.array(np.zeros(count, np.float32))
+                    yield pa.record_batch(columns)
+
+    return rows
+
+
+def scanning_tiny_chunks(case: Case) -> Iterator[Figure]:
+    """Make rows of all cells of very many chunks, as a task does; or decode them with Zarr.
+
+    The figure is processor time. Zarr decodes a few of the chunks only.
+    """
+    from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
+    from zarr_manifests.spark.worker import run_arrow
+
+    chunks, by_zarr = case.sizes["chunks"], case.sizes["chunks by Zarr"]
+    elsewhere = case.folder / "files"
+    elsewhere.mkdir()
+    cells = np.arange(chunks * _TINY_CELLS, dtype="<f4")
+    (elsewhere / "cells").write_bytes(cells.tobytes())
+    containers = {"raw": elsewhere}
+    repository = Repository.create(case.folder / "r", virtual_containers=containers)
+    session = repository.writable_session("main")
+    like = zarr.create_array(
+        session.store,
+        name="t",
+        shape=cells.shape,
+        chunks=(_TINY_CELLS,),
+        dtype="f4",
+        compressors=None,
+        dimension_names=["x"],
+    )
+    length = _TINY_CELLS * like.dtype.itemsize
+    index = np.arange(chunks)
+    session.store.set_virtual_refs(
+        "t",
+        index[:, None],
+        [(elsewhere / "cells").as_uri()],
+        np.zeros(chunks, np.int64),
+        index * length,
+        np.full(chunks, length),
+    )
+    session.commit("cells")
+    store = repository.readonly_session().store
+    job = plan_read(repository, ReadOptions(variables="t"), SparkFacts(parallelism=2))
+    while True:
+        with Watch() as watch:
+            if case.contestant == "Zarr":
+                found = zarr.open_array(store, path="t", mode="r")[: by_zarr * _TINY_CELLS]
+                done = len(found) // _TINY_CELLS
+            else:
+                tasks = pa.record_batch({"id": pa.array(np.arange(job.tasks))})
+                rows = sum(batch.num_rows for batch in run_arrow(job, [tasks]))
+                done = rows // _TINY_CELLS
+        assert done == (by_zarr if case.contestant == "Zarr" else chunks)
+        figure = watch.figure(done)
+        yield replace(figure, value=figure.cpu_seconds)
