@@ -392,6 +392,35 @@ def reached(storage: MemoryStorage) -> set[str]:
     return found
 
 
+def test_a_page_that_cannot_be_read_keeps_all_others_from_being_deleted(
+    deep: MemoryStorage,
+) -> None:
+    """What it names is not known then."""
+    names_others = [page.blob.key for page in head_of(deep).history.pages if page.level > 0]
+    for key in names_others:
+        storage = copy_of(deep)
+        data = storage.get(key)
+        before = reached(storage)
+        storage.put(key, data[:-1] + bytes([data[-1] ^ 1]))
+        Repository.open(storage, runtime=in_order()).garbage_collect(NOW)
+        assert before <= {info.key for info in storage.list("history/")}
+
+
+def test_pages_that_a_collection_deleted_are_not_looked_for(
+    deep: MemoryStorage, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = copy_of(deep)
+    repository = Repository.open(storage, runtime=in_order())
+    repository.expire_snapshots(keep_last=5)
+    repository.garbage_collect(NOW)
+    named = {page.blob.key for page in head_of(storage).history.pages}
+    assert not named <= {info.key for info in storage.list("history/")}
+    repository = Repository.open(storage, runtime=in_order())
+    with caplog.at_level(logging.WARNING):
+        assert len([*repository.ancestry()]) == 5
+    assert caplog.records == []
+
+
 def test_a_page_of_another_line_is_not_believed() -> None:
     """Sound, and by its own pointer right; but not of the ancestors of the snapshot."""
     storage = MemoryStorage()
