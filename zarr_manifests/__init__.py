@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from zarr_manifests import errors
 from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.engine.edit.chunk_statistics import ChunkStatistics
 from zarr_manifests.engine.history.leases import HeldLease
 from zarr_manifests.planning.tables.resolved_chunks import ChunkKind, ResolvedChunks
 from zarr_manifests.reports import (
@@ -56,6 +57,7 @@ __all__ = [
     "CellChanges",
     "Change",
     "ChunkKind",
+    "ChunkStatistics",
     "CollectionReport",
     "CompactionReport",
     "Diff",

@@ -16,6 +16,7 @@ from zarr_manifests.display import html_page
 from zarr_manifests.engine.compact.presence_index import initialized_coords
 from zarr_manifests.engine.edit.bulk_chunks import find_chunks, stream_chunks
 from zarr_manifests.engine.edit.change_set import ForkState
+from zarr_manifests.engine.edit.chunk_statistics import ChunkStatistics, chunk_statistics
 from zarr_manifests.engine.edit.contents import status_of, usage_of
 from zarr_manifests.engine.edit.forks import freeze
 from zarr_manifests.engine.edit.move_nodes import (
@@ -39,6 +40,7 @@ from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.store import ManifestStore, freeze_store
 
 __all__ = [
+    "ChunkStatistics",
     "Fork",
     "PreloadReport",
     "Session",
@@ -674,6 +676,38 @@ class Session:
         node, table = find_chunks(self._contents, path, box, cells)
         assert node.array is not None
         return ResolvedChunks.of(f"/{node.path}", len(node.array.shape), table)
+
+    def chunk_statistics(
+        self, path: str, box: Sequence[Bounds] | Box | None = None
+    ) -> ChunkStatistics:
+        """Bounds and counts of the values in an array's chunks, as far as they are known.
+
+        They come from zone maps, which writers make. Chunks that were written without them have no
+        row. No chunk is read. Values are those that are stored: packed ones are not unpacked.
+
+        Parameters
+        ----------
+        path, box
+            As for `chunk_refs`.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such array.
+        InvalidArgumentError
+            If the box has other axes than the array, or a step.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://chunk-statistics-example")
+        >>> with repo.transaction(message="written by Zarr, which counts nothing") as store:
+        ...     a = zarr.create_array(store, name="a", shape=(4,), chunks=(2,), dtype="f8")
+        ...     a[:] = 7
+        >>> len(repo.readonly_session().chunk_statistics("a"))
+        0
+        """
+        return chunk_statistics(self._contents, path, box, self._pin.branch)
 
     def read_chunks(
         self,

@@ -11,8 +11,13 @@ import zarr
 from pyspark.sql import SparkSession
 
 from zarr_manifests import ChunkKind, Repository
+from zarr_manifests.engine.edit.record_zones import record_zones
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError, UnsupportedStorageError
+from zarr_manifests.grid import Box
+from zarr_manifests.planning.zones.meaning import Meaning
+from zarr_manifests.planning.zones.measure import measure
 from zarr_manifests.spark import metadata_table, metadata_tables
+from zarr_manifests.store import contents_of, workspace_of
 
 
 @pytest.fixture(scope="module")
@@ -164,9 +169,45 @@ def test_a_path_limits_arrays_and_chunks(spark: SparkSession, repo: Repository) 
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("per_task", [256 * 1024, 1], ids=["one task", "many tasks"])
+def test_statistics_are_those_of_the_chunks(
+    spark: SparkSession, tmp_path: Path, per_task: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata_tables, "_REFS_PER_TASK", per_task)
+    made = Repository.create(tmp_path / "repo")
+    numbers = np.array([[3, 1], [np.nan, 2], [np.nan, np.nan], [7, 8]])
+    names = np.array(["kiwi", "apple", "plum", "fig"])
+    with made.transaction(message="with statistics") as store:
+        for name, values, chunk in (("t", numbers, (1, 2)), ("name", names, (2,))):
+            zarr.create_array(
+                store, name=name, shape=values.shape, chunks=chunk, dtype=values.dtype
+            )[...] = values
+            meaning = Meaning.of(contents_of(store).array_at(name).documents)
+            bounds = measure(meaning.compared(values), chunk, meaning.fill, meaning.missing)
+            grid = tuple(n // c for n, c in zip(values.shape, chunk, strict=True))
+            box = Box((0,) * len(grid), grid)
+            record_zones(workspace_of(store), name, box, meaning.digest, bounds)
+    found = metadata_table(spark, made.url, "statistics").orderBy("path", "coords").collect()
+    text = [tuple(row) for row in found if row.path == "/name"]
+    assert text == [
+        ("/name", [0], "apple", "kiwi", 0, 0, 2),
+        ("/name", [1], "fig", "plum", 0, 0, 2),
+    ]
+    cast = metadata_table(spark, made.url, "statistics", path="t").selectExpr(
+        "coords[0]", "round(CAST(low AS DOUBLE), 3)", "round(CAST(high AS DOUBLE), 3)", "nan"
+    )
+    assert sorted(tuple(row) for row in cast.collect()) == [
+        (0, 1.0, 3.0, 0),
+        (1, 2.0, 2.0, 1),
+        (2, None, None, 2),
+        (3, 7.0, 8.0, 0),
+    ]
+
+
+@pytest.mark.spark
 def test_a_repository_without_data_has_empty_tables(spark: SparkSession, tmp_path: Path) -> None:
     empty = Repository.create(tmp_path / "repo")
-    for table in ("arrays", "chunks", "manifests"):
+    for table in ("arrays", "chunks", "manifests", "statistics"):
         frame = metadata_table(spark, empty, table)  # type: ignore[arg-type]
         assert frame.count() == 0
         assert len(frame.columns) > 4

@@ -1,7 +1,7 @@
-"""What a repository says of itself, as DataFrames: history, operations, manifests, arrays, chunks.
+"""What a repository says of itself, as DataFrames: from its history to its chunks.
 
-Tables that are as small as a snapshot or a log are made on the driver. The table of chunks can have
-as many rows as the repository has chunks, so tasks make it: each gets a box of one array's chunk
+Tables that are as small as a snapshot or a log are made on the driver. Tables of chunks can have as
+many rows as the repository has chunks, so tasks make them: each gets a box of one array's chunk
 grid, and the driver never has a chunk's ref.
 """
 
@@ -13,20 +13,22 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, Final, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import zarr
 from pyspark.sql import DataFrame, SparkSession
 
 from zarr_manifests.config.kinds import known_as
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError, UnsupportedStorageError
-from zarr_manifests.grid import Box
+from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.planning.scan import Axis, Scan, plan_scan
 from zarr_manifests.planning.tables.resolved_chunks import ChunkKind, ResolvedChunks
 from zarr_manifests.repository import Repository
-from zarr_manifests.session import Session
+from zarr_manifests.session import ChunkStatistics, Session
 from zarr_manifests.storage import Storage
 
 __all__ = ["metadata_table"]
@@ -101,10 +103,18 @@ _CHUNKS: Final = pa.schema(
     }
 )
 
-_CHUNKS_IN_SPARK: Final = (
-    "path string, coords array<bigint>, kind string, location string, offset bigint, "
-    "length bigint, crc32c bigint"
+_STATISTICS: Final = pa.schema(
+    {
+        "path": pa.string(),
+        "coords": _SHAPE,
+        "low": pa.string(),
+        "high": pa.string(),
+        "missing": pa.int64(),
+        "nan": pa.int64(),
+        "cells": pa.int64(),
+    }
 )
+_IN_SPARK: Final = {pa.string(): "string", pa.int64(): "bigint", _SHAPE: "array<bigint>"}
 _KIND_NAMES: Final = pa.array(
     [ChunkKind(kind).name.lower() if kind in ChunkKind else None for kind in range(4)]
 )
@@ -113,7 +123,7 @@ _KIND_NAMES: Final = pa.array(
 def metadata_table(
     spark: SparkSession,
     url: str | os.PathLike[str] | Storage | Repository,
-    table: Literal["snapshots", "operations", "manifests", "arrays", "chunks"],
+    table: Literal["snapshots", "operations", "manifests", "arrays", "chunks", "statistics"],
     *,
     path: str | None = None,
     branch: str | None = None,
@@ -135,6 +145,9 @@ def metadata_table(
     `chunks`      chunk that is there: where its bytes are, and their checksum. A sharded array's
                   chunks are its shards. `location` is an object's key or a file's URL, and null for
                   a chunk in a manifest (`inline`)
+    `statistics`  chunk with an entry in a zone map, as in `Session.chunk_statistics`: `low` and
+                  `high` bound the stored values, as text (`CAST(low AS DOUBLE)`), and are null if
+                  there are none; `missing`, `nan` and `cells` count
     ============  ================================================================================
 
     Parameters
@@ -142,11 +155,12 @@ def metadata_table(
     spark : SparkSession
         A Spark session.
     url : str, path, Storage or Repository
-        The repository. For `chunks`, Spark's workers must be able to reach it.
+        The repository. For `chunks` and `statistics`, Spark's workers must be able to
+        reach it.
     table : str
         One of the table above.
     path : str, optional
-        For `arrays` and `chunks`: only this array, or all below this group.
+        For `arrays`, `chunks` and `statistics`: only this array, or all below this group.
     branch, tag, snapshot_id, as_of : optional
         Which snapshot, as for `Repository.readonly_session`; `snapshots` starts there. The log of
         operations is that of the whole repository.
@@ -177,9 +191,10 @@ def metadata_table(
     make = _TABLES.get(table)
     if make is None:
         raise InvalidArgumentError(f"there is no table {table!r}: {known_as(table, _TABLES)}")
-    if path is not None and table not in ("arrays", "chunks"):
+    if path is not None and table not in ("arrays", "chunks", "statistics"):
         raise InvalidArgumentError(
-            f"the table {table} is not about arrays: leave path out, or take arrays or chunks"
+            f"the table {table} is not about arrays: leave path out, or take arrays, chunks or "
+            "statistics"
         )
     if table == "operations" and (branch, tag, snapshot_id, as_of) != (None,) * 4:
         raise InvalidArgumentError(
@@ -277,7 +292,7 @@ def _arrays(spark: SparkSession, place: _Subject) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class _ChunkJob:
-    """What the tasks of a table of chunks have in common, without refs or secrets.
+    """What the tasks of a table with a row per chunk have in common, without refs or secrets.
 
     Parameters
     ----------
@@ -285,12 +300,15 @@ class _ChunkJob:
         The repository's storage.
     snapshot_id : str
         The snapshot.
+    table : str
+        `chunks` or `statistics`.
     scans : tuple of (str, Scan)
         Paths of arrays, and the boxes that their chunk grids are cut into.
     """
 
     storage: Storage
     snapshot_id: str
+    table: str
     scans: tuple[tuple[str, Scan], ...]
 
     def __len__(self) -> int:
@@ -307,12 +325,20 @@ class _ChunkJob:
         """Yield the rows of the tasks whose numbers are in the first column."""
         session = Repository.open(self.storage).readonly_session(snapshot_id=self.snapshot_id)
         for number in (number for batch in batches for number in batch.column(0).to_pylist()):
-            found = session.chunk_refs(*self[number])
-            for start in range(0, len(found), _BATCH_ROWS):
-                yield _rows_of(found, start, min(start + _BATCH_ROWS, len(found)))
+            of_box: ResolvedChunks | ChunkStatistics
+            if self.table == "statistics":
+                of_box = session.chunk_statistics(*self[number])
+            else:
+                of_box = session.chunk_refs(*self[number])
+            for start in range(0, len(of_box), _BATCH_ROWS):
+                rows = slice(start, start + _BATCH_ROWS)
+                if isinstance(of_box, ChunkStatistics):
+                    yield _statistics_rows(of_box, rows)
+                else:
+                    yield _chunk_rows(of_box, rows)
 
 
-def _chunks(spark: SparkSession, place: _Subject) -> DataFrame:
+def _by_tasks(table: str, spark: SparkSession, place: _Subject) -> DataFrame:
     repository, session = place.repository, place.session
     if not repository.storage.capabilities.shared:
         raise UnsupportedStorageError(
@@ -328,28 +354,57 @@ def _chunks(spark: SparkSession, place: _Subject) -> DataFrame:
         if boxes:
             axes = [Axis(-(-size // _MOST_CUTS), np.array([[0, size]])) for size in grid]
             scans.append((path, plan_scan(axes, target_rows=math.ceil(math.prod(grid) / boxes))))
-    job = _ChunkJob(repository.storage, session.snapshot_id, tuple(scans))
+    job = _ChunkJob(repository.storage, session.snapshot_id, table, tuple(scans))
+    schema = _CHUNKS if table == "chunks" else _STATISTICS
     if not len(job):
-        return spark.createDataFrame(_CHUNKS.empty_table())
+        return spark.createDataFrame(schema.empty_table())
     numbers = spark.range(0, len(job), 1, len(job))
-    return numbers.mapInArrow(job.run, _CHUNKS_IN_SPARK)
+    columns = ", ".join(f"{field.name} {_IN_SPARK[field.type]}" for field in schema)
+    return numbers.mapInArrow(job.run, columns)
 
 
-def _rows_of(found: ResolvedChunks, start: int, stop: int) -> pa.RecordBatch:
-    """The refs from `start` to `stop` as rows."""
-    coords, source = found.coords[start:stop], found.source[start:stop]
+def _lists(coords: IndexArray) -> pa.ListArray:
     edges = np.arange(len(coords) + 1, dtype=np.int32) * coords.shape[1]
-    distinct, inverse = np.unique(source, return_inverse=True)
-    named = [None if at < 0 else found.locations[at] for at in distinct.tolist()]
-    checksum = found.checksum[start:stop]
+    return pa.ListArray.from_arrays(pa.array(edges), pa.array(coords.reshape(-1)))
+
+
+def _statistics_rows(found: ChunkStatistics, rows: slice) -> pa.RecordBatch:
+    coords, empty = found.coords[rows], ~found.bounded[rows]
     return pa.record_batch(
         [
             pa.repeat(found.path, len(coords)),
-            pa.ListArray.from_arrays(pa.array(edges), pa.array(coords.reshape(-1))),
-            _KIND_NAMES.take(pa.array(found.kind[start:stop])),
+            _lists(coords),
+            _texts(found.low[rows], empty),
+            _texts(found.high[rows], empty),
+            pa.array(found.missing[rows]),
+            pa.array(found.nan[rows]),
+            pa.array(found.cells[rows]),
+        ],
+        schema=_STATISTICS,
+    )
+
+
+def _texts(values: npt.NDArray[Any], mask: npt.NDArray[np.bool_]) -> pa.Array:
+    if values.dtype.kind == "S":
+        # A bound may end within a character.
+        texts = [value.decode("utf-8", "replace") for value in values.tolist()]
+        return pa.array(texts, pa.string(), mask=mask)
+    return pa.array(values.astype(str).tolist(), pa.string(), mask=mask)
+
+
+def _chunk_rows(found: ResolvedChunks, rows: slice) -> pa.RecordBatch:
+    coords, source = found.coords[rows], found.source[rows]
+    distinct, inverse = np.unique(source, return_inverse=True)
+    named = [None if at < 0 else found.locations[at] for at in distinct.tolist()]
+    checksum = found.checksum[rows]
+    return pa.record_batch(
+        [
+            pa.repeat(found.path, len(coords)),
+            _lists(coords),
+            _KIND_NAMES.take(pa.array(found.kind[rows])),
             pa.array(named, pa.string()).take(pa.array(inverse)),
-            pa.array(found.offset[start:stop], mask=source < 0),
-            pa.array(found.length[start:stop]),
+            pa.array(found.offset[rows], mask=source < 0),
+            pa.array(found.length[rows]),
             pa.array(checksum, mask=checksum < 0),
         ],
         schema=_CHUNKS,
@@ -380,5 +435,6 @@ _TABLES: Final[Mapping[str, Callable[[SparkSession, _Subject], DataFrame]]] = {
     "operations": _operations,
     "manifests": _manifests,
     "arrays": _arrays,
-    "chunks": _chunks,
+    "chunks": partial(_by_tasks, "chunks"),
+    "statistics": partial(_by_tasks, "statistics"),
 }
