@@ -1344,6 +1344,7 @@ class Repository:
         timeout: timedelta | float = timedelta(seconds=120),
         *,
         owner: str = "",
+        instead: bool = False,
     ) -> AbstractContextManager[HeldLease]:
         """A context manager that keeps a snapshot readable while others expire and collect.
 
@@ -1358,6 +1359,9 @@ class Repository:
             When others may take the lease away if this process cannot renew it any more.
         owner : str, optional
             A text about who holds it, of which 200 characters are kept.
+        instead : bool, default False
+            Whether it takes the place of all leases of the same owner, in the same swap: for a job
+            that goes on from one snapshot to the next, or goes on with a lease that was kept.
 
         Raises
         ------
@@ -1365,6 +1369,8 @@ class Repository:
             If the snapshot is not in the history of any branch or tag.
         LeaseError
             If there is no thread that could renew it; it was given up again.
+        InvalidArgumentError
+            If it shall take the place of others, and has no owner.
 
         Examples
         --------
@@ -1375,7 +1381,7 @@ class Repository:
         ...     _ = repo.garbage_collect()
         ...     lease.check()
         """
-        return hold(self._context, snapshot_id, timeout, owner)
+        return hold(self._context, snapshot_id, timeout, owner, instead=instead)
 
     def expire_snapshots(
         self,

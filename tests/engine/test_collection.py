@@ -817,6 +817,30 @@ def test_a_kept_lease_outlives_its_block_for_its_timeout() -> None:
     assert leases(storage) == ()
 
 
+def test_a_lease_takes_the_place_of_its_owners_others_in_one_swap() -> None:
+    clock, storage = Clock(), MemoryStorage()
+    repository = make(storage, world(clock))
+    first, second = repository.list_branches()["main"], fill(repository, 1)
+    with repository.lease(first, owner="other"):
+        for owner in ("job", "job"):
+            with repository.lease(first, owner=owner) as kept:
+                kept.keep()
+        before = root_of(storage).version
+        with repository.lease(second, owner="job", instead=True) as lease:
+            assert root_of(storage).version == before + 1
+            assert {(x.snapshot, x.owner) for x in leases(storage)} == {
+                (first, "other"),
+                (second, "job"),
+            }
+            lease.check()
+        assert [x.owner for x in leases(storage)] == ["other"]
+    with (
+        pytest.raises(InvalidArgumentError, match="name one"),
+        repository.lease(first, instead=True),
+    ):
+        pass
+
+
 def test_swept_stays_behind_the_oldest_lease() -> None:
     storage = MemoryStorage()
     repository = make(storage)

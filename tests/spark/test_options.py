@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -43,6 +43,11 @@ from zarr_manifests.spark.options import OPTIONS, read_options
         ("target-rows", "1000", "target_rows", 1000),
         ("max-tasks", "10", "max_tasks", 10),
         ("layout", "chunk", "layout", "chunk"),
+        ("starting-snapshot", "monday", "starting_snapshot", "monday"),
+        ("max-commits-per-trigger", "5", "max_commits", 5),
+        ("max-bytes-per-trigger", "1000000", "max_bytes", 1_000_000),
+        ("streaming-overwrite-mode", "Added-Only", "overwrite_mode", "added-only"),
+        ("keep-for", "36h", "keep_for", timedelta(hours=36)),
         ("virtual-containers", '{"era5": "/e"}', "virtual_containers", {"era5": "/e"}),
     ],
 )

@@ -14,19 +14,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
 from pyspark.sql.types import StructType
 
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 from zarr_manifests.repository import Repository
+from zarr_manifests.spark.changes import plan_changes
 from zarr_manifests.spark.job import Job
-from zarr_manifests.spark.options import read_options
+from zarr_manifests.spark.options import CHANGES, STREAM, read_options, taken
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
 from zarr_manifests.spark.read import read
+from zarr_manifests.spark.stream import ChangeStream, StreamOptions, same_columns
 from zarr_manifests.spark.worker import partition_batches
 from zarr_manifests.storage import Storage
 
@@ -118,7 +126,8 @@ class ManifestsDataSource(DataSource):
         super().__init__(dict(options))
         self._inferred = False
         try:
-            self._job = _plan(options, self.facts)
+            self._asked = _SourceAsked.of(options)
+            self._job = _plan(self._asked, self.facts)
         except ManifestsError as error:
             # Spark shows the whole traceback, and the advice below it.
             raise error.with_traceback(None) from None
@@ -146,7 +155,36 @@ class ManifestsDataSource(DataSource):
                 f"the schema {schema.simpleString()[:200]} is given, so this would not stay at one "
                 "snapshot: leave it out, and choose columns by the option variables"
             )
+        if self._asked.stream:
+            raise InvalidArgumentError(
+                f"the options {', '.join(STREAM)} are those of a stream: use readStream"
+            )
         return _Reader(self._job)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """The stream of the cells that commits of a branch add.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the caller has given another schema, or options name one snapshot.
+        """
+        own = self._job.schema
+        if not same_columns(schema, own):
+            raise InvalidArgumentError(
+                f"the schema {schema.simpleString()[:200]} is not that of the variables, "
+                f"{own.simpleString()[:200]}: leave it out, and choose columns by the option "
+                "variables"
+            )
+        asked = self._asked
+        if asked.changes:
+            raise InvalidArgumentError(
+                f"{' and '.join(CHANGES)} are no options of a stream, which begins at "
+                "starting-snapshot"
+            )
+        names = [column.name for column in self._job.variables]
+        options, stream = ReadOptions(**asked.read), StreamOptions(**asked.stream)
+        return ChangeStream(asked.repository(), options, self.facts, stream, schema, names)
 
 
 class _Reader(DataSourceReader):
@@ -164,8 +202,32 @@ class _Reader(DataSourceReader):
         return iter(()) if number is None else partition_batches(self._job, number)
 
 
-def _plan(options: Mapping[str, str], facts: SparkFacts) -> Job:
-    location, arguments = read_options(options)
-    containers = arguments.pop("virtual_containers", None)
-    repository = Repository.open(location, virtual_containers=containers)
-    return plan_read(repository, ReadOptions(**arguments), facts)
+@dataclass(frozen=True, slots=True)
+class _SourceAsked:
+    """What options ask for: the arguments of `read`, of `changes` and of a stream."""
+
+    location: str
+    containers: Mapping[str, str] | None
+    read: Mapping[str, Any]
+    changes: Mapping[str, Any]
+    stream: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> _SourceAsked:
+        """What these options, as Spark passes them on, ask for."""
+        location, arguments = read_options(options)
+        changes, stream = taken(arguments, CHANGES), taken(arguments, STREAM)
+        return cls(location, arguments.pop("virtual_containers", None), arguments, changes, stream)
+
+    def repository(self) -> Repository:
+        """The repository, opened."""
+        return Repository.open(self.location, virtual_containers=self.containers)
+
+
+def _plan(asked: _SourceAsked, facts: SparkFacts) -> Job:
+    options = ReadOptions(**asked.read)
+    if not asked.changes:
+        return plan_read(asked.repository(), options, facts)
+    start, end = asked.changes["start"], asked.changes.get("end", "main")
+    plan = plan_changes(asked.repository(), options, facts, start, end)
+    return plan.job(plan.cells.added)

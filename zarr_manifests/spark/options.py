@@ -14,9 +14,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from zarr_manifests.config.kinds import hyphened, known_as, shown
+from zarr_manifests.config.snapshots import duration_of
 from zarr_manifests.errors import InvalidArgumentError
 
-__all__ = ["LOCATION", "OPTIONS", "SourceOption", "read_options"]
+__all__ = ["CHANGES", "LOCATION", "OPTIONS", "STREAM", "SourceOption", "read_options", "taken"]
 
 LOCATION: Final = "path"
 """The option that `load(url)` sets, and that SQL has to give."""
@@ -106,6 +107,13 @@ def _moment(value: str) -> datetime:
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
+def _duration(value: str) -> timedelta:
+    found = duration_of(value)
+    if not found:
+        raise ValueError("expected a duration such as 90s, 36h or 7d")
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class SourceOption:
     """An option of the data source.
@@ -113,7 +121,7 @@ class SourceOption:
     Parameters
     ----------
     argument : str
-        The argument that it gives, of `read` or of `changes`.
+        The argument that it gives, of `read`, of `changes` or of a stream.
     read : callable
         From the option's text to the argument; raises `ValueError` with what it expects.
     """
@@ -142,17 +150,33 @@ OPTIONS: Final[Mapping[str, SourceOption]] = {
     "virtual-containers": SourceOption(
         "virtual_containers", _object('{"era5": "s3://bucket/era5"}')
     ),
+    "starting-snapshot": SourceOption("starting_snapshot", _text),
+    "max-commits-per-trigger": SourceOption("max_commits", _count),
+    "max-bytes-per-trigger": SourceOption("max_bytes", _count),
+    "streaming-overwrite-mode": SourceOption(
+        "overwrite_mode", _one_of("fail", "skip", "added-only")
+    ),
+    "keep-for": SourceOption("keep_for", _duration),
 }
 """The options by name."""
 
+CHANGES: Final = ("start-snapshot-id", "end-snapshot-id")
+"""The options of the cells that were added between two snapshots."""
+STREAM: Final = (
+    "starting-snapshot",
+    "max-commits-per-trigger",
+    "max-bytes-per-trigger",
+    "streaming-overwrite-mode",
+    "keep-for",
+)
+"""The options that only a stream has."""
 _VERSIONS: Final = ("branch", "tag", "snapshot-id")
-_CHANGES: Final = ("start-snapshot-id", "end-snapshot-id")
 # Of each of these, two or more contradict each other.
 _APART: Final[tuple[tuple[str, ...], ...]] = (
     _VERSIONS,
     ("as-of-timestamp", "tag"),
     ("as-of-timestamp", "snapshot-id"),
-    *((change, other) for change in _CHANGES for other in (*_VERSIONS, "as-of-timestamp")),
+    *((change, other) for change in CHANGES for other in (*_VERSIONS, "as-of-timestamp")),
 )
 
 
@@ -199,6 +223,12 @@ snapshot-id?
     if faults:
         raise InvalidArgumentError("; ".join(faults))
     return location, arguments
+
+
+def taken(arguments: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Take the arguments that the options of these names give out of those of `read_options`."""
+    wanted = (OPTIONS[name].argument for name in names)
+    return {name: arguments.pop(name) for name in wanted if name in arguments}
 
 
 def _contradictions(names: Iterable[str]) -> Iterator[str]:

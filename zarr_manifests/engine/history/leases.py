@@ -152,9 +152,16 @@ class SessionLease:
 
 @contextmanager
 def hold(
-    context: Context, snapshot_id: str, timeout: timedelta | float, owner: str
+    context: Context,
+    snapshot_id: str,
+    timeout: timedelta | float,
+    owner: str,
+    *,
+    instead: bool = False,
 ) -> Iterator[HeldLease]:
     """A lease on a snapshot, given up at the end of the block unless it is kept.
+
+    With `instead`, it takes the place of all leases of the same owner.
 
     Raises
     ------
@@ -162,8 +169,12 @@ def hold(
         If the snapshot is not in history.
     LeaseError
         If no thread can be started to renew it; it was given up again.
+    InvalidArgumentError
+        If it shall take the place of others, and has no owner.
     """
-    held = take(context, snapshot_id, checked_timeout_ms(timeout), owner)
+    if instead and not owner:
+        raise InvalidArgumentError("a lease takes the place of others of its owner: name one")
+    held = take(context, snapshot_id, checked_timeout_ms(timeout), owner, instead=instead)
     lease = HeldLease(held, context.runtime)
     try:
         yield lease
@@ -200,9 +211,17 @@ def checked_timeout_ms(timeout: timedelta | float) -> int:
 
 
 def take(
-    context: Context, snapshot_id: str, timeout_ms: int, owner: str, session: str | None = None
+    context: Context,
+    snapshot_id: str,
+    timeout_ms: int,
+    owner: str,
+    session: str | None = None,
+    *,
+    instead: bool = False,
 ) -> Held:
     """Take a lease on a snapshot; with `session`, on that session's objects too.
+
+    With `instead`, the leases of the same owner end in the same swap.
 
     Raises
     ------
@@ -225,6 +244,9 @@ def take(
             held.session = new_session_id(root.version, random)
         find_in_history(context, root, held.snapshot)
         _check_start(root, held.session)
+        if instead:
+            others = (lease for lease in context.roots.leases(root) if lease.owner == owner)
+            root = _without(root, [lease.name for lease in others])
         kept = tuple(lease for lease in root.leases if lease.lease_id != held.lease_id)
         held.term = _term(context, held)
         return replace(root, leases=(*kept, _lease(held, held.term)))

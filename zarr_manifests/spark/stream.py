@@ -1,0 +1,472 @@
+"""The streaming source: the cells that commits of a branch add, batch by batch.
+
+An offset is a snapshot of the branch. A batch has the cells that were added between two offsets, as
+the snapshot at its end has them (`zarr_manifests.spark.changes`). So over all batches each cell
+comes once, and they are the rows of the table at the end.
+
+Spark makes the reader in one process that lives as long as the query, and asks it for offsets and
+partitions there. Tasks get partitions that need nothing else. Invariants:
+
+- An offset names its repository, and a stream refuses those of another one.
+- The offsets after the first one name where the stream began. Spark logs the end of the first
+  batch but not its start, and asks again for the start if that batch is lost: a branch as the
+  start would then be another snapshot.
+- While the reader lives, it holds a lease on the snapshot that the next batch starts from, so that
+  no history from there on expires. Spark kills the reader's process at the end of a query; the
+  lease then ends at its timeout. Offsets carry the id of the stream, which owns the lease: a
+  restarted stream takes the place of a lease that was left behind.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxFiles,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from zarr_manifests.errors import (
+    HistoryExpiredError,
+    InvalidArgumentError,
+    ManifestsError,
+    SnapshotExpiredError,
+    StorageError,
+)
+from zarr_manifests.grid import IndexArray
+from zarr_manifests.reports import SnapshotInfo
+from zarr_manifests.repository import Repository
+from zarr_manifests.spark.changes import plan_changes, snapshot_named
+from zarr_manifests.spark.job import Job
+from zarr_manifests.spark.plan import ReadOptions, SparkFacts
+from zarr_manifests.spark.worker import partition_batches
+
+__all__ = ["ChangeStream", "Offset", "StreamOptions", "same_columns"]
+
+_LOG = logging.getLogger(__name__)
+_LEASE: Final = timedelta(seconds=120)
+_MODES: Final = ("fail", "skip", "added-only")
+_REWRITE: Final = "rewrite"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions:
+    """How a stream goes through the history.
+
+    Parameters
+    ----------
+    starting_snapshot : str, optional
+        Id of a snapshot, or a branch or a tag, after which the stream begins. By default the first
+        batch is the whole table.
+    max_commits, max_bytes : int, optional
+        The most commits in a batch, and the most bytes of chunks that they have written; a batch
+        has one commit at least.
+    overwrite_mode : "fail", "skip" or "added-only", default "fail"
+        What to do about commits that overwrite or remove cells: raise an error, leave out all they
+        did, or deliver the cells that they add.
+    keep_for : timedelta, optional
+        How long the snapshot of the last offset is kept at least after the stream has stopped.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there is no such mode.
+    """
+
+    starting_snapshot: str | None = None
+    max_commits: int | None = None
+    max_bytes: int | None = None
+    overwrite_mode: str = "fail"
+    keep_for: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        if self.overwrite_mode not in _MODES:
+            raise InvalidArgumentError(
+                f"streaming-overwrite-mode cannot be {self.overwrite_mode!r}; known: "
+                f"{', '.join(_MODES)}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """A place in the history of a repository.
+
+    Parameters
+    ----------
+    repository : str
+        Id of the repository.
+    stream : str
+        Id of the stream, chosen where it began.
+    snapshot : str or None
+        Id of the snapshot; None before the first one.
+    begun : str or None
+        Id of the snapshot at which the stream began; None if it began before the first one.
+    first : bool
+        Whether this is where the stream begins.
+    """
+
+    repository: str
+    stream: str
+    snapshot: str | None
+    begun: str | None
+    first: bool = False
+
+    def to(self, snapshot_id: str) -> Offset:
+        """A later offset of the same stream."""
+        return replace(self, snapshot=snapshot_id, first=False)
+
+    def pack(self) -> dict[str, Any]:
+        """As Spark stores it."""
+        first: dict[str, Any] = {"first": True} if self.first else {}
+        return first | {
+            "repository": self.repository,
+            "stream": self.stream,
+            "snapshot": self.snapshot or "",
+            "begun": self.begun or "",
+        }
+
+    @classmethod
+    def parse(cls, packed: dict[str, Any]) -> Offset:
+        """From what `pack` made.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If it was made by another source.
+        """
+        match packed:
+            case {
+                "repository": str(repository),
+                "stream": str(stream),
+                "snapshot": str(snapshot),
+                "begun": str(begun),
+            }:
+                first = packed.get("first") is True
+                return cls(repository, stream, snapshot or None, begun or None, first)
+        raise InvalidArgumentError(
+            f"the checkpoint has an offset of another source: {str(packed)[:200]}; start the "
+            "stream with another checkpoint"
+        )
+
+
+class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream of the cells that commits of a branch add.
+
+    Parameters
+    ----------
+    repository : Repository
+        The repository.
+    options : ReadOptions
+        What to read and how, with a branch or without.
+    facts : SparkFacts
+        Where tasks run.
+    stream : StreamOptions
+        How to go through the history.
+    schema : pyspark.sql.types.StructType
+        The columns, which may not change.
+    names : sequence of str
+        The variables among them.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the options name one snapshot.
+    """
+
+    def __init__(
+        self,
+        repository: Repository,
+        options: ReadOptions,
+        facts: SparkFacts,
+        stream: StreamOptions,
+        schema: StructType,
+        names: Sequence[str],
+    ) -> None:
+        if options.tag or options.snapshot_id or options.as_of:
+            raise InvalidArgumentError(
+                "a stream follows a branch; tag, snapshot-id and as-of-timestamp name one "
+                "snapshot. Give branch, and starting-snapshot for where to begin"
+            )
+        self._repository, self._facts = repository, facts
+        self._branch = options.branch or "main"
+        self._names = names
+        self._options = replace(options, branch=None, variables=names)
+        self._stream, self._schema = stream, schema
+        self._until: str | None = None
+        self._ended = False
+        # A `HeldLease`, and what ends it.
+        self._leased: tuple[Any, ExitStack] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_leased": None}
+
+    # --- offsets -----------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Where the stream begins."""
+        name = self._stream.starting_snapshot
+        start = None if name is None else snapshot_named(self._repository, name)
+        stream = os.urandom(8).hex()
+        return Offset(self._repository.repository_id, stream, start, start, True).pack()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """The limits of a batch, of which Spark knows one."""
+        if self._stream.max_commits is not None:
+            return ReadMaxFiles(self._stream.max_commits)
+        if self._stream.max_bytes is not None:
+            return ReadMaxBytes(self._stream.max_bytes)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """End the stream at what is the head of the branch now."""
+        self._until = self._head()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """The end of the next batch; `start` itself if there is nothing new."""
+        at = self._parsed(start)
+        if at.snapshot is None:
+            end = self._until or self._head()
+            self._lease(at.to(end))
+            return at.to(end).pack()
+        self._lease(at)
+        due = [info for info in self._since(at.snapshot) if info.kind != _REWRITE]
+        if not isinstance(limit, ReadAllAvailable):
+            due = self._admitted(due)
+        if due:
+            return at.to(due[-1].snapshot_id).pack()
+        if self._until is not None and self._stream.keep_for is None:
+            self._ended = True  # Spark ends the query, and kills this process before it can
+            self.stop()
+        return start
+
+    def _admitted(self, due: list[SnapshotInfo]) -> list[SnapshotInfo]:
+        """The first commits, as many as the limits of a batch allow."""
+        due = due[: self._stream.max_commits]
+        most, nbytes = self._stream.max_bytes, 0
+        for number, info in enumerate(due):
+            nbytes += info.written.get("chunk-bytes", 0)
+            if most is not None and nbytes > most:
+                return due[: max(number, 1)]
+        return due
+
+    def _parsed(self, packed: dict[str, Any]) -> Offset:
+        offset = Offset.parse(packed)
+        if offset.repository != self._repository.repository_id:
+            raise InvalidArgumentError(
+                f"the checkpoint belongs to a stream of repository {offset.repository}, and "
+                f"{self._repository.url} is {self._repository.repository_id}; start the stream "
+                "with another checkpoint"
+            )
+        return offset
+
+    def _head(self) -> str:
+        return self._repository.readonly_session(self._branch).snapshot_id
+
+    def _since(self, snapshot_id: str) -> list[SnapshotInfo]:
+        """The commits of the branch after a snapshot, oldest first.
+
+        Raises
+        ------
+        HistoryExpiredError
+            If the snapshot has expired.
+        InvalidArgumentError
+            If the branch was reset to a snapshot that does not come after it.
+        """
+        found: list[SnapshotInfo] = []
+        for info in self._repository.ancestry(self._branch):
+            if info.snapshot_id == self._until:
+                found.clear()
+            if info.snapshot_id == snapshot_id:
+                break
+            found.append(info)
+        else:
+            raise self._lost(snapshot_id, found[-1])
+        return found[::-1]
+
+    def _lost(self, snapshot_id: str, oldest: SnapshotInfo) -> ManifestsError:
+        """The error for an offset that is not in the history of the branch."""
+        advice = (
+            "Start the stream with another checkpoint; starting-snapshot says from where it goes on"
+        )
+        try:
+            lost = next(self._repository.ancestry(snapshot_id=snapshot_id))
+        except SnapshotExpiredError:
+            lost = None
+        if lost is None or (oldest.parent_id is not None and lost.written_at < oldest.written_at):
+            return HistoryExpiredError(
+                f"snapshot {snapshot_id}, at which the stream goes on, has expired: the history of "
+                f"branch {self._branch!r} begins at {oldest.snapshot_id} now. {advice}, and "
+                "keep-for or a tag keeps an offset for a stream that has stopped"
+            )
+        return InvalidArgumentError(
+            f"snapshot {snapshot_id}, at which the stream goes on, is not in the history of branch "
+            f"{self._branch!r} any more: the branch was reset, and commits that the stream has "
+            f"delivered are not in it. {advice}"
+        )
+
+    # --- batches -----------------------------------------------------------------------------
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """The parts of the batch between two offsets, each with all that its task needs."""
+        first, last = self._parsed(start), self._parsed(end)
+        begin = last.begun if first.first else first.snapshot
+        if last.snapshot is None or begin == last.snapshot:
+            return []
+        self._lease(last if begin is None else last.to(begin))
+        jobs = (self._job(since, until) for since, until in self._segments(begin, last.snapshot))
+        return [InputPartition(task) for job in jobs if job is not None for task in _tasks(job)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one partition."""
+        job = partition.value
+        return iter(()) if job is None else partition_batches(job, 0)
+
+    def _job(self, start: str | None, end: str) -> Job | None:
+        """The read of the cells that were added; None if there are none of the variables yet."""
+        if not self._paths(end):
+            return None
+        plan = plan_changes(self._repository, self._options, self._facts, start, end)
+        columns = plan.whole.schema
+        if not same_columns(columns, self._schema):
+            raise InvalidArgumentError(
+                f"the stream has the columns {self._schema.simpleString()}, and at snapshot {end} "
+                f"they are {columns.simpleString()}; start the stream with another checkpoint"
+            )
+        return plan.job(plan.cells.added)
+
+    def _paths(self, *snapshots: str) -> list[str]:
+        """Paths of the variables that one of these snapshots has."""
+        known = {
+            array.path
+            for snapshot_id in snapshots
+            for array in self._repository.totals(snapshot_id=snapshot_id).arrays
+        }
+        group = self._options.group.strip("/")
+        paths = (f"/{group}/{name}" if group else f"/{name}" for name in self._names)
+        return [path for path in paths if path in known]
+
+    def _segments(self, start: str | None, end: str) -> list[tuple[str | None, str]]:
+        """The ranges of commits that a batch delivers: all of it, or what is between skipped ones.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If a commit overwrites or removes cells, and the stream shall fail then.
+        """
+        if start is None or self._stream.overwrite_mode == "added-only":
+            return [(start, end)]
+        segments: list[tuple[str | None, str]] = []
+        since: str = start
+        for info in self._between(start, end):
+            if info.kind != _REWRITE and not self._only_adds(info):
+                if since != info.parent_id:
+                    segments.append((since, str(info.parent_id)))
+                since = info.snapshot_id
+        return [*segments, (since, end)] if since != end else segments
+
+    def _only_adds(self, info: SnapshotInfo) -> bool:
+        """Whether a commit overwrites and removes no cell.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If it does, and the stream shall fail then.
+        """
+        assert info.parent_id is not None  # a commit after another one
+        paths = self._paths(info.parent_id, info.snapshot_id)
+        if not paths:
+            return True
+        cells = self._repository.changed_cells(paths, info.parent_id, info.snapshot_id)
+        if not cells.only_added and self._stream.overwrite_mode == "fail":
+            what = " and ".join(
+                f"{word} {_count(boxes):,} cells"
+                for word, boxes in (("overwrote", cells.overwritten), ("removed", cells.removed))
+                if len(boxes)
+            )
+            raise InvalidArgumentError(
+                f"commit {info.snapshot_id} ({info.message!r}) {what} of {', '.join(paths)}, which "
+                "a stream of added cells cannot tell. The option streaming-overwrite-mode=skip "
+                "leaves out all that such commits did, and added-only delivers what they added"
+            )
+        return cells.only_added
+
+    def _between(self, start: str, end: str) -> list[SnapshotInfo]:
+        """The commits after a snapshot up to another one, oldest first."""
+        found = self._since(start)
+        ids = [info.snapshot_id for info in found]
+        return found[: ids.index(end) + 1] if end in ids else self._since(end)
+
+    # --- the lease ---------------------------------------------------------------------------
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Go on with the lease: Spark asks for nothing before this offset any more."""
+        if not self._ended:
+            self._lease(self._parsed(end))
+
+    def stop(self) -> None:
+        """Give the lease up, or leave it behind."""
+        if self._leased is not None:
+            _, stack = self._leased
+            self._leased = None
+            stack.close()
+
+    def _lease(self, at: Offset) -> None:
+        """Hold the lease on this offset's snapshot, and no other."""
+        if at.snapshot is None:
+            return
+        if self._leased is not None:
+            lease, _ = self._leased
+            if lease.snapshot_id == at.snapshot and not lease.lost:
+                return
+        keep_for, stack = self._stream.keep_for, ExitStack()
+        # It is renewed at a third of its timeout, so two thirds of that are left at least.
+        timeout = _LEASE if keep_for is None else max(keep_for * 1.5, _LEASE)
+        owner = f"Spark stream {at.stream}"
+        try:
+            lease = stack.enter_context(
+                self._repository.lease(at.snapshot, timeout, owner=owner, instead=True)
+            )
+        except SnapshotExpiredError:
+            self._since(at.snapshot)  # raises, and says what is still there
+            raise
+        except StorageError:
+            # It cannot be written. Should history expire, the next batch says so.
+            _LOG.warning("the stream of %s holds no lease", self._repository, exc_info=True)
+            return
+        if self._leased is not None:
+            self._leased[0].keep(False)
+        self.stop()
+        lease.keep(keep_for is not None)
+        self._leased = lease, stack
+
+
+def same_columns(one: StructType, other: StructType) -> bool:
+    """Whether two schemas have the same names and types, whatever their metadata."""
+    return [(f.name, f.dataType) for f in one] == [(f.name, f.dataType) for f in other]
+
+
+def _tasks(job: Job) -> Iterator[Job]:
+    """The job's tasks as jobs of their own, each with only its boxes."""
+    assert job.parts is not None  # the job is restricted to boxes
+    assert job.starts is not None
+    for number in range(job.tasks):
+        first, stop = job.starts[number : number + 2]
+        starts = np.array([0, stop - first], np.int64)
+        yield replace(job, parts=job.parts[first:stop], starts=starts, tasks=1)
+
+
+def _count(boxes: IndexArray) -> int:
+    return int((boxes[:, 1] - boxes[:, 0]).prod(axis=1).sum())
