@@ -29,7 +29,8 @@ from zarr_manifests.ids import object_key
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.storage import Storage
 from zarr_manifests.store import ManifestStore, freeze_store, workspace_of
-from zarr_manifests.xarray.encoding import begin_write
+from zarr_manifests.xarray.array_target import ArrayTarget
+from zarr_manifests.xarray.encoding import DatasetWriter, begin_write
 from zarr_manifests.xarray.fit import Fit
 
 __all__ = ["computed_elsewhere", "write_elsewhere"]
@@ -55,6 +56,8 @@ def write_elsewhere(
     region: Any,
     encoding: Mapping[Hashable, Mapping[str, Any]],
     fits: Mapping[str, Fit],
+    *,
+    statistics: bool,
 ) -> None:
     """Write a dataset to the session, with each dask block written where dask computes it.
 
@@ -65,11 +68,12 @@ def write_elsewhere(
     _check_reachable(storage)
     if isinstance(storage, Unmade):  # other processes need the objects it holds back
         storage.begin(object_key("chunks", keys.session_id, 0))
-    writer = begin_write(ds, session.store, options, region, encoding, fits)
+    writer = begin_write(ds, session.store, options, region, encoding, fits, statistics=statistics)
     # The state of a fork, not a fork: unpickling a fork opens the snapshot, which may fail.
     origin = freeze_store(session.fork().store)
-    written = _write_blocks(origin, writer)
+    written = _write_blocks(origin, writer, statistics=statistics)
     session.merge(*(_fork_with(origin, copy_id, own) for copy_id, own in written))
+    writer.record()
 
 
 def _check_reachable(storage: Storage) -> None:
@@ -91,7 +95,9 @@ type _Written = tuple[str, ChangeSet]
 """Id of a fork, and its own changes."""
 
 
-def _write_blocks(origin: ForkState, writer: Any) -> Sequence[_Written]:
+def _write_blocks(
+    origin: ForkState, writer: DatasetWriter, *, statistics: bool
+) -> Sequence[_Written]:
     """Write each dask block to a fork of its own, where dask computes it."""
     from dask.base import compute, persist
     from dask.delayed import delayed
@@ -102,9 +108,10 @@ def _write_blocks(origin: ForkState, writer: Any) -> Sequence[_Written]:
         source.map_blocks(
             _write_block,
             origin=shared,
-            path=target.path,
-            config=target.config,
-            start=_start(region, target.shape),
+            path=target.array.path,
+            config=target.array.config,
+            start=_start(region, target.array.shape),
+            statistics=statistics,
             dtype=object,
             meta=np.empty((0,) * source.ndim, object),
         )
@@ -138,15 +145,18 @@ def _write_block(
     path: str,
     config: Any,
     start: Sequence[int],
+    statistics: bool,
     block_info: Mapping[int, Mapping[str, Any]],
 ) -> _Written:
     workspace = revive(origin)
     if block.size:
         place = zip(start, block_info[0]["array-location"], strict=True)
-        target = zarr.open_array(
+        array = zarr.open_array(
             ManifestStore(workspace, read_only=False), path=path, mode="r+", config=config
         )
+        target = ArrayTarget(array, workspace, statistics=statistics)
         target[tuple(slice(at + lo, at + hi) for at, (lo, hi) in place)] = block
+        target.record()
     state = freeze(workspace, explicit=True)
     return state.copy_id, state.after.since(origin.before)
 
@@ -156,9 +166,10 @@ def _fork_with(origin: ForkState, copy_id: str, own: ChangeSet) -> Fork:
     changed = own.touched()
     kept = {node: refs for node, refs in origin.before.chunks.items() if node in changed}
     # Nothing is spilled here: the session that merges the forks does that.
-    before = replace(origin.before, chunks=kept, unsynced=[], spill=None)
+    before = replace(origin.before, chunks=kept, unsynced=[], spill=None, zones={})
     after = before.copy()
     after.unsynced, after.reads = own.unsynced, own.reads
+    after.zones = {node: zones for node, zones in own.zones.items() if node in changed}
     for node_id in changed:
         for rows in own.tables.get(node_id, ()):
             after.put_table(node_id, rows)

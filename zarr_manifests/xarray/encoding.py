@@ -19,15 +19,18 @@ from typing import Any, Final
 import numpy as np
 import xarray as xr
 from xarray.backends import ZarrStore
+from xarray.backends.common import ArrayWriter
 from xarray.conventions import decode_cf_variable
 
 from zarr_manifests.engine.edit.overlay import SessionView
+from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.store import ManifestStore, contents_of
+from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 from zarr_manifests.xarray.agreement import meaning_of_bounds
+from zarr_manifests.xarray.array_target import ArrayTarget
 from zarr_manifests.xarray.fit import Fit, MisfitError
 
-__all__ = ["begin_write", "explained", "fits_of"]
+__all__ = ["DatasetWriter", "begin_write", "explained", "fits_of"]
 
 type _Call = Callable[[xr.Variable, Sequence[int]], Any]
 """Makes something of a variable in memory, the first value of which is at that position."""
@@ -51,7 +54,9 @@ def begin_write(
     region: Any,
     encoding: Mapping[Hashable, Mapping[str, Any]],
     fits: Mapping[str, Fit],
-) -> Any:
+    *,
+    statistics: bool,
+) -> DatasetWriter:
     """Do what `Dataset.to_zarr` does, except for dask arrays, which are left in the result.
 
     Parameters
@@ -68,18 +73,19 @@ def begin_write(
         Encodings of new variables, by name.
     fits : mapping
         How each variable to check is stored, by name.
+    statistics : bool
+        Whether to measure what is written, for zone maps.
 
     Returns
     -------
-    ArrayWriter
-        Xarray's writer; its `sync` computes and writes the dask arrays.
+    DatasetWriter
+        Its `sync` computes and writes the dask arrays.
 
     Raises
     ------
     MisfitError
         If values in memory would be read back differently.
     """
-    from xarray.backends.common import ArrayWriter
     from xarray.backends.writers import _validate_dataset_names, dump_to_store
 
     _validate_dataset_names(ds)
@@ -87,7 +93,7 @@ def begin_write(
     for variable in ds.variables.values():
         if variable.size == 0:  # Zarr accepts no chunks of length 0
             variable.load()
-    writer: Any = ArrayWriter()  # type: ignore[no-untyped-call]
+    writer = DatasetWriter(workspace_of(store), statistics=statistics)
     target: Any = _Store.open_group(
         store,
         **options,
@@ -100,6 +106,38 @@ def begin_write(
     target._validate_encoding(encoding)
     dump_to_store(ds, target, writer, encoding=encoding)  # type: ignore[no-untyped-call]
     return writer
+
+
+class DatasetWriter(ArrayWriter):
+    """Xarray's writer, which may measure what it writes."""
+
+    __slots__ = ("_all", "_statistics", "_workspace")
+    sources: list[Any]
+    targets: list[ArrayTarget]
+    regions: list[Any]
+
+    def __init__(self, workspace: Workspace, *, statistics: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._workspace, self._statistics = workspace, statistics
+        self._all: list[ArrayTarget] = []
+
+    def add(self, source: Any, target: Any, region: Any = None) -> None:
+        """Write the source, or keep it for `sync` if dask computes it."""
+        to = ArrayTarget(target, self._workspace, statistics=self._statistics)
+        self._all.append(to)
+        add: Any = super().add
+        add(source, to, region)
+
+    def sync(self, *args: Any, **options: Any) -> Any:
+        """Compute and write the dask arrays, and record zone maps of all arrays."""
+        sync: Any = super().sync
+        sync(*args, **options)
+        self.record()
+
+    def record(self) -> None:
+        """Record the zone maps of what is written so far."""
+        for array in self._all:
+            array.record()
 
 
 class _Store(ZarrStore):

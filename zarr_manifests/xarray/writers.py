@@ -66,6 +66,7 @@ def write(
     on_existing: OnExisting = "error",
     sort: Literal["keep"] | None = None,
     check: Literal["values", "encoding"] | None = "values",
+    statistics: bool = True,
 ) -> str:
     """Write a dataset to a repository in one commit; make the repository if necessary.
 
@@ -114,6 +115,10 @@ def write(
         What to refuse. `values`: values that would be read back differently, and encodings that
         contradict the existing arrays. `encoding`: the latter only. None: nothing. Values of dask
         arrays are checked when they are computed.
+    statistics : bool, default True
+        Record the smallest and largest value and the number of missing ones of each chunk that is
+        written wholly, so that `Session.chunks_where` can leave chunks out. Arrays with a codec
+        that may change values have no statistics.
 
     Returns
     -------
@@ -184,11 +189,11 @@ def write(
             return session, options, fits
 
         if append is not None:
-            return _append(ds, append, begin, encoding, commit)
+            return _append(ds, append, begin, encoding, commit, statistics=statistics)
         session, options, fits = begin()
         place = dict(region) if isinstance(region, Mapping) else region
         with explained(ds, fits):
-            _write(ds, session, options, place, encoding, fits)
+            _write(ds, session, options, place, encoding, fits, statistics=statistics)
         return commit(session)
 
     if isinstance(location, Repository):
@@ -234,6 +239,8 @@ def _append(
     begin: Callable[[], tuple[Session, dict[str, Any], dict[str, Fit]]],
     encoding: Mapping[Hashable, Mapping[str, Any]],
     commit: Callable[..., str],
+    *,
+    statistics: bool,
 ) -> str:
     """Plan, write and commit an append; repeat if others have changed what the plan is based on."""
     planned: AppendPlan | None = None
@@ -254,7 +261,8 @@ def _append(
             over = {} if at is None else {"mode": "a", "append_dim": None}
             place = None if at is None else {append.dim: at}
             with explained(ds, fits, {append.dim: rows}):
-                _write(part, session, {**options, **over}, place, new, fits)
+                how = {**options, **over}
+                _write(part, session, how, place, new, fits, statistics=statistics)
         if planned.replaced:
             drop_unchanged(workspace)
         try:
@@ -389,12 +397,15 @@ def _write(
     region: _Region | None,
     encoding: Mapping[Hashable, Mapping[str, Any]],
     fits: Mapping[str, Fit],
+    *,
+    statistics: bool,
 ) -> None:
+    how = options, region, encoding, fits
     try:
         if computed_elsewhere(ds):
-            write_elsewhere(ds, session, options, region, encoding, fits)
+            write_elsewhere(ds, session, *how, statistics=statistics)
         else:
-            begin_write(ds, session.store, options, region, encoding, fits).sync()
+            begin_write(ds, session.store, *how, statistics=statistics).sync()
     except (ArithmeticError, LookupError, RecursionError, TypeError, UnicodeError) as error:
         if isinstance(error, ManifestsError) or ds.chunksizes:  # or of what a task computes
             raise

@@ -10,6 +10,7 @@ by their positions among the texts of the block.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -64,6 +65,8 @@ def measure(values: _Values, chunk_shape: Sequence[int], fill: object, missing: 
         return _measured_texts(values, chunk_shape, fill, missing)
     if not values.ndim:
         values, chunk_shape = values.reshape(1), (1,)
+    axes = sorted(range(values.ndim), key=lambda axis: -abs(values.strides[axis]))
+    values, chunk_shape = values.transpose(axes), [chunk_shape[axis] for axis in axes]
     dtype = values.dtype.newbyteorder("=")
     number = np.dtype({"b": "u1", "M": "i8", "m": "i8"}.get(dtype.kind, dtype))
     marks = missing.astype(dtype).view(number)
@@ -84,8 +87,9 @@ def measure(values: _Values, chunk_shape: Sequence[int], fill: object, missing: 
             low[place] = np.where(none, padding, np.minimum(low[place], padding))
             high[place] = np.where(none, padding, np.maximum(high[place], padding))
             bounded[place] = True
-    bounds = low.ravel().view(dtype), high.ravel().view(dtype), bounded.ravel()
-    return Bounds(*bounds, gone.ravel(), nan.ravel(), cells.ravel())
+    back = [axes.index(axis) for axis in range(len(axes))]
+    low, high, bounded, gone, nan, cells = (column.transpose(back).ravel() for column in columns)
+    return Bounds(low.view(dtype), high.view(dtype), bounded, gone, nan, cells)
 
 
 def _measured_texts(
@@ -140,39 +144,53 @@ def _measure_slab(
 ) -> None:
     """Fill the columns of a slab, all but `cells`."""
     low, high, bounded, gone, nan, _ = columns
-    shape, axes = _split(block.shape, sizes)
-    chunks = block.reshape(shape)
-    low[...] = _reduced(np.minimum, chunks, axes).reshape(low.shape)
-    high[...] = _reduced(np.maximum, chunks, axes).reshape(low.shape)
-    gone[...], nan[...], bounded[...] = 0, 0, True
-    is_nan = low != low
-    seen = [mark for mark in marks if np.any(is_nan | ((low <= mark) & (mark <= high)))]
-    if not seen and not is_nan.any():
+    chunks, axes = _split(block, sizes)
+
+    def put(column: _Values, found: _Values) -> None:
+        column[...] = found.reshape(column.shape)
+
+    least: np.ufunc = np.minimum
+    most: np.ufunc = np.maximum
+    put(low, _reduced(least, chunks, axes))
+    has_nan = bool(np.any(low != low))
+    if has_nan:
+        least, most = np.fmin, np.fmax
+        put(low, _reduced(least, chunks, axes))
+    put(high, _reduced(most, chunks, axes))
+    bounded[...], gone[...], nan[...] = True, 0, 0
+    seen = [mark for mark in marks if np.any((low <= mark) & (mark <= high))]
+    if not seen and not has_nan:
         return
-    absent = np.isnan(chunks) if is_nan.any() else np.zeros(chunks.shape, np.bool_)
-    if is_nan.any():
-        nan[...] = _counted(absent, axes).reshape(low.shape)
-    for mark in seen:
-        absent |= chunks == mark
-    gone[...] = _counted(absent, axes).reshape(low.shape)
-    if gone.any():
-        least, most = _ends(block.dtype)
-        low[...] = _reduced(np.minimum, np.where(absent, most, chunks), axes).reshape(low.shape)
-        high[...] = _reduced(np.maximum, np.where(absent, least, chunks), axes).reshape(low.shape)
-        bounded[...] = gone < math.prod(sizes)
+    is_mark = functools.reduce(np.logical_or, [chunks == mark for mark in seen] or [np.False_])
+    absent = is_mark
+    if has_nan:
+        is_nan = np.isnan(chunks)
+        put(nan, _counted(is_nan, axes))
+        absent = is_nan | is_mark
+    put(gone, _counted(absent, axes))
+    bounded[...] = gone < math.prod(sizes)
+    for column, how, end in zip((low, high), (least, most), _ends(block.dtype), strict=True):
+        if np.isin(column, seen).any():
+            others = chunks.copy(order="K")
+            np.putmask(others, is_mark, end)
+            put(column, _reduced(how, others, axes))
 
 
-def _split(shape: Sequence[int], sizes: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Shape of a block with axes for chunks and for cells apart, and which axes are of cells."""
+def _split(block: _Values, sizes: Sequence[int]) -> tuple[_Values, list[int]]:
+    """A block with axes for chunks and for cells apart, and which axes are of cells.
+
+    Neighbouring axes of one kind are joined. This copies a single chunk that is not contiguous,
+    which is faster than to reduce it as it lies.
+    """
     parts: list[tuple[int, bool]] = []
-    for size, chunk in zip(shape, sizes, strict=True):
+    for size, chunk in zip(block.shape, sizes, strict=True):
         for length, inside in ((size // chunk, False), (chunk, True)):
-            if parts and parts[-1][1] == inside:  # one longer axis is faster than two
+            if length > 1 and parts and parts[-1][1] == inside:
                 parts[-1] = parts[-1][0] * length, inside
             elif length > 1:
                 parts.append((length, inside))
-    lengths = [length for length, _ in parts]
-    return lengths, [axis for axis, (_, inside) in enumerate(parts) if inside]
+    view = block.reshape([length for length, _ in parts])
+    return view, [axis for axis, (_, inside) in enumerate(parts) if inside]
 
 
 def _reduced(how: np.ufunc, values: _Values, axes: Sequence[int]) -> _Values:
@@ -191,12 +209,19 @@ def _reduced(how: np.ufunc, values: _Values, axes: Sequence[int]) -> _Values:
 
 
 def _counted(where: npt.NDArray[np.bool_], axes: Sequence[int]) -> _Values:
-    return np.asarray(np.count_nonzero(where, axis=tuple(axes)) if axes else where, np.int64)
+    """How many are true; sums are as narrow as they can be, which is faster."""
+    if where.ndim == len(axes):
+        return np.asarray(np.count_nonzero(where))
+    counts, most = where.view(np.uint8), 1
+    for done, axis in enumerate(axes):
+        most *= counts.shape[axis - done]
+        counts = np.add.reduce(counts, axis=axis - done, dtype=np.min_scalar_type(most))
+    return counts
 
 
 def _ends(dtype: np.dtype[Any]) -> tuple[Any, Any]:
-    """The smallest and the largest value of a type, as scalars of the type."""
+    """The greatest and the smallest value of a type, which leave others the least, the most."""
     if dtype.kind == "f":
-        return dtype.type(-np.inf), dtype.type(np.inf)
+        return dtype.type(np.inf), dtype.type(-np.inf)
     info = np.iinfo(dtype)
-    return dtype.type(info.min), dtype.type(info.max)
+    return dtype.type(info.max), dtype.type(info.min)

@@ -1,0 +1,94 @@
+"""Zone maps made while arrays are written: bounds and counts of each chunk's stored values.
+
+Only chunks that a write covers wholly have an entry, since the other values of a chunk are unknown
+here. A chunk at the array's edge is whole if all its cells inside the array are written; Zarr then
+fills the rest of it with the fill value. In a shard, what Zarr keeps beyond the edge is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import EllipsisType
+from typing import Any
+
+import numpy as np
+import zarr
+
+from zarr_manifests.engine.edit.record_zones import record_zones
+from zarr_manifests.engine.edit.workspace import Workspace
+from zarr_manifests.format.zone_maps import Bounds
+from zarr_manifests.grid import Box
+from zarr_manifests.planning.zones.meaning import Meaning
+from zarr_manifests.planning.zones.measure import measure
+
+__all__ = ["ArrayTarget"]
+
+
+class ArrayTarget:
+    """An array to write to, from any thread; what is written may be measured.
+
+    Parameters
+    ----------
+    array : Array
+        The array, in a store of the workspace.
+    workspace : Workspace
+        Where the zone map is recorded.
+    statistics : bool
+        Whether to measure.
+    """
+
+    def __init__(self, array: zarr.Array[Any], workspace: Workspace, *, statistics: bool) -> None:
+        self.array, self._workspace = array, workspace
+        node = workspace.contents.array_at(array.path)
+        assert node.array is not None
+        self._meaning, self._meta = Meaning.of(node.documents), node.array
+        self._measures = statistics and self._meaning.measurable and self._meaning.lossless
+        self._measured: list[tuple[Box, Bounds]] = []
+
+    def __dask_tokenize__(self) -> object:
+        return type(self).__name__, self.array.path, id(self)
+
+    def __setitem__(self, place: EllipsisType | tuple[slice, ...], values: Any) -> None:
+        meaning, chunk_shape = self._meaning, self._meta.chunk_shape
+        if not self._measures:
+            self.array[place] = values
+            return
+        block = np.asarray(values).astype(self.array.dtype, copy=False)  # as Zarr would cast it
+        self.array[place] = block
+        parts = (slice(None),) * block.ndim if isinstance(place, EllipsisType) else place
+        ranges = [part.indices(n) for part, n in zip(parts, self._meta.shape, strict=True)]
+        if block.shape != tuple(len(range(*at)) for at in ranges):
+            return  # one value for many cells
+        box = self._whole_chunks(ranges)
+        if box.size:
+            sides = zip(box.lo, box.hi, chunk_shape, ranges, strict=True)
+            cells = tuple(slice(lo * n - at[0], hi * n - at[0]) for lo, hi, n, at in sides)
+            seen = meaning.compared(block[cells])
+            bounds = measure(seen, chunk_shape, meaning.fill, meaning.missing)
+            self._measured.append((box, bounds))
+
+    def record(self) -> None:
+        """Record what was measured, once all of it is written."""
+        if not self._measured:
+            return
+        boxes, bounds = zip(*self._measured, strict=True)
+        around = Box.around(boxes)
+        every = [np.arange(box.size, dtype=np.int64) for box in boxes]
+        index = np.concatenate(
+            [box.carried(rows, around) for box, rows in zip(boxes, every, strict=True)]
+        )
+        order = np.argsort(index)
+        joined = Bounds.joined(bounds).take(order)
+        where = self._workspace, self.array.path, around, self._meaning.digest
+        record_zones(*where, joined, index[order])
+        self._measured.clear()
+
+    def _whole_chunks(self, ranges: Sequence[tuple[int, int, int]]) -> Box:
+        """The chunks that are written wholly."""
+        lo, hi = [], []
+        sides = zip(ranges, self._meta.shape, self._meta.chunk_shape, strict=True)
+        for (start, stop, _), size, chunk in sides:
+            to_edge = stop == size and self.array.shards is None
+            lo.append(-(-start // chunk))
+            hi.append(max(lo[-1], -(-stop // chunk) if to_edge else stop // chunk))
+        return Box(tuple(lo), tuple(hi))
