@@ -269,6 +269,34 @@ def test_cells_are_those_chunks_that_hold_any() -> None:
     assert [at for at, _ in session.read_chunks("a", cells=[(19, 20), (0, 1)])] == [(3, 0)]
 
 
+def test_single_chunks_are_read_by_their_coordinates() -> None:
+    storage = CountingStorage(MemoryStorage())
+    repository = make(storage)
+    session = repository.writable_session()
+    array = zarr.create_array(
+        session.store, name="a", shape=(20, 7), chunks=(6, 3), dtype="u1", compressors=None
+    )
+    array[6:] = np.arange(98).reshape(14, 7)
+    array[0, 0] = 1
+    for commits in (False, True):
+        if commits:
+            session.commit("numbers")
+        found = dict(session.read_chunks("a", coords=[(3, 2), (1, 0), (0, 0), (0, 1), (4, 0)]))
+        assert list(found) == [(0, 0), (1, 0), (3, 2)]
+        whole = dict(session.read_chunks("a"))
+        assert found == {at: whole[at] for at in found}
+    assert not list(session.read_chunks("a", coords=np.empty((0, 2), np.int64)))
+    storage.reset()
+    list(repository.readonly_session().read_chunks("a", coords=[(3, 2)], gap_bytes=0))
+    (read,) = [record for record in storage.log if record.key.startswith("chunks/")]
+    assert read.nbytes == 18
+    with pytest.raises(InvalidArgumentError, match="exclude each other"):
+        session.read_chunks("a", cells=[(0, 1)] * 2, coords=[(0, 0)])
+    for wrong in ([(0,)], [0, 0], [(0.5, 1.0)]):
+        with pytest.raises(InvalidArgumentError, match="are not coordinates of chunks"):
+            session.read_chunks("a", coords=wrong)
+
+
 def test_a_scalar_array_is_one_chunk() -> None:
     repository = make(MemoryStorage())
     session = repository.writable_session()
@@ -304,7 +332,11 @@ def test_of_a_sharded_array_these_are_the_shards() -> None:
         ({"path": "a", "box": [slice(None)]}, InvalidArgumentError, "not a region of a grid of"),
         ({"path": "a", "box": [slice(0, 4, 2), slice(None)]}, InvalidArgumentError, "step"),
         ({"path": "a", "cells": [(0, 1)]}, InvalidArgumentError, "not a region of an array of"),
-        ({"path": "a", "box": [(0, 1)] * 2, "cells": [(0, 1)] * 2}, InvalidArgumentError, "both"),
+        (
+            {"path": "a", "box": [(0, 1)] * 2, "cells": [(0, 1)] * 2},
+            InvalidArgumentError,
+            "exclude",
+        ),
     ],
 )
 def test_wrong_input_is_refused_at_once(

@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from zarr_manifests.commits import SessionCommits
 from zarr_manifests.display import html_page
 from zarr_manifests.engine.compact.presence_index import initialized_coords
@@ -715,6 +718,7 @@ class Session:
         box: Sequence[Bounds] | Box | None = None,
         *,
         cells: Sequence[Bounds] | None = None,
+        coords: npt.ArrayLike | None = None,
         gap_bytes: int = 64 * 1024,
         window_bytes: int = 64 * 1024**2,
     ) -> Iterator[tuple[Coords, bytes]]:
@@ -728,6 +732,9 @@ class Session:
         ----------
         path, box, cells
             As for `chunk_refs`.
+        coords : int64[n, ndim], optional
+            Instead of a box: coordinates of chunks, in any order. Those without a chunk are
+            passed over.
         gap_bytes : int, default 64 KiB
             Two chunks are fetched in one request if at most this many bytes lie between them.
         window_bytes : int, default 64 MiB
@@ -744,8 +751,8 @@ class Session:
         NotFoundError
             If there is no such array.
         InvalidArgumentError
-            If the box or the cells have other axes than the array, or a step, or both are given;
-            or a number of bytes is out of range.
+            If box, cells or coordinates have other axes than the array, or a step, or more than
+            one of them is given; or a number of bytes is out of range.
         MissingChunkError
             If an object or file that holds a chunk is not there.
         CorruptObjectError
@@ -766,9 +773,12 @@ class Session:
         ...     a[4:] = 7
         >>> list(repo.readonly_session().read_chunks("a"))
         [((2,), b'\x07\x07'), ((3,), b'\x07\x07')]
+        >>> list(repo.readonly_session().read_chunks("a", coords=[(0,), (3,)]))
+        [((3,), b'\x07\x07')]
         """
+        at = None if coords is None else np.asarray(coords)
         stream = stream_chunks(
-            self._contents, path, box, cells, gap_bytes=gap_bytes, window_bytes=window_bytes
+            self._contents, path, box, cells, at, gap_bytes=gap_bytes, window_bytes=window_bytes
         )
         return iter(stream)
 

@@ -21,7 +21,7 @@ import zarr
 
 from zarr_manifests.decoding import BulkDecoder
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
-from zarr_manifests.grid import Box
+from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.session import Session
 from zarr_manifests.spark.fetched import FetchedStore
 
@@ -139,12 +139,14 @@ class Source:
         fill = array.metadata.fill_value
         fill = array.metadata.dtype.default_scalar() if fill is None else fill
         out = np.full(block.shape, fill, array.dtype)
-        for part in due:
-            cells = tuple(zip(part.lo, part.hi, strict=True))
-            chunks = self._session.read_chunks(array.path, cells=cells)
-            if not decoder.decode(chunks, out, block.lo):
-                return self._through_zarr(name, block, due)
-        return out
+        sides = zip(block.lo, block.hi, strict=True)
+        where: dict[str, Any] = {"cells": tuple(sides)}
+        if list(due) != [block]:
+            where = {"coords": _chunks_of(block, due, self.stored_chunk_shape(name))}
+        chunks = self._session.read_chunks(array.path, **where)
+        return (
+            out if decoder.decode(chunks, out, block.lo) else self._through_zarr(name, block, due)
+        )
 
     def _through_zarr(self, name: str, block: Box, due: Sequence[Box]) -> npt.NDArray[Any]:
         found: npt.NDArray[Any] | None = None
@@ -255,6 +257,20 @@ class Source:
                 shared = {k: attributes[k] for k in ("units", "calendar") if k in attributes}
                 inherited[attributes["bounds"]] = shared
         return inherited
+
+
+def _chunks_of(block: Box, parts: Sequence[Box], chunk_shape: Coords) -> IndexArray:
+    """The coordinates of the chunks that hold any cell of the parts of a block."""
+    first = [lo // length for lo, length in zip(block.lo, chunk_shape, strict=True)]
+
+    def place(box: Box) -> list[slice]:
+        sides = zip(box.lo, box.hi, chunk_shape, first, strict=True)
+        return [slice(lo // n - at, -(-hi // n) - at) for lo, hi, n, at in sides]
+
+    mask = np.zeros([part.stop for part in place(block)], bool)
+    for part in parts:
+        mask[tuple(place(part))] = True
+    return np.argwhere(mask) + np.array(first, np.int64)
 
 
 def _arrays(store: FetchedStore, path: str) -> tuple[dict[str, zarr.Array[Any]], dict[str, str]]:

@@ -224,7 +224,15 @@ def _blocks(
     """
     # A packed value is decoded to as many as 8 bytes.
     sizes = [max(source.encoded(column.name).dtype.itemsize, 8) for column in job.variables]
-    chunk_cells = min((source.chunk_cells(column.name) for column in job.variables), default=1)
+    # Of variables that lack a dimension there are fewer chunks.
+    chunk_cells = min(
+        (
+            source.chunk_cells(column.name)
+            for column in job.variables
+            if source.encoded(column.name).ndim == len(job.dimensions)
+        ),
+        default=1,
+    )
     most = max(min(BLOCK_BYTES // (sum(sizes) or 1), BLOCK_CHUNKS * chunk_cells), 1)
 
     def covered(box: Box) -> int:

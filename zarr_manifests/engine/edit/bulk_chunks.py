@@ -46,7 +46,7 @@ from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import crc32c
 from zarr_manifests.planning.conflict.reads import Reads
 from zarr_manifests.planning.tables.byte_ranges import RangeRequest, coalesce
-from zarr_manifests.planning.tables.merge import Layer, fold, merge_layers, within
+from zarr_manifests.planning.tables.merge import Layer, fold, merge_layers, pick, within
 from zarr_manifests.planning.tables.regions import Bounds, cells_box, chunk_box
 from zarr_manifests.planning.tables.resolved_chunks import locate
 
@@ -63,23 +63,26 @@ def find_chunks(
     path: str,
     box: Sequence[Bounds] | Box | None,
     cells: Sequence[Bounds] | None,
+    coords: IndexArray | None = None,
 ) -> tuple[Node, ChunkTable | None]:
-    """The array, and its chunks that are in the box or hold any of the cells.
+    """The array, and its chunks that are in the box, hold any of the cells, or are at `coords`.
 
     Raises
     ------
     NotFoundError
         If there is no such array.
     InvalidArgumentError
-        If box or cells do not fit it, or both are given.
+        If box, cells or coordinates do not fit it, or more than one of them is given.
     """
-    if box is not None and cells is not None:
-        raise InvalidArgumentError("either a box of chunks or cells are given, not both")
+    if sum(given is not None for given in (box, cells, coords)) > 1:
+        raise InvalidArgumentError("box, cells and coordinates of chunks exclude each other")
 
     def find() -> tuple[Node, ChunkTable | None]:
         node = contents.array_at(path)
         assert node.array is not None
         meta = node.array
+        if coords is not None:
+            return node, _chunks_at(contents, node, meta.grid, coords)
         if cells is None:
             due = chunk_box(meta.grid, box)
         else:
@@ -94,6 +97,7 @@ def stream_chunks(
     path: str,
     box: Sequence[Bounds] | Box | None,
     cells: Sequence[Bounds] | None,
+    coords: IndexArray | None,
     *,
     gap_bytes: int,
     window_bytes: int,
@@ -108,8 +112,21 @@ def stream_chunks(
     for name, value, least in (("gap_bytes", gap_bytes, 0), ("window_bytes", window_bytes, 1)):
         if type(value) is not int or value < least:
             raise InvalidArgumentError(f"{name} is a number from {least} on, not {value!r}")
-    _, table = find_chunks(contents, path, box, cells)
+    _, table = find_chunks(contents, path, box, cells, coords)
     return ChunkStream(contents, table, gap_bytes=gap_bytes, window_bytes=window_bytes)
+
+
+def _chunks_at(
+    contents: SessionView, node: Node, grid: Box, coords: IndexArray
+) -> ChunkTable | None:
+    """The chunks of an array at these coordinates that are there; None if there is none."""
+    if coords.dtype.kind not in "iu" or coords.shape[1:] != (grid.ndim,):
+        raise InvalidArgumentError(
+            f"{coords!r} are not coordinates of chunks: give whole numbers, {grid.ndim} a chunk"
+        )
+    coords = coords[((coords >= 0) & (coords < np.array(grid.hi, np.int64))).all(axis=1)]
+    table = _chunks_in(contents, node, Box.around_coords(coords)) if len(coords) else None
+    return None if table is None else pick(table, coords)
 
 
 def _chunks_in(contents: SessionView, node: Node, box: Box) -> ChunkTable | None:
