@@ -15,6 +15,7 @@ from zarr_manifests.planning.tables.resolved_chunks import ChunkKind, ResolvedCh
 from zarr_manifests.reports import (
     Amount,
     ArrayShape,
+    ArrayStatistics,
     ArrayStats,
     ArrayTotals,
     ArrayUsage,
@@ -35,6 +36,7 @@ from zarr_manifests.reports import (
     RepackReport,
     RestoreReport,
     SnapshotInfo,
+    StatisticsReport,
     Status,
     Totals,
     Usage,
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Amount",
     "ArrayShape",
+    "ArrayStatistics",
     "ArrayStats",
     "ArrayTotals",
     "ArrayUsage",
@@ -80,6 +83,7 @@ __all__ = [
     "RestoreReport",
     "Session",
     "SnapshotInfo",
+    "StatisticsReport",
     "Status",
     "Totals",
     "Usage",

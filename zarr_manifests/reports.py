@@ -29,6 +29,7 @@ __all__ = [
     "Amount",
     "ArrayPlace",
     "ArrayShape",
+    "ArrayStatistics",
     "ArrayStats",
     "ArrayTotals",
     "ArrayUsage",
@@ -54,6 +55,7 @@ __all__ = [
     "RepackReport",
     "RestoreReport",
     "SnapshotInfo",
+    "StatisticsReport",
     "Status",
     "Totals",
     "Usage",
@@ -503,6 +505,62 @@ class IndexReport:
     indexed: int
     read_bytes: int
     written_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayStatistics:
+    """How many chunks of an array have statistics.
+
+    Parameters
+    ----------
+    path : str
+        The array.
+    chunks : int
+        Its initialised chunks.
+    known : int
+        Those of them that had statistics before.
+    measured : int
+        Those of them that were measured now.
+    skipped : str
+        Why it cannot have any; empty if it can.
+    """
+
+    path: str
+    chunks: int
+    known: int
+    measured: int
+    skipped: str = ""
+
+    @property
+    def complete(self) -> bool:
+        """Whether all its chunks have statistics."""
+        return not self.skipped and self.known + self.measured == self.chunks
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticsReport:
+    """What computing statistics has done.
+
+    Parameters
+    ----------
+    snapshot_id : str
+        The snapshot whose chunks were measured.
+    arrays : tuple of ArrayStatistics
+        The arrays, in the order of their paths.
+    """
+
+    snapshot_id: str
+    arrays: tuple[ArrayStatistics, ...]
+
+    @property
+    def chunks(self) -> int:
+        """Initialised chunks of arrays that can have statistics."""
+        return sum(one.chunks for one in self.arrays)
+
+    @property
+    def measured(self) -> int:
+        """Chunks that were measured now."""
+        return sum(one.measured for one in self.arrays)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from zarr_manifests.commits import SessionCommits
 from zarr_manifests.config import CacheOptions, RepositoryConfig
 from zarr_manifests.display import html_page
 from zarr_manifests.engine.commit.replay import to_pick, to_revert
+from zarr_manifests.engine.compact.compute_statistics import compute_statistics
 from zarr_manifests.engine.compact.manifest_layout import layout_now, plan_layout, read_costs
 from zarr_manifests.engine.compact.outcomes import compact
 from zarr_manifests.engine.compact.presence_index import array_stats, build_index
@@ -67,6 +68,7 @@ from zarr_manifests.reports import (
     RepackReport,
     RestoreReport,
     SnapshotInfo,
+    StatisticsReport,
     Totals,
     Usage,
     VerifyReport,
@@ -880,6 +882,51 @@ class Repository:
         0
         """
         return build_index(self._context, branch)
+
+    def compute_statistics(
+        self,
+        paths: Sequence[str] | None = None,
+        *,
+        branch: str = DEFAULT_BRANCH,
+        progress: Progress | None = None,
+    ) -> StatisticsReport:
+        """Measure chunks, so that queries can leave out those that cannot match.
+
+        Decodes the chunks of a branch's head that have no statistics yet, and stores the least and
+        greatest value of each, and how many are missing. Statistics change the speed of queries,
+        never their results, and conflict with no commit. Chunks that are overwritten meanwhile
+        simply have none. An array has statistics if its values are numbers, booleans, times or
+        texts of fixed length, in the usual codecs.
+
+        Parameters
+        ----------
+        paths : sequence of str, optional
+            The arrays; by default all.
+        branch : str
+            The branch.
+        progress : callable, optional
+            Called with what is being done, and with how many chunks.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such branch or array.
+        CorruptObjectError, MissingChunkError
+            If a chunk is damaged or missing.
+        FencedError
+            If a collection has shut this computation out; compute again.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://statistics-example")
+        >>> with repo.transaction(message="three chunks") as store:
+        ...     a = zarr.create_array(store, name="a", shape=(6,), chunks=(2,), dtype="i4")
+        ...     a[:] = [1, 2, 3, 4, 5, 6]
+        >>> repo.compute_statistics().measured, repo.compute_statistics().measured
+        (3, 0)
+        """
+        return compute_statistics(self._context, paths, branch, progress or _ignore)
 
     # --- branches and tags -------------------------------------------------------------------
 

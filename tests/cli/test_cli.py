@@ -116,6 +116,25 @@ def test_tree_counts_chunks_when_asked(url: str) -> None:
     assert table[5].split()[-3:] == ["0/1", "0", "B"]
 
 
+def test_tree_says_which_arrays_have_statistics(url: str) -> None:
+    def told(*refs: str) -> list[str]:
+        return [" ".join(line.split()[-4:]) for line in lines("tree", url, "--stats", *refs)[4:]]
+
+    assert told() == ["2 x 3 none", "int16 scalar no chunks"]
+    table = lines("statistics", url)
+    assert table[0].split() == ["array", "chunks", "measured"]
+    assert [line.split() for line in table[1:]] == [
+        ["/air/temperature", "2", "2"],
+        ["/depth", "0", "0"],
+    ]
+    assert told()[0] == "3 all 2 chunks"
+    assert lines("statistics", url, "/air/temperature")[1].split()[1:] == ["2", "0"]
+    assert told("--branch", "trial")[0].endswith("none")
+    both = call("tree", url, "--stats", "--chunks")
+    assert both.exit_code == 2
+    assert "not both" in both.stderr
+
+
 def test_tree_of_format_2(url: str) -> None:
     session = zm.Repository.open(url).writable_session("main")
     group = zarr.create_group(session.store, path="old", zarr_format=2)

@@ -90,7 +90,8 @@ def counting(
 
 def check(array: Any, coords: Coords, bounds: Bounds, row: int) -> None:
     """Raise unless the bounds enclose all values of the chunk."""
-    place = tuple(slice(at * n, (at + 1) * n) for at, n in zip(coords, array.chunks, strict=True))
+    stored = array.shards or array.chunks
+    place = tuple(slice(at * n, (at + 1) * n) for at, n in zip(coords, stored, strict=True))
     values = np.asarray(array[place])
     low, high = bounds.low[row], bounds.high[row]
     assert bounds.bounded[row] or not values.size, coords

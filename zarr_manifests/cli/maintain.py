@@ -34,6 +34,7 @@ __all__ = [
     "run_recover",
     "run_repack",
     "run_restore",
+    "run_statistics",
     "run_verify",
 ]
 
@@ -92,6 +93,25 @@ def run_repack(
     with _progress() as progress:
         report = repo.repack(branch, min_live, dry_run=dry_run, progress=progress)
     _show_repacking(report)
+
+
+def run_statistics(
+    url: Url,
+    paths: Annotated[
+        list[str] | None, typer.Argument(help="The arrays; by default all.", show_default=False)
+    ] = None,
+    branch: Annotated[str, typer.Option("--branch", "-b", help="The branch.")] = "main",
+) -> None:
+    """Measure chunks that have no statistics, so that queries can leave out those that differ."""
+    repo = Repository.open(url)
+    with _progress("chunks") as progress:
+        report = repo.compute_statistics(paths, branch=branch, progress=progress)
+    table = columns("array", "chunks", "measured", "", right=("chunks", "measured"))
+    for one in report.arrays:
+        left = one.chunks - one.known - one.measured
+        said = one.skipped or (f"{count_text(left, 'chunk')} not decoded" if left else "")
+        table.add_row(plain_text(one.path), f"{one.chunks:,}", f"{one.measured:,}", said)
+    console().print(table)
 
 
 def run_verify(url: Url) -> None:
@@ -209,10 +229,10 @@ def _show_repacking(report: RepackReport) -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str, int], None]]:
+def _progress(what: str = "objects") -> Iterator[Callable[[str, int], None]]:
     """Show progress on one line of the terminal."""
     with console().status("Starting ...") as status:
-        yield lambda stage, done: status.update(f"{stage}: {done:,} objects")
+        yield lambda stage, done: status.update(f"{stage}: {done:,} {what}")
 
 
 def _duration(text: str) -> timedelta:

@@ -21,10 +21,13 @@ from zarr_manifests.cli.console import (
     session_at,
 )
 from zarr_manifests.display import hierarchy
+from zarr_manifests.engine.compact.compute_statistics import statistics_of
 from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.keys import ArrayMeta
 from zarr_manifests.plain import plain_text
+from zarr_manifests.reports import ArrayStatistics
 from zarr_manifests.store import contents_of
 
 __all__ = ["run"]
@@ -43,11 +46,18 @@ def run(
             help="Count the chunks that are there instead of showing units; reads manifests.",
         ),
     ] = False,
+    stats: Annotated[
+        bool,
+        typer.Option("--stats", help="Say how many chunks have statistics; reads manifests."),
+    ] = False,
 ) -> None:
     """Show groups and arrays: dimensions, type, chunk shape and units."""
+    if chunks and stats:
+        raise InvalidArgumentError("--chunks or --stats, not both")
     session = session_at(url, branch, tag, snapshot)
-    view = contents_of(session.store).view
-    last = ("there", "stored") if chunks else ("units",)
+    contents = contents_of(session.store)
+    view = contents.view
+    last = ("there", "stored") if chunks else ("statistics",) if stats else ("units",)
     numbers = last if chunks else ()
     whole = ("", "type") if chunks else ("", "type", "dimensions")
     table = columns("", "dimensions", "type", "chunk", *last, right=numbers, whole=whole)
@@ -57,7 +67,12 @@ def run(
             table.add_row(name)
             continue
         cells = [name, plain_text(row.dimensions), plain_text(row.type), row.chunk]
-        cells += _stored(view, row.node, array) if chunks else [plain_text(row.units)]
+        if chunks:
+            cells += _stored(view, row.node, array)
+        elif stats:
+            cells.append(_described(statistics_of(contents.context, view, row.node, branch)))
+        else:
+            cells.append(plain_text(row.units))
         table.add_row(*cells)
     out = console()
     out.print(view.snapshot_id, style="yellow")
@@ -65,6 +80,16 @@ def run(
         out.print(table)
     else:
         out.print("(empty)")
+
+
+def _described(found: ArrayStatistics) -> str:
+    if found.skipped:
+        return f"none: {found.skipped}"
+    if not found.known:
+        return "none" if found.chunks else "no chunks"
+    if found.complete:
+        return f"all {found.chunks:,} chunks"
+    return f"{found.known:,} of {found.chunks:,} chunks"
 
 
 def _stored(view: SnapshotView, node: Node, array: ArrayMeta) -> list[str]:

@@ -31,22 +31,35 @@ from zarr_manifests.planning.tables.merge import take, within
 from zarr_manifests.planning.zones.entries import in_pages, like, merged, taken, valid
 from zarr_manifests.planning.zones.meaning import Meaning
 
-__all__ = ["LeafZones", "NewPages", "load_pages", "load_zones", "pages_after", "write_pages"]
+__all__ = [
+    "LeafPages",
+    "LeafZones",
+    "NewPages",
+    "leaf_pages",
+    "load_pages",
+    "load_zones",
+    "pages_after",
+    "write_pages",
+]
 
 _OBJECT_BYTES: Final = 1 << 20
+
+type LeafPages = tuple[bytes, BlobRef | None, Box, Sequence[tuple[ZoneTable, bool]]]
+"""Node id, manifest and box of a leaf, and its pages; without a manifest, of chunks in no leaf."""
 
 
 @dataclass(slots=True)
 class NewPages:
     """New pages of one array, and the bounds of each.
 
-    `covered` are the boxes that they replace older pages without leaf in.
+    They replace older ones in the boxes `covered`, and, if `replaces_loose`, all without leaf.
     """
 
     meaning: bytes
     pages: list[ZonePage] = field(default_factory=list)
     bounds: list[Bounds] = field(default_factory=list)
     covered: list[Box] = field(default_factory=list)
+    replaces_loose: bool = False
 
     def add(self, other: NewPages) -> None:
         """Add the pages of another part of the array."""
@@ -106,14 +119,7 @@ class LeafZones:
             kept = None if zones.meaning != digest else taken(zones, valid(zones, table))
             if kept is not None and like(kept, (found or [kept])[0]):
                 found.append(kept)
-        if not found:
-            return []
-        whole = merged(found)
-        addresses = take(whole.addresses, np.arange(len(whole)), table.box)
-        return [
-            (page, len(within(table, page.box)) == len(page))
-            for page in in_pages(replace(whole, addresses=addresses))
-        ]
+        return leaf_pages(found, table) if found else []
 
     def _near(self, node_id: bytes, box: Box) -> Iterator[ZoneTable]:
         """Tables with entries of the node that may be in the box, one at a time."""
@@ -131,22 +137,27 @@ class LeafZones:
                 continue
 
 
-def write_pages(
-    context: Context,
-    keys: SessionKeys,
-    leaves: Iterable[tuple[bytes, BlobRef | None, Box, Sequence[tuple[ZoneTable, bool]]]],
-) -> dict[bytes, NewPages]:
-    """Write the pages of some leaves (node id, manifest, box, pages); return them by node.
+def leaf_pages(entries: Sequence[ZoneTable], table: ChunkTable) -> list[tuple[ZoneTable, bool]]:
+    """The pages of entries that all describe chunks of the table, and whether each is complete."""
+    whole = merged(entries)
+    addresses = take(whole.addresses, np.arange(len(whole)), table.box)
+    return [
+        (page, len(within(table, page.box)) == len(page))
+        for page in in_pages(replace(whole, addresses=addresses))
+    ]
 
-    Without a manifest, they are of chunks in no leaf.
-    """
+
+def write_pages(
+    context: Context, keys: SessionKeys, leaves: Iterable[LeafPages]
+) -> dict[bytes, NewPages]:
+    """Write the pages of some leaves; return them by node."""
     made: dict[bytes, NewPages] = {}
     due: list[tuple[bytes, ZoneTable, NewPages, tuple[str, int] | None, bool]] = []
     for node_id, blob, box, pages in leaves:
         leaf = None if blob is None else (blob.key, blob.crc32c)
         for zones, complete in pages:
             new = made.setdefault(node_id, NewPages(zones.meaning))
-            new.covered.append(box)
+            new.covered += [] if blob is None else [box]
             due.append((node_id, zones, new, leaf, complete))
     group: list[tuple[bytes, ZoneTable, NewPages, tuple[str, int] | None, bool]] = []
     packed: list[tuple[bytes, int, bytes]] = []
@@ -181,8 +192,8 @@ def pages_after(
 ) -> tuple[dict[bytes, BlobRef], list[Upload]]:
     """The pointers of an index with new pages, and the lists of pages to upload.
 
-    Of the nodes in `changed`, and those without leaves, it keeps the older pages of leaves that are
-    still live, and pages without leaf that no new page covers.
+    Of the nodes in `changed`, and those without leaves, it keeps the older pages that no new page
+    covers, if they are of leaves that are still live, or of none.
     """
     found, uploads = dict(known), list[Upload]()
     live = {(node_id, key, crc) for node_id, _, key, crc in live_leaves}
@@ -198,7 +209,7 @@ def pages_after(
         meaning = more.meaning if more is not None else meaning
         if old is not None and old.meaning == meaning:
             for row, page in enumerate(old.pages):
-                if _stays(node_id, page, live, () if more is None else more.covered):
+                if _stays(node_id, page, live, more):
                     pages.append(page)
                     bounds.append(old.bounds.take(slice(row, row + 1)))
         found.pop(node_id, None)
@@ -213,9 +224,13 @@ def _stays(
     node_id: bytes,
     page: ZonePage,
     live: Collection[tuple[bytes, str, int]],
-    covered: Sequence[Box],
+    new: NewPages | None,
 ) -> bool:
     """Whether an older page is still of use."""
-    if page.leaf is not None:
-        return (node_id, *page.leaf) in live
-    return not any(page.box.shared_size(box) == page.box.size for box in covered)
+    if page.leaf is not None and (node_id, *page.leaf) not in live:
+        return False
+    if new is None:
+        return True
+    if page.leaf is None and new.replaces_loose:
+        return False
+    return not any(page.box.shared_size(box) == page.box.size for box in new.covered)

@@ -1,0 +1,325 @@
+"""Zone maps of chunks that are there already, made by decoding them.
+
+Leaf by leaf, and then what live deltas have besides, the chunks without an entry are read, decoded
+and measured, in parallel and a limited number of bytes at a time. Entries go to pages: of a leaf
+where the leaf has the chunk, else to pages without leaf. Invariants: chunks with an entry that
+counts are not read; every entry has the address of the chunk that was decoded, so whatever others
+commit meanwhile makes it useless at most; the swap changes nothing but the branch's index.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import batched
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from zarr_manifests.decoding import BulkDecoder
+from zarr_manifests.engine.compact.presence_index import leaf_names
+from zarr_manifests.engine.compact.zone_index import (
+    LeafPages,
+    LeafZones,
+    NewPages,
+    leaf_pages,
+    pages_after,
+    write_pages,
+)
+from zarr_manifests.engine.edit.bulk_chunks import ChunkStream
+from zarr_manifests.engine.edit.overlay import SessionView
+from zarr_manifests.engine.history.follow import opened
+from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.objects.metadata import Upload
+from zarr_manifests.engine.snapshot.context import Context, ReadContext
+from zarr_manifests.engine.snapshot.index_directory import index_directory
+from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.errors import FencedError, NotFoundError
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.nodes import Node
+from zarr_manifests.format.root import ZONE_MAPS, Root
+from zarr_manifests.format.zone_maps import Bounds, ZoneTable
+from zarr_manifests.grid import Box, Coords
+from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT, ArrayMeta
+from zarr_manifests.planning.conflict.admission import Writer, admission
+from zarr_manifests.planning.tables.merge import rows_at, select, split
+from zarr_manifests.planning.tables.presence import rows_in
+from zarr_manifests.planning.zones.entries import (
+    in_pages,
+    merged,
+    taken,
+    valid,
+    zones_of_chunks,
+)
+from zarr_manifests.planning.zones.meaning import Meaning
+from zarr_manifests.planning.zones.measure import measure
+from zarr_manifests.reports import ArrayStatistics, StatisticsReport
+
+__all__ = ["compute_statistics", "statistics_of"]
+
+_ATTEMPTS: Final = 100
+_BATCH_BYTES: Final = 8 << 20
+_ABREAST: Final = 4
+_GAP_BYTES: Final = 64 * 1024
+_WINDOW_BYTES: Final = 32 << 20
+_ROWS: Final = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class _MeasuredArray:
+    """An array to measure.
+
+    Parameters
+    ----------
+    node : Node
+        The array.
+    meta : ArrayMeta
+        What its documents say.
+    meaning : Meaning
+        What its values mean.
+    decoder : BulkDecoder
+        Decodes its chunks.
+    """
+
+    node: Node
+    meta: ArrayMeta
+    meaning: Meaning
+    decoder: BulkDecoder
+
+    @classmethod
+    def of(cls, node: Node) -> _MeasuredArray | str:
+        """The array; the reason if its chunks cannot be measured."""
+        assert node.array is not None
+        meaning = Meaning.of(node.documents)
+        if not meaning.measurable:
+            return "its values have no order that is known"
+        document = json.loads(node.documents.get(V3_DOCUMENT) or node.documents[V2_ARRAY])
+        decoder = BulkDecoder.of(document, meaning.stored)
+        if decoder is None:
+            return "it has a codec that is not decoded here"
+        return cls(node, node.array, meaning, decoder)
+
+    def measured(self, chunks: Sequence[tuple[Coords, bytes]]) -> Bounds | None:
+        """The bounds of some chunks, in their order; None if only Zarr can decode one of them."""
+        shape, ends = self.meta.chunk_shape, self.meta.shape
+        # One chunk below the other, so that padding is measured like all other values.
+        rest = (0,) * (len(shape) - 1)
+        placed = [((i, *rest) if shape else (), data) for i, (_, data) in enumerate(chunks)]
+        out = self._room(len(chunks))
+        if not self.decoder.decode(placed, out, (0,) * len(shape)):
+            return None
+        marks = self.meaning.fill, self.meaning.missing
+        bounds = measure(self.meaning.compared(out), shape, *marks)
+        counts = np.stack([bounds.missing, bounds.nan, bounds.cells])
+        for row, (at, _) in enumerate(chunks):
+            sizes = [min(n, end - i * n) for i, n, end in zip(at, shape, ends, strict=True)]
+            if sizes != [*shape]:  # only cells inside the array are counted
+                begin = row * shape[0]
+                inside = out[(slice(begin, begin + sizes[0]), *map(slice, sizes[1:]))]
+                part = measure(self.meaning.compared(inside), shape, *marks)
+                counts[:, row] = part.missing[0], part.nan[0], part.cells[0]
+        return Bounds(bounds.low, bounds.high, bounds.bounded, *counts)
+
+    def _room(self, chunks: int) -> npt.NDArray[Any]:
+        """An array for so many chunks, full of fill values: shards may lack some."""
+        shape = self.meta.chunk_shape
+        fill = self.meaning.fill
+        if self.meaning.stored != self.meaning.dtype and fill.dtype.kind in "iu":
+            fill = fill.view(self.meaning.stored)
+        room = (chunks * shape[0], *shape[1:]) if shape else ()
+        return np.full(room, fill, self.meaning.stored)
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a decoded chunk."""
+        return max(1, int(np.prod(self.meta.chunk_shape)) * self.meaning.stored.itemsize)
+
+
+@dataclass(slots=True)
+class _Measuring:
+    """One computation on one snapshot, up to the swap."""
+
+    context: Context
+    contents: SessionView
+    keys: SessionKeys
+    zones: LeafZones
+    progress: Callable[[str, int], None]
+    new: dict[bytes, NewPages] = field(default_factory=dict)
+    done: int = 0
+
+    def do(self, node: Node) -> ArrayStatistics:
+        """Measure the chunks of one array that have no entry."""
+        array, path = _MeasuredArray.of(node), f"/{node.path}"
+        view, node_id = self.contents.view, node.node_id
+        if isinstance(array, str):
+            return ArrayStatistics(path, 0, 0, 0, array)
+        chunks = known = measured = 0
+        beside: list[ZoneTable] = []  # of chunks that no leaf has
+        some_new, boxes = False, []
+        for leaf in view.index.placed(node_id):
+            boxes.append(leaf.part.box)
+            now = view.chunks_in(node_id, leaf.part.box)
+            if now is None:
+                continue
+            old, fresh, missing = self._entries(array, now)
+            chunks, known = chunks + len(now), known + len(now) - missing
+            (table,) = view.leaves(node_id, leaf.part.box.__eq__)
+            if fresh is not None:
+                measured += len(fresh)
+                some_new |= self._put_leaf(array, table, leaf.manifest.blob, fresh)
+                old.append(fresh)
+            newer = [taken(zones, ~valid(zones, table)) for zones in old]
+            beside += [zones for zones in newer if zones is not None]
+        for table in _outside(view, node_id, boxes):
+            old, fresh, missing = self._entries(array, table)
+            chunks, known = chunks + len(table), known + len(table) - missing
+            beside += old
+            if fresh is not None:
+                measured += len(fresh)
+                some_new = True
+                beside.append(fresh)
+        if some_new and beside:
+            pages = [(page, False) for page in in_pages(merged(beside))]
+            self._write([(node_id, None, page.box, [(page, done)]) for page, done in pages])
+            self.new[node_id].replaces_loose = True
+        return ArrayStatistics(path, chunks, known, measured)
+
+    def _entries(
+        self, array: _MeasuredArray, table: ChunkTable
+    ) -> tuple[list[ZoneTable], ZoneTable | None, int]:
+        """The entries of these chunks, those made for others, and how many others there are."""
+        old = [zones for zones, _ in self.zones.of_leaf(array.node, table)]
+        due = np.ones(len(table), np.bool_)
+        for zones in old:
+            due[rows_at(table, zones.coords())] = False
+        missing = int(due.sum())
+        return old, self._measured(array, select(table, due)) if missing else None, missing
+
+    def _measured(self, array: _MeasuredArray, table: ChunkTable) -> ZoneTable | None:
+        """Decode and measure these chunks."""
+        stream = ChunkStream(self.contents, table, gap_bytes=_GAP_BYTES, window_bytes=_WINDOW_BYTES)
+        size = max(1, _BATCH_BYTES // array.chunk_bytes)
+        found: list[Bounds] = []
+        keep: list[bool] = []
+        for some in batched(batched(stream, size), _ABREAST):
+            calls = [partial(array.measured, batch) for batch in some]
+            for batch, bounds in zip(some, self.context.runtime.parallel(calls), strict=True):
+                keep += [bounds is not None] * len(batch)
+                found += [] if bounds is None else [bounds]
+                self.done += len(batch)
+            self.progress("measuring", self.done)
+        if not found:
+            return None
+        rows = select(table, np.array(keep))
+        return zones_of_chunks(array.meaning.digest, rows, Bounds.joined(found))
+
+    def _put_leaf(
+        self, array: _MeasuredArray, table: ChunkTable, blob: BlobRef, fresh: ZoneTable
+    ) -> bool:
+        """Make the pages of a leaf; whether some of the new entries are not of its chunks."""
+        here = valid(fresh, table)
+        mine = taken(fresh, here)
+        if mine is not None:
+            old = [zones for zones, _ in self.zones.of_leaf(array.node, table)]
+            pages = leaf_pages([*old, mine], table)
+            self._write([(array.node.node_id, blob, table.box, pages)])
+        return not here.all()
+
+    def _write(self, leaves: Sequence[LeafPages]) -> None:
+        for node_id, pages in write_pages(self.context, self.keys, leaves).items():
+            self.new.setdefault(node_id, NewPages(pages.meaning)).add(pages)
+
+
+def _outside(view: SnapshotView, node_id: bytes, boxes: Sequence[Box]) -> Iterator[ChunkTable]:
+    """The chunks of live deltas that lie in no leaf, some at a time."""
+    pending = rows_in(view.overlay(node_id).table, boxes, outside=True)
+    if pending is not None:
+        pending = select(pending, pending.kind != RefKind.UNSET)
+        yield from split(pending, _ROWS) if len(pending) else ()
+
+
+def compute_statistics(
+    context: Context,
+    paths: Sequence[str] | None,
+    branch: str,
+    progress: Callable[[str, int], None],
+) -> StatisticsReport:
+    """Make the zone maps of these arrays, or of all, as they are on the branch.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such branch, or no such array.
+    CorruptObjectError, MissingChunkError
+        If a chunk is damaged or missing.
+    FencedError
+        If a collection has shut this computation out; it changed nothing.
+    """
+    return opened(partial(_compute, context, paths, branch, progress))
+
+
+def _compute(
+    context: Context,
+    paths: Sequence[str] | None,
+    branch: str,
+    progress: Callable[[str, int], None],
+) -> StatisticsReport:
+    root = context.roots.with_branch(context.roots.read().root, branch)
+    tip = context.roots.branch(root, branch)
+    view = context.open_branch(tip)
+    contents, keys = SessionView(context, view), SessionKeys(root.version, context.runtime)
+    work = _Measuring(context, contents, keys, LeafZones.of(context, root, view, tip), progress)
+    nodes = [node for _, node in sorted(view.nodes.items()) if node.array is not None]
+    if paths is not None:
+        nodes = [contents.array_at(path) for path in dict.fromkeys(paths)]
+    arrays = tuple(work.do(node) for node in nodes)
+    if work.new:
+        _land(context, branch, view, work)
+    return StatisticsReport(view.snapshot_id, arrays)
+
+
+def _land(context: Context, branch: str, view: SnapshotView, work: _Measuring) -> None:
+    """Add the pages to the branch's index."""
+
+    def change(root: Root) -> Root:
+        if admission(root, Writer(work.keys.start)) is not None:
+            raise FencedError(
+                "a collection has raised the repository's fence since the statistics were begun, "
+                "and may have deleted them; compute them again"
+            )
+        tip = root.branches.get(branch)
+        if tip is None:
+            raise NotFoundError(f"branch {branch!r} was deleted; its statistics are lost")
+        now = view if tip.head.key == view.ref.key else context.open_branch(tip)
+        leaves = [name for ref in now.manifests for name in leaf_names(ref)]
+        known = index_directory(context, tip.index)
+        changed = work.new.keys()
+        zones, uploads = pages_after(context, work.keys, known.zones, work.new, changed, leaves)
+        directory = replace(known, zones=zones)
+        uploads.append(Upload(work.keys.next("indexes"), directory.encode()))
+        creates = [partial(context.objects.create, one.key, one.data) for one in uploads]
+        context.runtime.parallel(creates)
+        moved = replace(tip, index=uploads[-1].ref.bare())
+        return replace(root, branches={**root.branches, branch: moved}).with_feature(ZONE_MAPS)
+
+    context.roots.update(change, "compute statistics", branch, "", _ATTEMPTS)
+
+
+def statistics_of(
+    context: ReadContext, view: SnapshotView, node: Node, branch: str | None = None
+) -> ArrayStatistics:
+    """How many chunks of an array have an entry that counts; nothing is measured."""
+    root = context.roots.with_branch(context.roots.latest.root, branch or "main")
+    tip = root.branches.get(branch or "main")
+    table, path = view.chunks(node.node_id), f"/{node.path}"
+    why = _MeasuredArray.of(node)
+    skipped = why if isinstance(why, str) else ""
+    if table is None or tip is None:
+        return ArrayStatistics(path, 0, 0, 0, skipped)
+    zones = LeafZones.of(context, root, view, tip)
+    known = sum(len(entries) for entries, _ in zones.of_leaf(node, table))
+    return ArrayStatistics(path, len(table), known, 0, skipped)
