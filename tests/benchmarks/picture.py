@@ -21,6 +21,7 @@ _COLOURS = {
     "FsspecStore": "#56B4E9",
     "generated": "#D55E00",
     "Zarr": "#999999",
+    "without": "#F0E442",
 }
 _BAR, _GAP = 0.8, 0.5  # of the height that one comparison has; between two rows
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from histories import aging, collecting, remembering
 from runner import Growth, Row
 from scans import scanning, scanning_tiny_chunks
@@ -9,6 +11,7 @@ from workloads import (
     appending,
     contending,
     creating,
+    measuring,
     opening,
     picking,
     reading,
@@ -162,6 +165,7 @@ ROWS = [
         "create-arrays",
         "make arrays in one session, and commit",
         creating,
+        measuring,
         (*_TWO, "MemoryStore"),
         {"arrays": (8000, 2000, 5)},
         "s/array",
@@ -203,6 +207,24 @@ ROWS = [
         "s",
         durability="-",
         cache="nothing known",
+    ),
+    *(
+        Row(
+            f"statistics-{kind}",
+            f"{title}, compressed, written with statistics, processor time",
+            partial(measuring, kind=kind),
+            ("zarr_manifests", "without"),
+            {"side": (1000, 700, 20)},
+            "s/value",
+            durability="in memory",
+            due={"without": 0.95},
+        )
+        for kind, title in (
+            ("float32", "float32"),
+            ("rounded", "float32 from float64"),
+            ("int32", "int32"),
+            ("packed", "packed int16"),
+        )
     ),
     Row(
         "spark-scan",

@@ -10,10 +10,12 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xarray as xr
 import zarr
 from contestants import (
     CONTESTANTS,
@@ -26,8 +28,10 @@ from contestants import (
     values,
 )
 from distant import served
-from runner import Case, Figure, Watch
+from runner import OURS, Case, Figure, Watch
 
+import zarr_manifests as zm
+from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import contents_of
 
 _SEED = 7
@@ -69,6 +73,32 @@ def _written(case: Case, data: np.ndarray) -> Contestant:
     new_array(store, data)[:] = data
     commit()
     return contestant
+
+
+def measuring(case: Case, kind: str) -> Iterator[Figure]:
+    """Write a compressed variable with statistics of its chunks, or without.
+
+    The figure is processor time.
+    """
+    side = case.sizes["side"]
+    noise = 275 + np.random.default_rng(_SEED).normal(0, 5, (8, side, side))
+    given, encoding = {
+        "float32": (noise.astype("f4"), {}),
+        "rounded": (noise, {"dtype": "f4"}),
+        "int32": ((noise * 1000).astype("i4"), {}),
+        "packed": (
+            noise,
+            {"dtype": "i2", "scale_factor": 0.001, "add_offset": 275.0, "_FillValue": -32768},
+        ),
+    }[kind]
+    ds = xr.Dataset({"t": (("time", "y", "x"), given)})
+    ds["t"].encoding = {**encoding, "chunks": (1, side // 2, side // 2)}
+    while True:
+        storage = MemoryStorage()
+        with Watch() as watch:
+            zm.write(ds, storage, message="m", statistics=case.contestant == OURS)
+        figure = watch.figure(given.size)
+        yield replace(figure, value=figure.cpu_seconds)
 
 
 def creating(case: Case) -> Iterator[Figure]:
