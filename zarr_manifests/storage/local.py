@@ -26,13 +26,12 @@ be symbolic links. A read is refused even if a link is put there at that moment;
 before it begins.
 """
 # Paths are plain strings here, since pathlib costs as much as the system calls:
-# ruff: noqa: PTH100, PTH111, PTH112, PTH116, PTH120, PTH208
+# ruff: noqa: PTH100, PTH111, PTH116, PTH120
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import hashlib
 import os
 import stat
@@ -42,19 +41,14 @@ from itertools import batched
 
 from zarr_manifests.errors import (
     InvalidArgumentError,
-    ObjectNotFoundError,
     StorageError,
-    StorageFullError,
     UnsupportedStorageError,
 )
 from zarr_manifests.storage.disk import Disk, PosixDisk, Temp, is_remote_filesystem
 from zarr_manifests.storage.files import (
     check_folders,
-    explained,
-    link_refused,
     open_below,
     open_regular,
-    with_room,
 )
 from zarr_manifests.storage.folders import Folders
 from zarr_manifests.storage.handles import (
@@ -67,6 +61,8 @@ from zarr_manifests.storage.handles import (
     opened,
     would_block,
 )
+from zarr_manifests.storage.local_errors import read_error, translated
+from zarr_manifests.storage.local_listing import objects_in, stray_in
 from zarr_manifests.storage.locks import FileTurn, exclusive
 from zarr_manifests.storage.protocol import (
     MAX_TAGGED_BYTES,
@@ -78,7 +74,6 @@ from zarr_manifests.storage.protocol import (
     check_key,
     check_prefix,
     check_range,
-    is_key,
 )
 from zarr_manifests.storage.reserve import Reserve
 
@@ -196,7 +191,7 @@ class LocalStorage:
             finally:
                 os.close(fd)
         except OSError as error:
-            raise self._read_error(error, key) from error
+            raise read_error(error, self._path, key) from error
 
     def _handle(self, key: str) -> Handle:
         # Only files of valid keys are ever opened, so an open file needs no second check.
@@ -210,60 +205,40 @@ class LocalStorage:
         for at in (self._prefix, self._prefix + "/"):
             forget(at + key)
 
+    @contextlib.contextmanager
+    def _newly_opened(self, key: str) -> Iterator[int]:
+        try:
+            fd = self._open(check_key(key))
+            try:
+                yield fd
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise read_error(error, self._path, key) from error
+
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         for start, length in ranges:
             check_range(start, length)
-        check_key(key)
-        try:
-            fd = self._open(key)
-            try:
-                return [_read(fd, start, length) for start, length in ranges]
-            finally:
-                os.close(fd)
-        except OSError as error:
-            raise self._read_error(error, key) from error
+        with self._newly_opened(key) as fd:
+            return [_read(fd, start, length) for start, length in ranges]
 
     def get_tagged(self, key: str) -> Tagged:
-        try:
-            fd = self._open(check_key(key))  # always newly opened
-            try:
-                data = _read(fd, 0, MAX_TAGGED_BYTES + 1)
-            finally:
-                os.close(fd)
-        except OSError as error:
-            raise self._read_error(error, key) from error
+        with self._newly_opened(key) as fd:
+            data = _read(fd, 0, MAX_TAGGED_BYTES + 1)
         return Tagged(data, _token(data))
 
     def head(self, key: str) -> ObjectInfo:
-        check_key(key)
-        try:
-            fd = self._open(key)
-            try:
-                found = os.fstat(fd)
-            finally:
-                os.close(fd)
-        except OSError as error:
-            raise self._read_error(error, key) from error
+        with self._newly_opened(key) as fd:
+            found = os.fstat(fd)
         return ObjectInfo(key, found.st_size, found.st_mtime_ns // 1_000_000)
 
     def list(self, prefix: str = "", after: str = "") -> Iterator[ObjectInfo]:
         folder, _, _ = check_prefix(prefix).rpartition("/")
-        return self._walk(folder + "/" if folder else "", prefix, after)
+        start = folder + "/" if folder else ""
+        return objects_in(self._path, start, prefix, after, follow_links=self._follow)
 
     def stray(self) -> str | None:
-        try:
-            names = sorted(os.listdir(self._path))
-        except FileNotFoundError:
-            return None
-        except NotADirectoryError as error:
-            raise InvalidArgumentError(
-                f"objects cannot be stored in {self._path}: {self._not_a_folder()} is a file, not "
-                "a folder: choose another path, or move the file away"
-            ) from error
-        except OSError as error:
-            raise StorageError(explained(error, "read", self._path)) from error
-        # Hidden files belong to the system or to this storage.
-        return next((n for n in names if not n.startswith(".") and not is_key(n)), None)
+        return stray_in(self._path)
 
     async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         # Without a thread, which takes ten times as long, if the system has the bytes in memory.
@@ -275,7 +250,7 @@ class LocalStorage:
             try:
                 handle = self._handle(key)
             except OSError as error:
-                raise self._read_error(error, key) from error
+                raise read_error(error, self._path, key) from error
             data = at_hand(handle, start, length)
             if data is not None:
                 return data
@@ -367,7 +342,7 @@ class LocalStorage:
             The number of files removed.
         """
         count = 0
-        with self._translated(self._path):
+        with translated(self._path):
             files, folders = self._folders.leftovers(before_ms)
             for path in files:
                 with contextlib.suppress(FileNotFoundError):  # its writer has finished
@@ -380,13 +355,13 @@ class LocalStorage:
         folders: dict[str, None] = {}
         for key in keys:
             path = self._prefix + check_key(key)
-            with self._translated(path):
+            with translated(path):
                 try:
                     self._sync_file(key)
                 except (FileNotFoundError, NotADirectoryError) as error:
-                    raise self._read_error(error, key) from error
+                    raise read_error(error, self._path, key) from error
             folders[os.path.dirname(path)] = None
-        with self._translated(self._path):
+        with translated(self._path):
             self._folders.sync(folders)
 
     async def create_async(self, key: str, data: bytes, *, durable: bool = True) -> bool:
@@ -492,48 +467,9 @@ class LocalStorage:
         finally:
             os.close(fd)
 
-    def _walk(self, folder: str, prefix: str, after: str) -> Iterator[ObjectInfo]:
-        """Objects in `folder` (empty, or ending in a slash) and below it, in key order."""
-        for name, entry in self._entries(folder):
-            key = folder + name
-            if not (key.startswith(prefix) or prefix.startswith(key)):
-                continue
-            if not self._follow and entry.is_symlink():
-                raise self._read_error(link_refused(entry.path), key)
-            if name.endswith("/"):
-                if key > after or after.startswith(key):
-                    yield from self._walk(key, prefix, after)
-            elif key.startswith(prefix) and key > after and is_key(key):
-                try:
-                    found = entry.stat()
-                except FileNotFoundError:  # deleted in the meantime
-                    continue
-                except OSError as error:
-                    raise self._read_error(error, key) from error
-                if stat.S_ISREG(found.st_mode):
-                    yield ObjectInfo(key, found.st_size, found.st_mtime_ns // 1_000_000)
-
-    def _entries(self, folder: str) -> Sequence[tuple[str, os.DirEntry[str]]]:
-        try:
-            if not self._follow:
-                check_folders(self._path, folder)
-            # In key order, a folder sorts by its name with a slash.
-            with with_room(lambda: os.scandir(self._prefix + folder)) as entries:
-                return sorted(
-                    (entry.name + "/" if entry.is_dir() else entry.name, entry)
-                    for entry in entries
-                    if not entry.name.startswith(".")
-                )
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except OSError as error:
-            raise self._read_error(error, folder) from error
-
-    # --- errors ------------------------------------------------------------------------------
-
     @contextlib.contextmanager
     def _writing(self, key: str) -> Iterator[None]:
-        with self._translated(self._prefix + key):
+        with translated(self._prefix + key):
             if not self._writable:
                 self._check_filesystem()
             if not self._follow:
@@ -549,34 +485,6 @@ class LocalStorage:
                 "writer; reading is fine"
             )
         self._writable = True
-
-    @contextlib.contextmanager
-    def _translated(self, path: str) -> Iterator[None]:
-        try:
-            yield
-        except StorageError:
-            raise
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise StorageFullError(
-                    f"no room is left to write {path} ({error.strerror}): free space on that "
-                    "disk or raise the quota, then try again"
-                ) from error
-            raise StorageError(explained(error, "write", path)) from error
-
-    def _read_error(self, error: OSError, key: str) -> StorageError:
-        if isinstance(error, FileNotFoundError | NotADirectoryError):
-            file = self._not_a_folder() if isinstance(error, NotADirectoryError) else None
-            why = "" if file is None else f": {file} is a file, not a folder"
-            return ObjectNotFoundError(f"there is no object {key!r} in {self._path}{why}")
-        return StorageError(explained(error, "read", self._prefix + key))
-
-    def _not_a_folder(self) -> str | None:
-        """The file in place of the folder, or of a folder above it; None if there is none."""
-        place = self._path
-        while not os.path.lexists(place):
-            place = os.path.dirname(place)
-        return None if os.path.isdir(place) else place
 
 
 def _reopen(path: str, force: bool, follow_links: bool, disk: Disk) -> LocalStorage:
