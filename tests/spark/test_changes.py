@@ -21,7 +21,7 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
     UnsupportedStorageError,
 )
-from zarr_manifests.spark import changes, read
+from zarr_manifests.spark import changes, read, register
 
 type Row = tuple[Any, ...]
 
@@ -131,6 +131,17 @@ def test_names_are_ids_branches_and_tags(repo: Repository, spark: SparkSession) 
         changes(spark, repo, "never")
     with pytest.raises(InvalidArgumentError, match="not an ancestor"):
         changes(spark, repo, "main", "monday")
+
+
+def test_the_data_source_reads_added_cells(repo: Repository, spark: SparkSession) -> None:
+    first = append(repo, 0, 3, 0)
+    second = append(repo, 3, 3, 1)
+    append(repo, 6, 3, 2)
+    register(spark)
+    source = spark.read.format("zarr_manifests").option("start-snapshot-id", first)
+    assert rows(source.load(repo.url)) == rows(changes(spark, repo, first))
+    source = source.option("end-snapshot-id", second)
+    assert rows(source.load(repo.url)) == rows(changes(spark, repo, first, second))
 
 
 def test_values_in_place_of_missing_coordinates_are_no_change(

@@ -6,14 +6,18 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 import xarray as xr
 import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
@@ -287,6 +291,114 @@ def test_batches_have_as_many_commits_and_bytes_as_they_may(plain: Repository) -
     assert isinstance(stream(plain).getDefaultReadLimit(), ReadAllAvailable)
     for each in (reader, reader):
         each.stop()
+
+
+_STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.integers(1, 4)),
+        st.tuples(st.just("room"), st.just(0)),
+        st.tuples(st.just("overwrite"), st.integers(0, 20)),
+        st.tuples(st.just("compact"), st.integers(0, 2)),
+        st.tuples(st.just("run"), st.integers(1, 3)),
+        st.tuples(st.just("crash"), st.integers(1, 3)),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@dataclass
+class Runs:
+    """A query without Spark: its log of offsets, and how often each cell was delivered."""
+
+    repo: Repository
+    options: dict[str, Any]
+    log: list[dict[str, Any]] = field(default_factory=list)
+    cells: Counter[tuple[int, float]] = field(default_factory=Counter)
+
+    def run(self, most: int, *, crashed: bool) -> None:
+        """Start again, after a crash that lost the last batch, and read what there is."""
+        reader = stream(self.repo, max_commits=most, **self.options)
+        first = reader.initialOffset()
+        if crashed and self.log:
+            before = self.log[-2] if len(self.log) > 1 else first
+            delivered = cells_of(reader, before, self.log[-1])
+            self.cells.subtract(delivered)
+            if most == 1:
+                self.log.pop()  # where it ended is lost too
+            else:
+                self.cells.update(delivered)
+        for end in drained(reader, self.log[-1] if self.log else first):
+            self.cells.update(cells_of(reader, self.log[-1] if self.log else first, end))
+            self.log.append(end)
+            reader.commit(end)
+        reader.stop()
+
+
+def change(repo: Repository, what: str, i: int) -> None:
+    if what == "append":
+        append(repo, i)
+    elif what == "compact":
+        repo.compact("main", ("minor", "major", "full")[i])
+    else:
+        with repo.transaction(message=what) as store:
+            arrays = [zarr.open_array(store, path=name) for name in "ab"]
+            size = arrays[0].shape[0]
+            if what == "overwrite":
+                arrays[0][i % size] = -1.0
+                return
+            for array in (*arrays, zarr.open_array(store, path="t")):
+                array.resize((size + 3, *array.shape[1:]))  # room that later commits write to
+            zarr.open_array(store, path="t")[size:] = np.arange(size, size + 3)
+
+
+@settings(max_examples=40)
+@given(_STEPS, st.booleans(), st.sampled_from(["added-only", "added-only", "skip"]))
+def test_batches_are_the_final_table_whatever_comes(
+    steps: list[tuple[str, int]], from_the_first_commit: bool, mode: str
+) -> None:
+    with TemporaryDirectory() as place:
+        repo = Repository.create(f"{place}/repo")
+        begun = repo.list_branches()["main"] if from_the_first_commit else None
+        append(repo, 2)
+        runs = Runs(repo, {"overwrite_mode": mode, "starting_snapshot": begun})
+        for what, i in steps:
+            if what in ("run", "crash"):
+                runs.run(i, crashed=what == "crash")
+            else:
+                change(repo, what, i)
+        runs.run(3, crashed=False)
+        assert set(runs.cells.values()) <= {0, 1}
+        found = {cell for cell, count in runs.cells.items() if count}
+        expected = stored_cells(repo)
+        assert found <= expected
+        if mode == "added-only" or "overwrite" not in dict(steps):
+            assert found == expected
+
+
+def cells_of(
+    reader: ChangeStream, start: dict[str, Any], end: dict[str, Any]
+) -> list[tuple[int, float]]:
+    """The cells of a batch, by their coordinates."""
+    return [
+        (row["t"], row["x"])
+        for partition in reader.partitions(start, end)
+        for batch in reader.read(partition)
+        for row in batch.to_pylist()
+    ]
+
+
+def stored_cells(repo: Repository) -> set[tuple[int, float]]:
+    """The cells in stored chunks of the head, by their coordinates."""
+    session = repo.readonly_session()
+    size = zarr.open_array(session.store, path="a", mode="r").shape[0]
+    return {
+        (t, x * 10.0)
+        for name in "ab"
+        for i, j in session.initialized_chunks(name).tolist()
+        for t in range(i * 3, min(i * 3 + 3, size))
+        for x in range(j * 2, j * 2 + 2)
+    }
 
 
 def test_available_now_ends_at_what_was_the_head(plain: Repository) -> None:
