@@ -13,10 +13,12 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
+import numpy as np
+
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.history_pages import HistoryEntry
 from zarr_manifests.format.root import LogEntry
-from zarr_manifests.grid import Coords, IndexArray
+from zarr_manifests.grid import Coords, IndexArray, grid_shape
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.keys import no_array
 from zarr_manifests.plain import plain_text
@@ -35,6 +37,7 @@ __all__ = [
     "ArrayUsage",
     "CellChanges",
     "Change",
+    "ChunkSelection",
     "CollectionReport",
     "CompactionReport",
     "Diff",
@@ -62,6 +65,8 @@ __all__ = [
     "VerifyReport",
     "moved_tops",
 ]
+
+_FULL, _PART, _NONE = "\N{FULL BLOCK}", "\N{MEDIUM SHADE}", "\N{MIDDLE DOT}"
 
 
 def moved_tops(moved: Mapping[str, str]) -> dict[str, str]:
@@ -202,6 +207,135 @@ class ArrayStats:
     def fraction(self) -> float:
         """How much of the grid is there, from 0 to 1; 1 for an empty grid."""
         return self.initialized_chunks / self.total_chunks if self.total_chunks else 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChunkSelection:
+    """The chunks of an array that may hold cells that a where selects.
+
+    Parameters
+    ----------
+    path, where : str
+        The array, and the comparisons in canonical text.
+    shape, chunk_shape : tuple of int
+        Of the array; of a sharded array, chunks are its shards.
+    dimensions : tuple of (str or None)
+        Names of its axes.
+    boxes : int64[n, 2, ndim]
+        Half-open boxes of chunk coordinates, disjoint and in C order, with all chunks that may
+        match. Each box has its lower corner, then its upper one.
+    selected : int
+        Number of chunks in the boxes.
+    left_out : mapping of str to int
+        Chunks that cannot match, by reason: `range` (the values of coordinates), `statistics`
+        (their own values), `absence` (never written, and the fill value does not match).
+    unknown : int
+        Selected chunks that have no statistics.
+    bytes, selected_bytes : int
+        Stored bytes of the array's chunks in the smallest box that coordinates leave, and of the
+        selected chunks.
+    reasons : mapping of str to int
+        For each comparison, how many chunks it leaves out by itself.
+    data : tuple of str
+        Paths of the arrays whose values are compared.
+    """
+
+    path: str
+    where: str
+    shape: Coords
+    chunk_shape: Coords
+    dimensions: tuple[str | None, ...]
+    boxes: IndexArray
+    selected: int
+    left_out: Mapping[str, int]
+    unknown: int
+    bytes: int
+    selected_bytes: int
+    reasons: Mapping[str, int]
+    data: tuple[str, ...] = ()
+
+    @property
+    def grid_shape(self) -> Coords:
+        """Number of chunks along each axis."""
+        return grid_shape(self.shape, self.chunk_shape)
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of the whole grid."""
+        return math.prod(self.grid_shape)
+
+    @property
+    def cells(self) -> tuple[tuple[slice, ...], ...]:
+        """The cells of each box as slices, one for each axis."""
+        found = []
+        for lo, hi in self.boxes.tolist():
+            sides = zip(lo, hi, self.chunk_shape, self.shape, strict=True)
+            found.append(tuple(slice(a * n, min(b * n, size)) for a, b, n, size in sides))
+        return tuple(found)
+
+    def __str__(self) -> str:
+        stored = f"{self.selected_bytes:,} of {self.bytes:,}"
+        lines = [
+            f"{self.path} where {self.where}",
+            f"{self.selected:,} of {self.chunks:,} chunks may match ({stored} bytes)",
+            "left out: " + ", ".join(f"{n:,} by {why}" for why, n in self.left_out.items()),
+            *(f"  {n:,} by {comparison}" for comparison, n in self.reasons.items()),
+            *self._advice(),
+        ]
+        return "\n".join(map(plain_text, lines))
+
+    def _advice(self) -> list[str]:
+        """Why no more is left out."""
+        if not self.data or not self.selected:
+            return []
+        paths = ", ".join(f'"{path}"' for path in self.data)
+        found = []
+        if self.unknown:
+            call = f"repo.compute_statistics([{paths}])"
+            found.append(
+                f"{self.unknown:,} chunks have no statistics and are read; {call} makes them"
+            )
+        if not self.left_out["statistics"] and self.unknown < self.selected:
+            names = [name or f"axis {i}" for i, name in enumerate(self.dimensions)]
+            spans = [name for name, n in zip(names, self.grid_shape, strict=True) if n == 1]
+            shape = " x ".join(map(str, self.chunk_shape))
+            why = f": each spans all of {', '.join(spans)}" if spans else ""
+            values = f"chunks of {shape} hold values of all sizes{why}"
+            found.append(
+                f"no chunk is left out by its values, because {values}; smaller ones can be"
+            )
+        return found
+
+    def picture(self, columns: int = 72, lines: int = 24) -> str:
+        """The grid of chunks as text: a block is selected, a dot left out, a grey block is both.
+
+        It shows the last two axes. Along the others, a place counts as selected if it is anywhere.
+
+        Parameters
+        ----------
+        columns, lines : int
+            The largest picture; of larger grids, several chunks share a place.
+        """
+        grid = (1, 1, *self.grid_shape)[-2:]
+        shape = tuple(min(n, most) for n, most in zip(grid, (lines, columns), strict=True))
+        if not math.prod(shape):
+            return ""
+        # Number of selected chunks from the beginning on, by place.
+        places = [np.arange(n + 1) * size // n for n, size in zip(shape, grid, strict=True)]
+        counts = np.zeros(shape)
+        boxes = np.zeros((len(self.boxes), 2, 2), np.int64)
+        boxes[:, 1] = 1
+        ndim = min(2, len(self.shape))
+        boxes[:, :, 2 - ndim :] = self.boxes[:, :, len(self.shape) - ndim :]
+        for lo, hi in np.unique(boxes, axis=0).tolist():
+            shares = [
+                np.clip(edges[1:], a, b) - np.clip(edges[:-1], a, b)
+                for edges, a, b in zip(places, lo, hi, strict=True)
+            ]
+            counts += np.outer(*shares)
+        whole = np.outer(*(edges[1:] - edges[:-1] for edges in places))
+        marks = np.where(counts >= whole, _FULL, np.where(counts > 0, _PART, _NONE))
+        return "\n".join("".join(row) for row in marks.tolist())
 
 
 @dataclass(frozen=True, slots=True)

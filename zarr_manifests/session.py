@@ -38,8 +38,9 @@ from zarr_manifests.planning.conflict.decide import Policy
 from zarr_manifests.planning.tables.moves import Places
 from zarr_manifests.planning.tables.regions import Bounds
 from zarr_manifests.planning.tables.resolved_chunks import ResolvedChunks
-from zarr_manifests.reports import ArrayUsage, PreloadReport, Status, Totals
+from zarr_manifests.reports import ArrayUsage, ChunkSelection, PreloadReport, Status, Totals
 from zarr_manifests.runtime import SYSTEM, Runtime
+from zarr_manifests.selecting import chunks_where
 from zarr_manifests.store import ManifestStore, freeze_store
 
 __all__ = [
@@ -781,6 +782,72 @@ class Session:
             self._contents, path, box, cells, at, gap_bytes=gap_bytes, window_bytes=window_bytes
         )
         return iter(stream)
+
+    def chunks_where(
+        self,
+        path: str,
+        where: Any,
+        *,
+        nan_matches: bool = False,
+        time_zone: str = "UTC",
+        decode_times: bool = True,
+    ) -> ChunkSelection:
+        """The chunks of an array that may hold cells that a where selects; no chunk is read.
+
+        All other chunks hold no such cell. Chunks are left out by the values of coordinates, which
+        are read, and by statistics of their values: the least, the greatest and the number of
+        missing ones, which `zarr_manifests.write` and `Repository.compute_statistics` make.
+        A missing value (NaN, NaT or what `_FillValue` says) matches only `IS NULL`. Values are
+        compared as xarray decodes them.
+
+        Parameters
+        ----------
+        path : str
+            The array.
+        where : str, mapping or sequence
+            Comparisons that must all hold, such as `"depth > 4000 AND lat BETWEEN -30 AND 30"`; or
+            `{"depth": (">", 4000)}`; or `[("depth", ">", 4000)]`. They name the array itself,
+            arrays of its group with the same dimensions and chunks, and coordinates along its
+            dimensions. A dimension without a coordinate has positions from 0 on.
+        nan_matches : bool, default False
+            Missing values count as NaN and as greater than every number, as NaN in Spark.
+        time_zone : str, default "UTC"
+            The zone of times that name none.
+        decode_times : bool, default True
+            If False, CF times are compared as the numbers that are stored.
+
+        Returns
+        -------
+        ChunkSelection
+            Boxes of chunks, how many chunks are left out and why. `str` says it in words.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such array or column.
+        WhereError, InvalidArgumentError
+            If the where cannot be read, a column has other dimensions or chunks, or its values
+            cannot be compared with the literals.
+
+        Examples
+        --------
+        >>> import numpy as np, xarray as xr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://chunks-where-example")
+        >>> ds = xr.Dataset({"depth": ("x", np.arange(8.0))}, {"x": np.arange(8)})
+        >>> _ = zm.write(ds.chunk(x=2), repo, message="depths")
+        >>> found = repo.readonly_session().chunks_where("depth", "depth > 4 AND x < 6")
+        >>> found.boxes.tolist(), found.cells
+        ([[[2], [3]]], ((slice(4, 6, None),),))
+        """
+        return chunks_where(
+            self.store,
+            path,
+            where,
+            branch=self._pin.branch,
+            nan_matches=nan_matches,
+            time_zone=time_zone,
+            decode_times=decode_times,
+        )
 
     def preload_report(self, wait_s: float = 0.0) -> PreloadReport:
         """Which manifests were fetched in the background, and why others were not.

@@ -2,7 +2,7 @@
 
 `parse_where` reads text, or the same in Python values. `Where.sql` is the canonical text, in the
 SQL of Spark. Numbers in it are decimals where Spark would otherwise round them on the way to a
-comparison, so that Spark compares exactly, as `planning.zones.prune` does.
+comparison, so that Spark compares exactly, as `planning.zones.skipping` does.
 
 Invariant: a `Where` always has canonical text, which parses to an equal one.
 """

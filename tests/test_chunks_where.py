@@ -1,0 +1,385 @@
+"""`Session.chunks_where`: no chunk with a matching cell is ever left out, and others are."""
+
+from __future__ import annotations
+
+import operator
+from fractions import Fraction
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from xarray.backends.zarr import FillValueCoder
+
+import zarr_manifests as zm
+from zarr_manifests.engine.edit.record_zones import record_zones
+from zarr_manifests.errors import InvalidArgumentError, NotFoundError
+from zarr_manifests.grid import Box, grid_shape
+from zarr_manifests.planning.zones.meaning import Meaning
+from zarr_manifests.planning.zones.measure import measure
+from zarr_manifests.planning.zones.where import Comparison, Moment
+from zarr_manifests.reports import ChunkSelection
+from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.store import contents_of, workspace_of
+
+OPS = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+def record(session: zm.Session, path: str, lo: tuple[int, ...], hi: tuple[int, ...]) -> None:
+    """Measure chunks as they are stored, and record their bounds."""
+    node = contents_of(session.store).array_at(path)
+    assert node.array is not None
+    array = zarr.open_array(session.store, path=path, mode="r")
+    sides = zip(lo, hi, array.chunks, array.shape, strict=True)
+    cells = tuple(slice(a * n, min(b * n, size)) for a, b, n, size in sides)
+    meaning = Meaning.of(node.documents)
+    if not meaning.measurable:
+        return
+    values = meaning.compared(np.asarray(array[cells]))
+    bounds = measure(values, array.chunks, meaning.fill, meaning.missing)
+    record_zones(workspace_of(session.store), path, Box(lo, hi), meaning.digest, bounds)
+
+
+def cell_matches(comparison: Comparison, value: Any) -> bool:
+    """The comparison of one decoded cell, with plain Python numbers."""
+    if comparison.op in ("is_null", "is_not_null"):
+        return (value is None) == (comparison.op == "is_null")
+    if value is None:
+        return False
+
+    def holds(op: str, literal: Any) -> bool:
+        if isinstance(value, np.datetime64):
+            moment = literal if isinstance(literal, Moment) else Moment(literal)
+            return bool(OPS[op](int(value.astype("M8[ns]").astype(int)), moment.nanoseconds()))
+        if isinstance(value, float):
+            return bool(OPS[op](value, float(literal)))
+        return bool(OPS[op](Fraction(value), Fraction(literal)))
+
+    match comparison.op, comparison.values:
+        case "in", values:
+            return any(holds("=", literal) for literal in values)
+        case "between", (low, high):
+            return holds(">=", low) and holds("<=", high)
+    return holds(comparison.op, comparison.values[0])
+
+
+def plain(value: Any) -> Any:
+    """A decoded value: None if it is missing."""
+    if isinstance(value, np.datetime64):
+        return None if np.isnat(value) else value
+    number = value.item() if isinstance(value, np.generic) else value
+    return None if number != number else number
+
+
+def matching_chunks(session: zm.Session, comparisons: list[Comparison]) -> set[tuple[int, ...]]:
+    """Chunks of `a` with a cell for which all comparisons hold, found by reading everything."""
+    with xr.open_dataset(session.store, engine="zarr", consolidated=False) as ds:
+        ds.load()
+        keep = np.ones(ds["a"].shape, bool)
+        for comparison in comparisons:
+            values = ds[comparison.column]
+            wide = values.broadcast_like(ds["a"]).transpose(*ds["a"].dims).values
+            found = [cell_matches(comparison, plain(value)) for value in wide.reshape(-1)]
+            keep &= np.array(found, bool).reshape(keep.shape)
+    chunk = zarr.open_array(session.store, path="a", mode="r").chunks
+    return {
+        tuple(n // c for n, c in zip(at, chunk, strict=True)) for at in np.argwhere(keep).tolist()
+    }
+
+
+def selected(found: ChunkSelection) -> set[tuple[int, ...]]:
+    chunks: list[tuple[int, ...]] = []
+    for lo, hi in found.boxes.tolist():
+        chunks += product(*map(range, lo, hi))
+    assert len(set(chunks)) == len(chunks) == found.selected
+    assert found.selected + sum(found.left_out.values()) == found.chunks
+    return set(chunks)
+
+
+def encoded_fill(value: Any, dtype: str) -> Any:
+    return FillValueCoder.encode(np.dtype(dtype).type(value), np.dtype(dtype))
+
+
+NUMBERS = {
+    "i2": [0, 1, -1, 2, 3, -9, 32767, -32768],
+    "u1": [0, 1, 2, 3, 200, 255],
+    "i8": [0, 1, 2**53, 2**53 + 1, -(2**63), 2**63 - 1, -9],
+    "f4": [0.0, -0.0, 1.5, -2.5, np.nan, np.inf, -np.inf, -9.0, 2.0**24 + 2],
+    "f8": [0.0, -0.0, 0.1, np.nan, np.inf, -np.inf, -9.0, 2.0**53],
+}
+LITERALS = [0, 1, -1, 2, -9, 0.1, 1.5, 2**53, 2**53 + 1, 2**24 + 1, 200, 250, -0.5, 1e300]
+TIMES = [
+    "2000-01-01",
+    "2000-01-01 00:00:01",
+    "2000-01-01 00:00:00.0000005",
+    "1999-12-31",
+    "2000-03",
+]
+
+
+@st.composite
+def attributes(draw: st.DrawFn, dtype: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if dtype in ("i2", "u1", "f4") and draw(st.booleans()):
+        found["scale_factor"] = draw(st.sampled_from([0.1, -0.5, 2.0]))
+        found["add_offset"] = draw(st.sampled_from([0.0, 1.0, -3.5]))
+    if draw(st.booleans()):
+        found["_FillValue"] = encoded_fill(-9 if dtype != "u1" else 200, dtype)
+    elif dtype != "i8" and draw(st.booleans()):
+        found["missing_value"] = draw(st.sampled_from([1, 2]))
+    if dtype == "u1" and "_FillValue" not in found and draw(st.booleans()):
+        found["_Unsigned"] = "false"
+    return found
+
+
+def values(data: st.DataObject, dtype: str, shape: tuple[int, ...]) -> Any:
+    n = int(np.prod(shape))
+    pool = st.sampled_from(NUMBERS[dtype])
+    if dtype == "i8" and data.draw(st.booleans()):
+        pool = st.integers(-3, 3)
+    return np.array(data.draw(st.lists(pool, min_size=n, max_size=n)), dtype).reshape(shape)
+
+
+@st.composite
+def comparisons(draw: st.DrawFn, columns: list[str]) -> Comparison:
+    column = draw(st.sampled_from(columns))
+    if column == "time":
+        op = draw(st.sampled_from([*OPS, "between", "is_null"]))
+        literal = st.sampled_from(TIMES)
+    else:
+        op = draw(st.sampled_from([*OPS, "in", "between", "is_null", "is_not_null"]))
+        literal = st.sampled_from(LITERALS)
+    n = {"between": 2, "in": 2, "is_null": 0, "is_not_null": 0}.get(op, 1)
+    return Comparison(column, op, tuple(draw(literal) for _ in range(n)))
+
+
+STEPS = ["write", "write", "write", "record", "delete", "attributes", "resize", "commit", "compact"]
+
+
+class World:
+    """A repository with arrays `a` and maybe `b`, that are changed step by step."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        self.data, draw = data, data.draw
+        self.repo = zm.Repository.create(MemoryStorage())
+        self.session = self.repo.writable_session()
+        self.ndim = draw(st.integers(1, 2))
+        self.shape, chunk = (draw(st.integers(3, 7)), 5)[: self.ndim], (2, 3)[: self.ndim]
+        self.dims = ("time", "x")[: self.ndim]
+        self.dtypes = {name: draw(st.sampled_from(list(NUMBERS))) for name in ("a", "b")}
+        for name, dtype in self.dtypes.items():
+            zarr.create_array(
+                self.session.store,
+                name=name,
+                shape=self.shape,
+                chunks=chunk,
+                dtype=dtype,
+                fill_value=draw(st.sampled_from(NUMBERS[dtype])),
+                attributes=draw(attributes(dtype)),
+                dimension_names=self.dims,
+            )
+        steps = draw(st.sampled_from(["f8", "i4"]))
+        time = zarr.create_array(
+            self.session.store,
+            name="time",
+            shape=self.shape[:1],
+            chunks=(4,),
+            dtype=steps,
+            fill_value=0,
+            dimension_names=("time",),
+            attributes={"units": "seconds since 2000-01-01", "_FillValue": encoded_fill(-9, steps)},
+        )
+        offsets = [0, 1, -86400, 5184000, -9, *([np.nan, 5e-7] if steps == "f8" else [])]
+        n = self.shape[0]
+        time[:] = np.array(draw(st.lists(st.sampled_from(offsets), min_size=n, max_size=n)), steps)
+        if self.ndim == 2:
+            x = zarr.create_array(
+                self.session.store,
+                name="x",
+                shape=(5,),
+                chunks=(5,),
+                dtype="f4",
+                fill_value=0,
+                dimension_names=("x",),
+            )
+            x[:] = np.array([3, 1.5, np.nan, 1.5, -1], "f4")
+
+    def take_step(self) -> None:
+        draw = self.data.draw
+        name = draw(st.sampled_from(["a", "a", "b"]))
+        array = zarr.open_array(self.session.store, path=name, mode="r+")
+        grid = grid_shape(array.shape, array.chunks)
+        lo = tuple(draw(st.integers(0, n - 1)) for n in grid)
+        hi = tuple(draw(st.integers(a + 1, n)) for a, n in zip(lo, grid, strict=True))
+        match draw(st.sampled_from(STEPS)):
+            case "write":
+                self.write(array, name, lo, hi)
+            case "record":
+                record(self.session, name, lo, hi)
+            case "delete":
+                key = "/".join(map(str, lo))
+                zarr.core.sync.sync(self.session.store.delete(f"{name}/c/{key}"))
+            case "attributes":
+                array.attrs.put(draw(attributes(self.dtypes[name])))
+            case "resize":
+                size = (draw(st.integers(2, 8)), *self.shape[1:])
+                for other in ("a", "b", "time"):
+                    found = zarr.open_array(self.session.store, path=other, mode="r+")
+                    found.resize(size[: found.ndim])
+            case how:
+                self.commit()
+                if how == "compact":
+                    self.repo.compact()
+                    self.session = self.repo.writable_session()
+
+    def write(self, array: Any, name: str, lo: tuple[int, ...], hi: tuple[int, ...]) -> None:
+        sides = zip(lo, hi, array.chunks, array.shape, strict=True)
+        cells = tuple(slice(a * n, min(b * n, size)) for a, b, n, size in sides)
+        array[cells] = values(self.data, self.dtypes[name], array[cells].shape)
+        if self.data.draw(st.booleans()):
+            record(self.session, name, lo, hi)
+
+    def commit(self) -> None:
+        if self.session.has_uncommitted_changes:
+            self.session.commit("a step")
+
+
+@settings(deadline=None, max_examples=120, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_no_chunk_with_a_matching_cell_is_left_out(data: st.DataObject) -> None:
+    world = World(data)
+    for _ in range(data.draw(st.integers(1, 8))):
+        world.take_step()
+    if data.draw(st.booleans()):
+        world.commit()
+    session = world.session
+    columns = ["a", "a", "a", "b", "time", *world.dims[1:]]
+    where = data.draw(st.lists(comparisons(columns), min_size=1, max_size=3))
+    found = session.chunks_where("a", where)
+    due = matching_chunks(session, where)
+    assert due <= selected(found), (where, found)
+    # A missing value may be NaN in Spark, which is greater than every number.
+    found = session.chunks_where("a", where, nan_matches=True)
+    assert due <= selected(found)
+    if len(where) == 1 and where[0].op in (">", ">=", "!=") and where[0].column in ("a", "b"):
+        missing = Comparison(where[0].column, "is_null")
+        assert matching_chunks(session, [missing]) <= selected(found)
+
+
+# --- what is left out -----------------------------------------------------------------------------
+
+
+def depths(chunks: int = 4) -> tuple[zm.Repository, zm.Session]:
+    """An array `depth` along `x`, with chunk i from 10 i to 10 i + 4."""
+    repo = zm.Repository.create(MemoryStorage())
+    session = repo.writable_session()
+    array = zarr.create_array(
+        session.store,
+        name="depth",
+        shape=(5 * chunks,),
+        chunks=(5,),
+        dtype="f4",
+        fill_value=np.nan,
+        attributes={"_FillValue": encoded_fill(np.nan, "f4")},
+        dimension_names=("x",),
+    )
+    array[:] = (np.arange(chunks)[:, None] * 10 + np.arange(5)).reshape(-1)
+    record(session, "depth", (0,), (chunks,))
+    return repo, session
+
+
+def test_chunks_are_left_out_for_the_reason_that_is_said() -> None:
+    repo, session = depths()
+    zarr.open_array(session.store, path="depth", mode="r+").resize((30,))
+    session.commit("two chunks that are not written")
+    found = repo.readonly_session().chunks_where("/depth", "depth >= 20 AND x < 15")
+    assert found.boxes.tolist() == [[[2], [3]]]
+    assert found.cells == ((slice(10, 15),),)
+    assert found.left_out == {"range": 3, "statistics": 2, "absence": 0}
+    found = session.chunks_where("depth", {"depth": (">", 12.5)})
+    assert found.left_out == {"range": 0, "statistics": 1, "absence": 2}
+    assert found.reasons == {"depth > 12.5": 3}
+    assert found.bytes > found.selected_bytes > 0
+    assert "3 of 6 chunks may match" in str(found)
+    assert found.picture() == "·███··"
+    missing = session.chunks_where("depth", "depth IS NULL")
+    assert missing.cells == ((slice(20, 30),),)
+    assert session.chunks_where("depth", "depth > 100").selected == 0
+
+
+def test_a_chunk_that_was_written_again_is_read() -> None:
+    _, session = depths()
+    session.commit("statistics")
+    array = zarr.open_array(session.store, path="depth", mode="r+")
+    array[0] = 99
+    for _ in range(2):
+        found = session.chunks_where("depth", "depth > 50")
+        assert (found.cells, found.unknown) == (((slice(0, 5),),), 1)
+        assert "1 chunks have no statistics" in str(found)
+        assert 'repo.compute_statistics(["/depth"])' in str(found)
+        if session.has_uncommitted_changes:
+            session.commit("without statistics")
+
+
+def test_chunks_over_the_whole_map_are_named_as_the_reason() -> None:
+    _, session = depths(1)
+    text = str(session.chunks_where("depth", "depth > 2"))
+    assert "no chunk is left out by its values, because chunks of 5" in text
+    assert "each spans all of x" in text
+
+
+def test_columns_that_do_not_fit_are_refused() -> None:
+    _, session = depths()
+    zarr.create_array(session.store, name="other", shape=(20,), chunks=(7,), dtype="i2")
+    with pytest.raises(NotFoundError, match="no column 'temperature'"):
+        session.chunks_where("depth", "temperature > 1")
+    with pytest.raises(InvalidArgumentError, match="other dimensions or chunks"):
+        session.chunks_where("depth", "other > 1")
+    with pytest.raises(InvalidArgumentError, match="its values are numbers"):
+        session.chunks_where("depth", "depth > 'a'")
+    with pytest.raises(InvalidArgumentError, match="no time zone"):
+        session.chunks_where("depth", "depth > 1", time_zone="nowhere")
+
+
+def test_damaged_statistics_leave_nothing_out() -> None:
+    repo, session = depths()
+    session.commit("statistics")
+    storage: Any = repo.storage
+    damaged = 0
+    for key in [info.key for info in storage.list("indexes/")]:
+        storage.delete_many([key])
+        storage.create(key, b"damaged")
+        damaged += 1
+    assert damaged
+    found = zm.Repository.open(storage).readonly_session().chunks_where("depth", "depth > 100")
+    assert (found.selected, found.unknown) == (4, 4)
+
+
+def test_times_that_cannot_be_decoded_can_be_compared_as_numbers() -> None:
+    session = zm.Repository.create(MemoryStorage()).writable_session()
+    time = zarr.create_array(
+        session.store,
+        name="time",
+        shape=(4,),
+        chunks=(2,),
+        dtype="i4",
+        fill_value=0,
+        dimension_names=("time",),
+        attributes={"units": "hour since 0000-01-01", "calendar": "nonsense"},
+    )
+    time[:] = [0, 1, 2, 3]
+    with pytest.raises(InvalidArgumentError, match="decode_times=False"):
+        session.chunks_where("time", "time > '2000'")
+    found = session.chunks_where("time", "time >= 2", decode_times=False)
+    assert found.cells == ((slice(2, 4),),)
