@@ -29,6 +29,7 @@ import zarr
 from zarr.core.buffer import default_buffer_prototype
 
 import zarr_manifests as zm
+from zarr_manifests.engine.edit.record_zones import record_zones
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.envelope import crc_of
 from zarr_manifests.format.marks import MarksPage
@@ -41,7 +42,10 @@ from zarr_manifests.format.root import (
     PendingDeletion,
     Root,
 )
+from zarr_manifests.grid import Box
 from zarr_manifests.planning.layout import node_pages
+from zarr_manifests.planning.zones.meaning import Meaning
+from zarr_manifests.planning.zones.measure import measure
 from zarr_manifests.runtime import Runtime, one_by_one
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import workspace_of
@@ -420,7 +424,74 @@ def nodes(folder: Path) -> MemoryStorage:
     return repo.storage
 
 
-MAKERS = (tiny, chunks, arrays, history, pages, protocols, blocks, nodes)
+def zones(folder: Path) -> MemoryStorage:
+    """Zone maps of every kind of chunk and of value: in deltas, runs, pages, and of no leaf."""
+    (folder / "files").mkdir(parents=True)
+    (folder / "files" / "raw.bin").write_bytes(np.arange(8, dtype="<f4").tobytes())
+    repo = create(9, folder, inline_chunk_bytes=16, pack_chunk_bytes=40, compaction=MANUAL)
+    rng = np.random.default_rng(9)
+    floats = rng.normal(0, 100, 12)
+    floats[4:6] = np.nan
+    values: dict[str, np.ndarray] = {
+        "inline": rng.integers(-(2**15), 2**15, 12).astype("i2"),
+        "packed": np.where(np.arange(12) == 5, -0.0, floats),
+        "native": np.repeat(floats, 8).astype("f4"),
+        "flags": np.arange(12) > 6,
+        "large": rng.integers(0, 2**63, 12).astype("u8"),
+    }
+    sizes = {"native": 32}
+
+    def write(store: zm.ManifestStore, name: str, data: np.ndarray) -> None:
+        zarr.open_array(store, path=name)[:] = data
+        record(store, name, data)
+
+    def record(store: zm.ManifestStore, name: str, data: np.ndarray) -> None:
+        array = zarr.open_array(store, path=name)
+        contents = workspace_of(store).contents
+        meaning = Meaning.of(contents.array_at(name).documents)
+        bounds = measure(data, array.chunks, meaning.fill, meaning.missing)
+        box = Box((0,), (len(data) // array.chunks[0],))
+        record_zones(workspace_of(store), name, box, meaning.digest, bounds)
+
+    with repo.transaction("main", message="all arrays, with entries of some") as store:
+        root = zarr.create_group(store)
+        for name, data in values.items():
+            size = sizes.get(name, 4)
+            root.create_array(
+                name, shape=data.shape, chunks=(size,), dtype=data.dtype, compressors=None
+            )
+        old = {"zarr_format": 2, "compressors": None}
+        texts = zarr.create_array(store, name="texts", shape=(4,), chunks=(2,), dtype="S20", **old)
+        root.create_array("virtual", shape=(8,), chunks=(4,), dtype="f4", compressors=None)
+        write(store, "inline", values["inline"])
+        write(store, "packed", values["packed"])
+        root["flags"][:], root["large"][:] = values["flags"], values["large"]
+        texts[:] = np.array([b"a", b"a text of 19 bytes.", b"\xff\xfe", b"b"])
+        url = ["virtual://files/raw.bin"]
+        store.set_virtual_refs(
+            *("virtual", np.arange(2)[:, None], url, [0, 0], [0, 16], [16, 16]), etags=["etag"]
+        )
+        record(store, "virtual", np.arange(8, dtype="f4"))
+    with repo.transaction("main", message="native chunks") as store:
+        write(store, "native", values["native"])
+    with repo.transaction("main", message="some again") as store:
+        write(store, "inline", values["inline"][::-1])
+    repo.create_branch("deltas")
+    fold(repo)
+    with repo.transaction("main", message="an overwritten chunk, and one with an entry") as store:
+        zarr.open_array(store, path="inline")[:4] = 7
+        write(store, "large", values["large"][::-1])
+    repo.compute_statistics(["inline", "flags", "large", "texts"])
+    repo.create_branch("rolled")
+    for i in range(4):
+        with repo.transaction("rolled", message=f"step {i}") as store:
+            write(store, "packed", values["packed"] + i)
+    assert repo.compact("rolled", "minor").snapshot_id is not None
+    return repo.storage
+
+
+MANUAL = {"mode": "manual"}
+MAKERS = (tiny, chunks, arrays, history, pages, protocols, blocks, nodes, zones)
 
 
 # --- what is expected ------------------------------------------------------------------------
@@ -452,7 +523,13 @@ def expected(folder: Path, storage: MemoryStorage) -> dict[str, Any]:
         name: {f: plain(b.get(f)) for f in ("epoch", "floor", "index")}
         for name, b in sorted(found.branches().items())
     }
-    return {"refs": refs, "snapshots": snapshots, "root": told}
+    zones = {
+        name: plain(found.zones(found.snapshot(refs[name][0]), found.branches()[name].get("index")))
+        for name in sorted(found.branches())
+        if "zone-maps" in root["features"]
+    }
+    more = {"zones": zones} if zones else {}
+    return {"refs": refs, "snapshots": snapshots, "root": told, **more}
 
 
 def snapshot_of(reader: Any, found: Any, fields: dict[str, Any]) -> dict[str, Any]:

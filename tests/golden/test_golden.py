@@ -14,21 +14,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from zarr.core.buffer import default_buffer_prototype
 
 import zarr_manifests as zm
+from inside import context_of
 from zarr_manifests.engine.root.roots import Roots
+from zarr_manifests.engine.snapshot.zones import read_pages, zones_of
 from zarr_manifests.errors import VirtualContainerError, VirtualSourceChangedError
 from zarr_manifests.format.chunk_table import InlineRef, NativeRef, VirtualRef
 from zarr_manifests.format.nodes import NodeKind
+from zarr_manifests.planning.zones.entries import valid
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import LocalStorage
 from zarr_manifests.store import contents_of
 
 HERE = Path(__file__).parent
 V1 = HERE / "v1"
-NAMES = ("tiny", "chunks", "arrays", "history", "pages", "protocols", "blocks", "nodes")
+NAMES = ("tiny", "chunks", "arrays", "history", "pages", "protocols", "blocks", "nodes", "zones")
 MODIFIED_NS = 1_700_000_000_123_000_000
 
 FROZEN = (
@@ -172,6 +176,40 @@ def test_the_independent_reader_finds_what_is_expected(name: str, copies: bool) 
     for branch, fields in root["branches"].items():
         assert {field: plain(branches[branch].get(field)) for field in fields} == fields
     assert branches.keys() == root["branches"].keys()
+
+
+def test_both_readers_find_the_same_zone_maps(tmp_path: Path) -> None:
+    expected = expected_of("zones")
+    found = read_by_specification(V1 / "zones")
+    shutil.copytree(V1 / "zones", tmp_path / "zones")
+    repo = opened(tmp_path / "zones")
+    for name, branch in found.branches().items():
+        snapshot = found.snapshot(expected["refs"][name][0])
+        assert plain(found.zones(snapshot, branch.get("index"))) == expected["zones"][name]
+        assert zones_of_package(repo, name) == expected["zones"][name]
+
+
+def zones_of_package(repo: zm.Repository, branch: str) -> dict[str, Any]:
+    """What all entries that count say, by key of chunk, as the expected listing has it."""
+    found: dict[str, Any] = {}
+    contents, context = contents_of(repo.readonly_session(branch).store), context_of(repo)
+    for path, node in contents.view.nodes.items():
+        if node.array is None:
+            continue
+        known = zones_of(context, contents.view, [node.node_id], branch)[node.node_id]
+        tables = [*known.recent]
+        if known.pages is not None:
+            tables += read_pages(context, known.pages, range(len(known.pages.pages))).values()
+        for zones in tables:
+            for row in np.flatnonzero(valid(zones, contents.chunks(node))).tolist():
+                key = node.array.chunk_keys.encode(tuple(zones.coords()[row].tolist()))
+                of = zones.bounds
+                ends = [of.low[row].item(), of.high[row].item()] if of.bounded[row] else [None] * 2
+                counts = [int(column[row]) for column in (of.missing, of.nan, of.cells)]
+                said = plain([zones.meaning, *ends, *counts])
+                told = found.setdefault(f"{path}/{key}", [])
+                told += [said] if said not in told else []
+    return found
 
 
 @each

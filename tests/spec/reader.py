@@ -6,10 +6,12 @@ fault of the specification.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import struct
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import accumulate, pairwise, zip_longest
 from math import prod
 from typing import Any
@@ -20,7 +22,8 @@ import numpy as np
 import zstandard
 from numcodecs import blosc
 
-ROOT, SNAPSHOT, BASE, DELTA, MANIFEST, PAGE, DIGEST, MARKS, HISTORY = 1, 2, 3, 4, 5, 7, 8, 9, 10
+ROOT, SNAPSHOT, BASE, DELTA, MANIFEST, INDEX, PAGE, DIGEST = 1, 2, 3, 4, 5, 6, 7, 8
+MARKS, HISTORY = 9, 10
 UNSET, INLINE, NATIVE, VIRTUAL = 0, 1, 2, 3
 GROUP, ARRAY, OPAQUE = 0, 1, 2
 FEATURES = {"marks-page", "merge", "history-pages", "zone-maps"}
@@ -251,6 +254,56 @@ def stretch_rows(
     return table_rows({**packed, "col": columns})
 
 
+def address(place: Place) -> Any:
+    """What identifies the chunk there in zone maps; None if nothing does."""
+    if isinstance(place, bytes):
+        return hashlib.blake2b(place, digest_size=16).digest()
+    if place is None or isinstance(place[0], str):
+        return None if place is None else place[:3]
+    (_, _, etag, modified, _), *_, crc = place
+    return None if etag is modified is crc is None else place
+
+
+def bounds_of(packed: dict[str, Any]) -> list[list[Any]]:
+    """The rows of bounds: low, high (both None without a value), missing, NaN, cells."""
+    n, kind, size = packed["n"], packed["type"][1], int(re.split(r"[\[]", packed["type"][2:])[0])
+    demand(n <= 2**24, "number of bounds")
+    if kind == "S":
+        demand(len(packed["low"]) == len(packed["high"]) == n * size, "length of texts")
+        lows, highs = (
+            [packed[name][i * size : (i + 1) * size].rstrip(b"\0") for i in range(n)]
+            for name in ("low", "high")
+        )
+    else:
+        bits, least, shift = 8 * size, packed["least"], packed["shift"]
+        infinity = {2: 0xFC00, 4: 0xFF800000, 8: 0xFFF0000000000000}[size] if kind == "f" else 0
+        most = infinity or (1 if kind == "b" else 2**bits - 1)
+        demand(shift <= 40 and least <= most, "least and shift")
+        codes = [column(packed[name], n) for name in ("low", "high")]
+        ends = [least + (code << shift) for code in codes[0]]
+        tops = [least + (a + b << shift) for a, b in zip(*codes, strict=True)]
+        lows, highs = ([value(min(c, most), kind, size) for c in some] for some in (ends, tops))
+    bounded, nan, other, cells = (
+        column(packed[name], n) for name in ("bounded", "nan", "other", "cells")
+    )
+    rows = []
+    for i in range(n):
+        more = (other[i] >> 1) ^ -(other[i] & 1)
+        demand(not bounded[i] or lows[i] <= highs[i], "order of bounds")
+        ends = [lows[i], highs[i]] if bounded[i] else [None, None]
+        rows.append([*ends, nan[i] + more, nan[i], cells[i]])
+    return rows
+
+
+def value(code: int, kind: str, size: int) -> Any:
+    """The value that has this place in the order of its type."""
+    top = 1 << 8 * size - 1
+    if kind == "f":
+        raw = code ^ top if code & top else ~code & (2 * top - 1)
+        return struct.unpack({2: "<e", 4: "<f", 8: "<d"}[size], raw.to_bytes(size, "little"))[0]
+    return code - top if kind in "iMm" else code
+
+
 def place_of(index: int, lo: list[int], shape: list[int]) -> Coords:
     demand(index < prod(shape), "index")
     coords: list[int] = []
@@ -272,6 +325,11 @@ def chunk_key(document: dict[str, Any], coords: Coords) -> str:
     if encoding["name"] == "v2":
         return separator.join(map(str, coords)) or "0"
     return separator.join(["c", *map(str, coords)])
+
+
+def key_below(below: str, document: dict[str, Any], coords: Coords) -> str:
+    """The whole key of a chunk."""
+    return below + chunk_key(document, coords)
 
 
 type Leaf = tuple[Coords, Coords, int, dict[Coords, Place]]
@@ -542,6 +600,78 @@ class Reader:
                 for coords, place in self.chunks(snapshot, base, cuts, node_id).items():
                     found[below + chunk_key(document, coords)] = place
         return found
+
+    def zones(self, snapshot: dict[str, Any], index: dict[str, Any] | None) -> dict[str, Any]:
+        """By key of chunk: what all its entries that count say, without repetitions."""
+        packed: list[tuple[bytes, dict[str, Any]]] = []
+        for entry in snapshot["deltas"]:
+            if entry.get("zones") is not None:
+                packed += self.zone_tables(entry["zones"])
+        directory = {} if index is None else self.follow(index, INDEX)
+        for node_id, pointer in directory.get("zones", ()):
+            pages = self.follow(pointer, INDEX)
+            demand(pages["type"] == "zone-pages" and pages["pages"], "pages of zone maps")
+            summed = bounds_of(pages["bounds"])
+            for i, (lo, hi, _, count, _, blob, position) in enumerate(pages["pages"]):
+                of, table = self.zone_tables(pages["blobs"][blob])[position]
+                demand(of == node_id and table["meaning"] == pages["meaning"], "page of a node")
+                demand([table["chunks"]["lo"], table["chunks"]["hi"]] == [lo, hi], "box of a page")
+                demand(table["bounds"]["n"] == count <= 2**16, "entries of a page")
+                for low, high, *_ in bounds_of(table["bounds"]):
+                    inside = low is None or (summed[i][0] <= low and high <= summed[i][1])
+                    demand(inside, "bounds of a page")
+                packed.append((node_id, table))
+        places, keys = self.places(snapshot), self.keys_of(snapshot)
+        found: dict[str, Any] = {}
+        for node_id, table in packed:
+            rows = table_rows(table["chunks"])
+            said = bounds_of(table["bounds"])
+            demand(len(rows) == len(said), "a row of bounds for each chunk")
+            for (coords, place), row in zip(rows.items(), said, strict=True):
+                key = keys[node_id](coords) if node_id in keys else ""
+                same = isinstance(place, bytes) and place == address(places.get(key))
+                same |= not isinstance(place, bytes) and address(place) == address(places.get(key))
+                if same and address(places.get(key)) is not None:
+                    told = [table["meaning"].hex(), *row]
+                    found.setdefault(key, [])
+                    found[key] += [told] if told not in found[key] else []
+        return found
+
+    def zone_tables(self, pointer: dict[str, Any]) -> list[tuple[bytes, dict[str, Any]]]:
+        """The zone tables of an object, by node."""
+        fields = self.follow(pointer, INDEX)
+        demand(fields["type"] == "zones", "an object of zone maps")
+        demand(sum(n for _, n, _ in fields["tables"]) <= 2**24, "number of entries")
+        found = []
+        for node_id, n, data in fields["tables"]:
+            table = unpack(data)
+            demand(table["bounds"]["n"] == table["chunks"]["n"] == n, "entries of a table")
+            found.append((node_id, table))
+        return found
+
+    def keys_of(self, snapshot: dict[str, Any]) -> dict[bytes, Callable[[Coords], str]]:
+        """By id of an array, what makes the key of a chunk from its coordinates."""
+        found: dict[bytes, Callable[[Coords], str]] = {}
+        for path, node_id, kind, documents in self.nodes(snapshot):
+            if kind == ARRAY:
+                document = json.loads(documents.get("zarr.json") or documents[".zarray"])
+                below = f"{path}/" if path else ""
+                found[node_id] = partial(key_below, below, document)
+        return found
+
+    def nodes(self, snapshot: dict[str, Any]) -> list[list[Any]]:
+        """The records of all nodes."""
+        base: dict[str, Any] = {"nodes": [], "sequence": 0}
+        if snapshot.get("base") is not None:
+            base = self.base(snapshot["base"])
+        nodes = {record[0]: record for record in base["nodes"]}
+        for entry in snapshot["deltas"]:
+            if entry["nodes"] and entry["last"] > base["sequence"]:
+                delta = self.follow(entry["log"], DELTA)
+                for path in delta.get("deleted", ()):
+                    nodes.pop(path, None)
+                nodes.update((record[0], record) for record in delta.get("nodes", ()))
+        return [*nodes.values()]
 
     def base(self, pointer: dict[str, Any]) -> dict[str, Any]:
         """A base with all that is in its pages."""
