@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import pairwise
 
 import numpy as np
@@ -256,6 +257,21 @@ def test_select_keeps_inline_bytes_with_their_rows() -> None:
     kept = select(table, np.array([False, True, False, True, False, True]))
     assert dict(kept.refs()) == {(i,): InlineRef(bytes([i]) * i) for i in (1, 3, 5)}
     assert kept.box == table.box
+
+
+def test_merging_inline_rows_makes_no_object_for_each() -> None:
+    count = 20_000
+    tables = [
+        ChunkTable.of({(i,): InlineRef(b"0123456789abcdef") for i in range(first, stop)})
+        for first, stop in ((0, count // 2), (count // 2, count))
+    ]
+    tracemalloc.start()
+    merged = merge_layers([Layer(None, tuple(tables))]).table
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert merged is not None
+    assert merged.inline == b"0123456789abcdef" * count
+    assert peak < 190 * count
 
 
 @pytest.mark.parametrize("cut", [(1,), (1, 1, 1), ()])

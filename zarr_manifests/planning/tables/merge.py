@@ -518,10 +518,14 @@ def _joined_inline(
     begin = (offset + (bases if rows is None else bases[rows]))[is_inline]
     lengths = length[is_inline]
     blob = b"".join(table.inline for table in tables)
-    pieces = zip(begin.tolist(), lengths.tolist(), strict=True)
+    end = begin + lengths
+    # Rows whose bytes follow on each other are copied together.
+    first = np.flatnonzero(np.append(True, begin[1:] != end[:-1])) if len(begin) else is_inline
+    last = np.append(first[1:], len(begin)) - 1 if len(begin) else first
+    pieces = zip(begin[first].tolist(), end[last].tolist(), strict=True)
     offset = offset.copy()
     offset[is_inline] = np.cumsum(lengths) - lengths
-    return offset, b"".join(blob[start : start + n] for start, n in pieces)
+    return offset, b"".join(blob[start:stop] for start, stop in pieces)
 
 
 def _constant(column: npt.NDArray[np.int64]) -> int | None:
