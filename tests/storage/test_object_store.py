@@ -394,7 +394,7 @@ def test_the_endpoint_that_was_tried_is_the_one_that_is_written_to(
     storage = _storage()
     assert storage.create("a", b"1")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    storage._clients.clear()
+    storage._requests._clients.clear()
     assert storage.get("a") == b"1"
 
 
@@ -592,7 +592,7 @@ def test_urls_and_pickles(url: str, options: dict[str, Any], becomes: str) -> No
     copy = pickle.loads(pickle.dumps(storage))
     assert isinstance(storage, ObjectStorage)
     assert copy._place == storage._place
-    assert type(copy._client()).__name__ == {
+    assert type(copy._requests.client()).__name__ == {
         "s3": "S3Store", "gs": "GCSStore", "az": "AzureStore", "ht": "HTTPStore",
     }[becomes[:2]]  # fmt: skip
 

@@ -276,6 +276,13 @@ class Endpoint:
     prefix: str
     options: tuple[tuple[str, str | bool], ...] = ()
 
+    @property
+    def url(self) -> str:
+        """The URL that names the place."""
+        if self.kind == "http":
+            return self.bucket
+        return f"{self.kind}://{self.bucket}{'/' if self.prefix else ''}{self.prefix}"
+
     def endpoint(self) -> str | None:
         """The endpoint, from the options or the environment; None for the provider's own."""
         given = dict(self.options).get("endpoint")

@@ -25,7 +25,7 @@ import asyncio
 import contextlib
 import hashlib
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -37,17 +37,13 @@ from zarr_manifests.errors import (
     UnsupportedStorageError,
 )
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage import object_clients
 from zarr_manifests.storage.object_clients import (
-    LARGE_BYTES,
     Endpoint,
-    calling,
-    generation,
     library,
 )
-from zarr_manifests.storage.object_errors import Failure, failure_of, storage_error
+from zarr_manifests.storage.object_errors import Failure, storage_error
 from zarr_manifests.storage.object_proof import Proof
-from zarr_manifests.storage.object_redirects import refused_host
+from zarr_manifests.storage.object_requests import Requests
 from zarr_manifests.storage.protocol import (
     MAX_TAGGED_BYTES,
     Capabilities,
@@ -100,8 +96,8 @@ class ObjectStorage:
 
     def __init__(self, place: Endpoint) -> None:
         self._place = place
-        self._clients: dict[tuple[int, bool], Any] = {}
-        self._proof = Proof(place)  # also fixes the endpoint that the clients use
+        self._proof = Proof(place)  # also fixes the endpoint of requests
+        self._requests = Requests(place, self._proof)
         # Written by this object and not passed to `sync` yet: these are known to exist.
         self._written: dict[str, None] = {}
 
@@ -113,10 +109,7 @@ class ObjectStorage:
 
     @property
     def url(self) -> str:
-        place = self._place
-        if place.kind == "http":
-            return place.bucket
-        return f"{place.kind}://{place.bucket}{'/' if place.prefix else ''}{place.prefix}"
+        return self._place.url
 
     @property
     def capabilities(self) -> Capabilities:
@@ -130,11 +123,11 @@ class ObjectStorage:
         if length == 0:
             self.head(key)
             return b""
-        found = self._repeated(partial(self._get, key, start, length))
+        found = self._requests.repeated(partial(self._get, key, start, length))
         return self._bytes_of(found, key)
 
     def _get(self, key: str, start: int, length: int | None) -> bytes:
-        client, obstore = self._client(length), library().obstore
+        client, obstore = self._requests.client(length), library().obstore
         if length is not None:
             end = min(start + length, _MOST_OFFSET)
             return bytes(obstore.get_range(client, key, start=start, end=end))
@@ -173,13 +166,13 @@ class ObjectStorage:
 
         def get(start: int, end: int) -> bytes:
             options = {"range": (start, min(end, _MOST_OFFSET)), **tag}
-            answer = library().obstore.get(self._client(end - start), key, options=options)
+            answer = library().obstore.get(self._requests.client(end - start), key, options=options)
             if answer.meta["e_tag"] and not tag:
                 tag["if_match"] = answer.meta["e_tag"]
             return bytes(answer.bytes())
 
         for start, end in spans:
-            found = self._repeated(partial(get, start, end))
+            found = self._requests.repeated(partial(get, start, end))
             if isinstance(found, Failure) and found.kind == "changed":
                 return None
             read.append(self._bytes_of(found, key))
@@ -189,18 +182,20 @@ class ObjectStorage:
         check_key(key)
 
         def get() -> tuple[bytes, Any]:
-            answer = library().obstore.get(self._client(), key)
+            answer = library().obstore.get(self._requests.client(), key)
             if answer.meta["size"] > MAX_TAGGED_BYTES:  # too large, so it is not read to its end
                 first = next(iter(answer.stream(min_chunk_size=MAX_TAGGED_BYTES + 1)))
                 return bytes(first), answer.meta
             return bytes(answer.bytes()), answer.meta
 
-        data, meta = self._ask("read", key, get)
+        data, meta = self._requests.ask("read", key, get)
         return Tagged(data, self._token(meta, data))
 
     def head(self, key: str) -> ObjectInfo:
         check_key(key)
-        meta = self._ask("read", key, lambda: library().obstore.head(self._client(), key))
+        meta = self._requests.ask(
+            "read", key, lambda: library().obstore.head(self._requests.client(), key)
+        )
         return _info(key, meta)
 
     def list(self, prefix: str = "", after: str = "") -> Iterator[ObjectInfo]:
@@ -240,7 +235,7 @@ class ObjectStorage:
                 at = last or offset or None
                 stream = iter(
                     library().obstore.list(
-                        self._client(), folder or None, offset=at, chunk_size=_LISTED
+                        self._requests.client(), folder or None, offset=at, chunk_size=_LISTED
                     )
                 )
             pages, stream = stream, None
@@ -248,7 +243,7 @@ class ObjectStorage:
             stream = pages
             return metas
 
-        while (metas := self._ask("list", "", page)) is not None:
+        while (metas := self._requests.ask("list", "", page)) is not None:
             # A store may ignore the offset.
             yield from (meta for meta in metas if not begun or meta["path"] > begun)
             last = metas[-1]["path"] if metas else last
@@ -271,14 +266,14 @@ class ObjectStorage:
         end = min(start + length, _MOST_OFFSET)
 
         def get() -> Awaitable[Any]:
-            client = self._client(length)
+            client = self._requests.client(length)
             read: Awaitable[Any] = library().obstore.get_range_async(
                 client, key, start=start, end=end
             )
             return read
 
-        found = await self._answer_async(get)
-        if self._is_passing(found):
+        found = await self._requests.answer_async(get)
+        if self._requests.is_passing(found):
             return await asyncio.to_thread(self.get, key, start, length)
         return self._bytes_of(found if isinstance(found, Failure) else bytes(found), key)
 
@@ -287,16 +282,18 @@ class ObjectStorage:
     def put(self, key: str, data: bytes, *, durable: bool = True) -> None:
         check_key(key)
         self._refuse_http()
-        self._ask("write", key, partial(self._put, key, data, "overwrite"))
+        self._requests.ask("write", key, partial(self._put, key, data, "overwrite"))
 
     def create(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> bool:
         check_key(key)
         self._prove()
-        found = self._repeated(partial(self._put, key, data, "create"))
+        found = self._requests.repeated(partial(self._put, key, data, "create"))
         return self._created(found, key, durable=durable)
 
     def _created(self, found: Any, key: str, *, durable: bool) -> bool:
-        if isinstance(found, Failure) and (found.kind != "exists" or self._is_contended(found)):
+        if isinstance(found, Failure) and (
+            found.kind != "exists" or self._requests.is_contended(found)
+        ):
             raise storage_error(found, "write", key, self.url)
         if not durable and len(self._written) < _REMEMBERED:
             self._written[key] = None
@@ -318,9 +315,9 @@ class ObjectStorage:
         if mode is None:
             return None
         put = partial(self._put, key, data, mode)
-        found = self._repeated(put) if mode == "create" else self._answer(put)
+        found = self._requests.repeated(put) if mode == "create" else self._requests.answer(put)
         if isinstance(found, Failure):
-            if found.kind in ("exists", "changed", "absent") or self._is_contended(found):
+            if found.kind in ("exists", "changed", "absent") or self._requests.is_contended(found):
                 return None
             raise storage_error(found, "write", key, self.url)
         if then_create is not None:
@@ -330,14 +327,10 @@ class ObjectStorage:
 
     def _create_after(self, key: str, data: bytes) -> None:
         # The swap before it has succeeded, and is not affected by a failure here.
-        self._repeated(partial(self._put, key, data, "create"))
-
-    def _is_contended(self, found: Any) -> bool:
-        """Whether the outcome is unknown or a retry is asked for: a 409 on S3, or no answer."""
-        return isinstance(found, Failure) and found.status == 409 and self._place.kind == "s3"
+        self._requests.repeated(partial(self._put, key, data, "create"))
 
     def _put(self, key: str, data: bytes | memoryview, mode: Any) -> Any:
-        client = self._client(len(data))
+        client = self._requests.client(len(data))
         return library().obstore.put(client, key, data, mode=mode, use_multipart=False)
 
     def delete_many(self, keys: Iterable[str]) -> None:
@@ -346,18 +339,18 @@ class ObjectStorage:
         while batch := [check_key(key) for key in itertools.islice(due, _DELETED)]:
             for key in batch:
                 self._written.pop(key, None)
-            found = self._repeated(partial(self._delete, batch))
+            found = self._requests.repeated(partial(self._delete, batch))
             if isinstance(found, Failure) and found.kind == "absent":
                 # Where deletions are single requests, one may stop at a missing object.
                 for key in batch:
-                    found = self._repeated(partial(self._delete, [key]))
+                    found = self._requests.repeated(partial(self._delete, [key]))
                     if isinstance(found, Failure) and found.kind != "absent":
                         raise storage_error(found, "delete", key, self.url)
             elif isinstance(found, Failure):
                 raise storage_error(found, "delete", "", self.url)
 
     def _delete(self, keys: Sequence[str]) -> None:
-        library().obstore.delete(self._client(), keys)
+        library().obstore.delete(self._requests.client(), keys)
 
     def sync(self, keys: Iterable[str]) -> None:
         folders: dict[str, set[str]] = {}
@@ -395,80 +388,17 @@ class ObjectStorage:
 
         def put() -> Awaitable[Any]:
             sent: Awaitable[Any] = library().obstore.put_async(
-                self._client(len(data)), key, data, mode="create", use_multipart=False
+                self._requests.client(len(data)), key, data, mode="create", use_multipart=False
             )
             return sent
 
-        found = await self._answer_async(put)
-        if self._is_passing(found):
+        found = await self._requests.answer_async(put)
+        if self._requests.is_passing(found):
             again = partial(self._put, key, data, "create")
-            found = await asyncio.to_thread(self._repeated, again)
+            found = await asyncio.to_thread(self._requests.repeated, again)
         return self._created(found, key, durable=durable)
 
-    # --- internals ---------------------------------------------------------------------------
-
-    def _client(self, nbytes: int | None = None) -> Any:
-        """The client of this process for a body of that size; None for an unknown size."""
-        at = generation(), nbytes is not None and nbytes > LARGE_BYTES
-        client = self._clients.get(at)
-        if client is None:
-            client = self._clients[at] = self._place.client(self._proof.endpoint, large=at[1])
-        return client
-
-    def _answer(self, call: Callable[[], Any]) -> Any:
-        """Return what the call returns, or the `Failure` it ended with."""
-        with calling():
-            try:
-                return call()
-            except InvalidArgumentError:
-                raise
-            except library().errors as error:
-                return self._failure(error)
-
-    def _failure(self, error: BaseException) -> Failure:
-        found = failure_of(error)
-        if found.kind == "redirected" and not found.host:
-            return replace(found, host=refused_host())
-        return found
-
-    def _repeated(self, call: Callable[[], Any]) -> Any:
-        """Like `_answer`, repeated for a while if the failure may be temporary.
-
-        Only for calls that may be repeated. It makes at least two attempts, since waiting for the
-        first answer may have taken all the time.
-        """
-        patience = object_clients.PATIENCE
-        until_s = SYSTEM.monotonic_s() + patience.tries_s
-        for attempt in itertools.count():
-            found = self._answer(call)
-            late = attempt > 0 and SYSTEM.monotonic_s() > until_s
-            if late or attempt == patience.tries or not self._is_passing(found):
-                break
-            SYSTEM.sleep(SYSTEM.jitter(patience.wait_s(attempt)))
-        return found
-
-    def _is_passing(self, found: Any) -> bool:
-        """Whether the answer was lost, or another request to the same object was running.
-
-        The client itself retries if the store reports an error or cannot be reached.
-        """
-        return isinstance(found, Failure) and (found.is_lost or self._is_contended(found))
-
-    async def _answer_async(self, call: Callable[[], Awaitable[Any]]) -> Any:
-        with calling():
-            try:
-                return await call()
-            except InvalidArgumentError:
-                raise
-            except library().errors as error:
-                return self._failure(error)
-
-    def _ask(self, doing: str, key: str, call: Callable[[], Any]) -> Any:
-        """Return what the call returns; errors are raised outside the client's, so not chained."""
-        found = self._repeated(call)
-        if isinstance(found, Failure):
-            raise storage_error(found, doing, key, self.url)
-        return found
+    # --- versions ----------------------------------------------------------------------------
 
     def _token(self, meta: Any, data: bytes) -> Token:
         etag, version = meta.get("e_tag"), meta.get("version")
@@ -514,20 +444,20 @@ class ObjectStorage:
     def _try_conditions(self) -> str:
         """The header that the store ignores; empty if it respects them."""
         for _ in range(2):  # the object may not exist at the first attempt
-            found = self._repeated(partial(self._put, _PROOF_KEY, _PROOF, "create"))
+            found = self._requests.repeated(partial(self._put, _PROOF_KEY, _PROOF, "create"))
             if isinstance(found, Failure):
                 break
         if not isinstance(found, Failure):
             return "If-None-Match"
         if found.status == 501:
             return "If-None-Match"
-        if found.kind != "exists" or self._is_contended(found):
+        if found.kind != "exists" or self._requests.is_contended(found):
             raise storage_error(found, "write", _PROOF_KEY, self.url)
         stale = self._version("1 " + _NO_SUCH_ETAG if self._place.kind == "gs" else _NO_SUCH_ETAG)
-        found = self._repeated(partial(self._put, _PROOF_KEY, _PROOF, stale))
+        found = self._requests.repeated(partial(self._put, _PROOF_KEY, _PROOF, stale))
         if not isinstance(found, Failure) or found.status == 501:
             return "If-Match"
-        if found.kind not in ("changed", "exists") or self._is_contended(found):
+        if found.kind not in ("changed", "exists") or self._requests.is_contended(found):
             raise storage_error(found, "write", _PROOF_KEY, self.url)
         return ""
 
