@@ -12,6 +12,7 @@ from zarr_manifests.spark import session
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    started = session(master="local[2]", config={"spark.sql.shuffle.partitions": "2"})
+    # A task may fail twice before its job does.
+    started = session(master="local[2,3]", config={"spark.sql.shuffle.partitions": "2"})
     yield started
     started.stop()

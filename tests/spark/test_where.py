@@ -18,11 +18,12 @@ import zarr_manifests as zm
 from zarr_manifests import Repository
 from zarr_manifests.errors import InvalidArgumentError, WhereError
 from zarr_manifests.planning.zones.where import Where, parse_where
-from zarr_manifests.spark import read
+from zarr_manifests.spark import explain_pruning, read, worker
 from zarr_manifests.spark.job import Job
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
 from zarr_manifests.spark.row_filter import kept, zone_of
 from zarr_manifests.spark.worker import partition_batches
+from zarr_manifests.testing import CountingStorage
 
 FACTS = SparkFacts(parallelism=2)
 SHAPE = (6, 8, 10)
@@ -167,6 +168,86 @@ def test_positions_are_compared_without_being_listed(tmp_path: Path) -> None:
         wanted = kept(everything, parse_where(text), zone_of("UTC"))
         assert sorted_rows(rows(job)) == sorted_rows(wanted)
         assert job.scan.rows == wanted.num_rows
+
+
+@pytest.fixture(scope="module")
+def ridges(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    """Chunk (i, j) of `depth` has values around 100 i + 10 j; a part was never written."""
+    place = tmp_path_factory.mktemp("ridges") / "repo"
+    repo = Repository.create(place, {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0})
+    y, x = np.arange(80), np.arange(60)
+    depth = (y[:, None] // 10 * 100 + x // 10 * 10 + (y[:, None] + x) % 10).astype("f4")
+    depth[30:40, :] = np.nan
+    ds = xr.Dataset(
+        {"depth": (("y", "x"), depth), "other": (("y", "x"), depth * 2)}, {"y": y * 1.0, "x": x}
+    )
+    encoding: Any = {"depth": {"chunks": (10, 10)}, "other": {"chunks": (20, 30)}}
+    zm.write(ds, repo, message="ridges", encoding=encoding)
+    return repo
+
+
+def requests(repo: Repository, options: ReadOptions) -> tuple[int, pa.Table]:
+    """Chunks of variables that tasks fetch, and the rows they give."""
+    worker._sessions.clear()  # what a worker has opened reads from another storage
+    worker._sources.clear()
+    storage = CountingStorage(repo.storage)
+    job = plan_read(Repository.open(storage), options, FACTS)
+    storage.reset()
+    found = rows(job)
+    fetched = sum(r.op == "get" and r.key.startswith("chunks/") for r in storage.log)
+    return fetched - len(job.dimensions) * bool(job.tasks), found  # one of each coordinate
+
+
+@pytest.mark.parametrize(
+    ("where", "ranges", "chunks"),
+    [
+        ("depth > 749", {}, 1),
+        ("depth > 700", {}, 6),
+        ("depth BETWEEN 210 AND 219", {}, 1),
+        ("depth >= 0", {}, 42),
+        ("depth < 0", {}, 0),
+        ("depth IS NULL", {}, 0),
+        ("depth > 100 AND x < 10", {}, 6),
+        ("depth > 100 AND x < 10", {"y": (50, None)}, 3),
+        ("depth IN (0, 759)", {}, 2),
+    ],
+)
+def test_chunks_that_cannot_match_are_not_fetched(
+    ridges: Repository, where: str, ranges: dict[str, Any], chunks: int
+) -> None:
+    options = ReadOptions(variables="depth", where=where, ranges=ranges)
+    fetched, found = requests(ridges, options)
+    assert fetched == chunks
+    everything = rows(plan_read(ridges, ReadOptions(variables="depth", ranges=ranges), FACTS))
+    wanted = kept(everything, parse_where(where), zone_of("UTC"))
+    assert sorted_rows(found) == sorted_rows(wanted)
+
+
+def test_larger_chunks_of_other_variables_are_fetched_once(ridges: Repository) -> None:
+    fetched, found = requests(ridges, ReadOptions(where="depth > 739 AND other < 1518"))
+    assert fetched == 1 + 6  # a chunk of `other`, and those of `depth` in it
+    assert found.num_rows == 190
+    fetched, found = requests(ridges, ReadOptions(where="depth = 640"))
+    assert (fetched, found.num_rows) == (1 + 6, 10)
+
+
+@pytest.mark.spark
+def test_what_is_left_out_is_explained(spark: SparkSession, ridges: Repository) -> None:
+    found = explain_pruning(spark, ridges, "depth", where="depth >= 700 AND x < 20 AND y >= 30")
+    assert (found.chunks, found.selected) == (48, 2)
+    assert found.left_out == {"range": 48 - 10, "statistics": 6, "absence": 2}
+    assert 0 < found.selected_bytes < found.bytes / 10
+    assert "2 of 48 chunks may match" in str(found)
+    assert found.picture().splitlines()[-1] == "██····"
+    both = explain_pruning(spark, ridges, ranges={"y": (70, None)})
+    assert (both.chunk_shape, both.selected, both.left_out["range"]) == ((20, 30), 2, 6)
+    assert both.where == "y in (70, None)"
+    whole = Repository.create(ridges.url.removeprefix("file://") + "-whole")
+    ds = xr.Dataset({"t": (("time", "y"), np.arange(12.0).reshape(3, 4) % 4)})
+    zm.write(ds, whole, message="maps", encoding={"t": {"chunks": (1, 4)}})
+    said = str(explain_pruning(spark, whole, where="t > 2"))
+    assert "3 of 3 chunks may match" in said
+    assert "no chunk is left out by its values, because chunks of 1 x 4 hold values of" in said
 
 
 def test_chunks_that_coordinates_leave_out_are_not_read(repo: Repository) -> None:

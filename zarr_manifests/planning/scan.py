@@ -107,6 +107,11 @@ class Axis:
         over = np.maximum(hi[run - 1] - positions, 0)
         return np.where(run == 0, 0, done[run] - over)
 
+    @property
+    def chunks(self) -> IndexArray:
+        """The chunks with selected positions, ascending."""
+        return self._chunks()[0]
+
     def _chunks(self) -> tuple[IndexArray, IndexArray]:
         """The chunks with selected positions, ascending, and how many each has."""
         if not len(self.runs):

@@ -14,8 +14,17 @@ for _package in ("pyspark", "pandas", "pyarrow", "xarray"):
 
 from zarr_manifests.spark.changes import changes  # noqa: E402 - after the check above
 from zarr_manifests.spark.data_source import create_view, register  # noqa: E402
+from zarr_manifests.spark.explain import explain_pruning  # noqa: E402
 from zarr_manifests.spark.metadata_tables import metadata_table  # noqa: E402
 from zarr_manifests.spark.read import read  # noqa: E402
 from zarr_manifests.spark.spark_session import session  # noqa: E402
 
-__all__ = ["changes", "create_view", "metadata_table", "read", "register", "session"]
+__all__ = [
+    "changes",
+    "create_view",
+    "explain_pruning",
+    "metadata_table",
+    "read",
+    "register",
+    "session",
+]

@@ -21,17 +21,18 @@ from zarr_manifests.errors import InvalidArgumentError, UnsupportedStorageError
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.planning.scan import Axis, Scan, plan_scan
 from zarr_manifests.planning.zones.where import parse_where
+from zarr_manifests.reports import ChunkSelection
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session
 from zarr_manifests.spark.job import Job
-from zarr_manifests.spark.prune import axis_where, common, empty_rows
+from zarr_manifests.spark.prune import axis_where, boxes_where, common, empty_rows
 from zarr_manifests.spark.ranges import runs_in_range
 from zarr_manifests.spark.row_filter import kept, zone_of
 from zarr_manifests.spark.schema import Column, column_of
 from zarr_manifests.spark.source import Source
 from zarr_manifests.storage import Storage
 
-__all__ = ["ReadOptions", "SparkFacts", "plan_read", "restrict"]
+__all__ = ["PlannedRead", "ReadOptions", "SparkFacts", "plan", "plan_read", "restrict"]
 
 _LAYOUTS: Final = ("long", "chunk")
 _NAN: Final = ("null", "keep", "drop")
@@ -139,6 +140,37 @@ def plan_read(
     NotARepositoryError, NotFoundError, InvalidArgumentError, UnsupportedStorageError
         As for `zarr_manifests.spark.read`.
     """
+    return plan(location, options, facts).job
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRead:
+    """A planned read, and what was found out on the way.
+
+    Parameters
+    ----------
+    job : Job
+        The read.
+    session : Session
+        The pinned snapshot.
+    source : Source
+        The group.
+    selections : tuple of ChunkSelection
+        What statistics say of the arrays that `where` compares.
+    """
+
+    job: Job
+    session: Session
+    source: Source
+    selections: tuple[ChunkSelection, ...] = ()
+
+
+def plan(
+    location: str | os.PathLike[str] | Storage | Repository,
+    options: ReadOptions,
+    facts: SparkFacts,
+) -> PlannedRead:
+    """Plan a read, as `plan_read` does, and tell how."""
     repository = location if isinstance(location, Repository) else Repository.open(location)
     if not repository.storage.capabilities.shared:
         raise UnsupportedStorageError(
@@ -185,7 +217,14 @@ def plan_read(
         time_zone=facts.time_zone,
     )
     _check_columns(job.columns, facts.case_sensitive)
-    return job
+    selections: list[ChunkSelection] = []
+    if where is not None and job.tasks:
+        boxes, selections = boxes_where(session, source, job, where)
+        if boxes is not None:
+            job = restrict(job, boxes, options, facts)
+    if where is not None and not job.tasks and options.on_empty == "error":
+        raise InvalidArgumentError(f"no cell can match {where.sql!r}, and on_empty is 'error'")
+    return PlannedRead(job, session, source, tuple(selections))
 
 
 def restrict(job: Job, boxes: IndexArray, options: ReadOptions, facts: SparkFacts) -> Job:

@@ -5,18 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import tzinfo
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
-from zarr_manifests.grid import IndexArray
+from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.planning.scan import Axis, runs_of
-from zarr_manifests.planning.zones.where import Where
+from zarr_manifests.planning.zones.skipping import boxes_of
+from zarr_manifests.planning.zones.where import Comparison, Where
+from zarr_manifests.reports import ChunkSelection
+from zarr_manifests.session import Session
+from zarr_manifests.spark.job import Job
 from zarr_manifests.spark.row_filter import kept
 from zarr_manifests.spark.schema import Column, to_arrow
 from zarr_manifests.spark.source import Source
 
-__all__ = ["axis_where", "common", "empty_rows"]
+__all__ = ["axis_where", "boxes_where", "common", "empty_rows"]
+
+_MOST_CHUNKS: Final = 2**22
+"""Most chunks that are listed to align boxes."""
+_MOST_POSITIONS: Final = 2**24
+"""Longest coordinate that is compared again, so that fewer statistics are looked at."""
 
 
 def empty_rows(columns: Sequence[Column]) -> pa.Table:
@@ -60,6 +70,61 @@ def _positions_where(where: Where, name: str, size: int, zone: tzinfo) -> IndexA
     rows = kept(table, where, zone).column(1).to_numpy()
     joined = runs_of(np.isin(np.arange(len(starts)), rows))
     return np.stack([starts[joined[:, 0]], stops[joined[:, 1] - 1]], axis=1)
+
+
+def boxes_where(
+    session: Session, source: Source, job: Job, where: Where
+) -> tuple[IndexArray | None, list[ChunkSelection]]:
+    """The boxes of cells (int64[n, 2, ndim]) that statistics leave; None for everything.
+
+    They are whole chunks of the job's scan. Variables with the same chunks are looked at together.
+    """
+    names = {column.name for column in job.variables}
+    dims = [column.name for column in job.dimensions]
+    alike: dict[tuple[Any, ...], list[Comparison]] = {}
+    for comparison in where.comparisons:
+        if comparison.column in names:
+            variable = source.encoded(comparison.column)
+            chunk_shape = source.stored_chunk_shape(comparison.column)
+            alike.setdefault((variable.dims, variable.shape, chunk_shape), []).append(comparison)
+    shape = [int(axis.runs[-1, 1]) for axis in job.scan.axes]
+    found: IndexArray | None = None
+    selections = []
+    for (own_dims, own_shape, chunk_shape), comparisons in alike.items():
+        small = {dim for dim, n in zip(own_dims, own_shape, strict=True) if n <= _MOST_POSITIONS}
+        along = [each for each in where.comparisons if each.column in small]
+        selection = session.chunks_where(
+            f"{source.group.rstrip('/')}/{comparisons[0].column}",
+            Where((*comparisons, *along)),
+            nan_matches=job.nan == "keep",
+            time_zone=job.time_zone,
+            decode_times=job.decode_times,
+        )
+        selections.append(selection)
+        if selection.selected == selection.chunks:
+            continue
+        boxes = np.zeros((len(selection.boxes), 2, len(dims)), np.int64)
+        boxes[:, 1] = shape
+        for number, (dim, chunk) in enumerate(zip(own_dims, chunk_shape, strict=True)):
+            boxes[:, :, dims.index(dim)] = selection.boxes[:, :, number] * chunk
+        boxes = _aligned(boxes, [axis.chunk for axis in job.scan.axes])
+        found = boxes if found is None else common(found, boxes)
+    return found, selections
+
+
+def _aligned(boxes: IndexArray, chunk_shape: Sequence[int]) -> IndexArray:
+    """Disjoint boxes of whole chunks around some boxes; the same if there are too many chunks."""
+    lo, hi = boxes[:, 0] // chunk_shape, -(-boxes[:, 1] // chunk_shape)
+    edges = np.stack([lo, hi], axis=1)
+    if not len(boxes) or np.array_equal(edges * chunk_shape, boxes):
+        return boxes
+    if int((hi - lo).prod(axis=1).sum()) > _MOST_CHUNKS:
+        return boxes
+    region = Box.around_coords(np.concatenate([lo, hi - 1]))
+    each = (Box(tuple(a), tuple(b)) for a, b in edges.tolist())
+    numbers = [box.carried(np.arange(box.size), region) for box in each]
+    found = boxes_of(np.unique(np.concatenate(numbers)), region)
+    return np.asarray(found * np.array(chunk_shape), np.int64)
 
 
 def common(some: IndexArray, others: IndexArray) -> IndexArray:

@@ -107,6 +107,10 @@ class Source:
             f"(and coordinates: {coordinates})"
         )
 
+    def has(self, name: str) -> bool:
+        """Whether there is a variable of that name."""
+        return name in self._encoded
+
     def coordinate(self, dimension: str) -> npt.NDArray[Any] | None:
         """The decoded coordinate of a dimension, read once; None if it has none."""
         if dimension not in self._coordinates:
