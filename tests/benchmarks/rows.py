@@ -6,7 +6,7 @@ from functools import partial
 
 from histories import aging, collecting, remembering
 from runner import Growth, Row
-from scans import scanning, scanning_tiny_chunks
+from scans import scanning, scanning_one_of_four, scanning_tiny_chunks, scanning_where
 from workloads import (
     appending,
     contending,
@@ -235,6 +235,26 @@ ROWS = [
         "s/row",
         durability="-",
         due={"generated": 0.75},
+    ),
+    Row(
+        "spark-one-of-four",
+        "Spark reads one of four variables, against a repository that has only it",
+        scanning_one_of_four,
+        ("zarr_manifests", "alone"),
+        {"times": (200, 50, 10)},
+        "s",
+        durability="-",
+        due={"alone": 0.91},
+    ),
+    Row(
+        "spark-where",
+        "Spark reads where statistics leave out 90 % of the chunks, against a full scan",
+        scanning_where,
+        ("zarr_manifests", "everything"),
+        {"times": (400, 100, 20)},
+        "s",
+        durability="-",
+        due={"everything": 4.0},
     ),
     Row(
         "spark-tiny-chunks",

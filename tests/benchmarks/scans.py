@@ -72,6 +72,43 @@ def _made(each: int, batch_rows: int) -> Callable[[Iterator[Any]], Iterator[Any]
     return rows
 
 
+def scanning_one_of_four(case: Case) -> Iterator[Figure]:
+    """Read one variable as rows, of a repository with three others; or of one that has only it."""
+    shape = (case.sizes["times"], 250, 400)
+    rng = np.random.default_rng(_SEED)
+    names = ["t"] if case.contestant == "alone" else ["t", "u", "v", "w"]
+    dataset = xr.Dataset({name: (_NAMES, rng.random(shape, np.float32)) for name in names})
+    yield from _rows_of_t(case, dataset)
+
+
+def scanning_where(case: Case) -> Iterator[Figure]:
+    """Read rows where statistics leave out 90 % of the chunks; or all rows."""
+    shape = (case.sizes["times"], 250, 400)
+    rng = np.random.default_rng(_SEED)
+    rising = rng.random(shape, np.float32) + np.arange(shape[0])[:, None, None] // 10
+    where = None if case.contestant == "everything" else f"t >= {shape[0] // 10 * 0.9}"
+    dataset = xr.Dataset({"t": (_NAMES, rising.astype(np.float32))})
+    yield from _rows_of_t(case, dataset, where)
+
+
+def _rows_of_t(case: Case, dataset: xr.Dataset, where: str | None = None) -> Iterator[Figure]:
+    """Write the dataset, and read `t` again and again; Spark throws the rows away."""
+    import zarr_manifests as zm
+    from zarr_manifests.spark import read, session
+
+    encoding = {name: {"chunks": (10, 250, 400)} for name in dataset.data_vars}
+    zm.write(dataset, case.folder / "r", message="cells", encoding=encoding)
+    spark = session(master="local[2]")
+    try:
+        while True:
+            with Watch() as watch:
+                rows = read(spark, case.folder / "r", "t", where=where)
+                rows.write.format("noop").mode("overwrite").save()
+            yield Figure(watch.seconds)
+    finally:
+        spark.stop()
+
+
 def scanning_tiny_chunks(case: Case) -> Iterator[Figure]:
     """Make rows of all cells of very many chunks, as a task does; or decode them with Zarr.
 

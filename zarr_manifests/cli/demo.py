@@ -174,7 +174,7 @@ def _read(out: _Steps, demo: Demo) -> None:
 
 
 def _spark(out: _Steps, demo: Demo) -> Exception | None:
-    out.start("Compute the monthly mean wind speed on Spark, over mapInPandas")
+    out.start("Compute the monthly mean wind speed on Spark")
     try:
         with out.busy("Starting Spark, reading, computing"):
             done = demo.spark()
@@ -197,6 +197,11 @@ def _spark(out: _Steps, demo: Demo) -> Exception | None:
     out.result(
         f"calmest month {demo.label(low + 1)} ({done.means[low]:.2f} m/s), "
         f"windiest {demo.label(high + 1)} ({done.means[high]:.2f} m/s)"
+    )
+    strong = done.strong
+    out.result(
+        f"where {strong.where}: {strong.rows:,} rows, "
+        f"{strong.skipped} of {strong.chunks} chunks skipped"
     )
     return None
 

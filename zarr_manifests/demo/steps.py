@@ -37,6 +37,7 @@ __all__ = [
     "Demo",
     "Opened",
     "SparkMeans",
+    "StrongWinds",
     "compare_means",
 ]
 
@@ -45,6 +46,8 @@ APPENDS: Final = 60
 FIRST_TAG: Final = "first-years"
 _REWRITE_EVERY: Final = 6
 _AGREE_RTOL: Final = 1e-9
+_STRONG: Final = 15.0
+"""Speed of strong winds, in m s-1."""
 
 
 class CheckFailedError(ManifestsError):
@@ -89,6 +92,8 @@ class SparkMeans:
         Largest difference from what xarray computes, in m s-1.
     cost : Cost
         The storage costs of the driver and the tasks, and the seconds including Spark's start.
+    strong : StrongWinds
+        What a second read with a `where` gave.
     """
 
     rows: int
@@ -96,6 +101,27 @@ class SparkMeans:
     means: npt.NDArray[np.float64]
     difference: float
     cost: Cost
+    strong: StrongWinds
+
+
+@dataclass(frozen=True, slots=True)
+class StrongWinds:
+    """The strong winds of the last year, read with a `where`.
+
+    Parameters
+    ----------
+    where : str
+        What was asked for.
+    rows : int
+        Cells that are so.
+    chunks, skipped : int
+        Chunks of the variable, and those that were not read.
+    """
+
+    where: str
+    rows: int
+    chunks: int
+    skipped: int
 
 
 class Demo:
@@ -212,12 +238,25 @@ class Demo:
         spark = session("zarr-manifests demo", master="local[2]", config=settings)
         try:
             rows, tasks, table = _spark_means(spark, storage)
+            cost = storage.cost(SYSTEM.monotonic_s() - start_s)
+            strong = self._strong_winds(spark)
         finally:
             spark.stop()
-        cost = storage.cost(SYSTEM.monotonic_s() - start_s)
         self.place.journal.unlink()
         difference = compare_means(table, _xarray_means(self.winds))
-        return SparkMeans(rows, tasks, table["mean"].to_numpy(), difference, cost)
+        return SparkMeans(rows, tasks, table["mean"].to_numpy(), difference, cost, strong)
+
+    def _strong_winds(self, spark: SparkSession) -> StrongWinds:
+        """Read the strong westerlies of the last twelve months, and compare with xarray."""
+        from zarr_manifests.spark import explain_pruning, read
+
+        first = self.winds.time.values[-12]
+        where = f"u > {_STRONG} AND time >= '{np.datetime_as_string(first, 'D')}'"
+        rows = read(spark, self.place.repository, "u", where=where).count()
+        if rows != int((self.winds.u.sel(time=slice(first, None)) > _STRONG).sum()):
+            raise CheckFailedError(f"Spark finds other cells where {where} than xarray does")
+        found = explain_pruning(spark, self.place.repository, "u", where=where)
+        return StrongWinds(where, rows, found.chunks, found.chunks - found.selected)
 
     def draw(self, commits: list[Commit], rewrites: list[Rewrite]) -> None:
         """Save the picture, with the last month at the repository's head."""
