@@ -1,4 +1,7 @@
-"""Marks, merges and features, which nothing here writes, survive all that is done around them."""
+"""Marks, merges and features, which nothing here writes, survive all that is done around them.
+
+So do zone maps.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import in_order
+from zoned import counting, numbers, write
 
 MARKS = {"app": 7, "ä other": 2**63 - 1}
 IN_PAGE = {f"application {i}": i for i in range(400)} | {"app": 3}
@@ -149,6 +153,24 @@ def test_whatever_changes_keeps_marks_and_features(what: str, storage: MemorySto
     assert after.marks_page is not None
     page = storage.get(after.marks_page.key)
     assert MarksPage.from_object(page, after.marks_page).marks == IN_PAGE
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+@pytest.mark.parametrize("what", CHANGES)
+def test_whatever_changes_keeps_zone_maps(what: str, leaves: bool, storage: MemoryStorage) -> None:
+    repository = opened(storage)
+    if leaves:
+        write(session := repository.writable_session(), 1, 4, 3)
+        session.commit("with entries")
+        repository.compact(mode="full")
+    session = repository.writable_session()
+    write(session, 0 if leaves else 1, 1 if leaves else 4, 4)
+    session.commit("with entries, too")
+    CHANGES[what][0](opened(storage))
+    repository = opened(storage)
+    repository.garbage_collect(timedelta(0))
+    assert {1, 2, 3} <= {*numbers(counting(repository))}
+    assert repository.verify().problems == ()
 
 
 def test_an_overtaken_commit_takes_the_marks_of_the_tip_it_lands_on(storage: MemoryStorage) -> None:

@@ -16,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import zarr
 from zarr.core.buffer import cpu
@@ -288,6 +289,19 @@ def without_index(storage: Storage) -> None:
     change_root(repository, "build index", change)
 
 
+def with_values(storage: Storage) -> None:
+    """Chunks that can be measured, in a leaf and in a delta."""
+    with_history(storage)
+    repository = opened(storage)
+    session = repository.writable_session()
+    zarr.create_array(session.store, name="values", data=np.arange(4.0), chunks=(2,))
+    session.commit("values")
+    repository.compact(mode="full")
+    session = repository.writable_session()
+    zarr.open_array(session.store, path="values")[:2] = 7
+    session.commit("other values")
+
+
 def with_expired(storage: Storage) -> None:
     with_history(storage)
     Repository.open(storage, runtime=RUNTIME).expire_snapshots(keep_last=1)
@@ -361,8 +375,9 @@ MAINTENANCE: dict[str, tuple[Callable[[Storage], None], Callable[[Storage], obje
     "renew a lease": (with_lease, renewed),
     "give up a lease": (with_lease, given_up),
     "build an index": (without_index, lambda s: opened(s).build_index()),
+    "compute statistics": (with_values, lambda s: opened(s).compute_statistics()),
 }
-UNSEEN = ("collect", "compact", "build an index")
+UNSEEN = ("collect", "compact", "build an index", "compute statistics")
 
 
 @dataclass(frozen=True)

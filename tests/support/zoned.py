@@ -39,20 +39,17 @@ def meaning_of(session: Session, path: str = "a") -> Meaning:
     return Meaning.of(contents_of(session.store).array_at(path).documents)
 
 
-def values_of(first: int, last: int, seed: float) -> np.ndarray:
-    return seed * 1000 + np.arange(first * CHUNK, last * CHUNK)
-
-
 def write(
     session: Session, first: int, last: int, seed: float, path: str = "a", *, record: bool = True
 ) -> None:
     """Write the chunks from `first` to before `last`, and record their bounds."""
     array = zarr.open_array(session.store, path=path)
-    values = values_of(first, last, seed).astype(array.dtype)
-    array[first * CHUNK : last * CHUNK] = values
+    (size,) = array.chunks
+    values = (seed * 1000 + np.arange(first * size, last * size)).astype(array.dtype)
+    array[first * size : last * size] = values
     if record:
         meaning = meaning_of(session, path)
-        bounds = measure(meaning.compared(values), (CHUNK,), meaning.fill, meaning.missing)
+        bounds = measure(meaning.compared(values), (size,), meaning.fill, meaning.missing)
         box = Box((first,), (last,))
         record_zones(workspace_of(session.store), path, box, meaning.digest, bounds)
 
