@@ -22,6 +22,7 @@ _COLOURS = {
     "generated": "#D55E00",
     "Zarr": "#999999",
     "without": "#F0E442",
+    "read": "#882255",
 }
 _BAR, _GAP = 0.8, 0.5  # of the height that one comparison has; between two rows
 

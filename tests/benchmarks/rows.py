@@ -6,7 +6,13 @@ from functools import partial
 
 from histories import aging, collecting, remembering
 from runner import Growth, Row
-from scans import scanning, scanning_one_of_four, scanning_tiny_chunks, scanning_where
+from scans import (
+    scanning,
+    scanning_one_of_four,
+    scanning_source,
+    scanning_tiny_chunks,
+    scanning_where,
+)
 from workloads import (
     appending,
     contending,
@@ -255,6 +261,16 @@ ROWS = [
         "s",
         durability="-",
         due={"everything": 4.0},
+    ),
+    Row(
+        "spark-source",
+        "Spark reads a row for each cell through the data source",
+        scanning_source,
+        ("zarr_manifests", "generated", "read"),
+        {"times": (200, 50, 10)},
+        "s/row",
+        durability="-",
+        due={"generated": 0.85},
     ),
     Row(
         "spark-tiny-chunks",

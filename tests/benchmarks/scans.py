@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +14,9 @@ from contestants import Ours
 from runner import Case, Figure, Watch
 
 from zarr_manifests import Repository
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 _SEED = 7
 _TINY_CELLS = 4
@@ -25,8 +28,51 @@ def scanning(case: Case) -> Iterator[Figure]:
 
     Both give Spark Arrow batches of the same columns and rows, and Spark throws them away.
     """
-    from zarr_manifests.spark import read, session
-    from zarr_manifests.spark.worker import BATCH_ROWS
+
+    def frame(spark: SparkSession, url: str, cells: int) -> DataFrame:
+        from zarr_manifests.spark import read
+
+        rows = read(spark, url, "t")
+        if case.contestant != "generated":
+            return rows
+        tasks = rows.rdd.getNumPartitions()
+        made = _made(cells // tasks)
+
+        def all_made(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for _ in range(batch.num_rows):
+                    yield from made()
+
+        return spark.range(0, tasks, 1, tasks).mapInArrow(all_made, rows.schema)
+
+    yield from _scanning(case, frame)
+
+
+def scanning_source(case: Case) -> Iterator[Figure]:
+    """Read all cells through the data source, or through `read`; or a source that makes rows.
+
+    The sources give Spark Arrow batches of the same columns and rows.
+    """
+
+    def frame(spark: SparkSession, url: str, cells: int) -> DataFrame:
+        from zarr_manifests.spark import read, register
+
+        if case.contestant == "read":
+            return read(spark, url, "t")
+        register(spark)
+        rows = spark.read.format("zarr_manifests").option("variables", "t").load(url)
+        if case.contestant != "generated":
+            return rows
+        tasks = rows.rdd.getNumPartitions()
+        spark.dataSource.register(_source(tasks, _made(cells // tasks), rows.schema))
+        return spark.read.format("generated").load()
+
+    yield from _scanning(case, frame)
+
+
+def _scanning(case: Case, frame: Callable[[SparkSession, str, int], DataFrame]) -> Iterator[Figure]:
+    """Time a row of a frame over a repository of one variable, which Spark throws away."""
+    from zarr_manifests.spark import session
 
     shape = (case.sizes["times"], 250, 400)
     cells = int(np.prod(shape))
@@ -40,12 +86,7 @@ def scanning(case: Case) -> Iterator[Figure]:
         dataset = xr.Dataset({"t": (_NAMES, rng.random(shape, np.float32))}, coords)
         dataset.to_zarr(store, encoding={"t": {"chunks": (10, 250, 400)}}, consolidated=False)
         commit()
-        rows = read(spark, str(case.folder / "r"), "t")
-        if case.contestant == "generated":
-            tasks = rows.rdd.getNumPartitions()
-            rows = spark.range(0, tasks, 1, tasks).mapInArrow(
-                _made(cells // tasks, BATCH_ROWS), rows.schema
-            )
+        rows = frame(spark, str(case.folder / "r"), cells)
         while True:
             with Watch() as watch:
                 rows.write.format("noop").mode("overwrite").save()
@@ -54,22 +95,46 @@ def scanning(case: Case) -> Iterator[Figure]:
         spark.stop()
 
 
-def _made(each: int, batch_rows: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """A source of so many rows a task, so many a batch."""
+def _made(count: int) -> Callable[[], Iterator[pa.RecordBatch]]:
+    """A task of so many rows, in batches as those that are read."""
+    from zarr_manifests.spark.worker import BATCH_ROWS
 
-    def rows(tasks: Iterator[Any]) -> Iterator[Any]:
+    def rows() -> Iterator[pa.RecordBatch]:
         import numpy as np
         import pyarrow as pa
 
-        for batch in tasks:
-            for _ in range(batch.num_rows):
-                for first in range(0, each, batch_rows):
-                    count = min(each - first, batch_rows)
-                    columns = {name: pa.array(np.zeros(count)) for name in ("time", "lat", "lon")}
-                    columns["t"] = pa.array(np.zeros(count, np.float32))
-                    yield pa.record_batch(columns)
+        for first in range(0, count, BATCH_ROWS):
+            n = min(count - first, BATCH_ROWS)
+            columns = {name: pa.array(np.zeros(n)) for name in ("time", "lat", "lon")}
+            columns["t"] = pa.array(np.zeros(n, np.float32))
+            yield pa.record_batch(columns)
 
     return rows
+
+
+def _source(tasks: int, made: Callable[[], Iterator[pa.RecordBatch]], columns: Any) -> Any:
+    """A data source of so many made tasks; its classes are local, so that they travel by value."""
+    from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+    class Reader(DataSourceReader):
+        def partitions(self) -> list[InputPartition]:
+            return [InputPartition(number) for number in range(tasks)]
+
+        def read(self, partition: InputPartition) -> Iterator[Any]:
+            return made()
+
+    class Generated(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "generated"
+
+        def schema(self) -> Any:
+            return columns
+
+        def reader(self, schema: Any) -> DataSourceReader:
+            return Reader()
+
+    return Generated
 
 
 def scanning_one_of_four(case: Case) -> Iterator[Figure]:
