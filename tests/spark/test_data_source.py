@@ -54,9 +54,13 @@ def write(place: Path, ds: xr.Dataset, **options: Any) -> Repository:
     return Repository.open(place)
 
 
-@pytest.fixture(scope="module")
-def repo(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Repository:
+@pytest.fixture(scope="module", autouse=True)
+def _registered(spark: SparkSession) -> None:
     register(spark)
+
+
+@pytest.fixture(scope="module")
+def repo(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     made = write(tmp_path_factory.mktemp("source") / "repo", field())
     made.create_tag("first")
     return made
@@ -204,6 +208,54 @@ def test_threads_do_not_disturb_each_other(spark: SparkSession, repo: Repository
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(count, [90, 60, 0, 30] * 2))
     assert found == [20, 80, 200, 140] * 2
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    "where",
+    [
+        "a > 100",
+        "x BETWEEN 20 AND 40 AND y != 3 AND b < -7.5",
+        "time = '2024-01-02 00:00:00' AND a IS NOT NULL",
+        "a IS NULL",
+        "x IN (0, 90, 1000)",
+        "a > 1e6",
+    ],
+)
+def test_rows_of_a_where_are_those_of_sparks_filter(
+    spark: SparkSession, repo: Repository, where: str
+) -> None:
+    whole = load(spark, repo)
+    part = load(spark, repo, where=where)
+    assert rows(part) == rows(whole.where(where))
+    assert part.count() == whole.where(where).count()
+    # The option belongs to its relation, and to no other.
+    assert whole.count() == 200
+
+
+@pytest.mark.spark
+def test_times_of_a_where_are_in_the_zone_at_register(
+    spark: SparkSession, repo: Repository
+) -> None:
+    where = "time >= '2024-01-01 12:00:00'"
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        register(spark)
+        # In New York, that is 17:00 UTC of the same day; 20:00 there is the next day in UTC.
+        assert load(spark, repo, where=where).count() == 100
+        late = "time > '2024-01-01 20:00:00'"
+        assert load(spark, repo, where=late).count() == load(spark, repo).where(late).count() == 0
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+        register(spark)
+
+
+@pytest.mark.spark
+def test_a_where_that_cannot_be_read_shows_the_grammar(
+    spark: SparkSession, repo: Repository
+) -> None:
+    with pytest.raises(AnalysisException, match="column BETWEEN literal AND literal"):
+        load(spark, repo, where="a > 1 OR b < 2")
 
 
 class PushingReader(DataSourceReader):

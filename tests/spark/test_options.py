@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.spark.options import OPTIONS, read_options
+from zarr_manifests.spark.plan import ReadOptions
 
 
 @pytest.mark.parametrize(
@@ -39,6 +41,7 @@ from zarr_manifests.spark.options import OPTIONS, read_options
         ),
         ("on-empty", "error", "on_empty", "error"),
         ("decode-times", "False", "decode_times", False),
+        ("broadcast", "true", "broadcast", True),
         ("nan", "DROP", "nan", "drop"),
         ("target-rows", "1000", "target_rows", 1000),
         ("max-tasks", "10", "max_tasks", 10),
@@ -149,3 +152,8 @@ def test_all_faults_are_told_at_once() -> None:
     said = str(raised.value)
     for part in ("no location", "'nan' cannot be", "did you mean branch", "branch and tag"):
         assert part in said
+
+
+def test_whatever_read_can_be_told_has_an_option() -> None:
+    arguments = {option.argument for option in OPTIONS.values()}
+    assert {field.name for field in dataclasses.fields(ReadOptions)} <= arguments

@@ -143,6 +143,7 @@ OPTIONS: Final[Mapping[str, SourceOption]] = {
     "ranges": SourceOption("ranges", _ranges),
     "on-empty": SourceOption("on_empty", _one_of("empty", "error")),
     "decode-times": SourceOption("decode_times", _flag),
+    "broadcast": SourceOption("broadcast", _flag),
     "nan": SourceOption("nan", _one_of("null", "keep", "drop")),
     "target-rows": SourceOption("target_rows", _count),
     "max-tasks": SourceOption("max_tasks", _count),
