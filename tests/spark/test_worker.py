@@ -29,6 +29,7 @@ from zarr_manifests.planning.scan import Axis, plan_scan, runs_of
 from zarr_manifests.session import Session
 from zarr_manifests.spark import worker
 from zarr_manifests.spark.job import Job
+from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
 from zarr_manifests.spark.schema import column_of
 from zarr_manifests.spark.source import Source
 from zarr_manifests.storage import LocalStorage, Storage
@@ -450,3 +451,22 @@ def test_memory_does_not_grow_with_the_number_of_small_chunks(
     peak(40_000)  # what is kept is kept
     # Only the plan of the axis grows: a few integers a chunk.
     assert peak(40_000) - peak(4000) < 9000 * 40
+
+
+def test_tasks_read_each_shard_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although shards are read whole, and chunks of many shards lie beside each other."""
+    repo = Repository.create(LocalStorage(tmp_path / "repo"))
+    ds = xr.Dataset({"a": (("y", "x"), np.arange(1600.0).reshape(40, 40))})
+    with repo.transaction(message="write") as store:
+        encoding = {"a": {"chunks": (2, 2), "shards": (20, 20)}}
+        ds.to_zarr(store, consolidated=False, encoding=encoding)
+    options = ReadOptions(variables="a", target_rows=100)
+    job = plan_read(repo, options, SparkFacts())
+    read = Read(monkeypatch)
+    found = pd.concat(worker.run(job, [pd.DataFrame({"id": np.arange(job.tasks)})]))
+    assert sorted(found["a"]) == list(range(1600))
+    assert sorted(at for at in read.chunks if at[0] == "a") == [
+        ("a", y, x) for y in (0, 1) for x in (0, 1)
+    ]
+    by_chunk = plan_read(repo, replace(options, layout="chunk"), SparkFacts())
+    assert [axis.chunk for axis in by_chunk.scan.axes] == [2, 2]

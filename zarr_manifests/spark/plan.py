@@ -349,14 +349,15 @@ def _axes(
             f"there is no dimension {', '.join(map(repr, unknown))} to have a range; "
             f"{', '.join(map(repr, names))} has: {', '.join(dims) or 'none'}"
         )
-    encoded = [source.encoded(name) for name in names]
     axes = []
     for dim in dims:
-        having = [variable for variable in encoded if dim in variable.dims]
-        size = having[0].sizes[dim]
+        having = {name: source.encoded(name) for name in names if dim in source.encoded(name).dims}
+        size = next(iter(having.values())).sizes[dim]
         # If chunks differ, the largest: if it is a multiple of the others, no chunk is read twice.
-        chunks = [variable.encoding["chunks"][variable.dims.index(dim)] for variable in having]
-        chunk = max(map(_largest, chunks))
+        chunk = max(
+            source.reading_shape(name, in_shards=options.layout == "long")[each.dims.index(dim)]
+            for name, each in having.items()
+        )
         if dim in ranges:
             coordinate = source.coordinate(dim)
             runs = runs_in_range(dim, coordinate, size, ranges[dim], on_empty=options.on_empty)
@@ -364,7 +365,3 @@ def _axes(
             runs = np.array([[0, size]] if size else [], np.int64).reshape(-1, 2)
         axes.append(Axis(max(chunk, 1), runs))
     return axes
-
-
-def _largest(chunk: int | Sequence[int]) -> int:
-    return chunk if isinstance(chunk, int) else max(chunk)

@@ -27,6 +27,8 @@ from zarr_manifests.spark.fetched import FetchedStore
 
 __all__ = ["Source"]
 
+# Of larger shards, tasks read parts, since they hold what they read in memory.
+_LARGEST_SHARD_CELLS: Final = 4 * 1024**2
 # A Spark timestamp counts microseconds, which reach from year -290,000 to 290,000.
 _TIMES: Final = xr.coders.CFDatetimeCoder(time_unit="us")
 _DURATIONS: Final = xr.coders.CFTimedeltaCoder(
@@ -181,6 +183,17 @@ class Source:
         sides = zip(part.lo, part.hi, array.shards, array.shape, strict=True)
         cells = math.prod(min(-(-hi // n) * n, size) - lo // n * n for lo, hi, n, size in sides)
         return cells <= 2 * part.size
+
+    def reading_shape(self, name: str, *, in_shards: bool) -> tuple[int, ...]:
+        """The shape of what a task should read whole, which is the largest chunk.
+
+        With `in_shards` it is a shard of a sharded variable, unless a shard is large.
+        """
+        encoding = self.encoded(name).encoding
+        shards = encoding.get("shards")
+        if in_shards and shards is not None and math.prod(shards) <= _LARGEST_SHARD_CELLS:
+            return tuple(shards)
+        return tuple(n if isinstance(n, int) else max(n) for n in encoding["chunks"])
 
     def chunk_cells(self, name: str) -> int:
         """Number of cells in the smallest chunk of a variable, without those at the edges."""
