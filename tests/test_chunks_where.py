@@ -277,6 +277,138 @@ def test_no_chunk_with_a_matching_cell_is_left_out(data: st.DataObject) -> None:
         assert matching_chunks(session, [missing]) <= selected(found)
 
 
+@settings(deadline=None, max_examples=200, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_recorded_bounds_never_leave_out_a_match(data: st.DataObject) -> None:
+    """One array with statistics of all chunks, and one change at most."""
+    draw = data.draw
+    session = zm.Repository.create(MemoryStorage()).writable_session()
+    dtype = draw(st.sampled_from(["i2", "u1", "f4", "i8"]))
+    array = zarr.create_array(
+        session.store,
+        name="a",
+        shape=(5,),
+        chunks=(3,),
+        dtype=dtype,
+        fill_value=draw(st.sampled_from([0, *NUMBERS[dtype]])),
+        attributes=draw(attributes(dtype)),
+        dimension_names=("x",),
+    )
+    array[:] = values(data, dtype, (5,))
+    record(session, "a", (0,), (2,))
+    match draw(st.sampled_from(["nothing", "grow", "attributes"])):
+        case "grow":
+            array.resize((8,))
+        case "attributes":
+            array.attrs.put(draw(attributes(dtype)))
+    with xr.open_dataset(session.store, engine="zarr", consolidated=False) as ds:
+        cells = [plain(value) for value in ds["a"].values.reshape(-1)]
+    near = [value for value in cells if value is not None and abs(value) < 1e37]
+    op = draw(st.sampled_from([*OPS, "is_null", "is_not_null"]))
+    literals = () if op.startswith("is_") else (draw(st.sampled_from([*near, 0, 1])),)
+    where = [Comparison("a", op, literals)]
+    assert matching_chunks(session, where) <= selected(session.chunks_where("a", where))
+    if op in (">", ">=", "!="):
+        found = selected(session.chunks_where("a", where, nan_matches=True))
+        assert matching_chunks(session, [Comparison("a", "is_null")]) <= found
+
+
+def recorded(
+    stored: Any, fill: Any, attrs: dict[str, Any], chunk: int = 2
+) -> tuple[Any, zm.Session]:
+    """An array `a` along `x` whose chunks all have statistics."""
+    session = zm.Repository.create(MemoryStorage()).writable_session()
+    array = zarr.create_array(
+        session.store,
+        name="a",
+        shape=stored.shape,
+        chunks=(chunk,),
+        dtype=stored.dtype,
+        fill_value=fill,
+        attributes=attrs,
+        dimension_names=("x",),
+    )
+    array[:] = stored
+    record(session, "a", (0,), grid_shape(stored.shape, (chunk,)))
+    return array, session
+
+
+def chosen(session: zm.Session, where: str, **options: Any) -> list[tuple[int, ...]]:
+    return sorted(selected(session.chunks_where("a", where, **options)))
+
+
+def test_a_negative_scale_swaps_the_bounds() -> None:
+    _, session = recorded(np.array([1, 9, 20, 30], "i2"), 0, {"scale_factor": -1.0})
+    assert chosen(session, "a > -5") == [(0,)]
+    assert chosen(session, "a = -9 ") == [(0,)]
+    assert chosen(session, "a < -25") == [(1,)]
+
+
+def test_missing_values_are_found_and_may_be_greater_than_numbers() -> None:
+    nothing = {"_FillValue": encoded_fill(np.nan, "f4")}
+    stored = np.array([1, np.nan, 2, 3, np.nan, np.nan], "f4")
+    _, session = recorded(stored, 0, nothing)
+    assert chosen(session, "a IS NULL") == [(0,), (2,)]
+    assert chosen(session, "a IS NOT NULL") == [(0,), (1,)]
+    assert chosen(session, "a > 100") == []
+    assert chosen(session, "a > 100", nan_matches=True) == [(0,), (2,)]
+
+
+def test_cells_that_growth_uncovers_are_missing() -> None:
+    attrs = {"_FillValue": encoded_fill(-9, "i2")}
+    array, session = recorded(np.array([1, 2, 3], "i2"), -9, attrs)
+    assert chosen(session, "a IS NULL") == []
+    array.resize((4,))
+    assert chosen(session, "a IS NULL") == [(1,)]
+
+
+def test_bounds_that_decode_to_missing_say_nothing() -> None:
+    """Where int64 has no fill value, xarray still reads the least integer as not-a-time."""
+    stored = np.array([-(2**63), 5, 6, 7], "i8")
+    attrs = {"units": "seconds since 2000-01-01"}
+    _, session = recorded(stored, 0, attrs)
+    assert (0,) in chosen(session, "a IS NULL")
+    assert (0,) in chosen(session, "a = '2000-01-01 00:00:05'")
+
+
+def test_statistics_of_another_fill_value_do_not_count() -> None:
+    array, session = recorded(
+        np.array([1, 5, 2, 3], "i2"), 0, {"_FillValue": encoded_fill(5, "i2")}
+    )
+    assert chosen(session, "a >= 4") == []
+    array.attrs.put({"_FillValue": encoded_fill(1, "i2")})
+    assert (0,) in chosen(session, "a >= 4")
+    assert (0,) in chosen(session, "a IS NULL")
+
+
+def test_times_of_fractions_are_rounded_outward() -> None:
+    attrs = {"units": "nanoseconds since 2000-01-01"}
+    _, session = recorded(np.array([500, 900, 5000, 6000], "i8"), 0, attrs)
+    assert (0,) in chosen(session, "a > '2000-01-01 00:00:00.0000001'")
+    assert chosen(session, "a > '2000-01-01 00:00:01'") == []
+
+
+def test_the_bounds_of_a_page_count_only_for_its_leaf() -> None:
+    repo, session = depths()
+    session.commit("statistics")
+    repo.compact()
+    old = repo.readonly_session()
+    assert old.chunks_where("depth", "depth > 100").selected == 0
+    assert old.chunks_where("depth", "depth > 100").unknown == 0
+    session = repo.writable_session()
+    array = zarr.open_array(session.store, path="depth", mode="r+")
+    array[7] = 200
+    assert session.chunks_where("depth", "depth > 100").cells == ((slice(5, 10),),)
+    session.commit("over the page")
+    for _ in range(2):
+        found = repo.readonly_session().chunks_where("depth", "depth > 100")
+        assert found.cells == ((slice(5, 10),),)
+        repo.compact()
+    # The newest index has no entry for the chunk that the old snapshot has there.
+    found = old.chunks_where("depth", "depth > 100")
+    assert (found.selected, found.unknown) == (1, 1)
+
+
 # --- what is left out -----------------------------------------------------------------------------
 
 
