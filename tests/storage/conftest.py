@@ -19,6 +19,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from inside import open_handles
+from zarr_manifests.storage import handles, local, object_clients
 from zarr_manifests.storage.object_proof import Proof
 
 _START_S = 60
@@ -252,6 +254,29 @@ def _handler_of(store: SmallStore) -> type[BaseHTTPRequestHandler]:
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815
 
     return Handler
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests to object stores are repeated once, at once."""
+    brief = object_clients.Patience(tries=1, first_wait_s=0.01)
+    monkeypatch.setattr(object_clients, "PATIENCE", brief)
+
+
+@pytest.fixture
+def network_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every folder lies on a network filesystem."""
+    monkeypatch.setattr(local, "is_remote_filesystem", lambda path: "nfs4")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """What time it is for files that are kept open, in seconds; none is open yet."""
+    now = [1000.0]
+    open_handles().clear()
+    monkeypatch.setattr(handles, "_now_s", lambda: now[0])
+    yield now
+    open_handles().clear()
 
 
 @contextlib.contextmanager

@@ -337,12 +337,9 @@ def test_few_descriptors_are_enough(tmp_path: Path) -> None:
 
 
 def test_files_that_are_only_kept_open_are_closed_before_another_is_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: list[float]
 ) -> None:
     """As many descriptors as there are, and no one more."""
-    now = [1000.0]
-    monkeypatch.setattr(handles, "_now_s", lambda: now[0])
-    open_handles().clear()
     storage = LocalStorage(tmp_path)
     for i in range(handles.MOST + 1):
         storage.create(f"o{i}", b"0", durable=False)
@@ -357,7 +354,7 @@ def test_files_that_are_only_kept_open_are_closed_before_another_is_opened(
     for i in range(handles.MOST + 1):
         storage.get(f"o{i}", 0, 1)
     assert max(most) == handles.MOST - 1
-    now[0] += handles.KEPT_S
+    clock[0] += handles.KEPT_S
     storage.get("o0", 0, 1)
     assert most[-1] == 0
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,14 +17,7 @@ from zarr_manifests.storage import LocalStorage, handles, local
 type Clock = list[float]
 
 
-@pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-    """What time it is, in seconds; nothing is open yet."""
-    now = [1000.0]
-    open_handles().clear()
-    monkeypatch.setattr(handles, "_now_s", lambda: now[0])
-    yield now
-    open_handles().clear()
+pytestmark = pytest.mark.usefixtures("clock")
 
 
 @pytest.fixture

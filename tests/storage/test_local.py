@@ -773,11 +773,9 @@ def test_which_filesystems_are_remote(
     assert is_remote_filesystem("/data") == (kind if remote else None)
 
 
-def test_remote_filesystems_are_for_reading_unless_forced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    LocalStorage(tmp_path).create("a", b"1")
-    monkeypatch.setattr("zarr_manifests.storage.local.is_remote_filesystem", lambda path: "nfs4")
+@pytest.mark.usefixtures("network_disk")
+def test_remote_filesystems_are_for_reading_unless_forced(tmp_path: Path) -> None:
+    LocalStorage(tmp_path, force=True).create("a", b"1")
     storage = LocalStorage(tmp_path)
     assert storage.get("a") == b"1"
     assert [info.key for info in storage.list()] == ["a"]

@@ -34,7 +34,6 @@ from zarr_manifests.format.root import archive_key
 from zarr_manifests.storage import ObjectStorage, from_url, object_clients
 from zarr_manifests.storage.protocol import MAX_TAGGED_BYTES
 
-BRIEF = object_clients.Patience(tries=1, first_wait_s=0.01)
 SECRETS = {
     "AWS_ACCESS_KEY_ID": "PLANTEDkeyid",
     "AWS_SECRET_ACCESS_KEY": "PLANTEDsecret",
@@ -252,12 +251,9 @@ def test_a_repository_whose_answer_is_lost_is_made(small_store: Any, lost: int |
     assert zm.Repository.open(_storage()).repository_id == repo.repository_id
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("in_loop", [False, True])
-def test_a_creation_that_is_contended_is_tried_again(
-    small_store: Any, in_loop: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("zarr_manifests.storage.object_clients.PATIENCE", BRIEF)
-
+def test_a_creation_that_is_contended_is_tried_again(small_store: Any, in_loop: bool) -> None:
     def create(key: str) -> bool:
         made = storage.create_async(key, b"1") if in_loop else storage.create(key, b"1")
         return asyncio.run(made) if in_loop else made  # type: ignore[arg-type, return-value]
@@ -485,6 +481,7 @@ def _check_no_secrets(error: BaseException, storage: ObjectStorage, logged: str)
     assert "AWS4-HMAC" not in text
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("call", CALLS)
 def test_what_cannot_be_reached_fails_in_seconds_and_says_so(
     call: str, monkeypatch: pytest.MonkeyPatch
@@ -492,7 +489,6 @@ def test_what_cannot_be_reached_fails_in_seconds_and_says_so(
     pytest.importorskip("obstore")
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("zarr_manifests.storage.object_clients.PATIENCE", BRIEF)
     storage = _storage(endpoint="http://127.0.0.1:1", allow_http=True)
     with pytest.raises(StorageError, match="cannot be reached; check the endpoint") as caught:
         CALLS[call](storage)

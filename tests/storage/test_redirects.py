@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from zarr_manifests.errors import ConfigError, StorageError
-from zarr_manifests.storage import from_url, object_clients
+from zarr_manifests.storage import from_url
 from zarr_manifests.storage.object_redirects import confined
 
 CALLS: dict[str, Callable[[Any], Any]] = {
@@ -36,12 +36,9 @@ NOT_FOLLOWED = ("put", "create", "create async")  # by the client itself, which 
 
 
 @pytest.fixture
-def other(small_store: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def other(small_store: Any, impatient: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Another store, at a host of another name, to which the first one sends."""
     monkeypatch.setenv("AWS_SESSION_TOKEN", "PLANTED")
-    monkeypatch.setattr(
-        object_clients, "PATIENCE", object_clients.Patience(tries=1, first_wait_s=0.01)
-    )
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         if name.lower() != "no_proxy":
             monkeypatch.delenv(name)

@@ -102,8 +102,8 @@ def test_all_option_faults_are_reported_at_once() -> None:
         from_url("memory://x", force=True)
 
 
-def test_force_is_passed_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("zarr_manifests.storage.local.is_remote_filesystem", lambda path: "nfs4")
+@pytest.mark.usefixtures("network_disk")
+def test_force_is_passed_on(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedStorageError, match="nfs4"):
         from_url(tmp_path).create("a", b"1")
     assert from_url(str(tmp_path), force=True).create("a", b"1")
