@@ -12,10 +12,8 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, tzinfo
 from functools import cached_property
 from typing import Any, Final
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +39,7 @@ from zarr_manifests.planning.zones.skipping import (
     may_match,
     plan_chunks,
 )
+from zarr_manifests.planning.zones.time_zone import zone_of
 from zarr_manifests.planning.zones.where import Comparison, parse_where
 from zarr_manifests.reports import ChunkSelection
 from zarr_manifests.store import ManifestStore, contents_of
@@ -81,7 +80,7 @@ def chunks_where(
 ) -> ChunkSelection:
     """Select chunks, as `Session.chunks_where` documents it, with the index of the branch."""
     parsed = parse_where(where)
-    zone = _zone(time_zone)
+    zone = zone_of(time_zone)
     array = _WhereArray(store, path, decode_times=decode_times)
     axes = [np.ones(n, np.bool_) for n in array.meta.grid.shape]
     reasons: dict[str, int] = {}
@@ -151,15 +150,6 @@ def chunks_where(
         reasons={each.sql: reasons[each.sql] for each in parsed.comparisons},
         data=tuple(f"/{node.path}" for node in nodes.values()),
     )
-
-
-def _zone(name: str) -> tzinfo:
-    if name in ("UTC", "Z", "Etc/UTC"):
-        return UTC
-    try:
-        return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, TypeError, OSError) as error:
-        raise InvalidArgumentError(f"{name!r} is no time zone, such as 'Europe/Berlin'") from error
 
 
 def _by_chunk(cells: _Mask, chunk: int) -> _Mask:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from pyspark.sql import DataFrame, SparkSession
 import zarr_manifests as zm
 from zarr_manifests import Repository
 from zarr_manifests.errors import InvalidArgumentError, WhereError
+from zarr_manifests.planning.zones.time_zone import zone_of
 from zarr_manifests.planning.zones.where import Where, parse_where
 from zarr_manifests.spark import explain_pruning, read, worker
 from zarr_manifests.spark.job import Job
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
-from zarr_manifests.spark.row_filter import kept, zone_of
+from zarr_manifests.spark.row_filter import kept
 from zarr_manifests.spark.worker import partition_batches
 from zarr_manifests.testing import CountingStorage
 
@@ -125,12 +127,34 @@ _RANGES = st.sampled_from(
 def test_rows_are_those_that_are_left_of_all(
     repo: Repository, where: Where, ranges: dict[str, Any], nan: str, target_rows: int
 ) -> None:
-    facts = SparkFacts(parallelism=2, time_zone="Asia/Tokyo")
+    facts = SparkFacts(parallelism=2, time_zone="GMT+9")
     all_options = ReadOptions(ranges=ranges, nan=nan)
     options = ReadOptions(ranges=ranges, nan=nan, where=where.sql, target_rows=target_rows)
     everything = rows(plan_read(repo, all_options, facts))
     found = rows(plan_read(repo, options, facts))
-    assert sorted_rows(found) == sorted_rows(kept(everything, where, zone_of("Asia/Tokyo")))
+    assert sorted_rows(found) == sorted_rows(kept(everything, where, zone_of("GMT+9")))
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut off", "gone"])
+def test_damaged_statistics_leave_out_nothing(
+    repo: Repository, tmp_path: Path, damage: str
+) -> None:
+    place = tmp_path / "damaged"
+    shutil.copytree(Path.from_uri(repo.url), place)
+    damaged = [path for path in (place / "indexes").rglob("*") if path.is_file()]
+    assert damaged
+    for path in damaged:
+        data = bytearray(path.read_bytes())
+        if damage == "gone":
+            path.unlink()
+            continue
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data if damage == "flipped" else data[: len(data) // 2])
+    for text in ("odd > 3 AND count < 3", "odd IS NULL", "unwritten = 4", "packed < 0"):
+        where = parse_where(text)
+        whole = rows(plan_read(repo, ReadOptions(), FACTS))
+        job = plan_read(place, ReadOptions(where=where), FACTS)
+        assert sorted_rows(rows(job)) == sorted_rows(kept(whole, where, zone_of("UTC")))
 
 
 @pytest.fixture(scope="module")

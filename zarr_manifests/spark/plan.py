@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 from zarr_manifests.errors import InvalidArgumentError, UnsupportedStorageError
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.planning.scan import Axis, Scan, plan_scan
+from zarr_manifests.planning.zones.time_zone import zone_of
 from zarr_manifests.planning.zones.where import parse_where
 from zarr_manifests.reports import ChunkSelection
 from zarr_manifests.repository import Repository
@@ -27,7 +28,7 @@ from zarr_manifests.session import Session
 from zarr_manifests.spark.job import Job
 from zarr_manifests.spark.prune import axis_where, boxes_where, common, empty_rows
 from zarr_manifests.spark.ranges import runs_in_range
-from zarr_manifests.spark.row_filter import kept, zone_of
+from zarr_manifests.spark.row_filter import kept
 from zarr_manifests.spark.schema import Column, column_of
 from zarr_manifests.spark.source import Source
 from zarr_manifests.storage import Storage

@@ -7,12 +7,10 @@ session's; they are cut to microseconds. Text is compared by code point.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
-from datetime import UTC, timedelta, timezone, tzinfo
+from datetime import tzinfo
 from operator import eq, ge, gt, le, lt, ne
 from typing import Any, Final
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +20,7 @@ import pyarrow.compute as pc
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.planning.zones.where import Comparison, Literal, Moment, Where
 
-__all__ = ["kept", "zone_of"]
+__all__ = ["kept"]
 
 _COMPARE: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "=": eq,
@@ -42,28 +40,6 @@ _TEXT: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
 }
 # NaN is larger than every literal, and no literal is NaN.
 _NAN_MATCHES: Final = frozenset(("!=", ">", ">="))
-_OFFSET: Final = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d\d?)(?::?(\d\d))?", re.ASCII)
-
-
-def zone_of(name: str) -> tzinfo:
-    """The time zone that a Spark session calls so.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If there is no such zone.
-    """
-    if name in ("UTC", "Z", "Etc/UTC"):
-        return UTC
-    offset = _OFFSET.fullmatch(name)
-    if offset is not None:
-        sign, hours, minutes = offset.groups()
-        length = timedelta(hours=int(hours), minutes=int(minutes or 0))
-        return timezone(length if sign == "+" else -length)
-    try:
-        return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError) as error:
-        raise InvalidArgumentError(f"there is no time zone {name!r}") from error
 
 
 def kept(table: pa.Table, where: Where, zone: tzinfo) -> pa.Table:

@@ -26,10 +26,11 @@ import pyarrow as pa
 
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.planning.scan import Axis, plan_scan
+from zarr_manifests.planning.zones.time_zone import zone_of
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session
 from zarr_manifests.spark.job import Containers, Job
-from zarr_manifests.spark.row_filter import kept, zone_of
+from zarr_manifests.spark.row_filter import kept
 from zarr_manifests.spark.schema import SHAPE, to_arrow
 from zarr_manifests.spark.source import Source
 
