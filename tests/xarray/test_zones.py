@@ -176,6 +176,9 @@ def test_a_chunk_that_is_written_partly_has_no_entry() -> None:
     zm.write(part, repository, message="part", region={"x": slice(3, 10)})
     assert sorted(recorded(repository, "t")) == [(1,), (2,)]
     check(repository, "t", {(0,)})
+    zm.write(field(np.arange(6)), repository, message="start", region={"x": slice(0, 6)})
+    assert sorted(recorded(repository, "t")) == [(0,), (2,)]
+    check(repository, "t", {(1,)})
 
 
 def test_a_chunk_that_an_append_fills_up_has_no_entry() -> None:
