@@ -23,6 +23,9 @@ from zarr_manifests.planning.zones.measure import measure
 
 __all__ = ["ArrayTarget"]
 
+type Place = EllipsisType | tuple[slice, ...]
+"""Where values are written to; an ellipsis is all of the array."""
+
 
 class ArrayTarget:
     """An array to write to, from any thread; what is written may be measured.
@@ -41,31 +44,38 @@ class ArrayTarget:
         self.array, self._workspace = array, workspace
         node = workspace.contents.array_at(array.path)
         assert node.array is not None
-        self._meaning, self._meta = Meaning.of(node.documents), node.array
-        self._measures = statistics and self._meaning.measurable and self._meaning.lossless
+        self.meaning, self._meta = Meaning.of(node.documents), node.array
+        self._measures = statistics and self.meaning.measurable and self.meaning.lossless
         self._measured: list[tuple[Box, Bounds]] = []
 
     def __dask_tokenize__(self) -> object:
         return type(self).__name__, self.array.path, id(self)
 
-    def __setitem__(self, place: EllipsisType | tuple[slice, ...], values: Any) -> None:
-        meaning, chunk_shape = self._meaning, self._meta.chunk_shape
-        if not self._measures:
-            self.array[place] = values
-            return
-        block = np.asarray(values).astype(self.array.dtype, copy=False)  # as Zarr would cast it
+    def __setitem__(self, place: Place, values: Any) -> None:
+        block, _ = self.look(place, values)
         self.array[place] = block
+
+    def look(self, place: Place, values: Any) -> tuple[Any, Bounds | None]:
+        """Measure values that are about to be written there.
+
+        Returns the values as they are stored, and the bounds if all of them are measured.
+        """
+        meaning, chunk_shape = self.meaning, self._meta.chunk_shape
+        if not self._measures:
+            return values, None
+        block = np.asarray(values).astype(self.array.dtype, copy=False)  # as Zarr would cast it
         parts = (slice(None),) * block.ndim if isinstance(place, EllipsisType) else place
         ranges = [part.indices(n) for part, n in zip(parts, self._meta.shape, strict=True)]
         if block.shape != tuple(len(range(*at)) for at in ranges):
-            return  # one value for many cells
+            return block, None  # one value for many cells
         box = self._whole_chunks(ranges)
-        if box.size:
-            sides = zip(box.lo, box.hi, chunk_shape, ranges, strict=True)
-            cells = tuple(slice(lo * n - at[0], hi * n - at[0]) for lo, hi, n, at in sides)
-            seen = meaning.compared(block[cells])
-            bounds = measure(seen, chunk_shape, meaning.fill, meaning.missing)
-            self._measured.append((box, bounds))
+        if not box.size:
+            return block, None
+        sides = zip(box.lo, box.hi, chunk_shape, ranges, strict=True)
+        whole = block[tuple(slice(lo * n - at[0], hi * n - at[0]) for lo, hi, n, at in sides)]
+        bounds = measure(meaning.compared(whole), chunk_shape, meaning.fill, meaning.missing)
+        self._measured.append((box, bounds))
+        return block, bounds if whole.shape == block.shape else None
 
     def record(self) -> None:
         """Record what was measured, once all of it is written."""
@@ -79,7 +89,7 @@ class ArrayTarget:
         )
         order = np.argsort(index)
         joined = Bounds.joined(bounds).take(order)
-        where = self._workspace, self.array.path, around, self._meaning.digest
+        where = self._workspace, self.array.path, around, self.meaning.digest
         record_zones(*where, joined, index[order])
         self._measured.clear()
 

@@ -1,8 +1,9 @@
 """Encoding a dataset for a store, and checking its values in the same pass.
 
 Xarray writes the dataset, as `Dataset.to_zarr` does. Numbers that need a check are encoded here, by
-xarray's own function, in parts that are checked while they are in the processor's cache. Other
-values are checked before xarray encodes them.
+xarray's own function, in parts that are checked while they are in the processor's cache. Floats
+that are stored as floats are checked by the bounds that statistics are made of. Other values are
+checked before xarray encodes them.
 
 Invariants: `begin_write` checks all values in memory before it writes a chunk; dask values are
 checked once, when and where they are computed.
@@ -17,6 +18,7 @@ from functools import partial
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import xarray as xr
 from xarray.backends import ZarrStore
 from xarray.backends.common import ArrayWriter
@@ -25,6 +27,7 @@ from xarray.conventions import decode_cf_variable
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.keys import split
 from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 from zarr_manifests.xarray.agreement import meaning_of_bounds
 from zarr_manifests.xarray.array_target import ArrayTarget
@@ -34,6 +37,9 @@ __all__ = ["DatasetWriter", "begin_write", "explained", "fits_of"]
 
 type _Call = Callable[[xr.Variable, Sequence[int]], Any]
 """Makes something of a variable in memory, the first value of which is at that position."""
+
+type _Unchecked = tuple[Fit, xr.Variable, npt.NDArray[Any]]
+"""How a variable is stored, its values, and the values to store."""
 
 _ENCODING: Final = (
     "scale_factor",
@@ -101,32 +107,59 @@ def begin_write(
         safe_chunks=True,
         consolidated=False,
     )
-    target.fits = fits
+    target.fits, target.writer = fits, writer
     ds = target._validate_and_autodetect_region(ds)
     target._validate_encoding(encoding)
     dump_to_store(ds, target, writer, encoding=encoding)  # type: ignore[no-untyped-call]
+    writer.write()
     return writer
 
 
 class DatasetWriter(ArrayWriter):
-    """Xarray's writer, which may measure what it writes."""
+    """Xarray's writer, which may measure what it writes.
 
-    __slots__ = ("_all", "_statistics", "_workspace")
+    Values in memory wait until all of them are measured and checked.
+    """
+
+    __slots__ = ("_all", "_statistics", "_waiting", "_workspace", "unchecked")
     sources: list[Any]
     targets: list[ArrayTarget]
     regions: list[Any]
+    unchecked: dict[str, _Unchecked]
+    """By name: variables whose bounds may tell that they fit."""
 
     def __init__(self, workspace: Workspace, *, statistics: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._workspace, self._statistics = workspace, statistics
         self._all: list[ArrayTarget] = []
+        self._waiting: list[tuple[ArrayTarget, Any, Any]] = []
+        self.unchecked = {}
 
     def add(self, source: Any, target: Any, region: Any = None) -> None:
-        """Write the source, or keep it for `sync` if dask computes it."""
+        """Keep the source for `write`, or for `sync` if dask computes it."""
         to = ArrayTarget(target, self._workspace, statistics=self._statistics)
         self._all.append(to)
-        add: Any = super().add
-        add(source, to, region)
+        if not isinstance(source, np.ndarray):
+            add: Any = super().add
+            add(source, to, region)
+            return
+        place = region or ...
+        block, bounds = to.look(place, source)
+        self._waiting.append((to, place, block))
+        unchecked = self.unchecked.get(split(target.path)[1])
+        if unchecked is not None and bounds is not None:
+            fit, _, codes = unchecked
+            if codes.dtype == block.dtype and fit.is_sure(bounds, to.meaning.missing):
+                del self.unchecked[fit.name]
+
+    def write(self) -> None:
+        """Write the values in memory; raises `MisfitError` before, if some do not fit."""
+        for fit, variable, codes in self.unchecked.values():
+            fit.check(variable, codes)
+        self.unchecked.clear()
+        for to, place, block in self._waiting:
+            to.array[place] = block
+        self._waiting.clear()
 
     def sync(self, *args: Any, **options: Any) -> Any:
         """Compute and write the dask arrays, and record zone maps of all arrays."""
@@ -143,8 +176,9 @@ class DatasetWriter(ArrayWriter):
 class _Store(ZarrStore):
     """Xarray's store, which checks the values that it encodes."""
 
-    __slots__ = ("fits",)
+    __slots__ = ("fits", "writer")
     fits: Mapping[str, Fit]
+    writer: DatasetWriter
 
     def encode(self, variables: Mapping[str, xr.Variable], attributes: Any) -> Any:
         """Encode the variables and attributes; raises `MisfitError` if values do not fit."""
@@ -152,25 +186,27 @@ class _Store(ZarrStore):
         encoded = {}
         for name, variable in variables.items():
             fit = self.fits.get(str(name))
-            encoded[name] = None if fit is None else _encoded(variable, fit)
+            encoded[name] = None if fit is None else self._encoded(variable, fit)
             if encoded[name] is None:
                 encoded.update(encode({name: variable}, {})[0])
         return encoded, encode({}, attributes)[1]
 
-
-def _encoded(variable: xr.Variable, fit: Fit) -> xr.Variable | None:
-    """The variable, encoded and checked; None if xarray is to encode it, once it is checked."""
-    if fit.needs_no_check:
+    def _encoded(self, variable: xr.Variable, fit: Fit) -> xr.Variable | None:
+        """The variable, encoded and checked; None if xarray is to encode it, once it is checked."""
+        if fit.needs_no_check:
+            return None
+        like = fit.encoded_like(variable)
+        if like is not None:
+            later = variable.chunks is None and fit.is_checked_by_bounds
+            data = _of_values(variable, fit.cast if later else fit.encoded, like.dtype)
+            if later:
+                self.writer.unchecked[fit.name] = fit, variable, data
+            return xr.Variable(variable.dims, data, like.attrs, like.encoding)
+        if variable.chunks is None:
+            fit.checked(variable.load())
+        else:
+            variable.data = _of_values(variable, fit.checked, variable.dtype)
         return None
-    like = fit.encoded_like(variable)
-    if like is not None:
-        data = _of_values(variable, fit.encoded, like.dtype)
-        return xr.Variable(variable.dims, data, like.attrs, like.encoding)
-    if variable.chunks is None:
-        fit.checked(variable.load())
-    else:
-        variable.data = _of_values(variable, fit.checked, variable.dtype)
-    return None
 
 
 def _of_values(variable: xr.Variable, call: _Call, dtype: np.dtype[Any]) -> Any:

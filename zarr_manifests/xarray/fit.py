@@ -6,7 +6,8 @@ the precision of a floating-point type.
 
 Numbers are encoded and checked part by part, while a part is in the processor's cache. Most parts
 pass by their smallest and largest value, and because none of their codes stands for a missing one.
-In the others, comparisons find the values in doubt. Xarray itself encodes and decodes these, and
+The bounds that statistics are made of tell the same of floats that are stored as floats.
+In other parts, comparisons find the values in doubt. Xarray itself encodes and decodes these, and
 those that differ are refused. So no value is refused that would have been read back correctly.
 
 Invariant: apart from its codes, no more than a few MB of an array are copied.
@@ -28,6 +29,7 @@ import xarray as xr
 from xarray.conventions import decode_cf_variable, encode_cf_variable
 
 from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.format.zone_maps import Bounds
 
 __all__ = ["Fit", "Misfit", "MisfitError"]
 
@@ -125,15 +127,59 @@ class Fit:
         MisfitError
             If some would be read back differently.
         """
-        values = variable.values
         # Packing makes several passes, so it is faster in parts; a cast to floats is not.
-        at_once = self._codes is None
-        codes = _codes_of(variable) if at_once else np.empty_like(values, self._dtype)
+        if self._codes is None:
+            codes = _codes_of(variable)
+            self.check(variable, codes, start)
+            return codes
+        codes = np.empty_like(variable.values, self._dtype)
+        self._go_through(variable, codes, start, encode=True)
+        return codes
+
+    @property
+    def is_checked_by_bounds(self) -> bool:
+        """Whether bounds of the stored values may tell that all given ones fit."""
+        return self._codes is None and self.given.kind == "f"
+
+    def cast(self, variable: xr.Variable, start: Sequence[int] = ()) -> npt.NDArray[Any]:
+        """Encode floats as floats, for `is_sure` or `check` to check."""
+        return _codes_of(variable)
+
+    def is_sure(self, bounds: Bounds, missing: npt.NDArray[Any]) -> bool:
+        """Whether floats with these bounds and missing values all fit; else `check` decides."""
+        assert self._sure is not None
+        if (bounds.missing != bounds.nan).any() or not np.isin(self._marks, missing).all():
+            return False
+        (lo, hi), some = self._sure, bounds.bounded
+        return bool((lo <= bounds.low[some]).all() and (bounds.high[some] <= hi).all())
+
+    def check(
+        self, variable: xr.Variable, codes: npt.NDArray[Any], start: Sequence[int] = ()
+    ) -> None:
+        """Check numbers that `cast` has encoded.
+
+        Raises
+        ------
+        MisfitError
+            If some would be read back differently.
+        """
+        self._go_through(variable, codes, start, encode=False)
+
+    def _go_through(
+        self,
+        variable: xr.Variable,
+        codes: npt.NDArray[Any],
+        start: Sequence[int],
+        *,
+        encode: bool,
+    ) -> None:
+        """Check the values in parts, each encoded first if that is asked for."""
+        values = variable.values
         axes = _in_memory(values)
         along = values.transpose(axes)
         waiting: list[tuple[npt.NDArray[np.intp], npt.NDArray[Any]]] = []
-        for seen, (part, stored) in _parts([along, codes.transpose(axes)], filled=not at_once):
-            if not at_once:
+        for seen, (part, stored) in _parts([along, codes.transpose(axes)], filled=encode):
+            if encode:
                 own = xr.Variable((self.name,), part, variable.attrs, variable.encoding)
                 stored[:] = _codes_of(own, self.name)
             at = self._doubtful(part, stored)
@@ -144,7 +190,6 @@ class Fit:
                 waiting.clear()
         if waiting:
             self._refuse(*_joined(waiting), along.shape, axes, start)
-        return codes
 
     def _refuse(
         self,
