@@ -80,6 +80,9 @@ def test_added_rows_of_consecutive_ranges_are_the_table(
     ]
     assert [len(part) for part in parts] == [24, 24, 60, 0]
     assert sorted(chain(*parts), key=repr) == rows(read(spark, repo))
+    late = changes(spark, repo, ids[0], where="day >= '2024-01-04' AND x > 1")
+    assert rows(late) == rows(read(spark, repo, where="day >= '2024-01-04' AND x > 1"))
+    assert late.count() == 6 * 3 * 2
     one = changes(spark, repo, ids[0], ids[1], "a", ranges={"y": (20, None)}, target_rows=5)
     assert one.schema == read(spark, repo, "a").schema
     assert rows(one) == rows(

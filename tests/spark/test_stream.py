@@ -516,6 +516,21 @@ def test_a_stream_of_another_branch(plain: Repository) -> None:
     assert leased(plain) == []
 
 
+def test_a_where_selects_among_the_cells_that_were_added(plain: Repository) -> None:
+    reader = stream(plain, ReadOptions(where="x >= 10 AND a < 2.045"))
+    start = reader.initialOffset()
+    (end,) = drained(reader, start)
+    assert steps_of(reader, start, end) == [3, 3]
+    append(plain, 3)
+    (last,) = drained(reader, end)
+    assert steps_of(reader, end, last) == [0, 0, 3]
+    reader.stop()
+    whole = stream(plain, ReadOptions(layout="chunk"))
+    with pytest.raises(InvalidArgumentError, match="layout 'chunk' is for read only"):
+        whole.partitions(start, end)
+    whole.stop()
+
+
 def test_a_place_that_cannot_be_written_is_streamed_without_lease(
     plain: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def changes(
     cells: Literal["added", "all"] = "added",
     group: str = "/",
     ranges: Mapping[str, Any] | None = None,
+    where: Any = None,
     nan: Literal["null", "keep", "drop"] = "null",
     decode_times: bool = True,
     target_rows: int = 4 * 1024**2,
@@ -75,7 +76,7 @@ def changes(
         Id of a snapshot, or a branch or a tag. With None, all cells of `end` are added.
     end : str, default "main"
         Likewise; `start` must be in its history.
-    variables, group, ranges, nan, decode_times, target_rows, max_tasks, lease
+    variables, group, ranges, where, nan, decode_times, target_rows, max_tasks, lease
         As for `read`.
     cells : "added" or "all", default "added"
         With `all` there is one more column, `_change`. It is `added`; `overwritten`, where a chunk
@@ -113,6 +114,7 @@ def changes(
         variables=variables,
         group=group,
         ranges=ranges,
+        where=where,
         nan=nan,
         decode_times=decode_times,
         target_rows=target_rows,
@@ -194,6 +196,10 @@ def plan_changes(
     ManifestsError
         As for `changes`.
     """
+    if options.layout != "long":
+        raise InvalidArgumentError(
+            f"changed cells are rows of their own; the layout {options.layout!r} is for read only"
+        )
     last = snapshot_named(repository, end)
     options = replace(options, snapshot_id=last)
     whole = plan_read(repository, options, facts)
