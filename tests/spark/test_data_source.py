@@ -88,6 +88,7 @@ def rows(frame: DataFrame) -> list[str]:
         {"variables": "b,a", "ranges": '{"y": [2, 4], "time": ["2024-01-02", null]}'},
         {"nan": "drop"},
         {"target-rows": "7", "layout": "long", "nan": "keep"},
+        {"variables": "a", "layout": "chunk"},
     ],
     ids=str,
 )
