@@ -172,6 +172,18 @@ def test_pages_of_deleted_arrays_go_with_them() -> None:
     assert repository.verify().problems == ()
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+def test_repacked_chunks_keep_their_entries(leaves: bool) -> None:
+    repository = created()
+    wrote(repository, 0, 8, 1)
+    if leaves:
+        repository.compact(mode="full")
+    wrote(repository, 0, 5, 2, record=False)
+    assert repository.repack(min_live=0.9).chunks == 3
+    assert numbers(counting(repository)) == [5, 6, 7]
+    assert repository.verify().problems == ()
+
+
 def test_an_index_built_during_a_compaction_stays() -> None:
     repository = created()
     wrote(repository, 0, 8, 1)

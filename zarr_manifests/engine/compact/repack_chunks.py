@@ -25,9 +25,11 @@ from operator import attrgetter
 from typing import Final
 
 from zarr_manifests.engine.commit.add_digest import with_digest
+from zarr_manifests.engine.commit.carry_zones import upload_of
 from zarr_manifests.engine.commit.extend_history import history_after
 from zarr_manifests.engine.commit.landing import root_with
 from zarr_manifests.engine.compact.outcomes import observed_compaction
+from zarr_manifests.engine.compact.zone_index import LeafZones
 from zarr_manifests.engine.history.follow import opened
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload, create_own
@@ -47,10 +49,11 @@ from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
+from zarr_manifests.format.zone_maps import ZoneTable
 from zarr_manifests.ids import crc32c, snapshot_id_of
 from zarr_manifests.planning.conflict.admission import Writer, admission
 from zarr_manifests.planning.layout.packing import LEAF_ROWS, plan_embedding
-from zarr_manifests.planning.tables.merge import difference, split, without
+from zarr_manifests.planning.tables.merge import difference, pick, rows_at, split, without
 from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode
 from zarr_manifests.planning.upkeep.dead_packs import (
     PackMoves,
@@ -63,6 +66,7 @@ from zarr_manifests.planning.upkeep.dead_packs import (
     uses_of,
 )
 from zarr_manifests.planning.upkeep.digests import coordinate_ids, needs_digest
+from zarr_manifests.planning.zones.entries import zones_of_chunks
 from zarr_manifests.reports import RepackReport
 
 __all__ = ["REPACKED", "Progress", "repack_chunks"]
@@ -302,10 +306,11 @@ class _Repacking:
         context, branch = self.context, self.branch
         commit_id = context.runtime.random_bytes(COMMIT_ID_BYTES)
         total = sum(len(new) for _, _, new in moved)
+        zones = self._zones(view, moved)
         for attempt in range(_ATTEMPTS):
             at, current, kept = opened(partial(self._standing, view, moved))
             self.progress("committing", sum(len(table) for _, table in kept))
-            head = self._try(at, current, commit_id, kept) if kept else None
+            head = self._try(at, current, commit_id, kept, zones) if kept else None
             if head is not None or not kept:
                 count = sum(len(table) for _, table in kept)
                 self.overtaken += total - count
@@ -344,17 +349,19 @@ class _Repacking:
         current: SnapshotView,
         commit_id: bytes,
         kept: Sequence[tuple[bytes, ChunkTable]],
+        zones: Sequence[tuple[bytes, ZoneTable]],
     ) -> BlobRef | None:
         """One attempt; None if somebody else's swap came first."""
         context = self.context
         delta, uploads = _delta(commit_id, kept, self.keys)
+        entries = upload_of(zones, self.keys)
         empty = Upload(self.keys.next("deltas"), Delta(commit_id).encode())
         known = {upload.key: upload.data for upload in uploads}
         key = self.keys.next("snapshots")
-        moved = self._snapshot(current, delta, uploads[-1].ref, empty.ref)
+        moved = self._snapshot(current, delta, uploads[-1].ref, empty.ref, entries)
         history, pages = history_after(context, current, current.snapshot.history.pages, self.keys)
         snapshot = replace(moved, snapshot_id=snapshot_id_of(key), history=history)
-        uploads += [empty, *pages]
+        uploads += [empty, *pages, *([] if entries is None else [entries])]
         snapshot = snapshot.with_delta_copies(known)
         if needs_digest(snapshot):
             snapshot, digest = with_digest(
@@ -375,8 +382,29 @@ class _Repacking:
         context.objects.remember(head.ref, snapshot)
         return head.ref
 
+    def _zones(self, view: SnapshotView, moved: Sequence[_Moved]) -> list[tuple[bytes, ZoneTable]]:
+        """The entries of zone maps of the moved chunks, with their new addresses."""
+        root = self.context.roots.with_branch(self.context.roots.latest.root, self.branch)
+        tip = root.branches.get(self.branch)
+        if tip is None:
+            return []
+        known = LeafZones.of(self.context, root, view, tip)
+        found = []
+        for node_id, old, new in moved:
+            for zones, _ in known.of_leaf(view.by_id[node_id], old):
+                moves = rows_at(new, zones.coords()) >= 0
+                chunks = pick(new, zones.coords()[moves])
+                again = zones_of_chunks(zones.meaning, chunks, zones.bounds.take(moves))
+                found += [] if again is None else [(node_id, again)]
+        return found
+
     def _snapshot(
-        self, current: SnapshotView, delta: Delta, moved: BlobRef, log: BlobRef
+        self,
+        current: SnapshotView,
+        delta: Delta,
+        moved: BlobRef,
+        log: BlobRef,
+        zones: Upload | None,
     ) -> Snapshot:
         before = current.snapshot
         held = {part.node_id for part in delta.embedded.directory()}
@@ -393,7 +421,10 @@ class _Repacking:
             metadata={},
             written_ms=max(self.context.runtime.now_ms(), before.written_ms),
             # No array has more chunks or bytes than before.
-            deltas=(*before.deltas, replace(entry, counts=())),
+            deltas=(
+                *before.deltas,
+                replace(entry, counts=(), zones=None if zones is None else zones.ref),
+            ),
             log=log,
             totals={},
             sequence=last,
