@@ -183,20 +183,25 @@ def _chunk_rows(job: Job, boxes: Iterable[Box]) -> Iterator[pa.Table]:
     for block, parts in _blocks(job, source, boxes):
         stored = [_stored(job, source, name, block, parts) for name in names]
         for part in parts or [block]:
+            decoded = [
+                source.decode(name, np.ascontiguousarray(each[_place(part, block)]))
+                for name, each in zip(names, stored, strict=True)
+            ]
             rows = []
             for chunk in plan_scan(job.scan.within(part), target_rows=1):
                 axes = job.scan.within(chunk)
-                sides = zip(chunk.lo, chunk.hi, block.lo, strict=True)
-                place = tuple(slice(lo - at, hi - at) for lo, hi, at in sides)
-                values = [
-                    source.decode(name, np.ascontiguousarray(_taken(each[place], axes, chunk)))
-                    for name, each in zip(names, stored, strict=True)
-                ]
+                values = [_taken(each[_place(chunk, part)], axes, chunk) for each in decoded]
                 if job.nan == "drop" and values and all(pd.isnull(each).all() for each in values):
                     continue
                 rows.append(_chunk_row(job, coordinates, axes, values))
             for start in range(0, len(rows), 1024):
                 yield pa.Table.from_pylist(rows[start : start + 1024], schema)
+
+
+def _place(box: Box, within: Box) -> tuple[slice, ...]:
+    """Where the cells of a box are in an array of the cells of a larger one."""
+    sides = zip(box.lo, box.hi, within.lo, strict=True)
+    return tuple(slice(lo - at, hi - at) for lo, hi, at in sides)
 
 
 def _chunk_row(
@@ -271,8 +276,7 @@ def _selected(block: Box, parts: list[Box] | None, axes: tuple[Axis, ...]) -> In
         return None
     mask = np.zeros(block.shape, bool)
     for part in parts:
-        sides = zip(part.lo, part.hi, block.lo, strict=True)
-        mask[tuple(slice(lo - at, hi - at) for lo, hi, at in sides)] = True
+        mask[_place(part, block)] = True
     for number, (axis, lo, length) in enumerate(zip(axes, block.lo, block.shape, strict=True)):
         if axis.size < length:
             others = np.ones(length, bool)
