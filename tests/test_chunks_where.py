@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from xarray.backends.zarr import FillValueCoder
 
 import zarr_manifests as zm
+from zarr_manifests.demo import open_relief
 from zarr_manifests.engine.edit.record_zones import record_zones
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Box, grid_shape
@@ -25,6 +26,7 @@ from zarr_manifests.planning.zones.where import Comparison, Moment
 from zarr_manifests.reports import ChunkSelection
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
+from zarr_manifests.testing import CountingStorage
 
 OPS = {
     "=": operator.eq,
@@ -515,3 +517,24 @@ def test_times_that_cannot_be_decoded_can_be_compared_as_numbers() -> None:
         session.chunks_where("time", "time > '2000'")
     found = session.chunks_where("time", "time >= 2", decode_times=False)
     assert found.cells == ((slice(2, 4),),)
+
+
+def test_only_the_matching_chunks_of_the_packaged_map_are_fetched() -> None:
+    storage = CountingStorage(MemoryStorage())
+    encoding = {"relief": {"chunks": (20, 20), "compressors": None}}
+    zm.write(open_relief(), zm.Repository.create(storage), message="m", encoding=encoding)
+
+    def fetched(boxes: Any) -> int:
+        """Requests for chunks that it takes to read these boxes of cells."""
+        relief = xr.open_dataset(zm.Repository.open(storage), engine="zarr_manifests").relief
+        storage.reset()
+        for box in boxes:
+            relief[box].load()
+        return sum(record.key.startswith("chunks/") for record in storage.log)
+
+    storage.reset()
+    found = zm.Repository.open(storage).readonly_session().chunks_where("relief", "relief < -6000")
+    assert not [record for record in storage.log if record.key.startswith("chunks/")]
+    assert (found.chunks, found.selected) == (162, 20)
+    assert fetched(found.cells) == 20
+    assert fetched([(slice(None), slice(None))]) == 162
