@@ -76,7 +76,8 @@ NOT_CALLED = {
     ),
     **dict.fromkeys(
         (
-            *("Amount", "ArrayStats", "ArrayTotals", "ArrayUsage", "Change", "CollectionReport"),
+            *("Amount", "ArrayShape", "ArrayStats", "ArrayTotals", "ArrayUsage", "CellChanges"),
+            *("Change", "CollectionReport"),
             *("CompactionReport", "Diff", "ExpiryReport", "IndexReport", "LoggedOperation"),
             *("ManifestLayout", "PreloadReport", "Problem", "ReadCosts", "RecoveryReport"),
             *("RepackReport", "ResolvedChunks", "RestoreReport", "SnapshotInfo", "Status"),
@@ -269,6 +270,9 @@ BY_ENTRANCE = {
     ("write", "check"): values.TEXT.plus("values", "encoding", None),
     ("write", "mode"): values.TEXT.plus(None, "w", "a", "a-", "r+", "w-"),
     ("initialized_chunks", "region"): NAMES["box"],
+    ("changed_cells", "paths"): Values(
+        ("a", ["a"], ("/a", "absent"), ()), (*values.TEXT.extreme, ["\ud800"]), (None, 5, [None])
+    ),
     ("commit", "rebase"): NAMES["policy"].plus(True, False),
     ("session", "config"): Values((None, {}), values.MAPS, (5, [1])),
     ("of", "state"): values.TEXT.plus("fetched"),
