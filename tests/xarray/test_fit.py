@@ -561,3 +561,25 @@ def test_what_is_refused_and_what_is_not(
     expected = same(given, xarrays_own(given, encoding), step + 2 * slack, precision)
     found = refusal(given, encoding)
     assert (found is None) == expected.all(), (found, expected)
+
+
+@pytest.mark.parametrize("given", ["f4", "f8"])
+@pytest.mark.parametrize("statistics", [False, True])
+def test_floats_equal_to_the_fill_value_amid_others(given: str, statistics: bool) -> None:
+    how = {"dtype": "f4", "_FillValue": np.float32(2.0), "chunks": (2,)}
+    repository = zm.Repository.create(MemoryStorage())
+    for values in ([1.0, 2.0, 3.0], [1.0, 3.0, 2.0, np.nan]):
+        ds = field(np.array(values, given))
+        with pytest.raises(InvalidArgumentError, match=r"2 at x=.* would be read back as nan"):
+            zm.write(ds, repository, message="m", encoding={"t": how}, statistics=statistics)
+    fine = field(np.array([1.0, np.nan, 3.0], given))
+    zm.write(fine, repository, message="m", encoding={"t": how}, statistics=statistics)
+
+
+@pytest.mark.parametrize("values", [[1.0, 1e300], [-1e300, np.nan], [1.0, 2.0, 3.0, 1e39]])
+def test_floats_beyond_the_range_of_narrower_ones(values: list[float]) -> None:
+    repository = zm.Repository.create(MemoryStorage())
+    how = {"t": {"dtype": "f4", "chunks": (2,)}}
+    with pytest.raises(InvalidArgumentError, match=r"would be read back as -?inf"):
+        zm.write(field(values), repository, message="m", encoding=how)
+    zm.write(field([1.0, np.inf, 2.0]), repository, message="m", encoding=how)
