@@ -23,6 +23,8 @@ _COLOURS = {
     "Zarr": "#999999",
     "without": "#F0E442",
     "read": "#882255",
+    "alone": "#7f7f7f",
+    "everything": "#7f7f7f",
 }
 _BAR, _GAP = 0.8, 0.5  # of the height that one comparison has; between two rows
 
