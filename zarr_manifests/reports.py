@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.history_pages import HistoryEntry
 from zarr_manifests.format.root import LogEntry
@@ -315,7 +316,15 @@ class ChunkSelection:
         ----------
         columns, lines : int
             The largest picture; of larger grids, several chunks share a place.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If one of them is not a whole number from 1 on.
         """
+        for name, most in (("columns", columns), ("lines", lines)):
+            if type(most) is not int or most < 1:
+                raise InvalidArgumentError(f"{name} of a picture must be 1 or more, not {most!r}")
         grid = (1, 1, *self.grid_shape)[-2:]
         shape = tuple(min(n, most) for n, most in zip(grid, (lines, columns), strict=True))
         if not math.prod(shape):

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import obstore
 import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
@@ -77,11 +78,20 @@ NOT_CALLED = {
     **dict.fromkeys(
         (
             *("Amount", "ArrayShape", "ArrayStats", "ArrayTotals", "ArrayUsage", "CellChanges"),
-            *("Change", "CollectionReport"),
+            *("Change", "ChunkSelection", "ChunkStatistics", "CollectionReport"),
             *("CompactionReport", "Diff", "ExpiryReport", "IndexReport", "LoggedOperation"),
             *("ManifestLayout", "PreloadReport", "Problem", "ReadCosts", "RecoveryReport"),
-            *("RepackReport", "ResolvedChunks", "RestoreReport", "SnapshotInfo", "Status"),
-            *("Totals", "Usage", "VerifyReport", "Metrics", "ObjectInfo", "Tagged"),
+            *("RepackReport", "ResolvedChunks", "RestoreReport", "SnapshotInfo"),
+            *(
+                "StatisticsReport",
+                "Status",
+                "Totals",
+                "Usage",
+                "VerifyReport",
+                "Metrics",
+                "ObjectInfo",
+                "Tagged",
+            ),
         ),
         "what calls give back; it is shown wherever one does",
     ),
@@ -178,6 +188,9 @@ OWNERS: dict[str, tuple[Any, ...]] = {
         Made("the store of a fork", lambda w: w.writing().fork().store),
     ),
     "HeldLease": (Made("a lease", lambda w: w.leased()),),
+    "ChunkSelection": (
+        Made("a selection", lambda w: w.repository.readonly_session().chunks_where("v", "v > 1")),
+    ),
     "PreloadReport": (
         Made("a report", lambda w: w.repository.readonly_session().preload_report()),
     ),
@@ -272,6 +285,21 @@ BY_ENTRANCE = {
     ("initialized_chunks", "region"): NAMES["box"],
     ("changed_cells", "paths"): Values(
         ("a", ["a"], ("/a", "absent"), ()), (*values.TEXT.extreme, ["\ud800"]), (None, 5, [None])
+    ),
+    ("create_view", "options"): Values(
+        ({}, {"branch": "main"}, {"nan": "keep"}),
+        ({"nope": 1}, {"branch": "\ud800"}, {"tag": "v1", "branch": "main"}, {"nan": "x"}),
+        ({"branch": 5}, {"ranges": 5}, {"target_rows": "x"}),
+    ),
+    ("compute_statistics", "paths"): Values(
+        (None, ["a"], ("/a", "/v"), ()),
+        (["absent"], *([one] for one in values.TEXT.extreme), "a"),
+        (5, [None], [5]),
+    ),
+    ("read_chunks", "coords"): Values(
+        (None, [[0]], np.zeros((0, 1), np.int64)),
+        ([[-1]], [[2**62]], [0], [], [[0, 0]], [[0], [0]], np.zeros((1, 0), np.int64)),
+        (5, "x", [[None]], [["x"]], [[0.5]], object()),
     ),
     ("commit", "rebase"): NAMES["policy"].plus(True, False),
     ("session", "config"): Values((None, {}), values.MAPS, (5, [1])),

@@ -75,6 +75,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "mode": ("minor", "major", "full"),
     "array": ("/a", "/t"),
     "path": ("/a", "/t"),
+    "paths": ("/a", "/t"),
     "options": ("max-delta-count=7", "commits.mode=rewrite"),
     "settings": ("max-delta-count=7", "commits.mode=rewrite"),
     "depth": ("1",),

@@ -617,6 +617,22 @@ BY_NAME = {
         ),
         (5, "x", [1], {"time": 5}, {"time": ()}, {"time": (1, 2, 3)}, {5: (0, 1)}, {"time": "ab"}),
     ),
+    "where": Values(
+        (None, "time >= 0", [("time", "<", 5)]),
+        (
+            *("", " ", "time", "time >", "nope = 1", "time = 'x'", "time > 1e999", "\x00"),
+            *("x OR y", "`a", "time IN ()", "time BETWEEN 3 AND 1", f"time < {2**70}"),
+            *(
+                "time = '9999999-01'",
+                "time IS NULL",
+                LONG,
+                "\ud800 = 1",
+                "time = 1 AND " * 1000 + "time = 1",
+            ),
+            *([], {}, [("time", "=", math.nan)], [("time", "~", 1)], [("time", "=", 2**70)]),
+        ),
+        (5, object(), [None], [("time",)], [("time", "=", object())], {5: 1}, b"time > 1"),
+    ),
     "base": Values((None,)),
 }
 """By the name of a parameter, wherever it is."""
@@ -637,6 +653,11 @@ class _Spark:
 
     class sparkContext:  # noqa: N801 - as Spark names it
         defaultParallelism = 2  # noqa: N815 - as Spark names it
+
+    class dataSource:  # noqa: N801 - as Spark names it
+        @staticmethod
+        def register(_: type) -> None:
+            raise ToldError("Spark would take the data source")
 
     def createDataFrame(self, *_: Any) -> str:
         return "no rows"
