@@ -274,7 +274,7 @@ def test_the_whole_demo(tmp_path: Path) -> None:
     assert "left out" not in done.stdout
     assert "132 means, as xarray computes them" in done.stdout
     assert re.search(r"351,648 rows in ([2-9]|\d\d+) tasks", done.stdout)
-    assert "120 of 132 chunks skipped" in " ".join(done.stdout.split())
+    assert "132 chunks 66 skipped by time, 56 by statistics" in " ".join(done.stdout.split())
     assert done.stdout.count("every value as in the netCDF file") == 2
     assert "also compacted the deltas" in done.stdout
     assert (tmp_path / "here" / "winds.png").stat().st_size > 10_000

@@ -199,9 +199,10 @@ def _spark(out: _Steps, demo: Demo) -> Exception | None:
         f"windiest {demo.label(high + 1)} ({done.means[high]:.2f} m/s)"
     )
     strong = done.strong
+    out.result(f"where {strong.where}: {strong.rows:,} rows")
     out.result(
-        f"where {strong.where}: {strong.rows:,} rows, "
-        f"{strong.skipped} of {strong.chunks} chunks skipped"
+        f"of {strong.chunks} chunks {strong.by_time} skipped by time, "
+        f"{strong.by_statistics} by statistics"
     )
     return None
 
