@@ -537,3 +537,79 @@ def test_only_the_matching_chunks_of_the_packaged_map_are_fetched() -> None:
     assert (found.chunks, found.selected) == (162, 20)
     assert fetched(found.cells) == 20
     assert fetched([(slice(None), slice(None))]) == 162
+
+
+def compacted(
+    monkeypatch: pytest.MonkeyPatch, inline_chunk_bytes: int = 0
+) -> tuple[CountingStorage, zm.Repository]:
+    """An array `a` of 8 by 6 chunks in pages of at most 12, where values ascend with rows."""
+    monkeypatch.setattr("zarr_manifests.planning.zones.entries.PAGE_ROWS", 12)
+    storage = CountingStorage(MemoryStorage())
+    repo = zm.Repository.create(storage, {"inline-chunk-bytes": inline_chunk_bytes})
+    values = np.arange(16 * 12, dtype="f4").reshape(16, 12)
+    encoding = {"a": {"chunks": (2, 2), "compressors": None}}
+    zm.write(xr.Dataset({"a": (("y", "x"), values)}), repo, message="a", encoding=encoding)
+    repo.compact()
+    return storage, repo
+
+
+def requests(storage: CountingStorage, prefix: str) -> int:
+    return sum(record.key.startswith(prefix) for record in storage.log)
+
+
+@pytest.mark.parametrize("inline_chunk_bytes", [0, 512])
+@pytest.mark.parametrize("where", ["a > 180", "a > 100", "a < 0", "a > 100 AND y < 13 AND x > 3"])
+def test_pages_say_the_same_as_chunk_tables(
+    monkeypatch: pytest.MonkeyPatch, inline_chunk_bytes: int, where: str
+) -> None:
+    _, repo = compacted(monkeypatch, inline_chunk_bytes)
+    found = repo.readonly_session().chunks_where("a", where)
+    monkeypatch.setattr("zarr_manifests.selecting.paged_region", lambda *_: None)
+    listed = repo.readonly_session().chunks_where("a", where)
+    assert selected(found) == selected(listed)
+    assert found.left_out == listed.left_out
+    assert found.reasons == listed.reasons
+    assert (found.bytes, found.selected_bytes) == (listed.bytes, listed.selected_bytes)
+    assert found.unknown == listed.unknown == 0
+
+
+def test_a_compacted_array_is_planned_without_its_chunk_tables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    storage, _ = compacted(monkeypatch)
+    session = zm.Repository.open(storage).readonly_session()
+    storage.reset()
+    found = session.chunks_where("a", "a > 180")
+    assert (found.selected, found.bytes) == (6, 48 * 16)
+    assert requests(storage, "manifests/") == 0
+
+
+def test_pages_whose_bounds_do_not_match_are_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zarr_manifests.engine.compact.zone_index._OBJECT_BYTES", 1)
+    storage, _ = compacted(monkeypatch)
+
+    def fetched(where: str) -> int:
+        session = zm.Repository.open(storage).readonly_session()
+        storage.reset()
+        session.chunks_where("a", where)
+        return requests(storage, "indexes/")
+
+    none = fetched("a > 1000")
+    assert fetched("a > 180") == none + 1
+    assert fetched("a > 100") == none + 2
+    assert fetched("a >= 0") == none + 4
+
+
+def test_an_array_with_newer_chunks_is_planned_with_its_chunk_tables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    storage, repo = compacted(monkeypatch)
+    writer = repo.writable_session()
+    array = zarr.open_array(writer.store, path="a", mode="r+")
+    array[0, 0] = 500
+    assert writer.chunks_where("a", "a > 400").boxes.tolist() == [[[0, 0], [1, 1]]]
+    writer.commit("one cell")
+    session = zm.Repository.open(storage).readonly_session()
+    storage.reset()
+    assert session.chunks_where("a", "a > 400").boxes.tolist() == [[[0, 0], [1, 1]]]
+    assert requests(storage, "manifests/") > 0

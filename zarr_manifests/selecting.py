@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -22,9 +22,9 @@ import zarr
 from zarr_manifests.display import fields_of
 from zarr_manifests.engine.edit.bulk_chunks import find_chunks
 from zarr_manifests.engine.edit.overlay import SessionView
-from zarr_manifests.engine.snapshot.zones import KnownZones, read_pages, zones_of
+from zarr_manifests.engine.snapshot.zones import KnownZones, paged_region, read_pages, zones_of
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
-from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.zone_maps import Bounds, ZonePage, ZonePages, ZoneTable
 from zarr_manifests.grid import Box, IndexArray
@@ -116,21 +116,23 @@ def chunks_where(
         [node.node_id for node in nodes.values()],
         branch,
     )
-    tables = {node.node_id: array.chunks(node, region) for node in (array.node, *nodes.values())}
     verdicts: list[Verdict] = []
+    stored: dict[bytes, _ChunksHere] = {}
     for name, comparisons in of_data.items():
         node = nodes[name]
-        stored = _WhereChunks(array, node, region, tables[node.node_id])
-        for comparison, verdict in stored.verdicts(comparisons, known[node.node_id], match):
-            absent = 0 if verdict.unwritten else region.size - len(verdict.index)
-            reasons[comparison.sql] = int((~verdict.match).sum()) + absent
-            verdicts.append(verdict)
-    plan = plan_chunks(axes, region, verdicts)
-    table = tables[array.node.node_id]
-    sizes = (0, 0)
-    if table is not None:
-        chosen = plan.chosen(region.ravel(table.coords()))
-        sizes = int(table.length.sum()), int(table.length[chosen].sum())
+        chunks = _WhereChunks(array, node, region, known[node.node_id])
+        here, judged = chunks.judge(comparisons, match, alone=len(nodes) == 1)
+        for number, verdict in enumerate(judged):
+            unread = sum(box.size for box, may in here.unread if not may[number])
+            absent = region.size - len(verdict.index) - sum(box.size for box, _ in here.unread)
+            left_out = int((~verdict.match).sum()) + unread
+            reasons[comparisons[number].sql] = left_out + (0 if verdict.unwritten else absent)
+        verdicts += judged
+        stored[node.node_id] = here
+    out = [box for each in stored.values() for box, _ in each.unread]
+    plan = plan_chunks(axes, region, verdicts, out)
+    target = stored.get(array.node.node_id) or _ChunksHere(array.chunks(array.node, region))
+    sizes = target.sizes(array, region, plan.chosen)
     return ChunkSelection(
         path=f"/{array.node.path}",
         where=parsed.sql,
@@ -192,6 +194,14 @@ class _WhereArray:
         if not region.size:
             return None
         return find_chunks(self.contents, node.path, region, None)[1]
+
+    def lengths_at(self, coords: IndexArray) -> IndexArray:
+        """The stored lengths of the array's chunks at these coordinates."""
+        table = find_chunks(self.contents, self.node.path, None, None, coords)[1]
+        if table is None:
+            return np.zeros(len(coords), np.int64)
+        rows = rows_at(table, coords)
+        return np.where(rows >= 0, table.length[rows], 0)
 
     def axis_of(self, column: str) -> int | None:
         """The axis that a column is a coordinate of; None for data.
@@ -341,44 +351,153 @@ def _text(value: Any) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class _ChunksHere:
+    """The stored chunks of an array in a region.
+
+    Parameters
+    ----------
+    table : ChunkTable or None
+        The chunks. From pages, it has only their coordinates and lengths.
+    pages : tuple of ZoneTable
+        The pages that the table was made of.
+    unread : tuple of (Box, tuple of bool)
+        Boxes full of chunks that are not in the table, since their page cannot match. With each,
+        for every comparison whether the page may match.
+    summed : bool[n], optional
+        The rows that `summed_bytes` counts. None if the table is not from pages.
+    inline : bool[n], optional
+        The rows of inline chunks, whose lengths pages do not have.
+    summed_bytes : int
+        The stored bytes of the summed rows and of the chunks in `unread`.
+    """
+
+    table: ChunkTable | None
+    pages: tuple[ZoneTable, ...] = ()
+    unread: tuple[tuple[Box, tuple[bool, ...]], ...] = ()
+    summed: _Mask | None = None
+    inline: _Mask | None = None
+    summed_bytes: int = 0
+
+    def sizes(
+        self, array: _WhereArray, region: Box, chosen: Callable[[IndexArray], _Mask]
+    ) -> tuple[int, int]:
+        """The stored bytes of all chunks, and of the chosen ones."""
+        if self.table is None:
+            return self.summed_bytes, 0
+        coords, length = self.table.coords(), self.table.length
+        selected = chosen(region.ravel(coords))
+        if self.summed is None or self.inline is None:
+            return int(length.sum()), int(length[selected].sum())
+        due = self.inline & (selected | ~self.summed)
+        if due.any():
+            length = length.copy()
+            length[due] = array.lengths_at(coords[due])
+        rest = int(length[~self.summed].sum())
+        return self.summed_bytes + rest, int(length[selected].sum())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _WhereChunks:
     """The stored chunks of an array in a region, to be judged by its zone map."""
 
     array: _WhereArray
     node: Node
     region: Box
-    table: ChunkTable | None
+    zones: KnownZones
 
-    def verdicts(
-        self, comparisons: Sequence[Comparison], zones: KnownZones, match: _Match
-    ) -> Iterable[tuple[Comparison, Verdict]]:
-        """What each comparison says of the chunks."""
+    def judge(
+        self, comparisons: Sequence[Comparison], match: _Match, *, alone: bool
+    ) -> tuple[_ChunksHere, list[Verdict]]:
+        """The chunks, and what each comparison says of them.
+
+        `alone` says that no other array is compared, so pages may stay unread.
+        """
         meaning = Meaning.of(self.node.documents)
         unwritten = [True] * len(comparisons)
+        may: list[_Mask] = []
+        pages = self.zones.pages if meaning.measurable else None
         if meaning.measurable:
             fill = self._fill(meaning)
             unwritten = [bool(match(comparison, fill)[0]) for comparison in comparisons]
-        if self.table is None:
+        if pages is not None and pages.meaning != meaning.digest:
+            pages = None
+        stored = None
+        if pages is not None:
+            may = self._of_pages(pages, meaning, comparisons, match)
+            # If unwritten chunks match too, the plan has to know which chunks a page has.
+            narrow = [one for one, fills in zip(may, unwritten, strict=True) if not fills]
+            stored = self._paged(pages, may, narrow if alone else [])
+        if stored is None:
+            stored = _ChunksHere(self.array.chunks(self.node, self.region))
+        table = stored.table
+        if table is None:
             no = np.empty(0, np.int64)
-            none = [Verdict(no, no > 0, no > 0, may) for may in unwritten]
-            return zip(comparisons, none, strict=True)
-        index = self.region.ravel(self.table.coords())
+            return stored, [Verdict(no, no > 0, no > 0, fills) for fills in unwritten]
+        index = self.region.ravel(table.coords())
         known = np.zeros(len(index), np.bool_)
         keep = [np.ones(len(index), np.bool_) for _ in comparisons]
         if meaning.measurable:
-            entries = list(zones.recent) + self._recorded()
-            checked: list[ZoneTable] = []
-            if zones.pages is not None and zones.pages.meaning == meaning.digest:
-                due = self._pages(zones.pages, meaning, comparisons, match, index, known, keep)
-                read = read_pages(self.array.contents.context, zones.pages, [*due])
-                checked = [table for i, table in read.items() if due[i]]
-                entries += [table for i, table in read.items() if not due[i]]
-            self._entries(entries, checked, meaning, comparisons, match, known, keep)
-        found = [
-            Verdict(index, *one, may)
-            for one, may in zip(((mask, known) for mask in keep), unwritten, strict=True)
-        ]
-        return zip(comparisons, found, strict=True)
+            checked, entries = [*stored.pages], list[ZoneTable]()
+            if stored.summed is None:
+                entries = [*self.zones.recent, *self._recorded()]
+                due = {} if pages is None else self._pages(pages, may, index, known, keep)
+                read = read_pages(self.array.contents.context, pages, [*due]) if pages else {}
+                checked = [zones for i, zones in read.items() if due[i]]
+                entries += [zones for i, zones in read.items() if not due[i]]
+            self._entries(table, entries, checked, meaning, comparisons, match, known, keep)
+        judged = zip(keep, unwritten, strict=True)
+        return stored, [Verdict(index, mask, known, fills) for mask, fills in judged]
+
+    def _paged(
+        self, pages: ZonePages, may: Sequence[_Mask], narrow: Sequence[_Mask]
+    ) -> _ChunksHere | None:
+        """The chunks that pages name, without those that `narrow` leaves out.
+
+        None if there may be chunks that no page names.
+        """
+        contents = self.array.contents
+        if contents.keys is not None or not self.region.size:
+            return None  # a writer may have changes, and notes what it reads
+        trusted = contents.guarded(
+            lambda: paged_region(contents.view, self.node.node_id, self.region, self.zones)
+        )
+        if trusted is None:
+            return None
+        # Only of full pages it is known without reading them which chunks they have.
+        unread = {
+            i
+            for i in trusted.summed.intersection(trusted.pages)
+            if pages.pages[i].count == pages.pages[i].box.size and not all(one[i] for one in narrow)
+        }
+        due = [i for i in trusted.pages if i not in unread]
+        read = read_pages(contents.context, pages, due)
+        if len(read) < len(due):
+            return None
+        boxes = tuple((pages.pages[i].box, tuple(bool(one[i]) for one in may)) for i in unread)
+        none = _ChunksHere(None, (), boxes, summed_bytes=trusted.summed_bytes)
+        if not due:
+            return none
+        parts: list[tuple[IndexArray, IndexArray, _Mask, _Mask]] = []
+        for i in due:
+            addresses = read[i].addresses
+            here = in_box(addresses, self.region)
+            at = self.region.ravel(addresses.coords()[here])
+            inline = addresses.kind[here] == RefKind.INLINE
+            parts.append(
+                (at, addresses.length[here], np.full(len(at), i in trusted.summed), inline)
+            )
+        index, length = (np.concatenate([part[k] for part in parts]) for k in (0, 1))
+        summed, inline = (np.concatenate([part[k] for part in parts]) for k in (2, 3))
+        if not len(index):
+            return none
+        order = slice(None) if (np.diff(index) > 0).all() else np.argsort(index)
+        index = index[order]
+        dense = len(index) == self.region.size
+        zero = np.broadcast_to(np.int64(0), index.shape)
+        columns = (zero, zero, zero, zero, length[order], zero)
+        table = ChunkTable(self.region, None if dense else index, *columns, (), b"")
+        masks = summed[order], inline[order]
+        return _ChunksHere(table, tuple(read.values()), boxes, *masks, trusted.summed_bytes)
 
     def _recorded(self) -> list[ZoneTable]:
         """Zone maps of changes that are not committed."""
@@ -387,6 +506,7 @@ class _WhereChunks:
 
     def _entries(
         self,
+        table: ChunkTable,
         entries: Sequence[ZoneTable],
         checked: Sequence[ZoneTable],
         meaning: Meaning,
@@ -396,14 +516,13 @@ class _WhereChunks:
         keep: Sequence[_Mask],
     ) -> None:
         """Judge chunks by the entries that count for them; those of `checked` are known to."""
-        assert self.table is not None
         rows, bounds, places = [], [], []
         for number, zones in enumerate((*checked, *entries)):
             if zones.meaning != meaning.digest:
                 continue
             coords = zones.coords()
-            at = rows_at(self.table, coords)
-            counts = at >= 0 if number < len(checked) else valid(zones, self.table)
+            at = rows_at(table, coords)
+            counts = at >= 0 if number < len(checked) else valid(zones, table)
             if counts.any():
                 rows.append(at[counts])
                 places.append(coords[counts])
@@ -419,12 +538,25 @@ class _WhereChunks:
             for comparison, mask in zip(comparisons, keep, strict=True):
                 mask[at] &= match(comparison, ranges)
 
-    def _pages(
+    def _of_pages(
         self,
         pages: ZonePages,
         meaning: Meaning,
         comparisons: Sequence[Comparison],
         match: _Match,
+    ) -> list[_Mask]:
+        """For each comparison, which pages may have a match."""
+        whole = math.prod(_meta(self.node).chunk_shape)
+        counts = np.array([page.count for page in pages.pages])
+        ranges = self._ranges(pages.bounds, meaning, pages.bounds.cells == counts * whole)
+        if ranges is None:
+            return [np.ones(len(counts), np.bool_) for _ in comparisons]
+        return [match(comparison, ranges) for comparison in comparisons]
+
+    def _pages(
+        self,
+        pages: ZonePages,
+        may: Sequence[_Mask],
         index: IndexArray,
         known: _Mask,
         keep: Sequence[_Mask],
@@ -438,12 +570,6 @@ class _WhereChunks:
             for i, page in enumerate(pages.pages)
             if page.box.overlaps(self.region)
         }
-        whole = math.prod(_meta(self.node).chunk_shape)
-        counts = np.array([page.count for page in pages.pages])
-        ranges = self._ranges(pages.bounds, meaning, pages.bounds.cells == counts * whole)
-        if ranges is None:
-            return due
-        may = [match(comparison, ranges) for comparison in comparisons]
         left = np.logical_and.reduce(may)
         for i in [i for i, counts in due.items() if counts and not left[i]]:
             if not pages.pages[i].complete:

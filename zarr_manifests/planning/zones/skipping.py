@@ -257,7 +257,9 @@ class Plan:
     chosen: Callable[[IndexArray], _Mask]
 
 
-def plan_chunks(axes: Sequence[_Mask], region: Box, verdicts: Sequence[Verdict]) -> Plan:
+def plan_chunks(
+    axes: Sequence[_Mask], region: Box, verdicts: Sequence[Verdict], out: Sequence[Box] = ()
+) -> Plan:
     """Plan which chunks to read.
 
     Parameters
@@ -268,6 +270,9 @@ def plan_chunks(axes: Sequence[_Mask], region: Box, verdicts: Sequence[Verdict])
         The smallest box around them.
     verdicts : sequence of Verdict
         What comparisons of data say of the chunks in the region.
+    out : sequence of Box, optional
+        Disjoint boxes in the region, of stored chunks that cannot match and are in no verdict. For
+        one of the verdicts, chunks that are not stored cannot match either.
 
     Examples
     --------
@@ -317,7 +322,10 @@ def plan_chunks(axes: Sequence[_Mask], region: Box, verdicts: Sequence[Verdict])
         kept = kept[verdict.at(kept, region.size)]
     excluded = [v.index[~v.match] for v in verdicts]
     gone = excluded[0] if len(excluded) == 1 else np.unique(np.concatenate(excluded))
-    statistics = len(inside(gone))
+    statistics = len(inside(gone)) + sum(
+        math.prod(int(a[lo:hi].sum()) for a, lo, hi in zip(axes, box.lo, box.hi, strict=True))
+        for box in out
+    )
     absent = in_range - len(kept) - statistics
     lacking = len(np.intersect1d(missing, kept, assume_unique=True)) if len(missing) else 0
     every = np.ones(len(kept), np.bool_)
