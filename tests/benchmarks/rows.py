@@ -171,7 +171,6 @@ ROWS = [
         "create-arrays",
         "make arrays in one session, and commit",
         creating,
-        measuring,
         (*_TWO, "MemoryStore"),
         {"arrays": (8000, 2000, 5)},
         "s/array",

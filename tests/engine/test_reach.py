@@ -12,6 +12,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import timedelta
 from hashlib import sha256
@@ -24,9 +25,11 @@ import zarr
 import zarr_manifests.format
 from inside import change_root, context_of, root_of, short_pages
 from zarr_manifests import Repository
+from zarr_manifests.engine.edit.record_zones import record_zones
 from zarr_manifests.engine.history.leases import take
 from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.engine.upkeep.collect import _mark
+from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import NativeRef
 from zarr_manifests.format.delta import Delta
@@ -40,12 +43,16 @@ from zarr_manifests.format.nodes import Base
 from zarr_manifests.format.pages import Page
 from zarr_manifests.format.root import Root
 from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.format.zone_maps import ZonePages, Zones
+from zarr_manifests.grid import Box
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
 from zarr_manifests.planning.layout import node_pages
 from zarr_manifests.planning.layout.node_pages import PageLimits
+from zarr_manifests.planning.zones.meaning import Meaning
+from zarr_manifests.planning.zones.measure import measure
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage, in_order
 
 NOW = timedelta(0)
@@ -60,6 +67,7 @@ KINDS = {
     ObjectKind.MARKS: MarksPage,
     ObjectKind.HISTORY: HistoryPage,
 }
+INDEXES = IndexDirectory, Bitmaps, Zones, ZonePages
 KIND_AT = 13
 """Where an object's kind is in its first bytes."""
 # Nothing of what has expired need be there; an object of an unknown kind of index is not opened.
@@ -79,10 +87,13 @@ def numbers(seed: int, count: int) -> str:
 
 
 def commit(repository: Repository, seed: int, branch: str = "main") -> None:
-    """Attributes, native chunks, a coordinate, and virtual refs too many to be embedded."""
+    """Attributes, native chunks with zone maps, a coordinate, and many virtual refs."""
     with repository.transaction(branch, message=f"change {seed}") as store:
         zarr.open_group(store).attrs[f"long {seed % 3}"] = numbers(seed, 60)
         zarr.open_array(store, path="a")[:] = seed
+        meaning = Meaning.of(contents_of(store).array_at("a").documents)
+        bounds = measure(np.full(8, seed), (4,), meaning.fill, meaning.missing)
+        record_zones(workspace_of(store), "a", Box((0,), (2,)), meaning.digest, bounds)
         zarr.open_array(store, path="x")[:] = np.arange(8) + seed
         lengths = np.random.default_rng(seed).integers(1, 2**40, 2_000)
         store.set_virtual_refs(
@@ -278,8 +289,10 @@ def decoded(data: bytes, ref: BlobRef) -> Any:
     kind = ObjectKind(data[KIND_AT])
     if kind is not ObjectKind.INDEX:
         return KINDS[kind].from_object(data, ref)  # type: ignore[attr-defined]
-    cls = IndexDirectory if b"directory" in data[:200] else Bitmaps
-    return cls.from_object(data, ref)
+    for cls in INDEXES:
+        with suppress(CorruptObjectError):  # of another type
+            return cls.from_object(data, ref)
+    raise AssertionError(f"{ref.key} is of no known type")
 
 
 def named(value: Any, where: tuple[str, str] = ("", "")) -> Iterator[tuple[tuple[str, str], Any]]:
