@@ -1,4 +1,4 @@
-.PHONY: help setup demo test lint sweep simulate bench
+.PHONY: help setup demo test lint spark sweep simulate bench
 
 MINUTES ?= 10
 FIRST ?= 100000
@@ -18,12 +18,14 @@ lint: setup  ## check style, types and layers
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-test: lint  ## run lint and all tests but the sweeps
+test: lint  ## run lint and all tests but those of Spark and the sweeps
 	.venv/bin/pytest -m "not spark and not simulation and not faults" -n auto
-	.venv/bin/pytest -m spark
 	.venv/bin/pytest -m simulation --seeds 400 -n auto tests/simulation
 
-sweep: setup  ## run what CI runs after make test: more seeds, all faults of the network
+spark: setup  ## run the tests that start Spark, as CI does after make test
+	.venv/bin/pytest -m spark
+
+sweep: setup  ## run what CI runs at last: more seeds, all faults of the network
 	.venv/bin/pytest -m faults -n auto tests/storage
 	.venv/bin/pytest -m simulation --seeds 2000 -n auto tests/simulation
 
