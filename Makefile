@@ -19,13 +19,14 @@ lint: setup  ## check style, types and layers
 	.venv/bin/lint-imports
 
 test: lint  ## run lint and all tests but those of Spark and the sweeps
-	.venv/bin/pytest -m "not spark and not simulation and not faults" -n auto
+	.venv/bin/pytest -m "not spark and not simulation and not faults and not benchmarks" -n auto
 	.venv/bin/pytest -m simulation --seeds 400 -n auto tests/simulation
 
 spark: setup  ## run the tests that start Spark, as CI does after make test
 	.venv/bin/pytest -m spark
 
-sweep: setup  ## run what CI runs at last: more seeds, all faults of the network
+sweep: setup  ## run what CI runs at last: each benchmark once, more seeds, all faults of the network
+	.venv/bin/pytest -m benchmarks tests/test_benchmarks.py
 	.venv/bin/pytest -m faults -n auto tests/storage
 	.venv/bin/pytest -m simulation --seeds 2000 -n auto tests/simulation
 

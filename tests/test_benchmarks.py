@@ -35,6 +35,7 @@ def run(*arguments: str, to: Path) -> tuple[subprocess.CompletedProcess[str], li
     return done, rows
 
 
+@pytest.mark.benchmarks
 def test_all_rows_run(runner: Any, tmp_path: Path) -> None:
     done, rows = run("--rehearse", "--only", "[!s]*", "s[!p]*", to=tmp_path)
     assert done.returncode == 0, done.stderr
