@@ -127,7 +127,7 @@ def test_tree_says_which_arrays_have_statistics(url: str) -> None:
         ["/air/temperature", "2", "2"],
         ["/depth", "0", "0"],
     ]
-    assert told()[0] == "3 all 2 chunks"
+    assert told()[0] == "all of 2 chunks"
     assert lines("statistics", url, "/air/temperature")[1].split()[1:] == ["2", "0"]
     assert told("--branch", "trial")[0].endswith("none")
     both = call("tree", url, "--stats", "--chunks")

@@ -18,6 +18,7 @@ from zarr_manifests.cli.console import (
     bytes_text,
     columns,
     console,
+    count_text,
     session_at,
 )
 from zarr_manifests.display import hierarchy
@@ -88,8 +89,8 @@ def _described(found: ArrayStatistics) -> str:
     if not found.known:
         return "none" if found.chunks else "no chunks"
     if found.complete:
-        return f"all {found.chunks:,} chunks"
-    return f"{found.known:,} of {found.chunks:,} chunks"
+        return f"all of {count_text(found.chunks, 'chunk')}"
+    return f"{found.known:,} of {count_text(found.chunks, 'chunk')}"
 
 
 def _stored(view: SnapshotView, node: Node, array: ArrayMeta) -> list[str]:
