@@ -288,16 +288,23 @@ def test_no_class_does_everything() -> None:
     assert {name: size for name, size in large.items() if name not in FACADES} == {}
 
 
-@pytest.mark.parametrize(("module", "least"), [("repository.py", 7), ("session.py", 3)])
-def test_a_facade_hands_its_work_to_several_rooms_of_the_engine(module: str, least: int) -> None:
-    """A session also commits, by `SessionCommits`, which stands before a fourth room."""
-    used = {
-        node.module
-        for node in ast.walk(modules()[PACKAGE / module])
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(ENGINE)
-    }
-    assert len(used) >= 5
-    assert len({name.split(".")[2] for name in used}) >= least
+@pytest.mark.parametrize(
+    "facade",
+    [["repository.py"], ["session.py", "commits.py", "engine/edit/pin.py"]],
+    ids=["Repository", "Session"],
+)
+def test_a_facade_hands_its_work_to_several_rooms_of_the_engine(facade: list[str]) -> None:
+    """A session owns a `SessionCommits` and a `Pin`, which hand on what they are asked."""
+    used = [
+        {
+            node.module
+            for node in ast.walk(modules()[PACKAGE / module])
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(ENGINE)
+        }
+        for module in facade
+    ]
+    assert len(used[0]) >= 5
+    assert len({name.split(".")[2] for name in set().union(*used)}) >= 5
 
 
 def test_no_module_imports_a_private_name_of_another() -> None:
