@@ -11,6 +11,7 @@ from zarr_manifests import errors
 from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.engine.edit.chunk_statistics import ChunkStatistics
 from zarr_manifests.engine.history.leases import HeldLease
+from zarr_manifests.planning.conflict.transactions import Txn
 from zarr_manifests.planning.tables.resolved_chunks import ChunkKind, ResolvedChunks
 from zarr_manifests.reports import (
     Amount,
@@ -88,6 +89,7 @@ __all__ = [
     "StatisticsReport",
     "Status",
     "Totals",
+    "Txn",
     "Usage",
     "VerifyReport",
     "errors",

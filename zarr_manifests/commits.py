@@ -7,10 +7,12 @@ landed never commits the same changes again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from zarr_manifests.appends import rewrite_appends
+from zarr_manifests.engine.commit.advance_marks import check_now
 from zarr_manifests.engine.commit.describe import checked_message, checked_metadata
 from zarr_manifests.engine.commit.landing import Committed, commit
 from zarr_manifests.engine.commit.rebase import Rebasing, rebase_changes
@@ -19,11 +21,26 @@ from zarr_manifests.engine.commit.replay import patch
 from zarr_manifests.engine.commit.request import CommitRequest, TipCheck
 from zarr_manifests.engine.compact.outcomes import compact_if_due
 from zarr_manifests.engine.edit.pin import SessionWriter
+from zarr_manifests.engine.history.find_marks import marks_of
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.errors import ConflictError, InvalidArgumentError, ManifestsError
+from zarr_manifests.errors import (
+    ConflictError,
+    InvalidArgumentError,
+    ManifestsError,
+    TransactionAlreadyCommitted,
+)
 from zarr_manifests.format.delta import CommitKind
+from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.conflict.decide import Policy, check_policy
+from zarr_manifests.planning.conflict.transactions import (
+    NO_MARK,
+    MarkStep,
+    Txn,
+    check_app,
+    steps_between,
+    txn_of,
+)
 
 __all__ = ["SessionCommits"]
 
@@ -61,9 +78,11 @@ class SessionCommits:
         retries: int | None = None,
         discard_unmerged: bool = False,
         check_tip: TipCheck | None = None,
+        txn: object = None,
     ) -> str:
         """The id of the new snapshot; see `Session.commit`."""
         self.writer.check_open()
+        step = txn_of(txn)
         request = CommitRequest(
             checked_message(message),
             checked_metadata(metadata),
@@ -71,14 +90,37 @@ class SessionCommits:
             _attempts(retries),
             self._relocating,
             check_tip,
+            txn=step,
         )
         workspace = self.writer.workspace
-        with workspace.lock:
+        with workspace.lock, self._ended_if_done():
             self.writer.check_open()  # another thread's commit may have closed it
+            if step is not None:  # says so before copies are refused, or much is uploaded
+                check_now(self.writer.context, self.writer.branch, step)
             self.writer.copies.bring_in(discard=discard_unmerged)
-            if not workspace.contents.changes:
+            if not workspace.contents.changes and step is None:
                 raise InvalidArgumentError("nothing to commit: the session has no changes")
             return self._land(request)
+
+    def begin(self, txn: object) -> Txn | None:
+        """Check whether a transaction that just begins was committed before; it as a value.
+
+        Raises
+        ------
+        TransactionAlreadyCommitted, TransactionGapError
+            As the commit would.
+        """
+        step = txn_of(txn)
+        if step is not None:
+            with self._ended_if_done():
+                check_now(self.writer.context, self.writer.branch, step)
+        return step
+
+    def forget(self, app: str, expected: int) -> str:
+        """The id of the snapshot without that mark; see `Repository.forget_txn`."""
+        check_app(app, expected)
+        message = checked_message(f"forget the transactions of {app!r}")
+        return self._land(CommitRequest(message, {}, steps=(MarkStep(app, expected, NO_MARK),)))
 
     def amend(
         self,
@@ -106,27 +148,40 @@ class SessionCommits:
             return self._land(CommitRequest(message, metadata, amends=head))
 
     def patch(
-        self, done: SnapshotView, message: str, metadata: Mapping[str, Any], *, undo: bool
+        self,
+        done: SnapshotView,
+        message: str,
+        metadata: Mapping[str, Any],
+        *,
+        undo: bool,
+        marks: str = "drop",
     ) -> str:
         """Repeat or undo the commit `done`; the new snapshot's id.
 
         Chunk refs are copied from `done`, or from its parent, so that snapshot must still be in
-        history when the commit lands.
+        history when the commit lands. With `marks="take"`, so are the marks that it has set.
         """
+        if marks not in ("take", "drop"):
+            raise InvalidArgumentError(f"marks={marks!r}: give 'take' or 'drop'")
         message, metadata = checked_message(message), checked_metadata(metadata)
         source = done.snapshot.parent_id if undo else done.snapshot_id
         if done.snapshot.parent is None or source is None:
             raise InvalidArgumentError(
                 f"snapshot {done.snapshot_id} is the first of the repository; no commit made it"
             )
-        contents = self.writer.workspace.contents
-        contents.changes = patch(self.writer.context, done, contents.view, undo=undo)
-        if not contents.changes:
+        contents, context = self.writer.workspace.contents, self.writer.context
+        contents.changes = patch(context, done, contents.view, undo=undo)
+        steps: tuple[MarkStep, ...] = ()
+        if marks == "take":
+            before = context.objects.load(done.snapshot.parent, Snapshot)
+            steps = steps_between(marks_of(context, before), marks_of(context, done.snapshot))
+        if not contents.changes and not steps:
             raise InvalidArgumentError(
                 f"snapshot {done.snapshot_id} has nothing to {'undo' if undo else 'do'} on branch "
                 f"{self.writer.branch!r}: it is so already"
             )
-        return self._land(CommitRequest(message, metadata, self._rebasing(True), source=source))
+        rebasing = self._rebasing(True)
+        return self._land(CommitRequest(message, metadata, rebasing, source=source, steps=steps))
 
     def rebase(self, policy: Policy) -> str:
         """Move the changes onto the branch's head; its id. See `Session.rebase`."""
@@ -153,6 +208,15 @@ class SessionCommits:
                     moved = rebase_changes(context, workspace.contents.view, tip, changes, rebasing)
                 workspace.rebase(*moved)
         return workspace.contents.view.snapshot_id
+
+    @contextmanager
+    def _ended_if_done(self) -> Iterator[None]:
+        """End the session if its transaction turns out to be committed already."""
+        try:
+            yield
+        except TransactionAlreadyCommitted:
+            self.writer.drop("its transaction had been committed before")
+            raise
 
     def _rebasing(self, rebase: bool | Policy) -> Rebasing:
         policy: Policy = "fail" if isinstance(rebase, bool) else rebase

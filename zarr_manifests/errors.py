@@ -5,7 +5,8 @@
 - *Resolve, then commit again*: `ConflictError`, `UnmergedForksError`.
 - *Open a new session*: `SnapshotExpiredError`, `HistoryExpiredError`, `FencedError`,
   `LeaseError`, `SessionClosedError`.
-- *Check before doing anything else*: `CommitOutcomeUnknownError`.
+- *Check before doing anything else*: `CommitOutcomeUnknownError`, `TransactionGapError`.
+- *Go on, it is done*: `TransactionAlreadyCommitted`.
 - *Repair damage*: `CorruptObjectError`, `VirtualSourceChangedError`, `MissingChunkError`,
   `UnsupportedFormatError`.
 - *Fix the storage*: `StorageError` and its subclasses.
@@ -48,6 +49,8 @@ __all__ = [
     "SnapshotExpiredError",
     "StorageError",
     "StorageFullError",
+    "TransactionAlreadyCommitted",
+    "TransactionGapError",
     "UnmergedForksError",
     "UnsupportedFormatError",
     "UnsupportedStorageError",
@@ -171,6 +174,8 @@ class ConflictKind(StrEnum):
     """One side deleted or moved what the other changed or created."""
     READ = "read"
     """The other side changed what this one had read."""
+    MARK = "mark"
+    """The last version that an application has committed is not the one expected."""
     HISTORY = "history"
     """The branch was moved or reset, or its history has expired."""
 
@@ -283,6 +288,56 @@ class CommitOutcomeUnknownError(ManifestsError, OSError):
 
     def __reduce__(self) -> tuple[type[CommitOutcomeUnknownError], tuple[str, str]]:
         return CommitOutcomeUnknownError, (self.message, self.commit_id)
+
+
+class TransactionGapError(ManifestsError, RuntimeError):
+    """The version before is not the one that the transaction must come after.
+
+    Versions between are missing on the branch, perhaps because it was reset or restored. Nothing
+    was committed, and the session keeps its changes.
+    """
+
+
+# --- go on, it is done -----------------------------------------------------------------------
+
+
+class TransactionAlreadyCommitted(ManifestsError, RuntimeError):  # noqa: N818 - it is no failure
+    """The application has committed this version, or a later one, to the branch before.
+
+    Nothing was committed again. The session has ended, and its changes are dropped.
+
+    Parameters
+    ----------
+    message : str
+        What happened.
+    app : str
+        Name of the application.
+    version : int
+        The version that was to be committed.
+    last : int
+        The last version that the application has committed.
+    snapshot_id : str or None
+        Id of the snapshot that committed the version; None if that has expired, was amended, or
+        lies far back, or if the version was left out.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        app: str = "",
+        version: int = 0,
+        last: int = 0,
+        snapshot_id: str | None = None,
+    ) -> None:
+        self.message, self.app, self.version, self.last = message, app, version, last
+        self.snapshot_id = snapshot_id
+        super().__init__(message)
+
+    def __reduce__(
+        self,
+    ) -> tuple[type[TransactionAlreadyCommitted], tuple[str, str, int, int, str | None]]:
+        given = (self.message, self.app, self.version, self.last, self.snapshot_id)
+        return TransactionAlreadyCommitted, given
 
 
 # --- repair damage ---------------------------------------------------------------------------

@@ -51,6 +51,7 @@ from zarr_manifests.engine.upkeep.verify import verify
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, ManifestsError
 from zarr_manifests.metrics import Metrics
 from zarr_manifests.plain import plain_text
+from zarr_manifests.planning.conflict.transactions import Txn
 from zarr_manifests.planning.upkeep.expiry import retention
 from zarr_manifests.reports import (
     ArrayStats,
@@ -500,18 +501,23 @@ class Repository:
         *,
         message: str,
         metadata: Mapping[str, Any] | None = None,
+        txn: Txn | tuple[str, int] | None = None,
     ) -> Iterator[ManifestStore]:
         """A store whose changes are committed at the end of the block, or not at all.
 
         If the block raises, nothing is committed; if it changes nothing, no commit is made. After
         the block what was opened from the store can be read, and refuses to be changed.
+
+        With `txn`, as of `Session.commit`, a commit is made also if the block changes nothing. If
+        the step was committed before, `TransactionAlreadyCommitted` is raised before the block
+        runs; or after it, if somebody else has committed the step meanwhile.
         """
         commits = self._commits(branch)
-        session = Session(commits.writer.pin, commits)
+        session, step = Session(commits.writer.pin, commits), commits.begin(txn)
         try:
             yield session.store
-            if session.has_uncommitted_changes:
-                session.commit(message, metadata)
+            if session.has_uncommitted_changes or step is not None:
+                session.commit(message, metadata, txn=step)
             else:
                 session.check_forks()
         finally:
@@ -725,7 +731,12 @@ class Repository:
         return commits.patch(done, message, {"reverts": snapshot_id}, undo=True)
 
     def cherry_pick(
-        self, snapshot_id: str, branch: str = DEFAULT_BRANCH, message: str | None = None
+        self,
+        snapshot_id: str,
+        branch: str = DEFAULT_BRANCH,
+        message: str | None = None,
+        *,
+        marks: Literal["take", "drop"] = "take",
     ) -> str:
         """Repeat a commit of another branch on this one; no chunk is read or written.
 
@@ -737,6 +748,9 @@ class Repository:
             The branch that gets the new commit.
         message : str, optional
             The new commit's; that of the picked one if none is given.
+        marks : {"take", "drop"}, default "take"
+            Whether a commit that was a transaction (`Session.commit` with `txn`) is that
+            transaction on this branch, too.
 
         Returns
         -------
@@ -746,7 +760,8 @@ class Repository:
         Raises
         ------
         ConflictError
-            If the branch differs from the commit's parent in a place that the commit changed.
+            If the branch differs from the commit's parent in a place that the commit changed; or
+            the commit was a transaction, and the application's last version is another one here.
         InvalidArgumentError
             If the snapshot is the first of the repository, or the branch has all its changes
             already.
@@ -756,7 +771,67 @@ class Repository:
         commits, done = self._commits(branch), to_pick(self._context, snapshot_id)
         metadata = {**done.snapshot.metadata, "cherry-picked-from": snapshot_id}
         text = done.snapshot.message if message is None else message
-        return commits.patch(done, text, metadata, undo=False)
+        return commits.patch(done, text, metadata, undo=False, marks=marks)
+
+    # --- transactions ------------------------------------------------------------------------
+
+    def txn_versions(self, branch: str = DEFAULT_BRANCH) -> dict[str, int]:
+        """The last version that each application has committed to a branch with `txn`.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such branch.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://txn-versions-example")
+        >>> session = repo.writable_session()
+        >>> _ = zarr.create_group(session.store, path="air")
+        >>> _ = session.commit("batch 17", txn=("app", 17))
+        >>> repo.txn_versions()
+        {'app': 17}
+        """
+        return self._refs.marks(branch)
+
+    def forget_txn(self, app: str, *, expected: int, branch: str = DEFAULT_BRANCH) -> str:
+        """Forget which version an application has committed last, in a commit of its own.
+
+        After it, the application can commit any version to the branch. Older snapshots still have
+        the mark: a branch that is set back to one has it again.
+
+        Parameters
+        ----------
+        app : str
+            Name of the application.
+        expected : int
+            Its last version; nothing is committed if it is another one.
+        branch : str, default "main"
+            The branch.
+
+        Returns
+        -------
+        str
+            The new snapshot's id.
+
+        Raises
+        ------
+        ConflictError
+            If the application's last version is another one, or it has none.
+        NotFoundError
+            If there is no such branch.
+
+        Examples
+        --------
+        >>> import zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://forget-txn-example")
+        >>> _ = repo.writable_session().commit("an empty batch", txn=("app", 17))
+        >>> _ = repo.forget_txn("app", expected=17)
+        >>> repo.txn_versions()
+        {}
+        """
+        return self._commits(branch).forget(app, expected)
 
     # --- sizes -------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ from zarr_manifests.errors import ReadOnlyError
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.plain import plain_text
 from zarr_manifests.planning.conflict.decide import Policy
+from zarr_manifests.planning.conflict.transactions import Txn
 from zarr_manifests.planning.tables.moves import Places
 from zarr_manifests.planning.tables.regions import Bounds
 from zarr_manifests.planning.tables.resolved_chunks import ResolvedChunks
@@ -177,6 +178,7 @@ class Session:
         rebase: bool | Policy = True,
         retries: int | None = None,
         discard_unmerged: bool = False,
+        txn: Txn | tuple[str, int] | None = None,
     ) -> str:
         """Commit the changes to the branch, all or nothing; the new snapshot's id.
 
@@ -199,6 +201,10 @@ class Session:
         discard_unmerged : bool, default False
             Commit although pickled copies of the store, or children of `os.fork`, changed
             something that was not merged.
+        txn : Txn or tuple of str and int, optional
+            The name of an application and the number of its step. The step is committed to the
+            branch at most once, however often and by whomever it is tried, and also if it changes
+            nothing. A step with a lower number than the last one counts as committed. See `Txn`.
 
         Returns
         -------
@@ -208,7 +214,11 @@ class Session:
         Raises
         ------
         InvalidArgumentError
-            If there is nothing to commit, or the message or metadata cannot be stored.
+            If there is nothing to commit, or the message, metadata or transaction cannot be stored.
+        TransactionAlreadyCommitted
+            If the step was committed before. The session is closed, and its changes are dropped.
+        TransactionGapError
+            If the last step is not the one that `Txn.after` says. The session keeps its changes.
         ConflictError
             If the changes cannot be put on top of what came first. The session keeps them.
         UnmergedForksError
@@ -222,7 +232,12 @@ class Session:
             If an upload failed; nothing was committed and the session keeps its changes.
         """
         return self._writable().commit(
-            message, metadata, rebase=rebase, retries=retries, discard_unmerged=discard_unmerged
+            message,
+            metadata,
+            rebase=rebase,
+            retries=retries,
+            discard_unmerged=discard_unmerged,
+            txn=txn,
         )
 
     def amend(

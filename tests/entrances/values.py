@@ -482,6 +482,11 @@ BY_NAME = {
     "new": PATH.plus("h", "g/h"),
     "group": PATH.plus("/", "", "g"),
     "message": TEXT.plus("a message"),
+    "txn": Values(
+        (None, ("app", 1), ["app", 2]),
+        (*((one, 1) for one in _TEXTS), *(("app", one) for one in _INTS)),
+        (5, "ab", b"ab", (), ("app",), ("app", None), (None, 1), ([], 1), {"a": 1, "b": 2}),
+    ),
     "dim": TEXT.plus("time", "x"),
     "append_dim": TEXT.plus("time", "x"),
     "location": PLACE,

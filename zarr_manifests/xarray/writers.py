@@ -27,6 +27,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.keys import V3_DOCUMENT, join
 from zarr_manifests.planning.conflict.append_labels import AppendPlan, OnExisting
+from zarr_manifests.planning.conflict.transactions import Txn, txn_of
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session, commits_of
 from zarr_manifests.storage import Storage, from_url
@@ -67,6 +68,7 @@ def write(
     sort: Literal["keep"] | None = None,
     check: Literal["values", "encoding"] | None = "values",
     statistics: bool = True,
+    txn: Txn | tuple[str, int] | None = None,
 ) -> str:
     """Write a dataset to a repository in one commit; make the repository if necessary.
 
@@ -119,6 +121,9 @@ def write(
         Record the smallest and largest value and the number of missing ones of each chunk that is
         written wholly, so that `Session.chunks_where` can leave chunks out. Arrays with a codec
         that may change values have no statistics.
+    txn : Txn or tuple of str and int, optional
+        The name of an application and the number of its step, which is written at most once, see
+        `Session.commit`. It makes a commit also if every byte existed already.
 
     Returns
     -------
@@ -144,6 +149,8 @@ def write(
     ConflictError
         If others have committed to the same chunks or metadata in the meantime, or two tasks wrote
         to the same chunk.
+    TransactionAlreadyCommitted, TransactionGapError
+        If the step was written before, or is not the next one, as for `Session.commit`.
     ValueError
         From xarray, if the dataset does not match the existing arrays, or its dask blocks do not
         match the chunks.
@@ -174,12 +181,14 @@ def write(
     append = None
     if append_dim is not None and region is None:
         append = Append.of(ds, append_dim, path, on_existing, sort, relocate=relocate)
-    commit = partial(_commit, message=message, metadata=metadata)
+    step = txn_of(txn)
+    commit = partial(_commit, message=message, metadata=metadata, txn=step)
 
     def into(repository: Repository) -> str:
         def begin() -> tuple[Session, dict[str, Any], dict[str, Fit]]:
             """The session to write to, the options, and how each variable to check is stored."""
             session = repository.writable_session(branch)
+            commits_of(session).begin(step)
             if relocate:
                 session.relocate_appends(append_dim)  # type: ignore[arg-type]  # checked there
             options = _zarr_options(session.store, path, mode, append_dim, region)
@@ -275,12 +284,15 @@ def _commit(
     session: Session,
     message: str,
     metadata: Mapping[str, Any],
+    txn: Txn | None,
     check_tip: TipCheck | None = None,
 ) -> str:
     """Commit and return the snapshot's id; the session's own if there is nothing to commit."""
     if changes_nothing(workspace_of(session.store)):
-        return session.snapshot_id
-    return commits_of(session).commit(message, metadata, check_tip=check_tip)
+        if txn is None:
+            return session.snapshot_id
+        session.discard_changes()  # an empty commit, with its mark
+    return commits_of(session).commit(message, metadata, check_tip=check_tip, txn=txn)
 
 
 def _check_arguments(

@@ -10,9 +10,10 @@
    where that is safe (`rebase`). Its snapshot is written anew, its delta only where nodes that
    both sides changed were merged; chunks and manifests are never uploaded twice.
 
-Whether the session may still commit (`admitted`), and whether a snapshot that chunk refs were taken
-from is still in history, is checked against each root that is about to be replaced. So both held
-when the swap took effect.
+Whether the marks allow the commit (`advance_marks`), whether the session may still commit
+(`admitted`), and whether a snapshot that chunk refs were taken from is still in history, is checked
+against each root that is about to be replaced, in this order. So all held when the swap took
+effect.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from functools import partial
 from typing import Any, Final
 
 from zarr_manifests.engine.commit.add_digest import with_digest
+from zarr_manifests.engine.commit.advance_marks import check_marks, marks_after
 from zarr_manifests.engine.commit.carry_zones import take_zones, zones_upload
 from zarr_manifests.engine.commit.describe import kind_of, totals_of
 from zarr_manifests.engine.commit.extend_history import history_after
@@ -57,7 +59,7 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, Delta
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import Node
-from zarr_manifests.format.root import HISTORY_PAGES, ZONE_MAPS, Branch, LogEntry, Root
+from zarr_manifests.format.root import HISTORY_PAGES, MARKS_PAGE, ZONE_MAPS, Branch, LogEntry, Root
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.conflict.reads import Reads
@@ -113,9 +115,11 @@ def commit(workspace: Workspace, branch: str, request: CommitRequest) -> Committ
     ------
     SnapshotExpiredError
         If `request.source` is no longer in history; nothing was committed.
+    TransactionAlreadyCommitted, TransactionGapError
+        If `request.txn` was committed before, or versions before it are missing.
     ConflictError
-        If the branch has moved and the changes cannot be rebased, or the head to amend is no
-        longer the head; nothing was committed.
+        If the branch has moved and the changes cannot be rebased, the head to amend is no longer
+        the head, or a mark is not where it should be; nothing was committed.
     FencedError
         If the session began before the repository's fence and holds no lease, or another writer
         has claimed the branch since.
@@ -208,16 +212,17 @@ class _Landing:
         attempts = request.attempts or context.config.commit_attempts
         for attempt in range(attempts):
             root = context.roots.with_branch(at.root, branch)
-            tip = admitted(context.roots, root, branch, self.keys, _amends(request.amends))
-            if request.source is not None:
-                find_in_history(context, root, request.source)
             try:
+                check_marks(context, root, branch, request.txn, request.steps)
+                tip = admitted(context.roots, root, branch, self.keys, _amends(request.amends))
+                if request.source is not None:
+                    find_in_history(context, root, request.source)
                 if request.amends is None and tip.head.key != parent.ref.key:
                     parent, placed = self._moved(tip)
                 after = (request.amends or parent).snapshot
-                head, snapshot, uploads = _place(context, placed, parent, self.keys, after)
+                head, snapshot, uploads = _place(context, placed, parent, self.keys, after, request)
             except (CorruptObjectError, MissingChunkError) as error:
-                at = _moved_since(context, tip, branch, error)
+                at = _moved_since(context, root.branches[branch], branch, error)
                 continue
             archive = context.roots.archiving(at)  # the root to be replaced
             self._upload([*placed.uploads, *uploads], *archive)
@@ -404,11 +409,12 @@ def _counted(context: ReadContext, view: SnapshotView, prepared: _Prepared) -> _
 
 
 def _place(
-    context: ReadContext,
+    context: Context,
     prepared: _Prepared,
     parent: SnapshotView,
     keys: SessionKeys,
     tip: Snapshot,
+    request: CommitRequest,
 ) -> tuple[BlobRef, Snapshot, list[Upload]]:
     """The commit's snapshot on top of `parent`, and what to upload; the snapshot comes last.
 
@@ -426,14 +432,16 @@ def _place(
     entry = replace(entry, counts=effect.counts, zones=prepared.zones)
     key = keys.next("snapshots")
     history, uploads = history_after(context, parent, parent.snapshot.history.pages, keys)
+    marks = marks_after(context, tip, request, keys)
+    uploads += marks.uploads
     snapshot = replace(
         prepared.snapshot,
         snapshot_id=snapshot_id_of(key),
         parent=parent.ref.bare(),
         base=parent.snapshot.base,
         deltas=(*parent.snapshot.deltas, entry),
-        marks=tip.marks,
-        marks_page=tip.marks_page,
+        marks=marks.own,
+        marks_page=marks.page,
         # Amending a merge, as opposed to committing on top of one, leaves it one.
         merged=None if tip.snapshot_id == parent.snapshot.snapshot_id else tip.merged,
         digests=parent.snapshot.digests,
@@ -485,6 +493,8 @@ def root_with(
     new = replace(root, branches={**root.branches, branch: moved})
     if snapshot.history.pages:
         new = new.with_feature(HISTORY_PAGES)
+    if snapshot.marks_page is not None:
+        new = new.with_feature(MARKS_PAGE)
     if any(listed.zones is not None for listed in snapshot.deltas):
         new = new.with_feature(ZONE_MAPS)
     copies = {upload.key: upload.data for upload in (head, base) if upload is not None}

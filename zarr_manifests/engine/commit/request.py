@@ -9,6 +9,7 @@ from typing import Any
 from zarr_manifests.engine.commit.rebase import Rebasing
 from zarr_manifests.engine.commit.relocate import Relocating
 from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.planning.conflict.transactions import MarkStep, Txn
 
 __all__ = ["CommitRequest", "TipCheck"]
 
@@ -39,6 +40,10 @@ class CommitRequest:
     source : str, optional
         Id of a snapshot from which chunk refs were taken: it must be in history when the commit
         lands.
+    txn : Txn, optional
+        The application's step that it is; it then lands even if it changes nothing.
+    steps : tuple of MarkStep
+        Other marks that it moves, each of which must be where the step begins.
     """
 
     message: str
@@ -49,3 +54,5 @@ class CommitRequest:
     check_tip: TipCheck | None = None
     amends: SnapshotView | None = None
     source: str | None = None
+    txn: Txn | None = None
+    steps: tuple[MarkStep, ...] = ()

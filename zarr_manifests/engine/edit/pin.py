@@ -206,6 +206,12 @@ class SessionWriter:
                 start = self.context.roots.read().root.version
             self.move_to(workspace.contents.view, start)
 
+    def drop(self, why: str) -> None:
+        """Drop all uncommitted changes, and close."""
+        with self.workspace.lock:
+            self.move_to(self.workspace.contents.view)
+            self.close(why)
+
     def close(self, why: str) -> None:
         """Refuse further changes, stop background fetches and give up the lease."""
         self.pin.preload.cancel()

@@ -23,6 +23,7 @@ from zarr_manifests.engine.history.ancestry import (
     locate,
 )
 from zarr_manifests.engine.history.by_id import snapshot_ref
+from zarr_manifests.engine.history.find_marks import marks_of
 from zarr_manifests.engine.history.follow import opened
 from zarr_manifests.engine.root.epochs import claim_branch
 from zarr_manifests.engine.root.roots import RootAt
@@ -155,6 +156,21 @@ class Refs:
             return at.root.version, self._context.open_branch(roots.branch(at.root, branch))
 
         return opened(at_head)
+
+    def marks(self, branch: str) -> dict[str, int]:
+        """All marks of the branch's head, by application.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such branch.
+        """
+
+        def at_head() -> dict[str, int]:
+            head = self.resolve(Point(branch)).head
+            return marks_of(self._context, self._context.objects.load(head, Snapshot))
+
+        return dict(sorted(opened(at_head).items()))
 
     def named(self, *names: str) -> list[Branch]:
         """The head of a branch for each name: a snapshot id, else a branch, else a tag.
