@@ -1,4 +1,4 @@
-.PHONY: help setup demo test lint spark sweep simulate bench
+.PHONY: help setup demo test lint spark cluster sweep simulate bench
 
 MINUTES ?= 10
 FIRST ?= 100000
@@ -19,11 +19,14 @@ lint: setup  ## check style, types and layers
 	.venv/bin/lint-imports
 
 test: lint  ## run lint and all tests but those of Spark and the sweeps
-	.venv/bin/pytest -m "not spark and not simulation and not faults and not benchmarks" -n auto
+	.venv/bin/pytest -m "not spark and not cluster and not simulation and not faults and not benchmarks" -n auto
 	.venv/bin/pytest -m simulation --seeds 400 -n auto tests/simulation
 
 spark: setup  ## run the tests that start Spark, as CI does after make test
 	.venv/bin/pytest -m spark
+
+cluster: setup  ## kill tasks, executors and drivers of a Spark cluster, as CI does after make spark
+	.venv/bin/pytest -m cluster
 
 sweep: setup  ## run what CI runs at last: each benchmark once, more seeds, all faults of the network
 	.venv/bin/pytest -m benchmarks tests/test_benchmarks.py

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
-import os
 import re
-import socket
-import subprocess
-import sys
 import threading
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,72 +14,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from inside import open_handles
+from s3_server import ENVIRONMENT, object_server
 from zarr_manifests.storage import handles, local, object_clients
 from zarr_manifests.storage.object_proof import Proof
 
-_START_S = 60
+__all__ = ["object_server"]
+
 _LISTED = 1000
-_ENVIRONMENT = {
-    "AWS_ACCESS_KEY_ID": "tests",
-    "AWS_SECRET_ACCESS_KEY": "tests",
-    "AWS_ALLOW_HTTP": "true",
-    "NO_PROXY": "127.0.0.1",
-    "no_proxy": "127.0.0.1",
-}
-
-
-@dataclass(frozen=True)
-class ObjectServer:
-    """Where the server is, and the bucket that is there."""
-
-    endpoint: str
-    bucket: str = "tests"
-
-
-def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
-    for _ in range(_START_S * 20):
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return
-        if process.poll() is not None:
-            break
-        threading.Event().wait(0.05)
-    raise RuntimeError("the server for the tests of object stores did not start")
-
-
-@pytest.fixture(scope="session")
-def object_server() -> Iterator[ObjectServer]:
-    """A server that speaks as Amazon S3 does, which the environment points to from now on."""
-    for name in ("obstore", "ministack"):
-        if importlib.util.find_spec(name) is None:
-            pytest.skip(f"the package {name} is not installed")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    settings = {
-        "SERVICES": "s3",
-        "BIND_HOST": "127.0.0.1",
-        "GATEWAY_PORT": str(port),
-        "MINISTACK_HOST": "127.0.0.1",
-    }
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", "from ministack.app import main; main()"],
-        env=os.environ | settings,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        _wait_for(port, process)
-        server = ObjectServer(f"http://127.0.0.1:{port}")
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in (_ENVIRONMENT | {"AWS_ENDPOINT_URL": server.endpoint}).items():
-                patch.setenv(name, value)
-            bucket = f"{server.endpoint}/{server.bucket}"
-            with urllib.request.urlopen(urllib.request.Request(bucket, method="PUT")):
-                pass
-            yield server
-    finally:
-        process.terminate()
-        process.wait()
 
 
 class _Server(ThreadingHTTPServer):
@@ -285,7 +220,7 @@ def _pointed_to() -> Iterator[SmallStore]:
     store = SmallStore()
     Proof._made.clear()  # an earlier store at this port may have ignored conditions
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (_ENVIRONMENT | {"AWS_ENDPOINT_URL": store.endpoint}).items():
+        for name, value in (ENVIRONMENT | {"AWS_ENDPOINT_URL": store.endpoint}).items():
             patch.setenv(name, value)
         yield store
     store.close()

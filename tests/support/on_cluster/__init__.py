@@ -1,0 +1,1 @@
+"""Spark drivers and executors that the tests may kill."""

@@ -1,0 +1,47 @@
+"""A Spark driver in a process of its own: it does the jobs that its input names, line by line.
+
+Lines are JSON: a job with its arguments comes in, and what it returned, or how it failed, goes out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+
+from on_cluster import jobs
+from on_cluster.trouble import DRIVER
+from zarr_manifests.spark import register, session
+from zarr_manifests.spark.java import find_java, spark_java_home
+
+_CONFIG = {
+    "spark.task.maxFailures": "3",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "16",
+}
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # the JVM writes to it too
+    os.environ[DRIVER] = str(os.getpid())
+    # Executors start when they like, so the launcher has to stay.
+    with spark_java_home(find_java()) as home:
+        config = _CONFIG | {"spark.executorEnv.JAVA_HOME": str(home)} | json.loads(sys.argv[2])
+        spark = session(master=sys.argv[1], config=config)
+        register(spark)
+        for line in sys.stdin:
+            arguments = json.loads(line)
+            try:
+                answer = {"returned": getattr(jobs, arguments.pop("job"))(spark, **arguments)}
+            except Exception as error:  # noqa: BLE001 - the test judges it
+                traceback.print_exc()
+                answer = {"failed": type(error).__name__, "said": str(error)}
+            print(json.dumps(answer), file=answers, flush=True)
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main()
