@@ -37,6 +37,7 @@ from zarr_manifests.reports import (
     RecoveryReport,
     RepackReport,
     RestoreReport,
+    RewriteReport,
     SnapshotInfo,
     StatisticsReport,
     Status,
@@ -50,6 +51,7 @@ from zarr_manifests.store import ManifestStore
 from zarr_manifests.tuning import tune_zarr
 
 if TYPE_CHECKING:
+    from zarr_manifests.rewriting import rewrite_chunks
     from zarr_manifests.xarray import write
 
 __all__ = [
@@ -84,6 +86,7 @@ __all__ = [
     "RepositoryConfig",
     "ResolvedChunks",
     "RestoreReport",
+    "RewriteReport",
     "Session",
     "SnapshotInfo",
     "StatisticsReport",
@@ -93,6 +96,7 @@ __all__ = [
     "Usage",
     "VerifyReport",
     "errors",
+    "rewrite_chunks",
     "tune_zarr",
     "write",
 ]
@@ -105,4 +109,8 @@ def __getattr__(name: str) -> Any:
         from zarr_manifests.xarray import write
 
         return write
+    if name == "rewrite_chunks":
+        from zarr_manifests.rewriting import rewrite_chunks
+
+        return rewrite_chunks
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

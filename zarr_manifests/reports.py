@@ -58,6 +58,7 @@ __all__ = [
     "RecoveryReport",
     "RepackReport",
     "RestoreReport",
+    "RewriteReport",
     "SnapshotInfo",
     "StatisticsReport",
     "Status",
@@ -628,6 +629,71 @@ class RepackReport:
     def dead_nbytes(self) -> int:
         """Bytes of the packs that nothing of the head refers to, and that become garbage."""
         return self.packs_nbytes - self.chunks_nbytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewriteReport:
+    """What writing an array anew has cost, or would cost.
+
+    Attributes
+    ----------
+    path : str
+        The array's absolute path.
+    snapshot_id : str or None
+        The new snapshot; None for a dry run.
+    chunks : tuple of two shapes
+        Shapes of the chunks, before and after.
+    shards : tuple of two shapes or None
+        Shapes of the shards, before and after; None without shards.
+    values_bytes : int
+        Bytes of all values, not encoded.
+    chunks_before, stored_bytes : int
+        Chunks or shards of the old array that are there, and their bytes.
+    reads_per_chunk : float
+        How often each of these is read, on average.
+    chunks_after : int
+        Chunks or shards of the new array; in a dry run, all that there can be.
+    tasks : int
+        Boxes of cells that are read and written at a time.
+    reused_tasks : int
+        Those that an earlier call had written.
+    """
+
+    path: str
+    snapshot_id: str | None
+    chunks: tuple[Coords, Coords]
+    shards: tuple[Coords | None, Coords | None]
+    values_bytes: int
+    chunks_before: int
+    stored_bytes: int
+    reads_per_chunk: float
+    chunks_after: int
+    tasks: int
+    reused_tasks: int
+
+    def __str__(self) -> str:
+        what = [f"{name} {_shape(old)} -> {_shape(new)}" for name, (old, new) in self._shapes()]
+        times = f"{self.reads_per_chunk:.3g} times" if self.reads_per_chunk > 1 else "once"
+        tasks = f"{self.tasks:,} task{'s' * (self.tasks != 1)}"
+        did = "would read", "write"
+        if self.snapshot_id is not None:
+            did = "read", "wrote"
+            tasks += f", {self.reused_tasks:,} of them before" if self.reused_tasks else ""
+        objects = "shards" if self.shards[1] else "chunks"
+        return (
+            f"{plain_text(self.path)}: {', '.join(what) or 'other codecs'}\n"
+            f"{did[0]} {self.chunks_before:,} {'shards' if self.shards[0] else 'chunks'} {times}, "
+            f"and {did[1]} {self.chunks_after:,} {objects} in {tasks}"
+        )
+
+    def _shapes(self) -> list[tuple[str, tuple[Coords | None, Coords | None]]]:
+        """The shapes that change."""
+        shapes = [("chunks", self.chunks), ("shards", self.shards)]
+        return [(name, pair) for name, pair in shapes if pair[0] != pair[1]]
+
+
+def _shape(shape: Coords | None) -> str:
+    return "none" if shape is None else " x ".join(f"{length:,}" for length in shape)
 
 
 @dataclass(frozen=True, slots=True)
