@@ -81,7 +81,7 @@ def test_a_dry_run_writes_nothing(repo: zm.Repository) -> None:
     assert (report.snapshot_id, report.tasks) == (None, 8)
     assert report.reads_per_chunk == 8
     assert str(report) == (
-        "/t: chunks 1 x 8 -> 60 x 1\nwould read 40 chunks 8 times, and write 8 chunks in 8 tasks"
+        "/t: chunks 1 x 8 -> 60 x 1\nwould read 40 chunks 8 times, and write 8 chunks; tasks: 8"
     )
 
 

@@ -674,16 +674,16 @@ class RewriteReport:
     def __str__(self) -> str:
         what = [f"{name} {_shape(old)} -> {_shape(new)}" for name, (old, new) in self._shapes()]
         times = f"{self.reads_per_chunk:.3g} times" if self.reads_per_chunk > 1 else "once"
-        tasks = f"{self.tasks:,} task{'s' * (self.tasks != 1)}"
+        tasks = f"tasks: {self.tasks:,}"
         did = "would read", "write"
         if self.snapshot_id is not None:
             did = "read", "wrote"
-            tasks += f", {self.reused_tasks:,} of them before" if self.reused_tasks else ""
+            tasks += f", {self.reused_tasks:,} of them done before" if self.reused_tasks else ""
         objects = "shards" if self.shards[1] else "chunks"
         return (
             f"{plain_text(self.path)}: {', '.join(what) or 'other codecs'}\n"
             f"{did[0]} {self.chunks_before:,} {'shards' if self.shards[0] else 'chunks'} {times}, "
-            f"and {did[1]} {self.chunks_after:,} {objects} in {tasks}"
+            f"and {did[1]} {self.chunks_after:,} {objects}; {tasks}"
         )
 
     def _shapes(self) -> list[tuple[str, tuple[Coords | None, Coords | None]]]:

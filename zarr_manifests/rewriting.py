@@ -23,9 +23,9 @@ import zarr.storage
 
 from zarr_manifests.errors import InvalidArgumentError, SnapshotExpiredError
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.upkeep.rechunk import plan_rechunk, reads_per_chunk
 from zarr_manifests.planning.scan import Scan
 from zarr_manifests.planning.tables.resolved_chunks import ResolvedChunks
+from zarr_manifests.planning.upkeep.rechunk import plan_rechunk, reads_per_chunk
 from zarr_manifests.reports import RewriteReport, SnapshotInfo
 from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import SYSTEM
@@ -116,7 +116,7 @@ def rewrite_chunks(
     ...     a[:] = np.arange(480).reshape(60, 8)
     >>> print(zm.rewrite_chunks(repo, "t", chunks=(30, 4), dry_run=True))
     /t: chunks 1 x 8 -> 30 x 4
-    would read 60 chunks once, and write 4 chunks in 1 task
+    would read 60 chunks once, and write 4 chunks; tasks: 1
     >>> report = zm.rewrite_chunks(repo, "t", chunks=(30, 4))
     >>> zarr.open_array(repo.readonly_session().store, path="t").chunks
     (30, 4)

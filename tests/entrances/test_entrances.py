@@ -271,12 +271,24 @@ STORED = {
     "url": Values(("memory://x", "new"), NAMES["location"].extreme, (None, 5, object())),
     "options": values.MAP.plus({}, {"force": True}, {"endpoint": "nope"}),
 }
+SHAPES = Values(
+    ("keep", (2,), (2, 3)), ("nope", (), (0,), (-1,), (2**64,), (2, 0)), (5, ("x",), (1.5,))
+)
 BY_ENTRANCE = {
     ("import_zarr", "url"): Values(
         (f"memory://{worlds.FILES}/plain",),
         NAMES["location"].extreme,
         NAMES["location"].wrong,
     ),
+    ("rewrite_chunks", "chunks"): SHAPES,
+    ("rewrite_chunks", "shards"): SHAPES.plus(None),
+    ("rewrite_chunks", "codecs"): Values(
+        (None, {}, {"compressors": None}), ({"compressors": "none"}, {"nope": 1}), (5, "gzip")
+    ),
+    ("rewrite_chunks", "run"): Values((None,), (), (5,)),
+    ("RewriteReport", "chunks"): Values((((2, 3), (4, 1)), ((), ())), (), (5,)),
+    ("RewriteReport", "shards"): Values(((None, None), ((2,), None), (None, (4,))), (), (5,)),
+    ("RewriteReport", "reads_per_chunk"): Values((1.0, 3.5, 0.0), (), (None,)),
     ("write", "region"): Values((None, {"time": slice(0, 1)}), values.REGIONS, (5, [1], 1.5)),
     ("write", "on_existing"): values.TEXT.plus("error", "skip", "replace"),
     ("write", "sort"): values.TEXT.plus("refuse", "keep"),
@@ -404,6 +416,7 @@ def _drawn(data: st.DataObject, entrance: Entrance) -> tuple[dict[str, Any], boo
 
 ALSO: dict[str, tuple[tuple[type[Exception], ...], str]] = {
     "write": ((ValueError,), "xarray's own, as its documentation says"),
+    "rewrite_chunks": ((ValueError,), "Zarr's own, as its documentation says"),
     "getsize": ((FileNotFoundError,), "Zarr's word for an absent key"),
     **dict.fromkeys(
         ("open_dataset", "open_datatree", "open_groups_as_dict"),
