@@ -20,7 +20,6 @@ from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.history_pages import HistoryEntry
 from zarr_manifests.format.root import LogEntry
 from zarr_manifests.grid import Coords, IndexArray, grid_shape
-from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.keys import no_array
 from zarr_manifests.plain import plain_text
 from zarr_manifests.planning.layout.sets import Overflow
@@ -136,7 +135,7 @@ class SnapshotInfo:
         """The same, with the names that callers use."""
         return cls(
             entry.snapshot_id,
-            None if entry.parent is None else snapshot_id_of(entry.parent.key),
+            None if entry.parent is None else entry.parent.snapshot_id,
             datetime.fromtimestamp(entry.written_ms / 1000, UTC),
             str(entry.kind),
             entry.message or "",

@@ -14,11 +14,11 @@ from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.envelope import Fields, crc_of
 from zarr_manifests.ids import session_of
 
-__all__ = ["PARENT_COPY_BYTES", "ROOT_COPY_BYTES", "BlobRef", "with_copies"]
+__all__ = ["MOST_BLOB_BYTES", "PARENT_COPY_BYTES", "ROOT_COPY_BYTES", "BlobRef", "with_copies"]
 
 PARENT_COPY_BYTES: Final = 8 * 1024
 ROOT_COPY_BYTES: Final = 16 * 1024
-_MOST_BYTES: Final = 2**40
+MOST_BLOB_BYTES: Final = 2**40
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class BlobRef:
 
     def __post_init__(self) -> None:
         session_of(self.key)
-        sound = 0 <= self.length <= _MOST_BYTES and 0 <= self.crc32c < 2**32
+        sound = 0 <= self.length <= MOST_BLOB_BYTES and 0 <= self.crc32c < 2**32
         sound = sound and type(self.length) is type(self.crc32c) is int
         if not sound or (self.copy is not None and len(self.copy) != self.length):
             raise InvalidArgumentError(f"a pointer to {self.key} with invalid numbers or copy")

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
@@ -54,6 +54,8 @@ __all__ = [
     "Fields",
     "Header",
     "ObjectKind",
+    "are",
+    "are_counts",
     "check_numbers",
     "check_texts",
     "compress",
@@ -68,6 +70,7 @@ __all__ = [
     "refusing",
     "unpack",
     "unpack_but",
+    "unpack_each",
 ]
 
 FORMAT_VERSION: Final = 1
@@ -200,6 +203,25 @@ def unpack_but(data: bytes, name: str) -> Any:
     if unpacker.tell() != len(data):
         raise CorruptObjectError("the payload is not msgpack: trailing bytes")
     return found
+
+
+def unpack_each(items: Sequence[bytes]) -> list[Any]:
+    """The values of `unpack` for each of the items; faster if they are many and short."""
+    if max(map(len, items), default=0) > _FREE_CONTAINERS:
+        return [unpack(item) for item in items]
+    data = b"".join(items)
+    unpacker = msgpack.Unpacker(max_buffer_size=len(data) or 1)
+    unpacker.feed(data)
+    try:
+        for end in itertools.accumulate(map(len, items)):
+            unpacker.skip()
+            if unpacker.tell() != end:
+                raise CorruptObjectError("the payload is not msgpack: an item has another length")
+        return [
+            msgpack.unpackb(item, raw=False, strict_map_key=False, use_list=True) for item in items
+        ]
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise CorruptObjectError(f"the payload is not msgpack: {error}") from error
 
 
 def _slices(data: bytes, unpacker: Any, count: int) -> list[bytes]:
@@ -516,28 +538,30 @@ class Fields:
     def table(self, name: str) -> dict[str, Any]:
         """A map with string keys; empty if the field is absent."""
         value = self.value.get(name, {})
-        if isinstance(value, dict) and _are(str, value):
+        if isinstance(value, dict) and are(str, value):
             return value
         raise self._fault(name, "a map with string keys")
 
     def counters(self, name: str) -> dict[str, int]:
         """A map from strings to integers of at least 0; empty if the field is absent."""
         value = self.table(name)
-        if _are_counts(value.values()):
+        if are_counts(value.values()):
             return value
         raise self._fault(name, "a map from strings to numbers")
 
     def numbers(self, name: str) -> tuple[int, ...]:
         """A list of integers of at least 0; empty if the field is absent."""
         value = self.items(name)
-        if _are_counts(value):
+        if are_counts(value):
             return tuple(value)
         raise self._fault(name, "a list of numbers")
 
 
-def _are(kind: type, values: Collection[object]) -> bool:
+def are(kind: type, values: Collection[object]) -> bool:
+    """Whether all values have exactly that type."""
     return not values or set(map(type, values)) == {kind}  # without a loop, since it is hot
 
 
-def _are_counts(values: Collection[int]) -> bool:
-    return not values or (_are(int, values) and min(values) >= 0 and max(values) < 2**63)
+def are_counts(values: Collection[int]) -> bool:
+    """Whether all values are integers from 0 to 2**63 - 1."""
+    return not values or (are(int, values) and min(values) >= 0 and max(values) < 2**63)

@@ -9,42 +9,89 @@ copies those of its parent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, Final
+from itertools import chain
+from typing import Any, Final, NamedTuple
 
-from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
-from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.errors import CorruptObjectError
+from zarr_manifests.format.blobs import MOST_BLOB_BYTES, BlobRef
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind
 from zarr_manifests.format.envelope import (
     MAX_MS,
     Fields,
     ObjectKind,
+    are,
+    are_counts,
     check_numbers,
-    check_texts,
     decode,
     encode,
     pack,
-    unpack,
+    unpack_each,
 )
-from zarr_manifests.ids import snapshot_id_of, snapshot_key
+from zarr_manifests.ids import is_snapshot_id, snapshot_id_of, snapshot_key
 
-__all__ = ["History", "HistoryEntry", "HistoryPage", "HistoryPageRef"]
+__all__ = ["History", "HistoryEntry", "HistoryPage", "HistoryPageRef", "SnapshotPointer"]
 
 _TEXT_BYTES: Final = 512
 _MOST_LEVELS: Final = 16
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryEntry:
+class SnapshotPointer(NamedTuple):
+    """Pointer to a snapshot. Unlike a `BlobRef`, thousands are quickly made and compared.
+
+    Parameters
+    ----------
+    snapshot_id : str
+        The snapshot's id.
+    length, crc32c : int
+        Bytes of the object, and the checksum in its envelope.
+    """
+
+    snapshot_id: str
+    length: int
+    crc32c: int
+
+    @classmethod
+    def of(cls, ref: BlobRef) -> SnapshotPointer:
+        """The same as a `BlobRef`."""
+        return cls(snapshot_id_of(ref.key), ref.length, ref.crc32c)
+
+    @classmethod
+    def parse(cls, value: Any) -> SnapshotPointer:
+        """From a list for msgpack."""
+        (found,) = cls.parse_all([value])
+        return found
+
+    @classmethod
+    def parse_all(cls, values: Sequence[Any]) -> list[SnapshotPointer]:
+        """From lists for msgpack; there is at least one."""
+        _check(are(list, values) and set(map(len, values)) == {len(cls._fields)})
+        ids, lengths, crcs = zip(*values, strict=True)
+        _check(
+            are(str, ids)
+            and all(map(is_snapshot_id, ids))
+            and are_counts(lengths)
+            and max(lengths) <= MOST_BLOB_BYTES
+            and are_counts(crcs)
+            and max(crcs) < 2**32
+        )
+        return [*map(cls, ids, lengths, crcs)]
+
+    @property
+    def ref(self) -> BlobRef:
+        """The same as a `BlobRef`."""
+        return BlobRef(snapshot_key(self.snapshot_id), self.length, self.crc32c)
+
+
+class HistoryEntry(NamedTuple):
     """What one snapshot says about itself and its commit.
 
     Parameters
     ----------
-    ref : BlobRef
+    pointer : SnapshotPointer
         The snapshot.
-    parent : BlobRef or None
+    parent : SnapshotPointer or None
         The previous snapshot; None for the first.
     written_ms : int
         Time of the commit, in milliseconds since 1970 UTC.
@@ -58,15 +105,10 @@ class HistoryEntry:
         The committer's own metadata.
     totals, sums : mapping of str to int
         What the commit did, and totals of the whole snapshot.
-
-    Raises
-    ------
-    CorruptObjectError
-        If a value is invalid.
     """
 
-    ref: BlobRef
-    parent: BlobRef | None
+    pointer: SnapshotPointer
+    parent: SnapshotPointer | None
     written_ms: int
     commit_id: bytes
     kind: CommitKind
@@ -75,81 +117,63 @@ class HistoryEntry:
     totals: Mapping[str, int]
     sums: Mapping[str, int]
 
-    def __post_init__(self) -> None:
-        check_numbers("history: a time", self.written_ms, most=MAX_MS)
-        if self.message is not None:
-            check_texts("history", self.message)
-        if len(self.commit_id) != COMMIT_ID_BYTES:
-            raise CorruptObjectError("history: a commit id has the wrong length")
-
     @property
     def snapshot_id(self) -> str:
         """The snapshot's id."""
-        return snapshot_id_of(self.ref.key)
+        return self.pointer.snapshot_id
 
     def pack(self) -> bytes:
-        """Msgpack of a list, without message and metadata if these are long."""
-        parent = None if self.parent is None else _pack_pointer(self.parent)
+        """As msgpack, without message and metadata if these are long."""
         texts = self.message, dict(self.metadata)
         if len(pack(texts)) > _TEXT_BYTES:
             texts = None, {}
         facts = self.written_ms, self.commit_id, str(self.kind), *texts
         sums = dict(self.totals), dict(self.sums)
-        return pack([_pack_pointer(self.ref), parent, *facts, *sums])
+        return pack([self.pointer, self.parent, *facts, *sums])
 
     @classmethod
-    def parse(cls, packed: bytes) -> HistoryEntry:
-        """From bytes that `pack` made."""
-        try:
-            return cls._parse(unpack(packed))
-        except (InvalidArgumentError, ValueError) as error:
-            raise CorruptObjectError(f"history: {error}") from error
+    def parse_all(cls, packed: Sequence[bytes]) -> list[HistoryEntry]:
+        """The entries of neighbouring snapshots, from bytes that `pack` made, in the same order.
 
-    @classmethod
-    def _parse(cls, value: Any) -> HistoryEntry:
-        match value:
-            case [
-                ref,
-                parent,
-                int(at_ms),
-                bytes(commit),
-                str(kind),
-                None | str() as message,
-                dict(metadata),
-                dict(totals),
-                dict(sums),
-                *_,
-            ]:
-                named = {"metadata": metadata, "totals": totals, "sums": sums}
-                fields = Fields(named, "history")
-                return cls(
-                    _parse_pointer(ref),
-                    None if parent is None else _parse_pointer(parent),
-                    at_ms,
-                    commit,
-                    CommitKind(kind),
-                    message,
-                    fields.table("metadata"),
-                    fields.counters("totals"),
-                    fields.counters("sums"),
-                )
-        raise CorruptObjectError("history: expected an entry")
+        Raises
+        ------
+        CorruptObjectError
+            If an entry is malformed, or not the child of the one before.
+        """
+        entries = unpack_each(packed)
+        if not entries:
+            return []
+        # There may be thousands, so a field is checked in all of them at once.
+        _check(are(list, entries) and min(map(len, entries)) >= len(cls._fields))
+        columns = zip(*(entry[: len(cls._fields)] for entry in entries), strict=True)
+        snapshots, parents, times, commits, kinds, messages, *maps = columns
+        _check(
+            are_counts(times)
+            and max(times) <= MAX_MS
+            and are(bytes, commits)
+            and set(map(len, commits)) == {COMMIT_ID_BYTES}
+            and are(str, kinds)
+            and set(kinds) <= _KINDS.keys()
+            and are(str, [message for message in messages if message is not None])
+            and are(dict, [*chain(*maps)])
+            and are(str, [*chain.from_iterable(chain(*maps))])
+            and are_counts([*chain.from_iterable(map(dict.values, chain(*maps[1:])))])
+        )
+        pointers = SnapshotPointer.parse_all(snapshots)
+        if parents[1:] != snapshots[:-1]:
+            raise CorruptObjectError("history: an entry is not the child of the one before")
+        first = None if parents[0] is None else SnapshotPointer.parse(parents[0])
+        names = map(_KINDS.__getitem__, kinds)
+        olders = [first, *pointers[:-1]]
+        return [*map(cls, pointers, olders, times, commits, names, messages, *maps)]
 
 
-def _pack_pointer(ref: BlobRef) -> list[Any]:
-    return [snapshot_id_of(ref.key), ref.length, ref.crc32c]
+_KINDS: Final = {str(kind): kind for kind in CommitKind}
 
 
-def _parse_pointer(value: Any) -> BlobRef:
-    match value:
-        case [str(snapshot_id), int(length), int(crc)]:
-            return _pointer(snapshot_id, length, crc)
-    raise CorruptObjectError("history: expected id, length and checksum of a snapshot")
-
-
-@lru_cache(4, typed=True)  # the parent of an entry is the snapshot of the next
-def _pointer(snapshot_id: str, length: int, crc: int) -> BlobRef:
-    return BlobRef(snapshot_key(snapshot_id), length, crc)
+def _check(sound: bool) -> None:
+    if not sound:
+        raise CorruptObjectError("history: a malformed entry or pointer to a snapshot")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +203,7 @@ class HistoryPageRef:
 
     def pack(self) -> list[Any]:
         """As a list for msgpack."""
-        return [self.blob.bare().pack(), _pack_pointer(self.newest), self.count, self.level]
+        return [self.blob.bare().pack(), SnapshotPointer.of(self.newest), self.count, self.level]
 
     @classmethod
     def parse_all(cls, fields: Fields, name: str) -> tuple[HistoryPageRef, ...]:
@@ -189,7 +213,7 @@ class HistoryPageRef:
             match value:
                 case [dict(blob), newest, int(count), int(level)]:
                     ref = BlobRef.parse(Fields(blob, f"{fields.where}.{name}"))
-                    found.append(cls(ref, _parse_pointer(newest), count, level))
+                    found.append(cls(ref, SnapshotPointer.parse(newest).ref, count, level))
                 case _:
                     raise CorruptObjectError(
                         f"{fields.where}.{name}: expected pointer, newest snapshot, count and level"
@@ -267,7 +291,11 @@ class HistoryPage:
     def __post_init__(self) -> None:
         if bool(self.entries) == bool(self.pages) or len({p.level for p in self.pages}) > 1:
             raise CorruptObjectError("a page of history needs entries, or pages of one level")
-        last = self.pages[-1].newest if self.pages else HistoryEntry.parse(self.entries[-1]).ref
+        last = (
+            self.pages[-1].newest
+            if self.pages
+            else HistoryEntry.parse_all(self.entries[-1:])[0].pointer.ref
+        )
         object.__setattr__(self, "newest", last)
 
     @property

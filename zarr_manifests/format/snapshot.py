@@ -28,7 +28,7 @@ from zarr_manifests.format.envelope import (
     encode,
     unpack,
 )
-from zarr_manifests.format.history_pages import History, HistoryEntry
+from zarr_manifests.format.history_pages import History, HistoryEntry, SnapshotPointer
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.marks import MOST_IN_SNAPSHOT, check_marks
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
@@ -330,8 +330,8 @@ class Snapshot:
     def entry(self, ref: BlobRef) -> HistoryEntry:
         """What histories say about this snapshot, which lies at `ref`."""
         return HistoryEntry(
-            ref.bare(),
-            None if self.parent is None else self.parent.bare(),
+            SnapshotPointer.of(ref),
+            None if self.parent is None else SnapshotPointer.of(self.parent),
             self.written_ms,
             self.commit_id,
             self.kind,

@@ -80,12 +80,13 @@ def entries(
         older = ancestor_entries(context, snapshot, floor, wanted - len(seen) - 1)
         for found in chain([[snapshot.entry(ref)]], older):
             for entry in found:
-                if entry.ref.key in seen:
-                    raise _circular(entry.ref)
-                seen.add(entry.ref.key)
+                if entry.snapshot_id in seen:
+                    raise _circular(entry.pointer.ref)
+                seen.add(entry.snapshot_id)
             yield found
             if found:
-                ref = found[-1].parent if found[-1].snapshot_id != floor else None
+                end = found[-1]
+                ref = end.parent.ref if end.parent and end.snapshot_id != floor else None
 
 
 def _circular(ref: BlobRef) -> CorruptObjectError:

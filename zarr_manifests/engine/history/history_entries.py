@@ -24,9 +24,9 @@ from zarr_manifests.format.history_pages import (
     HistoryEntry,
     HistoryPage,
     HistoryPageRef,
+    SnapshotPointer,
 )
 from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.ids import snapshot_key
 
 __all__ = ["ancestor_entries", "pages_above"]
 
@@ -42,25 +42,24 @@ def ancestor_entries(
     They come in lists, each of which is at hand as a whole. They may end early. `wanted` is how
     many the caller is likely to take: their pages are fetched together, before any others.
     """
-    last = None if floor is None else snapshot_key(floor)
-    due = snapshot.parent if snapshot.snapshot_id != floor else None
-    if due is None:
+    if snapshot.parent is None or snapshot.snapshot_id == floor:
         return
+    due: SnapshotPointer | None = SnapshotPointer.of(snapshot.parent)
     for packed in _packed(context, snapshot.history, floor, wanted):
-        found: list[HistoryEntry] = []
         try:
-            for entry in map(HistoryEntry.parse, reversed(packed)):
-                if entry.ref != due:
-                    raise CorruptObjectError(f"history: {entry.ref.key} in the place of {due.key}")
-                found.append(entry)
-                due = entry.parent if entry.ref.key != last else None
-                if due is None:
-                    break
+            found = HistoryEntry.parse_all(packed)[::-1]
+            if found and found[0].pointer != due:
+                raise CorruptObjectError(f"history: {found[0].snapshot_id} in the place of {due}")
         except CorruptObjectError as error:
             _LOG.warning("%s says wrong things: %s", snapshot.snapshot_id, error)
-            yield found
             return
+        if floor is not None:
+            below = next((at for at, one in enumerate(found, 1) if one.snapshot_id == floor), None)
+            if below is not None:
+                yield found[:below]
+                return
         yield found
+        due = found[-1].parent if found else due
         if due is None:
             return
 

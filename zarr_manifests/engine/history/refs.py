@@ -248,7 +248,7 @@ class Refs:
         until_ms = moment_ms(as_of, "as_of")
         for entry in chain.from_iterable(entries(self._context, head.head, head.floor)):
             if entry.written_ms <= until_ms:
-                return Branch(entry.ref, None)
+                return Branch(entry.pointer.ref, None)
         raise NotFoundError(f"the branch has no snapshot as old as {as_of.isoformat()}")
 
     def _root(self) -> Root:
@@ -391,12 +391,14 @@ class Refs:
         )
 
 
-def _complete(context: Context, entries: Sequence[HistoryEntry]) -> Iterator[HistoryEntry]:
+def _complete(context: Context, entries: Sequence[HistoryEntry]) -> Sequence[HistoryEntry]:
     """The entries with messages that only the snapshots have, which are read in one round."""
-    partly = [(entry.ref, Snapshot) for entry in entries if entry.message is None]
-    whole = context.objects.load_all(partly)
-    for entry in entries:
-        yield whole[entry.ref.key].entry(entry.ref) if entry.ref.key in whole else entry
+    partly = {at: entry.pointer.ref for at, entry in enumerate(entries) if entry.message is None}
+    whole = context.objects.load_all([(ref, Snapshot) for ref in partly.values()])
+    found = [*entries]
+    for at, ref in partly.items():
+        found[at] = whole[ref.key].entry(ref)
+    return found
 
 
 def _check_limit(limit: object) -> int:

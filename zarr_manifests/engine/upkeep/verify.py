@@ -42,7 +42,7 @@ from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.digest import Digest
 from zarr_manifests.format.envelope import is_sound
-from zarr_manifests.format.history_pages import HistoryEntry, HistoryPage
+from zarr_manifests.format.history_pages import HistoryEntry, HistoryPage, SnapshotPointer
 from zarr_manifests.format.index import IndexDirectory
 from zarr_manifests.format.manifest import Manifest, Part
 from zarr_manifests.format.nodes import Base
@@ -235,20 +235,28 @@ def _check_history(
     found: _Findings, histories: Sequence[tuple[BlobRef, Snapshot | HistoryPage]]
 ) -> None:
     """Check what snapshots and pages say about ancestors, as far as these are still there."""
-    own: dict[str, HistoryEntry] = {}
+    own: dict[SnapshotPointer, HistoryEntry] = {}
     said: list[tuple[BlobRef, BlobRef | None, Sequence[bytes]]] = []
     for ref, value in histories:
         if isinstance(value, HistoryPage):
             said.append((ref, value.newest, value.entries))
         else:
-            own[ref.key] = HistoryEntry.parse(value.entry(ref).pack())
+            (entry,) = HistoryEntry.parse_all([value.entry(ref).pack()])
+            own[entry.pointer] = entry
             said.append((ref, value.parent, value.history.recent))
-    for ref, due, entries in said:
-        for entry in map(HistoryEntry.parse, reversed(entries)):
-            if entry.ref != due or own.get(entry.ref.key, entry) != entry:
-                found.add(ref.key, f"{ref.key} is wrong about {entry.ref.key}")
+    for ref, newest, entries in said:
+        try:
+            told = HistoryEntry.parse_all(entries)
+        except CorruptObjectError as error:
+            found.add(ref.key, error)
+            continue
+        due = None if newest is None else SnapshotPointer.of(newest)
+        if told and told[-1].pointer != due:
+            found.add(ref.key, f"{ref.key} is wrong about its newest ancestor")
+        for entry in told:
+            if own.get(entry.pointer, entry) != entry:
+                found.add(ref.key, f"{ref.key} is wrong about {entry.snapshot_id}")
                 break
-            due = entry.parent
 
 
 def _check_counters(
