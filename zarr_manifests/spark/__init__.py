@@ -1,4 +1,4 @@
-"""Spark access to repositories: a session that needs no setup, and `read`."""
+"""Spark access to repositories: a session that needs no setup, reads and writes."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from zarr_manifests.spark.explain import explain_pruning  # noqa: E402
 from zarr_manifests.spark.metadata_tables import metadata_table  # noqa: E402
 from zarr_manifests.spark.read import read  # noqa: E402
 from zarr_manifests.spark.spark_session import session  # noqa: E402
+from zarr_manifests.spark.write_dataset import write_dataset  # noqa: E402
 
 __all__ = [
     "changes",
@@ -27,4 +28,5 @@ __all__ = [
     "read",
     "register",
     "session",
+    "write_dataset",
 ]

@@ -36,7 +36,7 @@ from zarr_manifests.xarray.fit import Fit
 __all__ = ["computed_elsewhere", "write_elsewhere"]
 
 
-def computed_elsewhere(ds: xr.Dataset) -> bool:
+def computed_elsewhere(ds: xr.Dataset, scheduler: Any = None) -> bool:
     """Whether its dask arrays may be computed by other processes."""
     if find_spec("dask") is None:
         return False
@@ -45,8 +45,8 @@ def computed_elsewhere(ds: xr.Dataset) -> bool:
 
     if not is_dask_collection(ds):
         return False
-    scheduler = get_scheduler(collections=[ds])  # type: ignore[no-untyped-call]
-    return scheduler not in (threaded.get, local.get_sync)
+    get: Any = get_scheduler(scheduler=scheduler, collections=[ds])  # type: ignore[no-untyped-call]
+    return get not in (threaded.get, local.get_sync)
 
 
 def write_elsewhere(
@@ -58,32 +58,34 @@ def write_elsewhere(
     fits: Mapping[str, Fit],
     *,
     statistics: bool,
+    scheduler: Any = None,
 ) -> None:
     """Write a dataset to the session, with each dask block written where dask computes it.
 
-    Takes the arguments of `begin_write`.
+    Takes the arguments of `begin_write`, and what `dask.compute` takes as a scheduler.
     """
     workspace = workspace_of(session.store)
     storage, keys = workspace.storage, workspace.keys
-    _check_reachable(storage)
+    _check_reachable(storage, scheduler)
     if isinstance(storage, Unmade):  # other processes need the objects it holds back
         storage.begin(object_key("chunks", keys.session_id, 0))
     writer = begin_write(ds, session.store, options, region, encoding, fits, statistics=statistics)
     # The state of a fork, not a fork: unpickling a fork opens the snapshot, which may fail.
     origin = freeze_store(session.fork().store)
-    written = _write_blocks(origin, writer, statistics=statistics)
+    written = _write_blocks(origin, writer, scheduler, statistics=statistics)
     session.merge(*(_fork_with(origin, copy_id, own) for copy_id, own in written))
     writer.record()
 
 
-def _check_reachable(storage: Storage) -> None:
+def _check_reachable(storage: Storage, scheduler: Any) -> None:
     """Refuse to compute elsewhere on a storage of this process only: it would never finish."""
     from dask.base import compute
     from dask.delayed import delayed
 
     if storage.capabilities.shared:
         return
-    (worker,) = compute(delayed(os.getpid, pure=False)())  # type: ignore[no-untyped-call]
+    task = delayed(os.getpid, pure=False)()
+    (worker,) = compute(task, scheduler=scheduler)  # type: ignore[no-untyped-call]
     if worker != os.getpid():
         raise InvalidArgumentError(
             f"{storage.url} is in the memory of this process, and dask computes in others: write "
@@ -96,7 +98,7 @@ type _Written = tuple[str, ChangeSet]
 
 
 def _write_blocks(
-    origin: ForkState, writer: DatasetWriter, *, statistics: bool
+    origin: ForkState, writer: DatasetWriter, scheduler: Any, *, statistics: bool
 ) -> Sequence[_Written]:
     """Write each dask block to a fork of its own, where dask computes it."""
     from dask.base import compute, persist
@@ -121,9 +123,10 @@ def _write_blocks(
     ]
     # Persisted together, so that work shared by arrays is done once; `compute` would try to
     # assemble arrays from what the blocks return.
-    persisted = persist(*written)  # type: ignore[no-untyped-call]
+    persisted = persist(*written, scheduler=scheduler)  # type: ignore[no-untyped-call]
     blocks = [block for array in persisted for block in array.to_delayed().ravel()]
-    results: tuple[_Written, ...] = compute(*blocks)  # type: ignore[no-untyped-call]
+    results: tuple[_Written, ...]
+    results = compute(*blocks, scheduler=scheduler)  # type: ignore[no-untyped-call]
     return results
 
 

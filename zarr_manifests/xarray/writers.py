@@ -69,6 +69,7 @@ def write(
     check: Literal["values", "encoding"] | None = "values",
     statistics: bool = True,
     txn: Txn | tuple[str, int] | None = None,
+    scheduler: Any = None,
 ) -> str:
     """Write a dataset to a repository in one commit; make the repository if necessary.
 
@@ -124,6 +125,8 @@ def write(
     txn : Txn or tuple of str and int, optional
         The name of an application and the number of its step, which is written at most once, see
         `Session.commit`. It makes a commit also if every byte existed already.
+    scheduler : str, callable or Client, optional
+        What computes dask arrays, as `dask.compute` takes it; by default what dask is set to.
 
     Returns
     -------
@@ -182,6 +185,7 @@ def write(
     if append_dim is not None and region is None:
         append = Append.of(ds, append_dim, path, on_existing, sort, relocate=relocate)
     step = txn_of(txn)
+    put = partial(_write, statistics=statistics, scheduler=scheduler)
     commit = partial(_commit, message=message, metadata=metadata, txn=step)
 
     def into(repository: Repository) -> str:
@@ -198,11 +202,11 @@ def write(
             return session, options, fits
 
         if append is not None:
-            return _append(ds, append, begin, encoding, commit, statistics=statistics)
+            return _append(ds, append, begin, encoding, put, commit)
         session, options, fits = begin()
         place = dict(region) if isinstance(region, Mapping) else region
         with explained(ds, fits):
-            _write(ds, session, options, place, encoding, fits, statistics=statistics)
+            put(ds, session, options, place, encoding, fits)
         return commit(session)
 
     if isinstance(location, Repository):
@@ -247,9 +251,8 @@ def _append(
     append: Append,
     begin: Callable[[], tuple[Session, dict[str, Any], dict[str, Fit]]],
     encoding: Mapping[Hashable, Mapping[str, Any]],
+    put: Callable[..., None],
     commit: Callable[..., str],
-    *,
-    statistics: bool,
 ) -> str:
     """Plan, write and commit an append; repeat if others have changed what the plan is based on."""
     planned: AppendPlan | None = None
@@ -271,7 +274,7 @@ def _append(
             place = None if at is None else {append.dim: at}
             with explained(ds, fits, {append.dim: rows}):
                 how = {**options, **over}
-                _write(part, session, how, place, new, fits, statistics=statistics)
+                put(part, session, how, place, new, fits)
         if planned.replaced:
             drop_unchanged(workspace)
         try:
@@ -411,13 +414,15 @@ def _write(
     fits: Mapping[str, Fit],
     *,
     statistics: bool,
+    scheduler: Any,
 ) -> None:
     how = options, region, encoding, fits
     try:
-        if computed_elsewhere(ds):
-            write_elsewhere(ds, session, *how, statistics=statistics)
+        if computed_elsewhere(ds, scheduler):
+            write_elsewhere(ds, session, *how, statistics=statistics, scheduler=scheduler)
         else:
-            begin_write(ds, session.store, *how, statistics=statistics).sync()
+            writer = begin_write(ds, session.store, *how, statistics=statistics)
+            writer.sync(chunkmanager_store_kwargs={"scheduler": scheduler})
     except (ArithmeticError, LookupError, RecursionError, TypeError, UnicodeError) as error:
         if isinstance(error, ManifestsError) or ds.chunksizes:  # or of what a task computes
             raise
