@@ -21,6 +21,7 @@ import xarray as xr
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql import types as sql
 
 from zarr_manifests import Repository
 from zarr_manifests.errors import VirtualContainerError
@@ -30,7 +31,7 @@ from zarr_manifests.session import Session
 from zarr_manifests.spark import worker
 from zarr_manifests.spark.job import Job
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
-from zarr_manifests.spark.schema import column_of
+from zarr_manifests.spark.schema import Column, column_of, to_arrow
 from zarr_manifests.spark.source import Source
 from zarr_manifests.storage import LocalStorage, Storage
 from zarr_manifests.testing import CountingStorage
@@ -218,6 +219,48 @@ def test_coordinates_of_cells(shape: list[int], kinds: list[str], data: st.DataO
         assert found.equals(along[axis].take(pa.array(place)))
 
 
+@given(st.data())
+@settings(deadline=None)
+def test_coordinates_of_blocks_that_may_be_alike(data: st.DataObject) -> None:
+    tiles = worker._Tiles()
+    tile_rows = data.draw(st.sampled_from([1, 12, 1000]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "_TILE_ROWS", tile_rows)
+        for _ in range(data.draw(st.integers(1, 4))):
+            along = [
+                _COLUMNS[data.draw(st.sampled_from(["double", "part", "missing", "text"]))].slice(
+                    data.draw(st.integers(0, 1)), data.draw(st.integers(1, 5))
+                )
+                for _ in range(3)
+            ]
+            shape = tuple(map(len, along))
+            start = data.draw(st.integers(0, math.prod(shape) - 1))
+            stop = data.draw(st.integers(start + 1, min(start + ROWS, math.prod(shape))))
+            places = np.unravel_index(np.arange(start, stop), shape)
+            found = tiles.columns(along, start, stop)
+            expected = [a.take(pa.array(p)) for a, p in zip(along, places, strict=True)]
+            assert all(a.equals(b) for a, b in zip(found, expected, strict=True))
+
+
+def test_repeated_coordinates_are_made_once() -> None:
+    tiles = worker._Tiles()
+    inner = [_COLUMNS["double"].slice(0, 2), _COLUMNS["double"].slice(0, 3)]
+    blocks = [[_COLUMNS["double"].slice(at, 4), *inner] for at in (0, 4)]
+    found = [tiles.columns(block, at, at + 6) for block in blocks for at in (0, 7)]
+    for axis, makings in ((0, 2), (1, 1), (2, 1)):
+        assert len({each[axis].buffers()[1].address for each in found}) == makings
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@given(st.lists(st.floats(width=32) | st.just(math.nan), max_size=20))
+def test_nan_becomes_null(dtype: str, values: list[float]) -> None:
+    given_in = np.array(values, dtype)
+    column = Column("t", sql.DoubleType(), pa.from_numpy_dtype(dtype), {})
+    found = to_arrow(given_in, column, nan_is_null=True)
+    found.validate(full=True)
+    assert found.equals(pa.array(given_in, from_pandas=True))
+
+
 @pytest.mark.parametrize(("zarr_format", "shards"), [(2, None), (3, None), (3, (10, 20))])
 def test_chunks_of_a_block_come_with_few_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zarr_format: Any, shards: Any
@@ -286,6 +329,23 @@ def test_batches_for_spark_have_exactly_the_types_of_the_columns(tmp_path: Path)
     assert rows.equals(pa.Table.from_batches(alone))
     frames = worker.run(job, [pd.DataFrame({"id": [0, 1]})])
     assert rows.equals(pa.Table.from_pandas(pd.concat(frames), exact, preserve_index=False))
+
+
+def test_a_variable_that_is_repeated_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "BLOCK_CHUNKS", 1)
+    wide = xr.DataArray(np.arange(24.0).reshape(6, 4), dims=("y", "x"))
+    ds = xr.Dataset({"a": wide, "b": ("x", np.arange(4.0))})
+    repo = Repository.create(LocalStorage(tmp_path / "repo"))
+    with repo.transaction(message="write") as store:
+        ds.to_zarr(store, consolidated=False, encoding={"a": {"chunks": (2, 4)}})
+    job = plan_read(repo, ReadOptions(broadcast=True, target_rows=100), SparkFacts())
+    read = Read(monkeypatch)
+    found = pd.concat(worker.run(job, [pd.DataFrame({"id": [0]})]))
+    assert found["b"].tolist() == [0.0, 1.0, 2.0, 3.0] * 6
+    assert [path.strip("/") for path, *_ in read.chunks].count("b") == 1
+    assert [path.strip("/") for path, *_ in read.chunks].count("a") == 3
 
 
 class Read:

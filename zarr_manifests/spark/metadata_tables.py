@@ -29,6 +29,7 @@ from zarr_manifests.planning.scan import Axis, Scan, plan_scan
 from zarr_manifests.planning.tables.resolved_chunks import ChunkKind, ResolvedChunks
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import ChunkStatistics, Session
+from zarr_manifests.spark.worker import opened
 from zarr_manifests.storage import Storage
 
 __all__ = ["metadata_table"]
@@ -323,7 +324,7 @@ class _ChunkJob:
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the tasks whose numbers are in the first column."""
-        session = Repository.open(self.storage).readonly_session(snapshot_id=self.snapshot_id)
+        session = opened(self.storage, self.snapshot_id)
         for number in (number for batch in batches for number in batch.column(0).to_pylist()):
             of_box: ResolvedChunks | ChunkStatistics
             if self.table == "statistics":

@@ -219,7 +219,18 @@ def to_arrow(values: npt.NDArray[Any], column: Column, *, nan_is_null: bool = Fa
         return pa.array(values).cast(arrow)
     if kind == "f" and values.dtype.itemsize == 2:
         values = values.astype(np.float32)
-    return pa.array(values, from_pandas=nan_is_null).cast(arrow)
+    found = _nan_as_null(values) if kind == "f" and nan_is_null else pa.array(values)
+    return found.cast(arrow)
+
+
+def _nan_as_null(values: npt.NDArray[Any]) -> pa.Array:
+    """The numbers as `pa.array(values, from_pandas=True)` has them, several times as fast."""
+    missing = np.isnan(values)
+    plain = pa.array(values)
+    if not missing.any():
+        return plain
+    valid = pa.py_buffer(np.packbits(~missing, bitorder="little"))
+    return pa.Array.from_buffers(plain.type, len(plain), [valid, plain.buffers()[1]])
 
 
 def _text(value: Any) -> str | None:

@@ -30,6 +30,10 @@ _SETTINGS: Final = {
     # Time coordinates are UTC, whatever the time zone of the machine.
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.enabled": "false",
+    # By default, glibc returns memory to the system after each block of chunks, and page faults
+    # then cost a third of the time that a worker takes for its rows.
+    "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": str(64 * 1024**2),
+    "spark.executorEnv.MALLOC_TRIM_THRESHOLD_": str(128 * 1024**2),
 }
 _LOCAL_SETTINGS: Final = {
     "spark.driver.bindAddress": "127.0.0.1",

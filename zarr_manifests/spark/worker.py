@@ -33,6 +33,7 @@ from zarr_manifests.spark.job import Containers, Job
 from zarr_manifests.spark.row_filter import kept
 from zarr_manifests.spark.schema import SHAPE, to_arrow
 from zarr_manifests.spark.source import Source
+from zarr_manifests.storage import Storage
 
 __all__ = [
     "BATCH_BYTES",
@@ -41,6 +42,7 @@ __all__ = [
     "BLOCK_CHUNKS",
     "PANDAS_WARNING",
     "batches",
+    "opened",
     "partition_batches",
     "run",
     "run_arrow",
@@ -55,11 +57,14 @@ PANDAS_WARNING: Final = "PySpark does not yet fully support pandas"
 """Start of a warning that pyspark gives for each batch, about features not used here."""
 
 _KEPT: Final = 8
+# A column of so many 8-byte values has half as many bytes as a block.
+_TILE_ROWS: Final = 2 * 1024**2
 # Reading a box by itself costs about as much as passing over so many cells.
 _SKIPPED_CELLS: Final = 256 * 1024
 # The key has the containers, since they decide what a job may read elsewhere.
 _sessions: OrderedDict[tuple[str, Containers, str], Session] = OrderedDict()
 type _Place = tuple[str, Containers, str, str, bool, bool]
+type _Held = dict[str, tuple[Box, npt.NDArray[Any]]]
 _sources: OrderedDict[_Place, tuple[Source, dict[str, pa.Array]]] = OrderedDict()
 
 
@@ -130,9 +135,11 @@ def _pieces(job: Job, boxes: Iterable[Box]) -> Iterator[pa.Table]:
     """Yield the rows of boxes, in tables of at most `BATCH_ROWS` rows."""
     source, coordinates = _open(job)
     along = [coordinates.get(column.name) for column in job.dimensions]
+    tiles = _Tiles()
+    held: _Held = {}
     for block, parts in _blocks(job, source, boxes):
         axes = job.scan.within(block)
-        stored = [_stored(job, source, column.name, block, parts) for column in job.variables]
+        stored = [_stored(job, source, each.name, block, parts, held) for each in job.variables]
         cells = _selected(block, parts, axes)
         if cells is None:
             places = [axis.positions() for axis in axes]
@@ -154,23 +161,28 @@ def _pieces(job: Job, boxes: Iterable[Box]) -> Iterator[pa.Table]:
         for start in range(0, size, BATCH_ROWS):
             stop = min(start + BATCH_ROWS, size)
             if cells is None:
-                spread = _spread_all(known, start, stop)
+                spread = tiles.columns(known, start, stop)
             else:
                 spread = [each.slice(start, stop - start) for each in known]
             yield _table(job, spread, [each[start:stop] for each in values])
 
 
 def _stored(
-    job: Job, source: Source, name: str, block: Box, parts: list[Box] | None
+    job: Job, source: Source, name: str, block: Box, parts: list[Box] | None, held: _Held
 ) -> npt.NDArray[Any]:
-    """A variable's stored values in a block, repeated along dimensions that it does not have."""
+    """A variable's stored values in a block, repeated along dimensions that it does not have.
+
+    Values that are repeated are kept in `held`, since the next block may have the same.
+    """
     all_of = [column.name for column in job.dimensions]
     dims = source.encoded(name).dims
     if list(dims) == all_of:
         return source.stored(name, block, parts)
     at = [all_of.index(str(dim)) for dim in dims]
     own = Box(tuple(block.lo[axis] for axis in at), tuple(block.hi[axis] for axis in at))
-    values = source.stored(name, own).transpose(np.argsort(at))
+    if name not in held or held[name][0] != own:
+        held[name] = own, source.stored(name, own)
+    values = held[name][1].transpose(np.argsort(at))
     shape = [length if axis in at else 1 for axis, length in enumerate(block.shape)]
     return np.broadcast_to(values.reshape(shape), block.shape)
 
@@ -180,8 +192,9 @@ def _chunk_rows(job: Job, boxes: Iterable[Box]) -> Iterator[pa.Table]:
     source, coordinates = _open(job)
     names = [column.name for column in job.variables]
     schema = pa.schema([(column.name, column.arrow) for column in job.columns])
+    held: _Held = {}
     for block, parts in _blocks(job, source, boxes):
-        stored = [_stored(job, source, name, block, parts) for name in names]
+        stored = [_stored(job, source, name, block, parts, held) for name in names]
         for part in parts or [block]:
             decoded = [
                 source.decode(name, np.ascontiguousarray(each[_place(part, block)]))
@@ -310,14 +323,44 @@ def _table(job: Job, along: list[pa.Array], values: list[npt.NDArray[Any]]) -> p
     return table
 
 
-def _spread_all(along: list[pa.Array], start: int, stop: int) -> list[pa.Array]:
-    """The coordinates of the cells from `start` to `stop`, in C order, of a product of axes."""
-    found: list[pa.Array] = []
-    inner = 1
-    for coordinate in reversed(along):
-        found.insert(0, _spread(coordinate, start, stop, inner))
-        inner *= len(coordinate)
-    return found
+class _Tiles:
+    """Coordinates of the cells of blocks, in C order.
+
+    The inner axes of a block repeat the same pattern, and so do blocks with the same inner axes.
+    Such a pattern is made once, and batches are slices of it.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[list[pa.Array], pa.Array]] = {}
+
+    def columns(self, along: list[pa.Array], start: int, stop: int) -> list[pa.Array]:
+        """The columns of the cells from `start` to `stop` of the product of some coordinates."""
+        size = math.prod(map(len, along))
+        found: list[pa.Array] = []
+        inner = 1
+        for axis in reversed(range(len(along))):
+            period = inner * len(along[axis])
+            if period <= _TILE_ROWS:
+                # Long enough for a batch that begins anywhere in the pattern.
+                length = min(period + BATCH_ROWS, size)
+                tile = self._tile(along[axis:], length, inner)
+                found.insert(0, tile.slice(start % period, stop - start))
+            else:
+                found.insert(0, _spread(along[axis], start, stop, inner))
+            inner = period
+        return found
+
+    def _tile(self, along: list[pa.Array], length: int, inner: int) -> pa.Array:
+        made = self._made.get(len(along))
+        if made is not None and len(made[1]) >= length and _alike(made[0], along):
+            return made[1]
+        tile = _spread(along[0], 0, length, inner)
+        self._made[len(along)] = along, tile
+        return tile
+
+
+def _alike(some: list[pa.Array], others: list[pa.Array]) -> bool:
+    return all(a is b or a.equals(b) for a, b in zip(some, others, strict=True))
 
 
 def _spread(coordinate: pa.Array, start: int, stop: int, inner: int) -> pa.Array:
@@ -355,7 +398,8 @@ def _open(job: Job) -> tuple[Source, dict[str, pa.Array]]:
     within = (job.group, job.decode_times, nan_is_null)
     place = (job.storage.url, job.containers, job.snapshot_id, *within)
     if place not in _sources:
-        source = Source(_session(job), job.group, decode_times=job.decode_times)
+        session = opened(job.storage, job.snapshot_id, job.containers)
+        source = Source(session, job.group, decode_times=job.decode_times)
         # Everything imported and opened so far lives as long as the worker.
         if not gc.get_freeze_count():
             gc.freeze()
@@ -368,11 +412,12 @@ def _open(job: Job) -> tuple[Source, dict[str, pa.Array]]:
     return source, coordinates
 
 
-def _session(job: Job) -> Session:
-    place = (job.storage.url, job.containers, job.snapshot_id)
+def opened(storage: Storage, snapshot_id: str, containers: Containers = ()) -> Session:
+    """A snapshot of a repository, which the worker keeps open for later tasks."""
+    place = (storage.url, containers, snapshot_id)
     if place not in _sessions:
-        repository = Repository.open(job.storage, virtual_containers=dict(job.containers))
-        _keep(_sessions, place, repository.readonly_session(snapshot_id=job.snapshot_id))
+        repository = Repository.open(storage, virtual_containers=dict(containers))
+        _keep(_sessions, place, repository.readonly_session(snapshot_id=snapshot_id))
     return _sessions[place]
 
 
