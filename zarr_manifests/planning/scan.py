@@ -263,8 +263,10 @@ def plan_scan(axes: Sequence[Axis], *, target_rows: int, min_tasks: int = 1) -> 
     def too_few(target: int) -> bool:
         return math.prod(map(len, _spans(chunked, target))) < wanted
 
-    # The largest target that gives enough boxes; 1 does, since then each is one chunk.
-    target = bisect_left(range(1, target_rows + 1), True, key=too_few)
+    target = target_rows
+    if too_few(target):
+        # The largest target that gives enough boxes; 1 does, since then each is one chunk.
+        target = bisect_left(range(1, target_rows + 1), True, key=too_few)
     spans = _spans(chunked, target)
     return Scan(
         tuple(axes), tuple(axis._clip(span) for axis, span in zip(axes, spans, strict=True))

@@ -62,10 +62,14 @@ def _matching(table: pa.Table, comparison: Comparison, zone: tzinfo) -> npt.NDAr
             f"there is no column {comparison.column!r} to compare in {comparison.sql!r}; "
             f"there are: {', '.join(table.column_names)}"
         )
-    column = table.column(comparison.column).combine_chunks()
+    chunked = table.column(comparison.column)
+    # Joining copies, even a single chunk.
+    column = chunked.chunk(0) if chunked.num_chunks == 1 else chunked.combine_chunks()
     if isinstance(column, pa.ChunkedArray):  # a table without rows
         column = pa.array([], column.type)
-    valid: npt.NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
+    valid = np.ones(len(column), np.bool_)
+    if column.null_count:
+        valid = column.is_valid().to_numpy(zero_copy_only=False)
     match comparison.op:
         case "is_null":
             return ~valid
