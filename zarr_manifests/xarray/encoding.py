@@ -33,7 +33,7 @@ from zarr_manifests.xarray.agreement import meaning_of_bounds
 from zarr_manifests.xarray.array_target import ArrayTarget
 from zarr_manifests.xarray.fit import Fit, MisfitError
 
-__all__ = ["DatasetWriter", "begin_write", "explained", "fits_of"]
+__all__ = ["DatasetWriter", "begin_write", "explained", "fit_of", "fits_of"]
 
 type _Call = Callable[[xr.Variable, Sequence[int]], Any]
 """Makes something of a variable in memory, the first value of which is at that position."""
@@ -358,10 +358,35 @@ def _encodings_there(
     arrays = {n: opened.open_store_variable(n) for n in opened.array_keys() if n in names}
     attributes = [array.attrs for array in arrays.values()]
     for name, array in arrays.items():
-        none = xr.Variable(array.dims, np.empty((0,) * array.ndim, array.dtype), array.attrs)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # xarray itself warns when it writes
-            decoded = decode_cf_variable(name, none, decode_times=False)
-        own = {**array.attrs, **decoded.encoding, "dtype": array.dtype}
+        own = _encoding_of(name, array.dtype, array.attrs)
         found[names[name]] = {**meaning_of_bounds(name, attributes), **own}
     return found
+
+
+def _encoding_of(
+    name: str, stored: np.dtype[Any], attributes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """How xarray would encode values for an array with these attributes."""
+    none = xr.Variable((name,), np.empty(0, stored), dict(attributes))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # xarray itself warns when it writes
+        decoded = decode_cf_variable(name, none, decode_times=False)
+    return {**attributes, **decoded.encoding, "dtype": stored}
+
+
+def fit_of(
+    name: str, given: np.dtype[Any], stored: np.dtype[Any], attributes: Mapping[str, Any]
+) -> Fit:
+    """Return how values of a type are stored in an array.
+
+    Parameters
+    ----------
+    name : str
+        Name of the array.
+    given, stored : dtype
+        Types of the values and of the array.
+    attributes : mapping
+        The attributes of the array.
+    """
+    how = _encoding_of(name, stored, attributes)
+    return Fit(name, given, {}, {key: how[key] for key in _ENCODING if key in how}, stored, False)

@@ -40,7 +40,7 @@ from zarr_manifests.xarray.encoding import begin_write, explained, fits_of
 from zarr_manifests.xarray.fit import Fit
 from zarr_manifests.xarray.unchanged import changes_nothing, drop_unchanged
 
-__all__ = ["write"]
+__all__ = ["write", "zarr_format_at"]
 
 type _Region = Mapping[str, slice | Literal["auto"]] | Literal["auto"]
 type _WriteMode = Literal["w", "w-", "a", "a-", "r+"]
@@ -391,11 +391,11 @@ def _zarr_options(
         "group": path or None,
         "mode": mode or default,
         "append_dim": append_dim,
-        "zarr_format": _zarr_format(store, path, replaced=mode == "w"),
+        "zarr_format": zarr_format_at(store, path, replaced=mode == "w"),
     }
 
 
-def _zarr_format(store: ManifestStore, path: str, *, replaced: bool) -> int:
+def zarr_format_at(store: ManifestStore, path: str, *, replaced: bool) -> int:
     """The format of the group or its nearest parent; nodes of different formats do not mix."""
     if replaced and not path:
         return 3

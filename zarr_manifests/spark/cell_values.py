@@ -1,0 +1,330 @@
+"""Columns of rows as numbers of an array: positions of coordinates, and encoded values.
+
+Labels are compared in the type of the coordinate, as xarray decodes it, so a double 0.1 is the
+label 0.1 of a float32 coordinate. Values are encoded by xarray as the array has it (packing, fill
+value, times), and checked as `zarr_manifests.write` checks them. NULL is the value that stands for
+a missing one. Invariant: an array that has no such value never gets one for NULL.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import xarray as xr
+from xarray.conventions import decode_cf_variable, encode_cf_variable
+
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.grid import Coords, IndexArray
+from zarr_manifests.planning.cells import Lookup
+from zarr_manifests.xarray.fit import Fit, Misfit, MisfitError
+
+__all__ = ["AlongAxis", "Values", "encoded", "shown", "to_numpy"]
+
+_TIMES: Final = xr.coders.CFDatetimeCoder(time_unit="us")
+_DURATIONS: Final = xr.coders.CFTimedeltaCoder(time_unit="us")
+_MEANING: Final = ("units", "calendar", "_FillValue", "missing_value", "scale_factor", "add_offset")
+_SECOND: Final = np.timedelta64(1, "s")
+
+
+def to_numpy(column: pa.Array) -> npt.NDArray[Any]:
+    """The values of a column without NULL, as xarray would have them.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If xarray has no such values.
+    """
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        return column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64()).to_numpy().view("M8[us]")
+    if pa.types.is_duration(kind):
+        return column.cast(pa.duration("us")).cast(pa.int64()).to_numpy().view("m8[us]")
+    if pa.types.is_decimal(kind):
+        whole = pa.uint64() if kind.scale == 0 and kind.precision == 20 else pa.float64()
+        return column.cast(whole, safe=False).to_numpy()
+    if pa.types.is_boolean(kind):
+        return column.to_numpy(zero_copy_only=False)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return column.to_numpy()
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return column.to_numpy(zero_copy_only=False).astype(object)
+    raise InvalidArgumentError(f"values of type {kind} cannot be written to an array")
+
+
+def shown(value: Any) -> str:
+    """A label or value for a message."""
+    if isinstance(value, np.datetime64):
+        return str(np.datetime_as_string(value, unit="auto"))
+    if isinstance(value, np.floating):
+        return f"{value:.9g}"
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+# --- coordinates -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlongAxis:
+    """A dimension of the rows' cells: its column, and what its labels are. Made by `of`.
+
+    Parameters
+    ----------
+    name : str
+        Name of the dimension and of the column.
+    size : int
+        Number of positions.
+    dtype : numpy.dtype
+        Type of the labels, as xarray decodes them.
+    lookup : Lookup, optional
+        Finds numbers and times; None for texts and bytes.
+    texts : mapping of str or bytes to int, optional
+        The positions of texts and bytes.
+    """
+
+    name: str
+    size: int
+    dtype: np.dtype[Any]
+    lookup: Lookup | None = None
+    texts: Mapping[Any, int] | None = None
+
+    @staticmethod
+    def of(
+        name: str,
+        labels: npt.NDArray[Any] | None,
+        size: int,
+        column: pa.DataType,
+        tolerance: Any = None,
+    ) -> AlongAxis:
+        """The dimension with these decoded labels; without any, columns have positions.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If values of the column cannot be labels, or a label is there twice.
+        """
+        labels = np.arange(size) if labels is None else labels
+        if labels.dtype.kind == "O" and size and hasattr(labels[0], "calendar"):
+            labels = np.array([label.isoformat() for label in labels], object)
+        _check_comparable(name, labels.dtype, column)
+        if labels.dtype.kind == "O":
+            if tolerance is not None:
+                raise InvalidArgumentError(f"labels of {name!r} are texts, which have no tolerance")
+            texts = {label: at for at, label in enumerate(labels.tolist())}
+            if len(texts) < size:
+                raise InvalidArgumentError(
+                    f"a label is there twice along {name!r}, so a row does not say which cell it "
+                    "is of"
+                )
+            return AlongAxis(name=name, size=size, dtype=labels.dtype, texts=texts)
+        if labels.dtype.kind in "biu" and not pa.types.is_integer(column):
+            labels = labels.astype(np.float64)
+        numbers, within = _numbers(labels), _tolerance(name, tolerance, labels.dtype)
+        known = numbers if labels.dtype.kind not in "mM" else numbers[~np.isnat(labels)]
+        lookup = Lookup.of(name, known, within)
+        if len(known) < len(numbers):
+            places = np.flatnonzero(~np.isnat(labels))
+            lookup = Lookup(lookup.ordered, places[lookup.positions], within, lookup.step)
+        return AlongAxis(name=name, size=size, dtype=labels.dtype, lookup=lookup)
+
+    def positions(self, column: pa.Array) -> IndexArray:
+        """The position of each value; -1 for those that are no label, such as NULL."""
+        if column.null_count:
+            positions = np.full(len(column), -1, np.int64)
+            valid = column.is_valid().to_numpy(zero_copy_only=False)
+            positions[valid] = self.positions(column.drop_null())
+            return positions
+        if self.texts is not None:
+            coded = column.dictionary_encode()
+            known = [self.texts.get(text, -1) for text in coded.dictionary.to_pylist()]
+            return np.array(known, np.int64).take(coded.indices.to_numpy())
+        assert self.lookup is not None
+        values = to_numpy(column)
+        if self.dtype.kind not in "mM":
+            ordered = self.lookup.ordered
+            if ordered.dtype.kind == "f":  # at the coordinate's own precision
+                with np.errstate(over="ignore"):
+                    values = values.astype(ordered.dtype, copy=False)
+        return self.lookup.find(_numbers(values))
+
+    def label(self, position: int) -> str:
+        """The label at a position, for messages."""
+        if self.texts is not None:
+            return next((str(text) for text, at in self.texts.items() if at == position), "?")
+        assert self.lookup is not None
+        found = self.lookup.label_at(position)
+        if found is None:
+            return "NaN"
+        return shown(found.view(self.dtype) if self.dtype.kind in "mM" else found)
+
+
+def _numbers(labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Labels as numbers that compare as they do."""
+    if labels.dtype.kind == "M":
+        return labels.astype("M8[us]").view(np.int64)
+    if labels.dtype.kind == "m":
+        return labels.astype("m8[us]").view(np.int64)
+    if labels.dtype.kind in "biu":
+        return labels.astype(np.int64)
+    return labels.astype(np.float32) if labels.dtype.itemsize == 2 else labels
+
+
+def _check_comparable(name: str, labels: np.dtype[Any], column: pa.DataType) -> None:
+    types = pa.types
+    number = types.is_integer(column) or types.is_floating(column) or types.is_decimal(column)
+    fits = {
+        "M": types.is_timestamp(column),
+        "m": types.is_duration(column),
+        "O": types.is_string(column) or types.is_binary(column),
+    }.get(labels.kind, number)
+    if not fits:
+        what = {"M": "times", "m": "durations", "O": "texts"}.get(labels.kind, "numbers")
+        raise InvalidArgumentError(
+            f"the column {name!r} is of type {column}, and the labels of that dimension are "
+            f"{what}; cast the column"
+        )
+
+
+def _tolerance(name: str, given: Any, labels: np.dtype[Any]) -> float | None:
+    if given is None:
+        return None
+    try:
+        if labels.kind in "mM":
+            return int(np.timedelta64(given, "us").astype(np.int64))
+        found = float(given)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"{given!r} is no tolerance of {name!r}: {error}") from None
+    if not 0 <= found < np.inf:
+        raise InvalidArgumentError(f"{given!r} is no tolerance of {name!r}")
+    return found
+
+
+# --- values ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Values:
+    """A variable that rows are written to, and how its values are stored.
+
+    Parameters
+    ----------
+    name, path : str
+        Its name, which is that of the column, and its path.
+    axes : tuple of int
+        For each axis of the array, the number of the dimension.
+    stored : numpy.dtype
+        The type of the array.
+    fit : Fit
+        How values of the column's type are encoded.
+    attributes : mapping
+        The attributes of the array, to decode values.
+    absent : ndarray
+        What stands for a missing value, as one element; empty if nothing does.
+    """
+
+    name: str
+    path: str
+    axes: Coords
+    stored: np.dtype[Any]
+    fit: Fit
+    attributes: Mapping[str, Any]
+    absent: npt.NDArray[Any]
+
+    @property
+    def has_absent(self) -> bool:
+        """Whether there is a value that stands for a missing one."""
+        return bool(self.absent.size)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether values have no fixed size, and travel as texts or bytes."""
+        return self.stored.kind in "OT"
+
+    @property
+    def itemsize(self) -> int:
+        """About how many bytes a value takes in memory."""
+        return 64 if self.is_text else self.stored.itemsize
+
+    def codes(self, column: pa.Array) -> npt.NDArray[Any]:
+        """The values of a column as they are stored.
+
+        Raises
+        ------
+        MisfitError
+            If some would be read back differently, or NULL is there and nothing stands for it.
+        """
+        if not column.null_count:
+            return encoded(self.fit, self.stored, to_numpy(column))
+        valid = column.is_valid().to_numpy(zero_copy_only=False)
+        if not self.has_absent:
+            row = int(np.flatnonzero(~valid)[0])
+            raise MisfitError(self.name, (Misfit((row,), "NULL", "a value"),))
+        codes = np.empty(len(column), self.stored)
+        codes[:] = self.absent[0]
+        try:
+            codes[valid] = encoded(self.fit, self.stored, to_numpy(column.drop_null()))
+        except MisfitError as error:
+            rows = np.flatnonzero(valid)
+            moved = [replace(one, index=(int(rows[one.index[0]]),)) for one in error.misfits]
+            raise MisfitError(error.name, tuple(moved)) from None
+        return codes
+
+    def decoded(self, code: Any) -> str:
+        """A stored value as it would be read, for messages."""
+        raw = np.empty(1, self.stored)
+        raw[0] = code
+        own = xr.Variable((self.name,), raw, dict(self.attributes))
+        found = decode_cf_variable(self.name, own, decode_times=_TIMES, decode_timedelta=_DURATIONS)
+        return shown(found.values[0])
+
+
+def encoded(fit: Fit, stored: np.dtype[Any], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Values as they are stored.
+
+    Raises
+    ------
+    MisfitError
+        If some would be read back differently.
+    """
+    if values.dtype.kind in "mM" and stored.kind not in "mM":
+        return _encoded_times(fit, stored, values)
+    if fit.needs_no_check:
+        return values.astype(stored, copy=False)
+    variable = xr.Variable((fit.name,), values, {}, dict(fit.encoding))
+    if fit.encoded_like(variable) is not None:
+        return fit.encoded(variable).astype(stored, copy=False)
+    fit.checked(variable)
+    with np.errstate(all="ignore"):
+        codes = encode_cf_variable(variable, name=fit.name).values
+    return np.asarray(codes).astype(stored, copy=False)
+
+
+def _encoded_times(
+    fit: Fit, stored: np.dtype[Any], values: npt.NDArray[Any]
+) -> npt.NDArray[Any]:
+    """Times in the units of the array; xarray would change the units where they do not fit."""
+    kept = {key: fit.encoding[key] for key in _MEANING if key in fit.encoding}
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")  # what they warn of is checked here
+        own = xr.Variable((fit.name,), values, {}, dict(fit.encoding))
+        codes = encode_cf_variable(own, name=fit.name).values.astype(stored)
+        raw = xr.Variable((fit.name,), codes, kept)
+        read = decode_cf_variable(
+            fit.name, raw, decode_times=_TIMES, decode_timedelta=_DURATIONS
+        ).values
+    if read.dtype.kind == "O":  # a calendar whose dates are no timestamps
+        told = np.array([each.isoformat() for each in read])
+        off = told != np.datetime_as_string(values, unit="s")
+    else:
+        off = (np.isnat(read) != np.isnat(values)) | (np.abs(read - values) >= _SECOND)
+    found = np.flatnonzero(off)[:3].tolist()
+    if found:
+        misfits = tuple(Misfit((at,), str(values[at]), str(read[at])) for at in found)
+        raise MisfitError(fit.name, misfits)
+    return np.asarray(codes)
