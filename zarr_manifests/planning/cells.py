@@ -87,7 +87,7 @@ class Lookup:
                 found = near == values
             else:
                 found = np.abs(near - values) <= self.tolerance
-        positions = self.positions.take(at)
+        positions: IndexArray = self.positions.take(at)
         if not found.all():
             positions[~found] = _NOWHERE
         return positions
@@ -100,7 +100,7 @@ class Lookup:
             np.rint(far, out=far)
             np.clip(far, 0, len(self.ordered) - 1, out=far)
             np.nan_to_num(far, copy=False)
-            return far.astype(np.int64)
+            return np.asarray(far, np.int64)
 
     def _nearest(self, values: npt.NDArray[Any]) -> IndexArray:
         right = np.searchsorted(self.ordered, values)
@@ -179,7 +179,9 @@ class Bins:
             If there are more cells than 63 bits can number.
         """
         sides = list(zip(region.lo, region.hi, strict=True))
-        runs = [np.array([[lo, hi]] if hi > lo else [], np.int64).reshape(-1, 2) for lo, hi in sides]
+        runs = [
+            np.array([[lo, hi]] if hi > lo else [], np.int64).reshape(-1, 2) for lo, hi in sides
+        ]
         axes = [Axis(length, run) for length, run in zip(unit, runs, strict=True)]
         scan = plan_scan(axes, target_rows=max(cells, 1), min_tasks=max(least, 1))
         lengths = [spans[:, 1] - spans[:, 0] for spans in scan.spans]
@@ -190,11 +192,9 @@ class Bins:
                 f"a region of {len(scan)} times {math.prod(shape)} cells is too large to be "
                 "written at once; write parts of it"
             )
-        tables = []
+        tables: list[IndexArray] = []
         bin_step, cell_step = 1, 1
-        for (lo, hi), spans, length in reversed(
-            list(zip(sides, scan.spans, shape, strict=True))
-        ):
+        for (lo, hi), spans, length in reversed(list(zip(sides, scan.spans, shape, strict=True))):
             at = np.arange(lo, hi)
             span = np.searchsorted(spans[:, 1], at, "right")
             within = at - spans[span, 0] if len(at) else at

@@ -18,9 +18,12 @@ from zarr_manifests.spark.explain import explain_pruning  # noqa: E402
 from zarr_manifests.spark.metadata_tables import metadata_table  # noqa: E402
 from zarr_manifests.spark.read import read  # noqa: E402
 from zarr_manifests.spark.spark_session import session  # noqa: E402
+from zarr_manifests.spark.write_dataframe import write_dataframe  # noqa: E402
 from zarr_manifests.spark.write_dataset import write_dataset  # noqa: E402
+from zarr_manifests.spark.write_plan import WriteReport  # noqa: E402
 
 __all__ = [
+    "WriteReport",
     "changes",
     "create_view",
     "explain_pruning",
@@ -28,5 +31,6 @@ __all__ = [
     "read",
     "register",
     "session",
+    "write_dataframe",
     "write_dataset",
 ]

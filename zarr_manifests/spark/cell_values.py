@@ -16,7 +16,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import xarray as xr
 from xarray.conventions import decode_cf_variable, encode_cf_variable
 
@@ -43,18 +42,19 @@ def to_numpy(column: pa.Array) -> npt.NDArray[Any]:
     """
     kind = column.type
     if pa.types.is_timestamp(kind):
-        return column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64()).to_numpy().view("M8[us]")
-    if pa.types.is_duration(kind):
-        return column.cast(pa.duration("us")).cast(pa.int64()).to_numpy().view("m8[us]")
-    if pa.types.is_decimal(kind):
-        whole = pa.uint64() if kind.scale == 0 and kind.precision == 20 else pa.float64()
-        return column.cast(whole, safe=False).to_numpy()
-    if pa.types.is_boolean(kind):
-        return column.to_numpy(zero_copy_only=False)
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return column.to_numpy()
+        column = column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64())
+    elif pa.types.is_duration(kind):
+        column = column.cast(pa.duration("us")).cast(pa.int64())
+    elif pa.types.is_decimal(kind):
+        whole = kind.scale == 0 and kind.precision == 20  # as `read` has uint64
+        column = column.cast(pa.uint64() if whole else pa.float64(), safe=False)
+    values: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
+    if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
+        return values.view("M8[us]" if pa.types.is_timestamp(kind) else "m8[us]")
+    if values.dtype.kind in "biuf":
+        return values
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        return column.to_numpy(zero_copy_only=False).astype(object)
+        return values.astype(object)
     raise InvalidArgumentError(f"values of type {kind} cannot be written to an array")
 
 
@@ -111,7 +111,8 @@ class AlongAxis:
         """
         labels = np.arange(size) if labels is None else labels
         if labels.dtype.kind == "O" and size and hasattr(labels[0], "calendar"):
-            labels = np.array([label.isoformat() for label in labels], object)
+            dates: list[Any] = labels.tolist()
+            labels = np.array([date.isoformat() for date in dates], object)
         _check_comparable(name, labels.dtype, column)
         if labels.dtype.kind == "O":
             if tolerance is not None:
@@ -143,7 +144,7 @@ class AlongAxis:
         if self.texts is not None:
             coded = column.dictionary_encode()
             known = [self.texts.get(text, -1) for text in coded.dictionary.to_pylist()]
-            return np.array(known, np.int64).take(coded.indices.to_numpy())
+            return np.asarray(np.array(known, np.int64).take(coded.indices.to_numpy()))
         assert self.lookup is not None
         values = to_numpy(column)
         if self.dtype.kind not in "mM":
@@ -305,9 +306,7 @@ def encoded(fit: Fit, stored: np.dtype[Any], values: npt.NDArray[Any]) -> npt.ND
     return np.asarray(codes).astype(stored, copy=False)
 
 
-def _encoded_times(
-    fit: Fit, stored: np.dtype[Any], values: npt.NDArray[Any]
-) -> npt.NDArray[Any]:
+def _encoded_times(fit: Fit, stored: np.dtype[Any], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Times in the units of the array; xarray would change the units where they do not fit."""
     kept = {key: fit.encoding[key] for key in _MEANING if key in fit.encoding}
     with warnings.catch_warnings(), np.errstate(all="ignore"):

@@ -1,11 +1,8 @@
-"""What the tasks of a write from rows do: tell which cell a row is of, and fill chunks.
+"""The second step of a write from rows: fill chunks.
 
-1. `share_cells` looks up the coordinates of rows, encodes and checks their values, and gathers many
-   rows at a time by bin. What it gives is few, large rows, so shuffling them costs little.
-2. `write_cells` puts the cells of a bin in place, and writes its chunks to a fork of the session.
+`write_cells` puts the cells of a bin in place, and writes its chunks to a fork of the session.
 
-Memory is bounded by what one task holds: `GATHER_BYTES` of rows in the first step, the values of one
-bin in the second. Invariants:
+Memory is bounded by the values of one bin. Invariants:
 
 - A chunk is written by one task, once.
 - Cells that are not written keep their values.
@@ -26,251 +23,23 @@ import numpy.typing as npt
 import pyarrow as pa
 import zarr
 
-from zarr_manifests.errors import InvalidArgumentError, ManifestsError
-from zarr_manifests.grid import Coords, IndexArray
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.session import Fork
-from zarr_manifests.spark.cell_values import Values, shown
+from zarr_manifests.spark.cell_values import Values
 from zarr_manifests.spark.write_plan import WritePlan
 from zarr_manifests.store import workspace_of
 from zarr_manifests.xarray.array_target import ArrayTarget
-from zarr_manifests.xarray.fit import MisfitError
 
-__all__ = ["GATHER_BYTES", "REPORTED", "SHARED", "share_cells", "write_cells"]
+__all__ = ["REPORTS", "write_cells"]
 
-GATHER_BYTES: Final = 64 * 1024**2
-"""How much of rows is gathered before it is shared out."""
+REPORTS: Final = pa.schema([("fork", pa.binary()), ("cells", pa.int64()), ("failure", pa.string())])
+"""What a task gives, in one row: its pickled fork, and the cells it wrote; or what is wrong."""
 
-SHARED: Final = pa.schema([("task", pa.int32()), ("bin", pa.int64()), ("cells", pa.binary())])
-"""What the first step gives: the task and bin of cells. Without a bin, a mark or a failure."""
-
-REPORTED: Final = pa.schema([("fork", pa.binary()), ("cells", pa.int64()), ("failure", pa.binary())])
-"""What a task of the second step gives, in one row: its fork, pickled, and what it counted."""
-
-_BLOB_BYTES: Final = 4 * 1024**2
 _LISTED: Final = 3
-
-type _Columns = list[npt.NDArray[Any]]
-
-
-# --- from rows to shares ---------------------------------------------------------------------
-
-
-def share_cells(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the cells of rows, by the task and the bin that write them.
-
-    Parameters
-    ----------
-    plan : WritePlan
-        The write.
-    batches : iterable of RecordBatch
-        Rows with the columns of the plan.
-    """
-    try:
-        yield from _shares(plan, batches)
-    except InvalidArgumentError as error:
-        row = pa.array([0], pa.int32()), pa.array([None], pa.int64()), pa.array([pickle.dumps(error)])
-        yield pa.record_batch(list(row), schema=SHARED)
-
-
-def _shares(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    waiting: list[_Columns] = []
-    nbytes = 0
-    for batch in batches:
-        if batch.num_rows:
-            columns = _cells_of(plan, batch)
-            waiting.append(columns)
-            nbytes += sum(_nbytes(column) for column in columns)
-        if nbytes >= GATHER_BYTES:
-            yield from _shared(plan, waiting)
-            waiting, nbytes = [], 0
-    if waiting:
-        yield from _shared(plan, waiting)
-
-
-def _nbytes(column: npt.NDArray[Any]) -> int:
-    return column.nbytes if column.dtype.kind not in "OT" else 64 * len(column)
-
-
-def _cells_of(plan: WritePlan, batch: pa.RecordBatch) -> _Columns:
-    """The keys of the rows' cells, their stored values, and their order if there is one."""
-    places = [axis.positions(batch.column(axis.name)) for axis in plan.along]
-    inside = plan.bins.inside(places)
-    if not inside.all():
-        raise InvalidArgumentError(_outside(plan, batch, places, inside))
-    keys = plan.bins.keys(places, batch.num_rows)
-    try:
-        values = [one.codes(batch.column(one.name)) for one in plan.variables]
-    except MisfitError as error:
-        raise InvalidArgumentError(_misfit(plan, places, error)) from None
-    order = [] if plan.order_by is None else [_order(plan, batch, places)]
-    return [keys, *values, *order]
-
-
-def _order(plan: WritePlan, batch: pa.RecordBatch, places: Sequence[IndexArray]) -> Any:
-    assert plan.order_by is not None
-    column = batch.column(plan.order_by)
-    if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
-        column = column.cast(pa.timestamp("us")).cast(pa.int64())
-    if column.null_count:
-        row = column.is_valid().to_numpy(zero_copy_only=False).argmin()
-        raise InvalidArgumentError(
-            f"a row at {plan.cell([at[row] for at in places])} has no {plan.order_by!r}, so "
-            "it does not say whether it is the last"
-        )
-    return column.cast(pa.float64(), safe=False).to_numpy()
-
-
-def _outside(
-    plan: WritePlan, batch: pa.RecordBatch, places: Sequence[IndexArray], inside: Any
-) -> str:
-    """Describe rows that are of no cell that is written."""
-    rows = np.flatnonzero(~inside)[:_LISTED]
-    unknown = [
-        (axis, at) for axis, at in zip(plan.along, places, strict=True) if (at[rows] < 0).any()
-    ]
-    examples = []
-    for row in rows.tolist():
-        labels = [shown(batch.column(axis.name)[row].as_py()) for axis in plan.along]
-        pairs = zip(plan.along, labels, strict=True)
-        examples.append("(" + ", ".join(f"{axis.name}={label}" for axis, label in pairs) + ")")
-    listed = ", ".join(examples)
-    if not unknown:
-        return f"rows are outside the region that is written: {listed}. Nothing was written"
-    names = " and ".join(repr(axis.name) for axis, _ in unknown)
-    hint = ""
-    if any(axis.lookup is not None and axis.lookup.tolerance is None for axis, _ in unknown):
-        hint = "; labels have to be equal, unless tolerance={...} says how far they may be off"
-    return f"rows have no cell in the grid, by their {names}: {listed}{hint}. Nothing was written"
-
-
-def _misfit(plan: WritePlan, places: Sequence[IndexArray], error: MisfitError) -> str:
-    """Describe values that would be read back differently."""
-    variable = next(one for one in plan.variables if one.name == error.name)
-    told = "; ".join(
-        f"{found.given} at {plan.cell([at[found.index[0]] for at in places])} would be read back "
-        f"as {found.read}"
-        for found in error.misfits
-    )
-    return (
-        f"values of {error.name!r} do not fit the array, which has room for "
-        f"{variable.fit.range_text}: {told}. Nothing was written. Correct the values, or write the "
-        "array anew, with room for them"
-    )
-
-
-def _shared(plan: WritePlan, waiting: Sequence[_Columns]) -> Iterator[pa.RecordBatch]:
-    """Share out gathered cells, ordered by their keys."""
-    columns = [np.concatenate(parts) for parts in zip(*waiting, strict=True)]
-    keys = columns[0]
-    if plan.order_by is None:
-        order = np.argsort(keys)
-    else:
-        order = np.lexsort((columns[-1], keys))
-    keys = keys[order]
-    same = keys[1:] == keys[:-1]
-    if same.any():
-        order = _without_repeats(plan, columns, order, same)
-        keys = columns[0][order]
-    numbers, offsets = plan.bins.parted(keys)
-    starts = np.flatnonzero(np.diff(numbers, prepend=-1))
-    ends = [*starts[1:].tolist(), len(keys)]
-    values = [column[order] for column in columns[1:]]
-    ready: list[tuple[int, int, bytes]] = []
-    nbytes = 0
-    tasks = plan.bins.task_of(numbers[starts], plan.tasks).tolist()
-    for start, end, task, number in zip(
-        starts.tolist(), ends, tasks, numbers[starts].tolist(), strict=True
-    ):
-        for data in _blobs(plan, [offsets[start:end], *(each[start:end] for each in values)]):
-            ready.append((task, number, data))
-            nbytes += len(data)
-            if nbytes >= _BLOB_BYTES:
-                yield _rows(ready)
-                ready, nbytes = [], 0
-    if ready:
-        yield _rows(ready)
-
-
-def _rows(ready: Sequence[tuple[int, int, bytes]]) -> pa.RecordBatch:
-    columns = zip(*ready, strict=True)
-    arrays = [pa.array(each, of.type) for each, of in zip(columns, SHARED, strict=True)]
-    return pa.record_batch(arrays, schema=SHARED)
-
-
-def _blobs(plan: WritePlan, columns: _Columns) -> Iterator[bytes]:
-    """Cells of one bin as bytes, in parts that are not too large."""
-    schema = plan.cell_schema
-    nbytes = sum(_nbytes(column) for column in columns)
-    rows, parts = len(columns[0]), -(-nbytes // _BLOB_BYTES)
-    for part in range(parts):
-        place = slice(part * rows // parts, (part + 1) * rows // parts)
-        arrays = [_to_arrow(each[place], one.type) for each, one in zip(columns, schema, strict=True)]
-        yield pa.record_batch(arrays, schema=schema).serialize().to_pybytes()
-
-
-def _to_arrow(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
-    if values.dtype.kind == "b":
-        values = values.view(np.uint8)
-    if pa.types.is_fixed_size_binary(kind):
-        raw = pa.py_buffer(np.ascontiguousarray(values).tobytes())
-        return pa.Array.from_buffers(kind, len(values), [None, raw])
-    if values.dtype.kind in "OT":
-        return pa.array(values.tolist(), kind)
-    return pa.array(values.astype(values.dtype.newbyteorder("="), copy=False), kind)
-
-
-def _without_repeats(
-    plan: WritePlan, columns: _Columns, order: IndexArray, same: npt.NDArray[np.bool_]
-) -> IndexArray:
-    """The order without rows that another one of the same cell replaces.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If two rows are of one cell, and it is not said which of them counts.
-    """
-    pairs = np.flatnonzero(same)
-    if plan.order_by is not None:
-        stamps = columns[-1][order]
-        pairs = pairs[~(stamps[pairs] < stamps[pairs + 1])]
-    if pairs.size:
-        one, other = order[pairs[0]], order[pairs[0] + 1]
-        numbers, offsets = plan.bins.parted(columns[0][[one]])
-        raise _repeated(
-            plan,
-            plan.bins.cell(int(numbers[0]), int(offsets[0])),
-            [(values[one], values[other]) for values in _values_of(plan, columns[1:])],
-        )
-    return order[np.append(~same, True)]
-
-
-def _values_of(plan: WritePlan, columns: _Columns) -> _Columns:
-    return columns[: len(plan.variables)]
-
-
-def _repeated(
-    plan: WritePlan, cell: Sequence[int], pairs: Sequence[tuple[Any, Any]]
-) -> InvalidArgumentError:
-    """The error for two rows of one cell."""
-    told = ", ".join(
-        f"{one.name} {one.decoded(first)} and {one.decoded(second)}"
-        for one, (first, second) in zip(plan.variables, pairs, strict=True)
-    )
-    how = (
-        "give duplicates='last' and order_by=..., if one of them counts"
-        if plan.order_by is None
-        else f"and the same {plan.order_by!r}, so neither is the last"
-    )
-    return InvalidArgumentError(
-        f"two rows are of the cell {plan.cell(cell)}, with {told}; nothing was written: {how}"
-    )
-
-
-# --- from shares to chunks -------------------------------------------------------------------
 
 
 def write_cells(
-    plan: WritePlan, fork: bytes, batches: Iterable[pa.RecordBatch]
+    plan: WritePlan, fork: Fork, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Write the chunks of one task to a fork; yield one row that says what was done.
 
@@ -278,42 +47,43 @@ def write_cells(
     ----------
     plan : WritePlan
         The write.
-    fork : bytes
-        A pickled fork of the session.
+    fork : Fork
+        A fork of the session, of this task only.
     batches : iterable of RecordBatch
         What `share_cells` gave for this task, ordered by bin if it has several, and a row without
         bin and cells. Without any row, nothing is yielded.
     """
     writer: _TaskWriter | None = None
     try:
-        for task, number, cells in _shares_in(batches):
+        for task, number, cells, failure in _shares_in(batches):
+            if failure is not None:
+                raise InvalidArgumentError(failure)
             if writer is None:
                 writer = _TaskWriter(plan, fork, task)
             if number is not None:
                 writer.put(number, cells)
-            elif cells is not None:
-                raise pickle.loads(cells)
         if writer is not None:
             written, data = writer.end()
-            yield pa.record_batch([[data], [written], pa.array([None], pa.binary())], schema=REPORTED)
+            yield pa.record_batch([[data], [written], [None]], schema=REPORTS)
     except InvalidArgumentError as error:
-        row = [pa.array([None], pa.binary()), [0], [pickle.dumps(error)]]
-        yield pa.record_batch(row, schema=REPORTED)
+        yield pa.record_batch([[None], [0], [str(error)]], schema=REPORTS)
 
 
-def _shares_in(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, int | None, Any]]:
+def _shares_in(
+    batches: Iterable[pa.RecordBatch],
+) -> Iterator[tuple[int, int | None, Any, str | None]]:
     for batch in batches:
-        tasks, numbers = batch.column(0).to_pylist(), batch.column(1).to_pylist()
-        for task, number, cells in zip(tasks, numbers, batch.column(2), strict=True):
-            yield task, number, cells.as_buffer() if cells.is_valid else None
+        tasks, numbers, cells, failures = batch.columns
+        known = tasks.to_pylist(), numbers.to_pylist(), failures.to_pylist()
+        for task, number, failure, data in zip(*known, cells, strict=True):
+            yield task, number, data.as_buffer() if data.is_valid else None, failure
 
 
 class _TaskWriter:
     """Writes the bins of one task, one after the other, to a fork of its own."""
 
-    def __init__(self, plan: WritePlan, fork: bytes, task: int) -> None:
-        self._plan, self._fork = plan, pickle.loads(fork)
-        assert isinstance(self._fork, Fork)
+    def __init__(self, plan: WritePlan, fork: Fork, task: int) -> None:
+        self._plan, self._fork = plan, fork
         store = self._fork.store
         self._targets = [
             ArrayTarget(
@@ -383,7 +153,9 @@ class _OpenBin:
         if seen.any():
             kept = self._latest(cells, offsets, seen)
             offsets = offsets[kept]
-        for number, (values, variable) in enumerate(zip(self._values, self._plan.variables, strict=True)):
+        for number, (values, variable) in enumerate(
+            zip(self._values, self._plan.variables, strict=True)
+        ):
             given = _from_arrow(cells.column(number + 1), variable)
             values[offsets] = given if kept is None else given[kept]
         if self._order is not None:
@@ -407,7 +179,7 @@ class _OpenBin:
                 zip(self._values, self._plan.variables, strict=True)
             )
         ]
-        raise _repeated(self._plan, self._plan.bins.cell(self.number, offset), pairs)
+        raise self._plan.repeated(self.number, offset, pairs)
 
     def write(self, targets: Sequence[ArrayTarget]) -> int:
         """Write the chunks; the number of cells that rows have given."""
@@ -481,7 +253,8 @@ class _OpenBin:
     def _cut(self, flat: npt.NDArray[Any], place: tuple[slice, ...]) -> npt.NDArray[Any]:
         """Some cells of the bin."""
         within = tuple(
-            slice(one.start - lo, one.stop - lo) for one, lo in zip(place, self._box.lo, strict=True)
+            slice(one.start - lo, one.stop - lo)
+            for one, lo in zip(place, self._box.lo, strict=True)
         )
         return flat.reshape(self._plan.bins.shape)[within]
 
@@ -507,16 +280,18 @@ class _OpenBin:
                 f"{lacking[0].name!r}, of type {lacking[0].stored}, has no value that stands for a "
                 "missing one (_FillValue); give missing='keep' to leave these cells as they are"
             )
-        raise InvalidArgumentError(f"there is no row for {cells}{more}: {what}. Nothing was written")
+        raise InvalidArgumentError(
+            f"there is no row for {cells}{more}: {what}. Nothing was written"
+        )
 
 
 def _from_arrow(column: pa.Array, variable: Values) -> npt.NDArray[Any]:
     stored = variable.stored
     if variable.is_text:
-        return column.to_numpy(zero_copy_only=False).astype(stored)
+        return np.asarray(column.to_numpy(zero_copy_only=False), stored)
     if pa.types.is_fixed_size_binary(column.type):
         width = stored.itemsize
         raw = np.frombuffer(column.buffers()[1], np.uint8)
         return raw[column.offset * width :][: len(column) * width].view(stored)
-    values = column.to_numpy()
+    values: npt.NDArray[Any] = column.to_numpy()
     return values.view(bool) if stored.kind == "b" else values

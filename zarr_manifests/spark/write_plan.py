@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 
 from zarr_manifests.errors import InvalidArgumentError
@@ -18,12 +17,7 @@ from zarr_manifests.grid import Coords
 from zarr_manifests.planning.cells import Bins
 from zarr_manifests.spark.cell_values import AlongAxis, Values
 
-__all__ = ["CELLS", "ORDER", "WriteOptions", "WritePlan", "WriteReport"]
-
-CELLS: Final = "cells"
-"""The column of what travels between tasks."""
-
-ORDER: Final = "order"
+__all__ = ["WriteOptions", "WritePlan", "WriteReport"]
 
 _MODES: Final = ("append", "overwrite-region", "create")
 _MISSING: Final = ("fill", "keep", "error")
@@ -130,7 +124,7 @@ class WritePlan:
     @property
     def columns(self) -> list[str]:
         """The columns of the rows that are used."""
-        own = [one.name for one in (*self.along, *self.variables)]
+        own = [axis.name for axis in self.along] + [one.name for one in self.variables]
         return own if self.order_by is None else [*own, self.order_by]
 
     @property
@@ -139,13 +133,31 @@ class WritePlan:
         fields = [("offset", pa.uint32() if self.bins.bits <= 32 else pa.int64())]
         fields += [(str(number), _travelling(one)) for number, one in enumerate(self.variables)]
         if self.order_by is not None:
-            fields.append((ORDER, pa.float64()))
+            fields.append(("order", pa.float64()))
         return pa.schema(fields)
 
     def cell(self, position: Sequence[int]) -> str:
         """A cell by its labels, for messages."""
         pairs = zip(self.along, position, strict=True)
         return ", ".join(f"{axis.name}={axis.label(int(at))}" for axis, at in pairs) or "()"
+
+    def repeated(
+        self, number: int, offset: int, values: Sequence[tuple[Any, Any]]
+    ) -> InvalidArgumentError:
+        """The error for two rows of one cell: a cell of a bin, and both values by variable."""
+        told = ", ".join(
+            f"{one.name} {one.decoded(first)} and {one.decoded(second)}"
+            for one, (first, second) in zip(self.variables, values, strict=True)
+        )
+        how = (
+            "give duplicates='last' and order_by=..., if one of them counts"
+            if self.order_by is None
+            else f"they have the same {self.order_by!r}, so neither is the last"
+        )
+        cell = self.cell(self.bins.cell(number, offset))
+        return InvalidArgumentError(
+            f"two rows are of the cell {cell}, with {told}; nothing was written: {how}"
+        )
 
 
 def _travelling(variable: Values) -> pa.DataType:

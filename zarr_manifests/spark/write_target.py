@@ -7,7 +7,8 @@ fails. Tasks get forks of that session: a fork made before a resize would have t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -153,9 +154,7 @@ class Begun:
         plan = self.plan
         each = sum(one.itemsize for one in plan.variables) + 1
         each += 8 if plan.order_by is not None else 0
-        bins = Bins.of(
-            region, self.unit, cells=options.buffer_bytes // each, least=parallelism
-        )
+        bins = Bins.of(region, self.unit, cells=options.buffer_bytes // each, least=parallelism)
         return replace(plan, bins=bins, tasks=max(min(len(bins), options.max_tasks), 1))
 
 
@@ -291,7 +290,9 @@ def _values(
             f"the column {name!r} is of type {kind}, and the array has {decoded}; cast the column"
         )
     own = [str(dim) for dim in variable.dims]
-    stored = variable.dtype.newbyteorder("=")
+    stored = variable.dtype
+    if stored.kind in "biufcMmSU":
+        stored = stored.newbyteorder("=")
     none = np.empty(0, {"M": "M8[us]", "m": "m8[us]"}.get(decoded.kind, "f8"))
     absent = np.empty(0, stored)
     if decoded.kind in "biufMm":
@@ -384,7 +385,8 @@ def _append(
         )
         assert append is not None
         workspace = workspace_of(store)
-        planned = append.plan(workspace.context, workspace.contents.view)
+        with _own_advice():
+            planned = append.plan(workspace.context, workspace.contents.view)
         check = partial(append.check, workspace.context, planned)
         length = size + len(given)
     for name in [*target.names, *coordinate]:
@@ -399,7 +401,24 @@ def _append(
 
 
 def _no_check(on: Any) -> None:
-    pass
+    """Nothing has to be compared: appends of positions conflict by their shapes."""
+
+
+@contextmanager
+def _own_advice() -> Iterator[None]:
+    """Say what is wrong with labels without options that a write of rows does not have."""
+    try:
+        yield
+    except AlreadyExistsError as error:
+        what = str(error).partition("; nothing was written")[0]
+        raise AlreadyExistsError(
+            f"{what}; nothing was written. mode='overwrite-region' writes over what is there"
+        ) from None
+    except InvalidArgumentError as error:
+        what = str(error).partition(". Nothing was written")[0]
+        raise InvalidArgumentError(
+            f"{what}. Nothing was written: labels to append go behind those that are there"
+        ) from None
 
 
 def _dtype(columns: pa.Schema, name: str) -> np.dtype[Any]:
@@ -476,10 +495,14 @@ def _create(
     if template is not None:
         _check_template(template, target, options)
     there = _labels_there(session, target, options)
-    new = {} if template is None else {
-        str(name): variable.variable.copy(deep=False).load()
-        for name, variable in template.coords.items()
-    }
+    new = (
+        {}
+        if template is None
+        else {
+            str(name): variable.variable.copy(deep=False).load()
+            for name, variable in template.coords.items()
+        }
+    )
     new |= {dim: xr.Variable((dim,), given) for dim, given in labels.items()}
     sizes = {} if template is None else {str(dim): n for dim, n in template.sizes.items()}
     sizes |= {dim: len(given) for dim, given in {**labels, **there}.items()}
@@ -577,7 +600,7 @@ def _blank(
         if of_it:
             attributes["coordinates"] = " ".join(of_it)
     if dtype.kind == "O":
-        dtype = create_vlen_dtype(str)
+        dtype = create_vlen_dtype(str)  # type: ignore[no-untyped-call]
     if dtype.kind in "mM":
         encoding = {**_TIMES, **encoding} if dtype.kind == "M" else {**_DURATIONS, **encoding}
     shape = tuple(sizes[dim] for dim in dims)

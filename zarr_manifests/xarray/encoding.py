@@ -363,9 +363,7 @@ def _encodings_there(
     return found
 
 
-def _encoding_of(
-    name: str, stored: np.dtype[Any], attributes: Mapping[str, Any]
-) -> dict[str, Any]:
+def _encoding_of(name: str, stored: np.dtype[Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
     """How xarray would encode values for an array with these attributes."""
     none = xr.Variable((name,), np.empty(0, stored), dict(attributes))
     with warnings.catch_warnings():

@@ -1,0 +1,373 @@
+"""Writing the rows of a Spark DataFrame to the cells of arrays, in one commit.
+
+The driver prepares a session, and tasks write chunks to forks of it (`cell_writer`). The driver
+merges the forks and commits. It never collects rows, only the labels that are to be appended or
+made. If another commit has changed what an append is planned on, all of it is done again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyspark.errors import PythonException
+from pyspark.serializers import CloudPickleSerializer
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql import types as sql
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from zarr_manifests import errors
+from zarr_manifests.errors import (
+    ConflictError,
+    InvalidArgumentError,
+    TransactionAlreadyCommitted,
+    UnsupportedStorageError,
+)
+from zarr_manifests.grid import Box
+from zarr_manifests.planning.conflict.transactions import Txn, txn_of
+from zarr_manifests.repository import Repository
+from zarr_manifests.session import Fork, Session, commits_of
+from zarr_manifests.spark.cell_shares import AXIS, cell_bounds, distinct_labels, share_cells
+from zarr_manifests.spark.cell_values import to_numpy
+from zarr_manifests.spark.cell_writer import write_cells
+from zarr_manifests.spark.plan import SparkFacts
+from zarr_manifests.spark.worker import PANDAS_WARNING
+from zarr_manifests.spark.write_plan import WriteOptions, WritePlan, WriteReport
+from zarr_manifests.spark.write_target import Begun, Target, begin
+from zarr_manifests.storage import Storage
+from zarr_manifests.store import workspace_of
+
+__all__ = ["write_dataframe", "write_rows"]
+
+_SHARES: Final = "task int, bin bigint, cells binary, failure string"
+_REPORTS: Final = "fork binary, cells bigint, failure string"
+_BOUNDS: Final = "lo array<bigint>, hi array<bigint>, failure string"
+
+
+type _TipCheck = Callable[[Any], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """What tasks have counted."""
+
+    cells: int = 0
+    tasks: int = 0
+
+
+def write_dataframe(
+    df: DataFrame,
+    url: str | os.PathLike[str] | Storage | Repository,
+    target: str,
+    *,
+    dims: Sequence[str],
+    mode: Literal["append", "overwrite-region", "create"] = "append",
+    append_dim: str | None = None,
+    region: Mapping[str, Any] | None = None,
+    template: Any = None,
+    encoding: Mapping[str, Mapping[str, Any]] | None = None,
+    missing: Literal["fill", "keep", "error"] = "fill",
+    duplicates: Literal["error", "last"] = "error",
+    order_by: str | None = None,
+    tolerance: Mapping[str, Any] | None = None,
+    txn_app_id: str | None = None,
+    txn_version: int | None = None,
+    message: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    branch: str = "main",
+    statistics: bool = True,
+    buffer_bytes: int = 256 * 1024**2,
+    max_tasks: int = 1000,
+) -> WriteReport:
+    """Write the rows of a DataFrame to the cells of arrays, in one commit.
+
+    A row is a cell: the columns `dims` say which one, by its coordinates, and the other columns are
+    variables. Rows may be in any order. If anything fails, nothing is committed.
+
+    Parameters
+    ----------
+    df : DataFrame
+        The rows. It is computed once more to find labels to append or to make, and to find the
+        region if none is given, so it has to give the same rows again; persist it if it is costly.
+    url : str, path, Storage or Repository
+        The repository. Spark's workers must be able to reach it.
+    target : str
+        Path of an array, which is written by the one column of its name; or of a group, whose
+        variables the columns besides dims are.
+    dims : sequence of str
+        The columns that are coordinates: all dimensions of the variables, in any order. Values are
+        looked up in the coordinates as they are read; times are timestamps. For a dimension without
+        a coordinate they are positions from 0 on.
+    mode : "append", "overwrite-region" or "create", default "append"
+        Whether cells are put behind what is there, written over what is there, or are those of new
+        variables.
+    append_dim : str, optional
+        The dimension to append along. Its new labels are those of the rows; they must not be there
+        already, and go behind those that are there.
+    region : mapping of str to (lo, hi) or slice, optional
+        With `overwrite-region`: by dimension, the closed range of labels to write, as for `read`;
+        other dimensions are written whole. By default the smallest box that holds the rows.
+    template : Dataset, optional
+        With `create`: what the new variables are like. Its coordinates, types, encodings and
+        attributes are taken, its values are not read. Without one, coordinates are the distinct
+        labels of the rows, ascending. Coordinates that the group has are used as they are.
+    encoding : mapping, optional
+        With `create`: encodings of the new variables, such as `{"t": {"chunks": (10, 90, 90)}}`.
+    missing : "fill", "keep" or "error", default "fill"
+        What becomes of cells of the region that have no row: they have no value afterwards, they
+        stay as they are, or are an error. Cells outside the region always stay as they are.
+    duplicates : "error" or "last", default "error"
+        What to do about two rows of one cell. `last` takes the one with the larger value in the
+        column `order_by`, since rows have no order in Spark.
+    order_by : str, optional
+        A column of numbers or times that says which of two rows is the last.
+    tolerance : mapping, optional
+        By dimension, how far a value may be from the label it is looked up as, such as
+        `{"lat": 1e-6}` or `{"time": timedelta(minutes=1)}`. By default they have to be equal.
+    txn_app_id, txn_version : str and int, optional
+        The name of an application and the number of its step, which is written at most once, as by
+        `Session.commit(..., txn=(app, version))`.
+    message : str, optional
+        The commit message.
+    metadata : mapping, optional
+        Stored with the commit.
+    branch : str, default "main"
+        The branch to commit to.
+    statistics : bool, default True
+        Whether to record the bounds of chunks, for `Session.chunks_where`.
+    buffer_bytes : int, default 268,435,456
+        How much of decoded values a task holds. Chunks are written by as many tasks as that takes,
+        and by at least as many as can run at once.
+    max_tasks : int, default 1000
+        The largest number of tasks that write. Where it is not enough, a task writes several
+        buffers, one after the other.
+
+    Returns
+    -------
+    WriteReport
+        The snapshot, and what was written.
+
+    Raises
+    ------
+    NotARepositoryError
+        If there is no repository.
+    NotFoundError
+        If there is no such branch or variable, and it is not to be created.
+    AlreadyExistsError
+        If labels to append, or variables to create, are there already.
+    InvalidArgumentError
+        If options contradict each other; if rows have no cell in the grid or the region, or two
+        rows one cell; if values would be read back differently, as for `zarr_manifests.write`; or
+        if a cell gets no value (NULL, or no row) and the array has nothing that stands for it.
+    ConflictError
+        If others have committed to the same chunks in the meantime.
+    UnsupportedStorageError
+        If other processes cannot reach the repository (`memory://`).
+
+    Examples
+    --------
+    >>> from zarr_manifests.spark import read, session, write_dataframe
+    >>> spark = session(master="local[2]")  # doctest: +SKIP
+    >>> mean = read(spark, "winds", "u").groupBy("lat", "lon").agg({"u": "avg"})  # doctest: +SKIP
+    >>> mean = mean.withColumnRenamed("avg(u)", "u_mean")  # doctest: +SKIP
+    >>> how = dict(dims=["lat", "lon"], mode="create")  # doctest: +SKIP
+    >>> write_dataframe(mean, "winds", "u_mean", **how)  # doctest: +SKIP
+    """
+    options = WriteOptions(
+        target=target,
+        dims=tuple(dims) if not isinstance(dims, str) else dims,
+        mode=mode,
+        append_dim=append_dim,
+        region=region,
+        template=template,
+        encoding=dict(encoding or {}),
+        missing=missing,
+        duplicates=duplicates,
+        order_by=order_by,
+        tolerance=dict(tolerance or {}),
+        statistics=statistics,
+        buffer_bytes=buffer_bytes,
+        max_tasks=max_tasks,
+    )
+    if (txn_app_id is None) != (txn_version is None):
+        raise InvalidArgumentError("txn_app_id and txn_version go together")
+    txn = None if txn_app_id is None else txn_of((txn_app_id, txn_version))
+    repository = url if isinstance(url, Repository) else Repository.open(url)
+    return write_rows(df, repository, options, branch, message, metadata, txn)
+
+
+def write_rows(
+    df: DataFrame,
+    repository: Repository,
+    options: WriteOptions,
+    branch: str = "main",
+    message: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    txn: Txn | None = None,
+) -> WriteReport:
+    """Write rows, as `write_dataframe` does."""
+    if not repository.storage.capabilities.shared:
+        raise UnsupportedStorageError(
+            f"{repository.url} is in the memory of this process, and Spark writes in processes of "
+            "its own; put the repository on a local disk or a storage they can see"
+        )
+    if message is None:
+        message = f"{options.mode} rows to /{options.target.strip('/')}"
+    attempts = 0
+    while True:
+        attempts += 1
+        session = repository.writable_session(branch)
+        context = workspace_of(session.store).context
+        try:
+            commits_of(session).begin(txn)
+            with _own_errors():
+                check, counts = _write(df, session, options)
+            if txn is None and not session.has_uncommitted_changes:
+                return WriteReport(snapshot_id=None)
+            snapshot_id = commits_of(session).commit(message, metadata, check_tip=check, txn=txn)
+        except TransactionAlreadyCommitted as done:
+            return WriteReport(snapshot_id=done.snapshot_id, replayed=True)
+        except ConflictError:
+            # What others appended may leave room behind it, or say that the labels are there.
+            if options.mode != "append" or attempts > context.config.commit_attempts:
+                raise
+        else:
+            written = next(iter(repository.ancestry(snapshot_id=snapshot_id))).written
+            return WriteReport(
+                snapshot_id=snapshot_id,
+                chunks=written.get("refs-set", 0),
+                bytes=written.get("chunk-bytes", 0),
+                cells=counts.cells,
+                tasks=counts.tasks,
+            )
+        finally:
+            session.close()
+
+
+def _write(df: DataFrame, session: Session, options: WriteOptions) -> tuple[_TipCheck, _Counted]:
+    """Write rows to a session; what checks a tip before the commit, and what was counted."""
+    spark = df.sparkSession
+    target = Target.of(session, options, df.columns)
+    frame = _with_plain_times(df, options)
+    columns = to_arrow_schema(frame.schema, timezone="UTC")
+    labels = _labels(frame, target.new_labels(session, options), columns)
+    facts = SparkFacts.of(spark)
+    begun = begin(session, target, options, columns, labels, parallelism=facts.parallelism)
+    plan = begun.plan
+    if begun.region is None:
+        region = _smallest_box(frame, begun)
+        if region is None:
+            return begun.check_tip, _Counted()
+        plan = begun.within(region, options, facts.parallelism)
+    if not len(plan.bins):
+        return begun.check_tip, _Counted()
+    chosen = frame.select(*(f"`{name}`" for name in plan.columns))
+    rows = _checked(_written(spark, chosen, plan, session.fork()))
+    forks: Any = CloudPickleSerializer()  # type: ignore[no-untyped-call]
+    session.merge(*(forks.loads(bytes(row.fork)) for row in rows))
+    return begun.check_tip, _Counted(sum(row.cells for row in rows), len(rows))
+
+
+def _written(spark: SparkSession, frame: DataFrame, plan: WritePlan, fork: Fork) -> DataFrame:
+    """What the tasks that write a plan report."""
+    shares = _mapped(frame, partial(share_cells, plan), _SHARES)
+    # Every task gets a mark, so that those without rows run too, and each knows its number.
+    marks = spark.range(0, plan.tasks, 1, 1).select(
+        f.col("id").cast("int").alias("task"),
+        f.lit(None).cast("bigint").alias("bin"),
+        f.lit(None).cast("binary").alias("cells"),
+        f.lit(None).cast("string").alias("failure"),
+    )
+    parted = shares.union(marks).repartitionById(plan.tasks, "task")
+    if len(plan.bins) > plan.tasks:
+        parted = parted.sortWithinPartitions("bin")
+    return _mapped(parted, partial(write_cells, plan, fork), _REPORTS)
+
+
+def _checked(frame: DataFrame) -> list[Row]:
+    """The rows of what tasks report; raises what is wrong with the data."""
+    rows = frame.collect()
+    failures = [row.failure for row in rows if row.failure is not None]
+    if failures:
+        raise InvalidArgumentError(failures[0])
+    return rows
+
+
+def _mapped(frame: DataFrame, call: Any, schema: str | sql.StructType) -> DataFrame:
+    with warnings.catch_warnings():
+        # A warning about features of pandas that are not used here.
+        warnings.filterwarnings("ignore", PANDAS_WARNING, FutureWarning)
+        return frame.mapInArrow(call, schema)
+
+
+def _with_plain_times(df: DataFrame, options: WriteOptions) -> DataFrame:
+    """The rows with dates and times without zone as timestamps, of the session's zone."""
+    times = (sql.DateType, sql.TimestampNTZType)
+    cast = {
+        field.name: f.col(f"`{field.name}`").cast("timestamp")
+        for field in df.schema.fields
+        if isinstance(field.dataType, times)
+    }
+    return df.withColumns(cast) if cast else df
+
+
+def _labels(
+    frame: DataFrame, dims: Sequence[str], columns: pa.Schema
+) -> dict[str, npt.NDArray[Any]]:
+    """The distinct labels of the rows, ascending; O(axis) on the driver."""
+    found: dict[str, npt.NDArray[Any]] = {}
+    if not dims:
+        return found
+    chosen = frame.select(*(f"`{dim}`" for dim in dims))
+    schema = sql.StructType([*chosen.schema.fields, sql.StructField(AXIS, sql.IntegerType())])
+    for field in schema.fields:
+        field.nullable = True
+    table = _mapped(chosen, distinct_labels, schema).distinct().toArrow()
+    for number, dim in enumerate(dims):
+        mine = table.filter(pa.array(table[AXIS].to_numpy() == number))
+        column = mine[dim].combine_chunks()
+        if column.null_count:
+            raise InvalidArgumentError(
+                f"rows have NULL in {dim!r}, so they do not say which cell they are of"
+            )
+        labels = to_numpy(column.cast(columns.field(dim).type))
+        if labels.dtype.kind == "f" and np.isnan(labels).any():
+            raise InvalidArgumentError(
+                f"rows have NaN in {dim!r}, so they do not say which cell they are of"
+            )
+        found[dim] = np.unique(labels)
+    return found
+
+
+def _smallest_box(frame: DataFrame, begun: Begun) -> Box | None:
+    """The smallest box of cells that holds the rows; None if there are no rows."""
+    plan = begun.plan
+    chosen = frame.select(*(f"`{axis.name}`" for axis in plan.along))
+    rows = _checked(_mapped(chosen, partial(cell_bounds, plan), _BOUNDS))
+    if not rows:
+        return None
+    lo, hi = (np.array([row[end] for row in rows], np.int64) for end in ("lo", "hi"))
+    return Box(tuple(lo.min(axis=0).tolist()), tuple((hi.max(axis=0) + 1).tolist()))
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """Raise an error of this package that ended a task as itself, without Spark's account of it."""
+    try:
+        yield
+    except PythonException as error:
+        found = re.findall(r"zarr_manifests\.errors\.(\w+): (.*)", str(error))
+        kind = getattr(errors, found[-1][0], None) if found else None
+        if kind is None:
+            raise
+        raise kind(found[-1][1]) from None
