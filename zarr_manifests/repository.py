@@ -74,7 +74,7 @@ from zarr_manifests.reports import (
     Usage,
     VerifyReport,
 )
-from zarr_manifests.runtime import SYSTEM, Runtime
+from zarr_manifests.runtime import SYSTEM, Run, Runtime
 from zarr_manifests.session import Session
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import unmetered
@@ -1326,6 +1326,7 @@ class Repository:
         *,
         dry_run: bool = False,
         progress: Progress | None = None,
+        run: Run | None = None,
     ) -> RepackReport:
         """Move chunks out of packs that are mostly dead, as commits that change no data.
 
@@ -1351,6 +1352,9 @@ class Repository:
             Only say what would be moved.
         progress : callable, optional
             Called with what is being done, and with how many objects.
+        run : callable, optional
+            `run(call, items)` gives the results of a function for each item, as `map` does; see
+            `zarr_manifests.spark.maintenance`.
 
         Raises
         ------
@@ -1380,8 +1384,10 @@ class Repository:
         >>> report.objects, report.packs, report.chunks
         (2, 1, 1)
         """
-        heard = progress or _ignore
-        return repack_chunks(self._context, branch, min_live, dry_run=dry_run, progress=heard)
+        tell, do = progress or _ignore, run or map
+        return repack_chunks(
+            self._context, branch, min_live, dry_run=dry_run, progress=tell, run=do
+        )
 
     def explain_manifests(
         self,
@@ -1563,6 +1569,7 @@ class Repository:
         *,
         dry_run: bool = False,
         progress: Progress | None = None,
+        run: Run | None = None,
     ) -> CollectionReport:
         """Delete the objects that no snapshot in history needs.
 
@@ -1577,6 +1584,9 @@ class Repository:
             Only say what would be deleted.
         progress : callable, optional
             Called with what is being done, and with how many objects.
+        run : callable, optional
+            `run(call, items)` gives the results of a function for each item, as `map` does; see
+            `zarr_manifests.spark.maintenance`.
 
         Raises
         ------
@@ -1591,15 +1601,20 @@ class Repository:
         0
         """
         grace_ms = milliseconds(grace, "grace")
-        return collect(self._context, grace_ms, dry_run=dry_run, progress=progress or _ignore)
+        return collect(
+            self._context, grace_ms, dry_run=dry_run, progress=progress or _ignore, run=run or map
+        )
 
-    def verify(self, *, progress: Progress | None = None) -> VerifyReport:
+    def verify(self, *, progress: Progress | None = None, run: Run | None = None) -> VerifyReport:
         """Read every object that can be reached, and report what is missing or damaged.
 
         Parameters
         ----------
         progress : callable, optional
             Called with what is being done, and with how many objects.
+        run : callable, optional
+            `run(call, items)` gives the results of a function for each item, as `map` does; see
+            `zarr_manifests.spark.maintenance`.
 
         Examples
         --------
@@ -1608,7 +1623,7 @@ class Repository:
         >>> repo.verify().ok
         True
         """
-        return verify(self._context, progress or _ignore)
+        return verify(self._context, progress or _ignore, run or map)
 
 
 def _opened(

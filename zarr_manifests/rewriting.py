@@ -28,16 +28,13 @@ from zarr_manifests.planning.tables.resolved_chunks import ResolvedChunks
 from zarr_manifests.planning.upkeep.rechunk import plan_rechunk, reads_per_chunk
 from zarr_manifests.reports import RewriteReport, SnapshotInfo
 from zarr_manifests.repository import Repository
-from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.runtime import SYSTEM, Run
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.storage import Storage
 from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 from zarr_manifests.xarray.array_target import ArrayTarget
 
-__all__ = ["Run", "rewrite_chunks"]
-
-type Run = Callable[[Callable[[Box], Fork], Sequence[Box]], Iterable[Fork]]
-"""Calls a function with each item, in parallel; both can be pickled."""
+__all__ = ["rewrite_chunks"]
 
 _KEEP: Final = "keep"
 _DONE: Final = "boxes-done"

@@ -16,18 +16,19 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 __all__ = [
     "SYSTEM",
     "ForkSafeLock",
     "PerThread",
+    "Run",
     "Runtime",
     "asked_at",
     "fork_awaited_lock",
@@ -264,6 +265,14 @@ def _run_parallel[R](calls: Sequence[Callable[[], R]]) -> list[R]:
     return [one.outcome() for one in handed]
 
 
+type Run = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
+"""Calls a function with each item, perhaps in other processes.
+
+It gives the results in the order of the items, and raises the first error. The function and the
+items can be pickled. The builtin `map` is one.
+"""
+
+
 def one_by_one[R](calls: Sequence[Callable[[], R]]) -> list[R]:
     """Run the calls one after another on this thread; stops at the first error.
 
@@ -397,6 +406,9 @@ class Runtime:
         clock = self.now_ms
         if not isinstance(clock, _Clamped):
             object.__setattr__(self, "now_ms", _Clamped(clock))
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        return "SYSTEM" if self is SYSTEM else super().__reduce__()
 
 
 SYSTEM = Runtime(

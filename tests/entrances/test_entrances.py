@@ -285,6 +285,9 @@ BY_ENTRANCE = {
     ("rewrite_chunks", "codecs"): Values(
         (None, {}, {"compressors": None}), ({"compressors": "none"}, {"nope": 1}), (5, "gzip")
     ),
+    ("rewrite_chunks", "options"): Values(
+        ({}, {"dry_run": True}, {"shards": None}), ({"nope": 1},), ({"branch": 5},)
+    ),
     ("rewrite_chunks", "run"): Values((None,), (), (5,)),
     ("RewriteReport", "chunks"): Values((((2, 3), (4, 1)), ((), ())), (), (5,)),
     ("RewriteReport", "shards"): Values(((None, None), ((2,), None), (None, (4,))), (), (5,)),

@@ -521,6 +521,7 @@ BY_NAME = {
     "policy": Values(
         ("fail", "ours", "theirs", lambda _: "ours"), (_tell, "", "nope"), (None, 5, [], lambda: 1)
     ),
+    "run": Values((None, map), (), (5, "x")),
     "progress": Values((None, lambda *_: None), (_tell,), (5, "x")),
     "forks": Values(
         (

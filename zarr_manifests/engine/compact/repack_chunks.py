@@ -17,7 +17,7 @@ before the swap.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
@@ -68,6 +68,8 @@ from zarr_manifests.planning.upkeep.dead_packs import (
 from zarr_manifests.planning.upkeep.digests import coordinate_ids, needs_digest
 from zarr_manifests.planning.zones.entries import zones_of_chunks
 from zarr_manifests.reports import RepackReport
+from zarr_manifests.runtime import Run, Runtime
+from zarr_manifests.storage import Storage
 
 __all__ = ["REPACKED", "Progress", "repack_chunks"]
 
@@ -87,9 +89,17 @@ _MERGES: Final = 3
 
 
 def repack_chunks(
-    context: Context, branch: str, min_live: float, *, dry_run: bool, progress: Progress
+    context: Context,
+    branch: str,
+    min_live: float,
+    *,
+    dry_run: bool,
+    progress: Progress,
+    run: Run = map,
 ) -> RepackReport:
     """Move the live chunks of a branch's head out of packs whose live part is below `min_live`.
+
+    `run` reads and writes packs.
 
     Raises
     ------
@@ -124,7 +134,7 @@ def repack_chunks(
     )
     if dry_run or not due:
         return report
-    work = _Repacking(context, branch, SessionKeys(at.root.version, context.runtime), progress)
+    work = _Repacking(context, branch, SessionKeys(at.root.version, context.runtime), progress, run)
     head = None
     for keys in rounds(due, uses, ROUND_CHUNKS):
         head = work.move(frozenset(keys)) or head
@@ -191,6 +201,7 @@ class _Repacking:
     branch: str
     keys: SessionKeys
     progress: Progress
+    run: Run
     chunks: int = 0
     nbytes: int = 0
     overtaken: int = 0
@@ -202,8 +213,7 @@ class _Repacking:
         """Move the live chunks of these packs; return the new head, None if there were none."""
         view, tables = opened(partial(self._rows_in, packs))
         moves = PackMoves(tables)
-        for step in by_bytes(moves.ranges, _ABREAST * self.context.config.pack_bytes):
-            self._copy(moves, step)
+        self._copy(moves)
         moved = moves.rows(self.keys.session_id)
         return self._land(view, moved) if moved else None
 
@@ -220,59 +230,27 @@ class _Repacking:
                 tables.append((node_id, rows))
         return view, tables
 
-    def _copy(self, moves: PackMoves, step: Sequence[Range]) -> None:
-        """Write the chunks of one step into new packs."""
-        pack_bytes = self.context.config.pack_bytes
-        parts = [
-            part
-            for _, of_one in groupby(step, attrgetter("key"))
-            for part in by_bytes(list(of_one), pack_bytes)
-        ]
-        self.progress("reading packs", self.packs_read)
-        self.packs_read += len({one.key for one in step})
-        read = self.context.runtime.parallel([partial(self._read, part) for part in parts])
-        data = {one.at: found for part in read for one, found in part}
-        whole = sorted((one for one in step if one.at in data), key=lambda r: moves.order[r.at])
-        calls: list[Callable[[], None]] = []
-        for packed in by_bytes(whole, pack_bytes):
-            key = self.keys.next("chunks")
-            number, offset = int(key.rpartition("/")[2]), 0
-            for one in packed:
-                moves.note(one.at, number, offset)
-                offset += one.length
-            calls.append(partial(self._write, key, [data[one.at] for one in packed]))
-        self.context.runtime.parallel(calls)
-        self.packs_written += len(calls)
-        self.progress("writing packs", self.packs_written)
-
-    def _write(self, key: str, chunks: Sequence[bytes]) -> None:
-        create_own(self.context.storage, key, b"".join(chunks))
-
-    def _read(self, ranges: Sequence[Range]) -> list[tuple[Range, bytes]]:
-        """The chunks at these ranges of one object; damaged ones are recorded instead."""
-        spans: list[tuple[int, int]] = []
-        for one in ranges:
-            if spans and one.offset <= sum(spans[-1]):
-                start = spans[-1][0]
-                spans[-1] = start, max(sum(spans[-1]), one.offset + one.length) - start
-            else:
-                spans.append((one.offset, one.length))
-        try:
-            data = self.context.storage.get_ranges(ranges[0].key, spans)
-        except ObjectNotFoundError:
-            self.damaged += [(one, "is not there") for one in ranges]
-            return []
-        found, at = [], 0
-        for one in ranges:
-            while at + 1 < len(spans) and one.offset >= spans[at + 1][0]:
-                at += 1
-            start = one.offset - spans[at][0]
-            chunk = data[at][start : start + one.length]
-            if len(chunk) != one.length or crc32c(chunk) != one.crc32c:
-                self.damaged.append((one, "does not match its checksum"))
-            else:
-                found.append((one, chunk))
-        return found
+    def _copy(self, moves: PackMoves) -> None:
+        """Write the chunks into new packs."""
+        context, pack_bytes = self.context, self.context.config.pack_bytes
+        steps = []
+        for step in by_bytes(moves.ranges, _ABREAST * pack_bytes):
+            order = {one.at: int(moves.order[one.at]) for one in step}
+            # Two packs in a row are larger than one may be, so there cannot be more of them.
+            most = 2 * (sum(one.length for one in step) // pack_bytes) + 1
+            keys = tuple(self.keys.next("chunks") for _ in range(most))
+            steps.append(_Step(tuple(step), order, keys, pack_bytes))
+        copy = partial(_copy_step, context.storage, context.runtime)
+        results = iter(self.run(copy, steps))
+        for whole in steps:
+            self.progress("reading packs", self.packs_read)
+            copied = next(results)
+            self.packs_read += len({one.key for one in whole.ranges})
+            for at, number, offset in copied.placed:
+                moves.note(at, number, offset)
+            self.damaged += copied.damaged
+            self.packs_written += copied.packs
+            self.progress("writing packs", self.packs_written)
 
     def check_damaged(self) -> None:
         """Raise if chunks that could not be moved are still referred to.
@@ -430,6 +408,85 @@ class _Repacking:
             sequence=last,
             merged=None,
         )
+
+
+# --- copying, perhaps in other processes -------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Ranges to copy, their order in the new packs, and the keys of these."""
+
+    ranges: tuple[Range, ...]
+    order: Mapping[int, int]
+    keys: tuple[str, ...]
+    pack_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """What a step has written: (position, object number, offset) of each chunk.
+
+    `damaged` are chunks that could not be read, and why.
+    """
+
+    placed: list[tuple[int, int, int]]
+    packs: int
+    damaged: list[tuple[Range, str]]
+
+
+type _Read = tuple[list[tuple[Range, bytes]], list[tuple[Range, str]]]
+"""Chunks that were read, and those that are damaged."""
+
+
+def _copy_step(storage: Storage, runtime: Runtime, step: _Step) -> _Copied:
+    """Write the chunks of one step into new packs."""
+    parts = [
+        part
+        for _, of_one in groupby(step.ranges, attrgetter("key"))
+        for part in by_bytes(list(of_one), step.pack_bytes)
+    ]
+    read: list[_Read] = runtime.parallel([partial(_read, storage, part) for part in parts])
+    data = {one.at: chunk for found, _ in read for one, chunk in found}
+    damaged = [one for _, lost in read for one in lost]
+    whole = sorted((r for r in step.ranges if r.at in data), key=lambda r: step.order[r.at])
+    calls: list[Callable[[], None]] = []
+    placed: list[tuple[int, int, int]] = []
+    packs = [*by_bytes(whole, step.pack_bytes)]
+    for key, packed in zip(step.keys[: len(packs)], packs, strict=True):
+        number, offset = int(key.rpartition("/")[2]), 0
+        for one in packed:
+            placed.append((one.at, number, offset))
+            offset += one.length
+        calls.append(partial(create_own, storage, key, b"".join(data[r.at] for r in packed)))
+    runtime.parallel(calls)
+    return _Copied(placed, len(calls), damaged)
+
+
+def _read(storage: Storage, ranges: Sequence[Range]) -> _Read:
+    """The chunks at these ranges of one object."""
+    spans: list[tuple[int, int]] = []
+    for one in ranges:
+        if spans and one.offset <= sum(spans[-1]):
+            start = spans[-1][0]
+            spans[-1] = start, max(sum(spans[-1]), one.offset + one.length) - start
+        else:
+            spans.append((one.offset, one.length))
+    try:
+        data = storage.get_ranges(ranges[0].key, spans)
+    except ObjectNotFoundError:
+        return [], [(one, "is not there") for one in ranges]
+    found, damaged, at = [], [], 0
+    for one in ranges:
+        while at + 1 < len(spans) and one.offset >= spans[at + 1][0]:
+            at += 1
+        start = one.offset - spans[at][0]
+        chunk = data[at][start : start + one.length]
+        if len(chunk) != one.length or crc32c(chunk) != one.crc32c:
+            damaged.append((one, "does not match its checksum"))
+        else:
+            found.append((one, chunk))
+    return found, damaged
 
 
 def _unchanged(current: SnapshotView, moved: Sequence[_Moved]) -> list[tuple[bytes, ChunkTable]]:

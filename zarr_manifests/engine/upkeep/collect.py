@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -28,9 +28,10 @@ from typing import Any, Final
 from zarr_manifests.engine.history.ancestry import ancestors, tag_floor
 from zarr_manifests.engine.history.by_id import snapshot_at
 from zarr_manifests.engine.history.reachability import Link, follow, tables
+from zarr_manifests.engine.objects.metadata import ObjectReader
 from zarr_manifests.engine.root.disk_reserve import keep_reserve, with_reserve
 from zarr_manifests.engine.root.epochs import check_collector, claimed
-from zarr_manifests.engine.root.roots import RootAt
+from zarr_manifests.engine.root.roots import RootAt, RootReader
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -55,7 +56,8 @@ from zarr_manifests.planning.upkeep.collection import (
     swept_after,
 )
 from zarr_manifests.reports import CollectionReport
-from zarr_manifests.storage import ObjectInfo
+from zarr_manifests.runtime import Run, Runtime
+from zarr_manifests.storage import ObjectInfo, Storage
 from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.protocol import KeepsTemporaryFiles
 
@@ -83,9 +85,9 @@ _TEMP_AGE_MS: Final = 24 * 3_600_000
 
 
 def collect(
-    context: Context, grace_ms: int, *, dry_run: bool, progress: Progress
+    context: Context, grace_ms: int, *, dry_run: bool, progress: Progress, run: Run = map
 ) -> CollectionReport:
-    """Delete objects that nothing reaches and no writer can refer to any more.
+    """Delete objects that nothing reaches and no writer can refer to any more; `run` deletes.
 
     Raises
     ------
@@ -106,7 +108,7 @@ def collect(
     temporary = 0
     if not dry_run:
         keys = [info.key for info in (*dead, *archives)]
-        _delete(context, keys, root.epochs[COLLECTOR], progress)
+        _delete(context, keys, root.epochs[COLLECTOR], progress, run)
         temporary = _remove_temporary(context)
         _end(context, root, alone=alone)
         keep_reserve(context.storage)
@@ -443,19 +445,30 @@ def _old_archives(context: ReadContext, root: Root) -> list[ObjectInfo]:
     return found
 
 
-def _delete(context: Context, keys: Iterable[str], epoch: int, progress: Progress) -> None:
+def _delete(
+    context: Context, keys: Iterable[str], epoch: int, progress: Progress, run: Run
+) -> None:
     """Delete the objects, one kind after the other, as long as the epoch is ours."""
     groups: dict[str, list[str]] = {kind: [] for kind in _KINDS}
     for key in keys:
         groups.setdefault(key.partition("/")[0], []).append(key)
+    delete = partial(_delete_batch, context.storage, context.runtime, context.repository_id, epoch)
     done = 0
     for due in groups.values():
-        for at in range(0, len(due), _BATCH):
-            batch = due[at : at + _BATCH]
-            check_collector(context.roots.read().root, epoch)
-            context.storage.delete_many(batch)
-            done += len(batch)
+        batches = [due[at : at + _BATCH] for at in range(0, len(due), _BATCH)]
+        for count in run(delete, batches):
+            done += count
             progress("deleting", done)
+
+
+def _delete_batch(
+    storage: Storage, runtime: Runtime, repository_id: str, epoch: int, keys: Sequence[str]
+) -> int:
+    roots = RootReader(storage, runtime)
+    roots.share(ObjectReader(storage, runtime), repository_id)
+    check_collector(roots.read().root, epoch)
+    storage.delete_many(keys)
+    return len(keys)
 
 
 def _remove_temporary(context: Context) -> int:

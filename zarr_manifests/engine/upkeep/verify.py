@@ -16,10 +16,10 @@ that were sound. A problem found both times was not caused by a collection.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import Any
 
 import numpy as np
@@ -58,10 +58,14 @@ from zarr_manifests.planning.upkeep.collection import first_archive_kept
 from zarr_manifests.planning.upkeep.digests import tells_about
 from zarr_manifests.planning.upkeep.paging import checked, pulled
 from zarr_manifests.reports import Problem, VerifyReport
+from zarr_manifests.runtime import Run
+from zarr_manifests.storage.protocol import ReadableStorage
 
 __all__ = ["closure_problems", "verify"]
 
 _AT_ONCE = 32
+_TASK_BYTES = 256 * 1024**2
+"""Bytes of chunks that one task checks."""
 _MOST_LOOKS = 10
 
 
@@ -78,6 +82,8 @@ class _Findings:
     """Ranges that were read and match their checksums."""
     patient: bool = True
     """Whether storage errors are recorded, not raised; they say nothing about an object."""
+    run: Run = map
+    """Runs the tasks that read chunks."""
 
     def add(self, key: str, error: BaseException | str) -> None:
         if (
@@ -89,16 +95,18 @@ class _Findings:
         self.problems.setdefault(key, Problem(key, str(error)))
 
 
-def verify(context: ReadContext, progress: Callable[[str, int], None]) -> VerifyReport:
-    """Read everything that can be reached, and report what is wrong."""
-    found = _Findings()
+def verify(
+    context: ReadContext, progress: Callable[[str, int], None], run: Run = map
+) -> VerifyReport:
+    """Read everything that can be reached, and report what is wrong; `run` reads chunks."""
+    found = _Findings(run=run)
     root = _root(context, found)
     counts = _look(context, root, found, progress)
     problems = found.problems
     for _ in range(_MOST_LOOKS):
         if not problems:
             break
-        again = _Findings(sound=found.sound)
+        again = _Findings(sound=found.sound, run=run)
         newer = _root(context, again)
         if newer is None:
             problems = again.problems | problems
@@ -503,32 +511,66 @@ def _check_chunks(
     context: ReadContext, found: _Findings, progress: Callable[[str, int], None]
 ) -> tuple[int, int, int]:
     keys = sorted(found.ranges)
-
-    def check(key: str) -> None:
-        sound = found.sound.setdefault(key, set())
-        ranges = sorted(found.ranges[key] - sound)
-        try:
-            parts = context.storage.get_ranges(key, [(o, n) for o, n, _ in ranges])
-        except ObjectNotFoundError:
-            found.add(key, f"chunk object {key} is referenced and not there")
-            return
-        except (ManifestsError, InvalidArgumentError) as error:
-            found.add(key, error)
-            return
-        for (offset, length, crc), data in zip(ranges, parts, strict=True):
-            if len(data) != length:
-                found.add(key, f"chunk object {key} ends before {offset + length}")
-            elif crc32c(data) != crc:
-                found.add(key, f"chunk object {key} at {offset} does not match its checksum")
-            else:
-                sound.add((offset, length, crc))
-
-    due = [key for key in keys if found.ranges[key] - found.sound.get(key, set())]
-    for at in range(0, len(due), _AT_ONCE):
-        context.runtime.parallel([partial(check, key) for key in due[at : at + _AT_ONCE]])
-        progress("reading chunks", min(at + _AT_ONCE, len(due)))
-    total = sum(n for key in keys for _, n, _ in found.ranges[key] & found.sound.get(key, set()))
+    due = ((key, sorted(found.ranges[key] - found.sound.setdefault(key, set()))) for key in keys)
+    tasks = [*_grouped((key, ranges) for key, ranges in due if ranges)]
+    check = partial(_check_objects, context.storage, context.runtime.parallel)
+    done = 0
+    for task, results in zip(tasks, found.run(check, tasks), strict=True):
+        for (key, ranges), (problem, sound) in zip(task, results, strict=True):
+            if problem is not None:
+                found.add(key, problem)
+            found.sound[key].update(compress(ranges, sound))
+        done += len(task)
+        progress("reading chunks", done)
+    total = sum(n for key in keys for _, n, _ in found.ranges[key] & found.sound[key])
     return len(keys), sum(map(len, found.ranges.values())), total
+
+
+type _Object = tuple[str, list[_Range]]
+"""Key of a chunk object, and ranges of it."""
+
+
+def _grouped(objects: Iterable[_Object]) -> Iterator[list[_Object]]:
+    """Split the objects into tasks."""
+    task: list[_Object] = []
+    nbytes = 0
+    for key, ranges in objects:
+        size = sum(length for _, length, _ in ranges)
+        if task and (len(task) == _AT_ONCE or nbytes + size > _TASK_BYTES):
+            yield task
+            task, nbytes = [], 0
+        task.append((key, ranges))
+        nbytes += size
+    if task:
+        yield task
+
+
+def _check_objects(
+    storage: ReadableStorage,
+    parallel: Callable[[Sequence[Callable[[], Any]]], list[Any]],
+    objects: Sequence[_Object],
+) -> list[tuple[str | None, list[bool]]]:
+    """For each object what is wrong with it, and which of the ranges match their checksums."""
+    return parallel([partial(_check_object, storage, *one) for one in objects])
+
+
+def _check_object(
+    storage: ReadableStorage, key: str, ranges: Sequence[_Range]
+) -> tuple[str | None, list[bool]]:
+    try:
+        parts = storage.get_ranges(key, [(offset, length) for offset, length, _ in ranges])
+    except ObjectNotFoundError:
+        return f"chunk object {key} is referenced and not there", []
+    except (ManifestsError, InvalidArgumentError) as error:
+        return str(error), []
+    problem, sound = None, []
+    for (offset, length, crc), data in zip(ranges, parts, strict=True):
+        sound.append(len(data) == length and crc32c(data) == crc)
+        if len(data) != length:
+            problem = problem or f"chunk object {key} ends before {offset + length}"
+        elif not sound[-1]:
+            problem = problem or f"chunk object {key} at {offset} does not match its checksum"
+    return problem, sound
 
 
 def _check_chunks_there(context: ReadContext, found: _Findings) -> None:

@@ -1,0 +1,164 @@
+"""Maintenance whose work Spark's executors do: the methods of `Repository`, with Spark tasks.
+
+The driver plans, and it alone changes what the repository's root says. Tasks read, check, write and
+delete objects. A task that Spark runs twice does the same again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from zarr_manifests.errors import UnsupportedStorageError
+from zarr_manifests.reports import CollectionReport, RepackReport, RewriteReport, VerifyReport
+from zarr_manifests.repository import Repository
+from zarr_manifests.rewriting import rewrite_chunks as rewrite
+from zarr_manifests.runtime import Run
+from zarr_manifests.spark.tasks import run_tasks
+from zarr_manifests.storage import Storage
+
+__all__ = ["collect", "repack", "rewrite_chunks", "verify"]
+
+type Location = str | os.PathLike[str] | Storage | Repository
+type Progress = Callable[[str, int], None]
+
+
+def verify(spark: SparkSession, url: Location, *, progress: Progress | None = None) -> VerifyReport:
+    """Read every object that can be reached; tasks read the chunks and compare their checksums.
+
+    Parameters
+    ----------
+    spark : SparkSession
+        A Spark session.
+    url : str, path, Storage or Repository
+        The repository.
+    progress : callable, optional
+        As for `Repository.verify`.
+
+    Examples
+    --------
+    >>> from zarr_manifests.spark import maintenance, session
+    >>> spark = session(master="local[2]")  # doctest: +SKIP
+    >>> maintenance.verify(spark, "winds").ok  # doctest: +SKIP
+    True
+    """
+    repository = _opened(url)
+    return repository.verify(progress=progress, run=_tasks(spark, repository))
+
+
+def collect(
+    spark: SparkSession,
+    url: Location,
+    grace: timedelta = timedelta(hours=24),
+    *,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> CollectionReport:
+    """Delete the objects that no snapshot needs; the driver marks, and tasks delete.
+
+    Parameters
+    ----------
+    spark : SparkSession
+        A Spark session.
+    url : str, path, Storage or Repository
+        The repository.
+    grace, dry_run, progress
+        As for `Repository.garbage_collect`.
+
+    Raises
+    ------
+    ManifestsError
+        As for `Repository.garbage_collect`.
+    """
+    repository = _opened(url)
+    run = _tasks(spark, repository)
+    return repository.garbage_collect(grace, dry_run=dry_run, progress=progress, run=run)
+
+
+def repack(
+    spark: SparkSession,
+    url: Location,
+    branch: str = "main",
+    min_live: float = 0.5,
+    *,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> RepackReport:
+    """Move chunks out of packs that are mostly dead; tasks copy the chunks.
+
+    Parameters
+    ----------
+    spark : SparkSession
+        A Spark session.
+    url : str, path, Storage or Repository
+        The repository.
+    branch, min_live, dry_run, progress
+        As for `Repository.repack`.
+
+    Raises
+    ------
+    ManifestsError
+        As for `Repository.repack`.
+    """
+    repository = _opened(url)
+    run = _tasks(spark, repository)
+    return repository.repack(branch, min_live, dry_run=dry_run, progress=progress, run=run)
+
+
+def rewrite_chunks(
+    spark: SparkSession,
+    url: Location,
+    path: str,
+    *,
+    chunks: Sequence[int] | None = None,
+    **options: Any,
+) -> RewriteReport:
+    """Write an array anew with other chunks, shards or codecs, in one commit; tasks copy it.
+
+    Parameters
+    ----------
+    spark : SparkSession
+        A Spark session.
+    url : str, path, Storage or Repository
+        The repository.
+    path : str
+        The array.
+    chunks : sequence of int, optional
+        The new shape of chunks; that of now if not given.
+    **options
+        As for `zarr_manifests.rewrite_chunks`: `shards`, `codecs`, `dry_run`, ...
+
+    Raises
+    ------
+    ManifestsError
+        As for `zarr_manifests.rewrite_chunks`.
+    """
+    repository = _opened(url)
+    run = _tasks(spark, repository)
+    return rewrite(
+        repository, path, chunks="keep" if chunks is None else chunks, **options, run=run
+    )
+
+
+def _opened(url: Location) -> Repository:
+    return url if isinstance(url, Repository) else Repository.open(url)
+
+
+def _tasks(spark: SparkSession, repository: Repository) -> Run:
+    """Runs calls as Spark tasks.
+
+    Raises
+    ------
+    UnsupportedStorageError
+        If other processes cannot reach the repository.
+    """
+    if not repository.storage.capabilities.shared:
+        raise UnsupportedStorageError(
+            f"{repository.url} is in the memory of this process, and Spark's tasks run in others"
+        )
+    return partial(run_tasks, spark)
