@@ -13,7 +13,7 @@ inside the box, kinds are known, sources exist, inline lengths add up to the blo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.columns import MAX_ROWS, Column, decode_column, encode_column
-from zarr_manifests.format.envelope import Fields
+from zarr_manifests.format.envelope import Fields, pack, unpack
 from zarr_manifests.format.virtual_sources import NO_SOURCES, VirtualSource, VirtualSources
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import is_session_id
@@ -222,6 +222,9 @@ class ChunkTable:
     def __len__(self) -> int:
         return len(self.kind)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (pack(self.pack()),)
+
     def linear_index(self) -> Column:
         """Linear index of each row in the table's box (int64[n])."""
         return np.arange(len(self), dtype=np.int64) if self.index is None else self.index
@@ -371,9 +374,17 @@ class ChunkTable:
             yield tuple(coords), self.ref(row)
 
 
-def native_keys(table: ChunkTable) -> set[str]:
-    """Keys of the chunk objects that native rows of the table point to."""
+def _unpickled(packed: bytes) -> ChunkTable:
+    """The table from what `ChunkTable.__reduce__` packed, a tenth of its columns."""
+    return ChunkTable.parse(Fields(unpack(packed), "table"))
+
+
+def native_keys(table: ChunkTable, sessions: Collection[str] | None = None) -> set[str]:
+    """Keys of the chunk objects that native rows of the table point to; of all or some sessions."""
     native = table.kind == RefKind.NATIVE
+    if sessions is not None:
+        wanted = np.array([source in sessions for source in table.sources] or [False])
+        native[native] = wanted[table.source[native]]
     pairs = np.stack([table.source[native], table.number[native]], axis=1)
     return {
         chunk_key(table.sources[source], number)

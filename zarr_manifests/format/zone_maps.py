@@ -293,6 +293,15 @@ class ZoneTable:
         """Chunk coordinates of the entries (int64[n, ndim])."""
         return self.addresses.coords()
 
+    @staticmethod
+    def head(zones: ZoneTable | bytes) -> tuple[Box, int]:
+        """The box and the number of entries of a table that may be packed; decodes none."""
+        if isinstance(zones, ZoneTable):
+            return zones.box, len(zones)
+        fields = Fields(unpack(zones), "zones")
+        chunks = Fields(fields.table("chunks"), "zones.chunks")
+        return Box(chunks.numbers("lo"), chunks.numbers("hi")), chunks.number("n")
+
     def pack(self) -> bytes:
         """Msgpack of a map; needs at least one entry."""
         packed = {"chunks": self.addresses.pack(), "bounds": self.bounds.pack()}
@@ -354,8 +363,7 @@ class Zones:
         """The zone maps of a node that may have entries in the box, decoded one at a time."""
         for position, (node, _, packed) in enumerate(self.packed):
             if node == node_id:
-                chunks = Fields(Fields(unpack(packed), "zones").table("chunks"), "zones.chunks")
-                within = Box(chunks.numbers("lo"), chunks.numbers("hi"))
+                within, _ = ZoneTable.head(packed)
                 if within.overlaps(box) or not box.ndim:
                     yield self.at(position)
 

@@ -171,11 +171,15 @@ def _fork_with(origin: ForkState, copy_id: str, own: ChangeSet) -> Fork:
     # Nothing is spilled here: the session that merges the forks does that.
     before = replace(origin.before, chunks=kept, unsynced=[], spill=None, zones={})
     after = before.copy()
-    after.unsynced, after.reads = own.unsynced, own.reads
+    after.unsynced, after.durable, after.reads = own.unsynced, own.durable, own.reads
     after.zones = {node: zones for node, zones in own.zones.items() if node in changed}
     for node_id in changed:
-        for rows in own.tables.get(node_id, ()):
-            after.put_table(node_id, rows)
+        tables = own.tables.get(node_id, ())
+        if node_id in kept:
+            for rows in tables:
+                after.put_table(node_id, rows)
+        elif tables:
+            after.tables[node_id] = (*after.tables.get(node_id, ()), *tables)
         if node_id in own.chunks:
             after.chunks[node_id] = {**after.chunks.get(node_id, {}), **own.chunks[node_id]}
     return Fork(replace(origin, copy_id=copy_id, before=before, after=after))

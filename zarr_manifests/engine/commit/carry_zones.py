@@ -7,8 +7,9 @@ compare addresses; it keeps useless entries from being stored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import Final
 
 import numpy as np
 
@@ -21,33 +22,61 @@ from zarr_manifests.errors import CorruptObjectError, StorageError, UnsupportedF
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.columns import MAX_ROWS
 from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.format.zone_maps import Zones, ZoneTable
+from zarr_manifests.format.zone_maps import PAGE_ROWS, Zones, ZoneTable
 from zarr_manifests.planning.tables.merge import rearranged
 from zarr_manifests.planning.zones.entries import in_pages, merged_by_node, taken, valid
 
 __all__ = ["moved", "take_zones", "upload_of", "zones_upload"]
+
+_ROWS_TOGETHER: Final = 4 * PAGE_ROWS
 
 
 def zones_upload(
     changes: ChangeSet, tables: Mapping[bytes, Sequence[Rows]], keys: SessionKeys
 ) -> Upload | None:
     """The object with entries of the chunks in these tables, by node; None if there are none."""
-    found: list[tuple[bytes, ZoneTable]] = []
-    for node_id, parts in tables.items():
-        here = [_still(zones, parts) for zones in changes.zones_of(node_id)]
-        found += merged_by_node([(node_id, zones) for zones in here if zones is not None])
+    found = (
+        merged
+        for node_id, parts in tables.items()
+        for group in _together(changes.zones.get(node_id, ()))
+        for merged in _merged(node_id, group, parts)
+    )
     return upload_of(found, keys)
 
 
-def upload_of(tables: Sequence[tuple[bytes, ZoneTable]], keys: SessionKeys) -> Upload | None:
+def _together(tables: Sequence[ZoneTable | bytes]) -> list[Sequence[ZoneTable | bytes]]:
+    """Groups of tables to merge, so that few entries are decoded at a time; mostly one."""
+    heads = [ZoneTable.head(zones) for zones in tables]
+    if sum(rows for _, rows in heads) <= _ROWS_TOGETHER:
+        return [tables]
+    groups: list[list[ZoneTable | bytes]] = []
+    room = 0
+    for at in sorted(range(len(tables)), key=lambda at: heads[at][0].lo):
+        if heads[at][1] > room:
+            groups.append([])
+            room = _ROWS_TOGETHER
+        groups[-1].append(tables[at])
+        room -= heads[at][1]
+    return [*groups]
+
+
+def _merged(
+    node_id: bytes, group: Sequence[ZoneTable | bytes], parts: Sequence[Rows]
+) -> list[tuple[bytes, ZoneTable]]:
+    tables = (zones if isinstance(zones, ZoneTable) else ZoneTable.parse(zones) for zones in group)
+    still = [_still(zones, parts) for zones in tables]
+    return merged_by_node([(node_id, zones) for zones in still if zones is not None])
+
+
+def upload_of(tables: Iterable[tuple[bytes, ZoneTable]], keys: SessionKeys) -> Upload | None:
     """The object with these entries, by node, in tables of limited size; None if there are none."""
     room = MAX_ROWS
-    kept = []
+    kept: list[tuple[bytes, int, bytes]] = []
     for node_id, zones in tables:
         room -= len(zones)
         if room >= 0:  # chunks beyond have no entries
-            kept += [(node_id, page) for page in in_pages(zones)]
-    return Upload(keys.next("indexes"), Zones.of(kept).encode()) if kept else None
+            kept += [(node_id, len(page), page.pack()) for page in in_pages(zones)]
+    return Upload(keys.next("indexes"), Zones(tuple(kept)).encode()) if kept else None
 
 
 def _still(zones: ZoneTable, parts: Sequence[Rows]) -> ZoneTable | None:

@@ -39,7 +39,7 @@ from zarr_manifests.engine.edit.packs import Pack
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.history.ancestry import find_in_history, is_missing
 from zarr_manifests.engine.history.commit_logs import delta_of
-from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.objects.chunks import SessionKeys, sync_parts
 from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.objects.spill import Rows, Spilled, resident, rows_of
 from zarr_manifests.engine.root.epochs import admitted
@@ -61,7 +61,7 @@ from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.root import HISTORY_PAGES, MARKS_PAGE, ZONE_MAPS, Branch, LogEntry, Root
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
-from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.ids import session_of, snapshot_id_of
 from zarr_manifests.planning.conflict.reads import Reads
 from zarr_manifests.planning.layout.packing import plan_embedding
 from zarr_manifests.planning.upkeep.digests import (
@@ -74,8 +74,6 @@ __all__ = ["Committed", "commit", "root_with"]
 
 _QUICK_BYTES: Final = 1 << 20
 """Up to this many bytes, chunks are written during the writer's turn."""
-_SYNCED_ABREAST: Final = 8
-"""A disk takes many calls at once; more than this do not make it faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,14 +304,15 @@ def _upload(
         raise
 
 
-def _due_syncs(changes: ChangeSet) -> list[list[str]]:
+def _due_syncs(changes: ChangeSet) -> list[Sequence[str]]:
     """The chunk objects that must be durable, in a few parts to sync in parallel.
 
     Objects that were overwritten since are left out.
     """
-    used = changes.chunk_objects()
-    due = [key for key in changes.unsynced if key in used]
-    return [due[i::_SYNCED_ABREAST] for i in range(min(len(due), _SYNCED_ABREAST))]
+    if not changes.unsynced:
+        return []
+    used = changes.chunk_objects({session_of(key) for key in changes.unsynced})
+    return sync_parts([key for key in changes.unsynced if key in used])
 
 
 def _prepare(
@@ -379,7 +378,7 @@ def _prepare(
         None,
         (),
         log.ref,
-        totals_of(tables, len(changes.unsynced) + packs),
+        totals_of(tables, changes.chunk_objects_written + packs),
     )
     context.objects.remember(log.ref, delta)
     at = None if zones is None else zones.ref

@@ -287,7 +287,8 @@ def combined(
     for node_id, shape in later.truncated.items():
         cut = narrower(cuts.get(node_id), shape)
         cuts[node_id] = shape if cut is None else cut
-    together = ChangeSet(nodes, {}, cuts, list(later.unsynced), spill=later.spill)
+    unsynced, durable = list(later.unsynced), dict(later.durable)
+    together = ChangeSet(nodes, {}, cuts, unsynced, spill=later.spill, durable=durable)
     for node_id, tables in footprint_of(context, parent, delta).tables.items():
         cut_off = later.truncated.get(node_id)
         for table in tables:

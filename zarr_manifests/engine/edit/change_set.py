@@ -12,10 +12,11 @@ only for nodes that exist.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from operator import le, lt
-from typing import Any
+from typing import Any, Final
 
 from zarr_manifests.config import CacheOptions, RepositoryConfig
 from zarr_manifests.engine.objects.spill import Rows, Spill, Spilled, held, resident
@@ -34,15 +35,17 @@ from zarr_manifests.format.chunk_table import (
 )
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.zone_maps import PAGE_ROWS, ZoneTable
-from zarr_manifests.grid import Box, Coords
+from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import crc32c
 from zarr_manifests.planning.conflict.reads import Reads
 from zarr_manifests.planning.layout.packing import LEAF_ROWS
 from zarr_manifests.planning.tables.merge import (
     Layer,
     difference,
+    in_c_order,
     inside,
     merge_layers,
+    pick,
     select,
     split,
 )
@@ -51,6 +54,9 @@ from zarr_manifests.storage import Storage
 from zarr_manifests.virtual.containers import Containers
 
 __all__ = ["ChangeSet", "ForkState", "lies_below", "same_bytes"]
+
+_MOST_SINGLE: Final = 16
+"""Up to about so many refs of a node take fewer bytes one by one than as a table."""
 
 
 def same_bytes(a: StoredRef | None, b: StoredRef | None) -> bool:
@@ -83,6 +89,8 @@ class ChangeSet:
         By node id: refs set in bulk, oldest first; those in `chunks` are newer.
     unsynced : list of str
         Keys of chunk objects written and not yet durable.
+    durable : dict of str to int
+        How many chunk objects each copy has written and made durable, by its session id.
     zones : dict of bytes to tuple of ZoneTable or bytes
         By node id: entries of zone maps made while writing, oldest first; long tables are packed.
     reads : Reads
@@ -101,6 +109,7 @@ class ChangeSet:
     zones: dict[bytes, tuple[ZoneTable | bytes, ...]] = field(
         default_factory=dict, compare=False, repr=False
     )
+    durable: dict[str, int] = field(default_factory=dict)
     paths: PathIndex = field(init=False, compare=False, repr=False)
     """The paths of `nodes` by directory."""
     _room: int = field(default=0, init=False, compare=False, repr=False)
@@ -111,7 +120,7 @@ class ChangeSet:
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = (self.nodes, self.chunks, self.truncated, self.unsynced, self.tables)
-        return ChangeSet, (*state, self.reads, self.spill, self.zones)
+        return ChangeSet, (*state, self.reads, self.spill, self.zones, self.durable)
 
     def __bool__(self) -> bool:
         return bool(self.nodes or self.truncated or self.tables or any(self.chunks.values()))
@@ -128,7 +137,13 @@ class ChangeSet:
             self.reads.copy(),
             self.spill,
             dict(self.zones),
+            dict(self.durable),
         )
+
+    @property
+    def chunk_objects_written(self) -> int:
+        """Number of chunk objects that were written for these changes."""
+        return len(self.unsynced) + sum(self.durable.values())
 
     def set_node(self, path: str, node: Node | None) -> None:
         """Record the node at the path as created or changed, or as deleted if it is None."""
@@ -324,14 +339,15 @@ class ChangeSet:
             for coords, ref in refs.items():
                 yield node_id, coords, ref
 
-    def chunk_objects(self) -> set[str]:
-        """Keys of all chunk objects that changed refs point to, except those of spilled refs.
+    def chunk_objects(self, sessions: Collection[str]) -> set[str]:
+        """Keys of the chunk objects of these sessions that changed refs point to.
 
-        Objects of spilled refs are durable already.
+        Without those of spilled refs, which are durable already.
         """
         objects = {ref[:2] for _, _, ref in self.refs() if isinstance(ref, NativeRef)}
-        found = {chunk_key(*each) for each in objects}
-        found.update(*map(native_keys, filter(resident, self._all_rows())))
+        found = {chunk_key(*each) for each in objects if each[0] in sessions}
+        for table in filter(resident, self._all_rows()):
+            found |= native_keys(table, sessions)
         return found
 
     def since(self, before: ChangeSet) -> ChangeSet:
@@ -364,20 +380,78 @@ class ChangeSet:
         }
         known = set(before.unsynced)
         unsynced = [key for key in self.unsynced if key not in known]
-        rest = self.reads, self.spill, dict(self.zones)
+        rest = self.reads, self.spill, dict(self.zones), dict(self.durable)
         return ChangeSet(nodes, chunks, truncated, unsynced, tables, *rest)
 
     def beyond(self, node_id: bytes, before: ChangeSet) -> tuple[Rows, ...]:
         """The tables to put on top of a node's chunks in `before` to get those of this set."""
-        tables, known = self.tables.get(node_id, ()), before.tables.get(node_id, ())
-        if (
-            not all(map(resident, tables))
-            and tables[: len(known)] == known
-            and not before.chunks.get(node_id)
-        ):
-            return self.layers(node_id)[len(known) :]  # only grown, so nothing is fetched
-        changed = difference(self.table(node_id), before.table(node_id))
+        added = self._added(node_id, before)
+        if added is None:
+            changed = difference(self.table(node_id), before.table(node_id))
+            return () if changed is None else (changed,)
+        if not all(map(resident, added)):
+            return added  # nothing is fetched
+        changed = self._together(added)
+        if changed is None:
+            return ()
+        near = [rows for rows in before.layers(node_id) if rows.box.overlaps(changed.box)]
+        if near and all(map(resident, near)):
+            changed = difference(changed, before.at(node_id, changed.coords()))
         return () if changed is None else (changed,)
+
+    def _added(self, node_id: bytes, before: ChangeSet) -> tuple[Rows, ...] | None:
+        """The tables that were put on top of those in `before`; None if it is not only that."""
+        tables, known = self.tables.get(node_id, ()), before.tables.get(node_id, ())
+        if tables[: len(known)] != known or before.chunks.get(node_id):
+            return None
+        return self.layers(node_id)[len(known) :]
+
+    def lighten(self, before: ChangeSet, most: int) -> None:
+        """Make what was changed since `before` small to pickle.
+
+        Refs become tables, and those with more than `most` refs are spilled. They are cut into
+        boxes that hardly overlap those of other copies, so that a merge need not read them.
+        """
+        for node_id in self.touched():
+            added, known = self._added(node_id, before), before.tables.get(node_id, ())
+            few = len(self.chunks.get(node_id, ())) <= _MOST_SINGLE
+            if added is None:
+                refs = {} if few else self.chunks.pop(node_id)
+                if refs:
+                    self.put_table(node_id, ChunkTable.of(refs))
+            elif added and not (few and len(self.tables.get(node_id, ())) == len(known)):
+                light: list[Rows] = []
+                for here, run in groupby(added, resident):
+                    rows = list(run)
+                    light += self._light(node_id, rows, most) if here else rows
+                self.tables[node_id] = (*known, *light)
+                self.chunks.pop(node_id, None)
+        self.zones = {
+            node_id: tuple(each if isinstance(each, bytes) else each.pack() for each in tables)
+            for node_id, tables in self.zones.items()
+        }
+
+    def _light(self, node_id: bytes, tables: Sequence[Rows], most: int) -> list[Rows]:
+        """The refs of these tables in one table of at most `most` refs, and the others spilled."""
+        table, spill = self._together(tables), self.spill
+        if table is None or held(table) <= most or spill is None or not spill.writable:
+            return [] if table is None else [table]
+        spilled: list[Rows] = []
+        rest: list[Rows] = []
+        for part in in_c_order(table):
+            if held(part) <= most:
+                rest.append(part)
+            else:
+                spilled += spill.save(node_id, part, self.unsynced)
+        left = self._together(rest)
+        return spilled if left is None else [*spilled, left]
+
+    def at(self, node_id: bytes, coords: IndexArray) -> ChunkTable | None:
+        """Those of these chunks that are changed, in memory; None if there are none."""
+        box = Box.around_coords(coords)
+        near = [rows for rows in self.layers(node_id) if rows.box.overlaps(box)]
+        found = [pick(self.rows(rows), coords) for rows in near]
+        return self._together([table for table in found if len(table)])
 
 
 def lies_below(box: Box, shape: Coords) -> bool:

@@ -13,6 +13,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final, cast
 
 from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState, same_bytes
@@ -20,7 +21,7 @@ from zarr_manifests.engine.edit.merge_forks import Merge, Owners
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.edit.reporting_copies import Reported, read_reports
 from zarr_manifests.engine.edit.workspace import Workspace
-from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.objects.chunks import SessionKeys, sync_parts
 from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
@@ -50,6 +51,8 @@ __all__ = [
 ]
 
 
+_MOST_SENT: Final = 8192
+"""A copy sends at most about so many refs of an array, and spills the others: about 80 KiB."""
 _VIEWS: OrderedDict[tuple[str, str], SnapshotView] = OrderedDict()
 _VIEWS_KEPT: Final = 8
 _VIEWS_LOCK = ForkSafeLock()
@@ -67,15 +70,14 @@ def freeze(workspace: Workspace, *, explicit: bool) -> ForkState:
     contents, keys, origin = workspace.contents, workspace.keys, workspace.origin
     with workspace.lock:
         workspace.flush()  # staged chunks are not pickled
+        if origin is not None:
+            return _frozen_copy(workspace, origin)
         after = contents.changes.copy()
-        if origin is None and workspace.pid == os.getpid():
+        if workspace.pid == os.getpid():
             after.zones = {}  # the session has them
-        token = None if explicit or origin is not None else workspace.token
+        token = None if explicit else workspace.token
         if token is not None and workspace.frozen is None:  # it may have no changes
             workspace.frozen = after
-    if origin is not None:
-        copy_id = keys.session_id if after != origin.after else origin.copy_id
-        return replace(origin, after=after, copy_id=copy_id)
     if token is None and not explicit:
         workspace.pickled = True
     return replace(
@@ -90,6 +92,25 @@ def freeze(workspace: Workspace, *, explicit: bool) -> ForkState:
         explicit=explicit,
         token=token,
     )
+
+
+def _frozen_copy(workspace: Workspace, origin: ForkState) -> ForkState:
+    """The copy with its changes so far, small enough for a session that merges many of them.
+
+    The copy makes its chunks durable, so that the session need not know their keys.
+    """
+    changes, keys = workspace.contents.changes, workspace.keys
+    inherited = set(origin.before.unsynced)
+    due = [key for key in changes.unsynced if key not in inherited]
+    workspace.runtime.parallel([partial(workspace.storage.sync, part) for part in sync_parts(due)])
+    changes.unsynced = [key for key in changes.unsynced if key in inherited]
+    if due:
+        changes.durable[keys.session_id] = changes.durable.get(keys.session_id, 0) + len(due)
+    after = changes.copy()
+    if after == origin.after:
+        return replace(origin, after=after)
+    after.lighten(origin.before, min(_MOST_SENT, workspace.context.config.spill_refs))
+    return replace(origin, after=after, copy_id=keys.session_id)
 
 
 def freeze_reader(contents: SessionView) -> ForkState:

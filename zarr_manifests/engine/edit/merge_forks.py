@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -21,9 +22,12 @@ from zarr_manifests.grid import Coords
 from zarr_manifests.planning.tables.merge import (
     Layer,
     difference,
+    in_box,
     inside,
     merge_layers,
     narrower,
+    pick,
+    rows_at,
     select,
     shared_rows,
 )
@@ -68,6 +72,15 @@ class Owners:
         """Become equal to `other`."""
         self.chunks, self.nodes, self.tables = other.chunks, other.nodes, other.tables
         self.objects, self.copies = other.objects, other.copies
+
+
+def _may_share(ours: Rows, theirs: Rows) -> bool:
+    """Whether both may have rows of the same chunks; fetches nothing."""
+    if not ours.box.overlaps(theirs.box):
+        return False
+    if resident(ours) and not in_box(ours, theirs.box).any():
+        return False
+    return not resident(theirs) or bool(in_box(theirs, ours.box).any())
 
 
 class Merge:
@@ -177,50 +190,70 @@ class Merge:
             }
             layers = [*brought, ChunkTable.of(refs)] if refs else brought
             left: list[Rows] = []
-            for rows in parts:
+            for i, rows in enumerate(parts):
                 near = [layer for layer in layers if layer.box.overlaps(rows.box)]
                 if not resident(rows) and rows in near:
                     continue  # merged already
-                new = self._beyond(theirs.rows(rows), near) if near else rows
-                left += [] if new is None else [new]
+                if near:
+                    left += self._beyond(self._newest(rows, parts[i + 1 :]), near)
+                else:
+                    left.append(rows)
             theirs.tables[node_id] = tuple(left)
             if not left:
                 del theirs.tables[node_id]
 
-    def _beyond(self, table: ChunkTable, layers: Sequence[Rows]) -> ChunkTable | None:
+    def _newest(self, rows: Rows, later: Iterable[Rows]) -> ChunkTable:
+        """The rows, without those that a later layer of the same copy replaces."""
+        table = self.mine.rows(rows)
+        for layer in later:
+            if len(table) and layer.box.overlaps(table.box):
+                table = select(table, ~shared_rows(table, self.mine.rows(layer)))
+        return table
+
+    def _beyond(self, table: ChunkTable, layers: Sequence[Rows]) -> list[Rows]:
         """The rows of the table that differ from these layers, of which the last wins."""
-        known = merge_layers([Layer(None, tuple(map(self.mine.rows, layers)))]).table
-        if known is None:
-            return table
-        return difference(table, select(known, shared_rows(known, table)))
+        if not len(table):
+            return []
+        found = (pick(self.mine.rows(layer), table.coords()) for layer in layers)
+        known = [layer for layer in found if len(layer)]
+        new = difference(table, merge_layers([Layer(None, tuple(known))]).table)
+        return [] if new is None else [new]
 
     def _single_out(self, before: ChangeSet, theirs: ChangeSet, copy_id: str) -> None:
         """Turn bulk refs of a fork into single refs where the session changed the chunk too."""
         for node_id, parts in list(theirs.tables.items()):
-            moved = self._moved(before, node_id)
-            if not moved:
-                continue
+            was = before.layers(node_id)
+            moved = [rows for rows in self.mine.layers(node_id) if rows not in was]
             merged = self.owners.tables.get(node_id, ())
             left: list[Rows] = []
             for rows in parts:
-                near = [each for each in moved if each.box.overlaps(rows.box)]
+                near = [each for each in moved if _may_share(each, rows)]
                 if not near:
                     left.append(rows)
                 elif resident(rows) or (copy_id, rows) not in merged:
-                    left += self._uncontested(theirs, node_id, rows, near)
+                    left += self._uncontested(before, theirs, node_id, rows, near)
             if left:
                 theirs.tables[node_id] = tuple(left)
             else:
                 del theirs.tables[node_id]
 
     def _uncontested(
-        self, theirs: ChangeSet, node_id: bytes, rows: Rows, near: Sequence[Rows]
+        self,
+        before: ChangeSet,
+        theirs: ChangeSet,
+        node_id: bytes,
+        rows: Rows,
+        near: Sequence[Rows],
     ) -> list[Rows]:
         """The rows that the session has not changed; the others become single refs."""
         table = theirs.rows(rows)
         both = np.zeros(len(table), np.bool_)
         for each in near:
             both |= shared_rows(table, self.mine.rows(each))
+        if both.any():
+            coords = table.coords()[both]
+            changed = difference(self.mine.at(node_id, coords), before.at(node_id, coords))
+            both[both] = False if changed is None else rows_at(changed, coords) >= 0
         if not both.any():
             return [rows]
         theirs.chunks.setdefault(node_id, {}).update(select(table, both).refs())
@@ -236,6 +269,8 @@ class Merge:
         known = self.owners.objects
         self.mine.unsynced += [key for key in theirs.unsynced if key not in known]
         known.update(theirs.unsynced)
+        for session_id, count in theirs.durable.items():
+            self.mine.durable[session_id] = max(count, self.mine.durable.get(session_id, 0))
         self.owners.copies.add(copy_id)
         for node_id in replaced:
             self.mine.forget(node_id)
@@ -262,8 +297,7 @@ class Merge:
     def _chunk_conflicts(
         self, before: ChangeSet, theirs: ChangeSet, copy_id: str
     ) -> list[Conflict]:
-        nodes = {**self._stored, **self.mine.nodes, **theirs.nodes}
-        paths = {node.node_id: path for path, node in nodes.items() if node is not None}
+        paths = self._paths(theirs)
         reason = "written in a fork, to an array that the session has deleted"
         conflicts: list[Conflict] = []
         for node_id, parts in theirs.tables.items():
@@ -292,6 +326,20 @@ class Merge:
                     Conflict(ConflictKind.CHUNK, f"/{paths[node_id]}", "chunks", differs, where)
                 )
         return conflicts
+
+    def _paths(self, theirs: ChangeSet) -> dict[bytes, str]:
+        """The paths of the nodes whose chunks the copy has changed, if they are still there."""
+        changed = {**self.mine.nodes, **theirs.nodes}
+        found = {node.node_id: path for path, node in changed.items() if node is not None}
+        for node_id in {*theirs.tables, *theirs.chunks} - found.keys():
+            path = self._stored_paths.get(node_id)
+            if path is not None and path not in changed:
+                found[node_id] = path
+        return found
+
+    @cached_property
+    def _stored_paths(self) -> dict[bytes, str]:
+        return {node.node_id: path for path, node in self._stored.items()}
 
     def _cut_conflicts(self, before: ChangeSet, theirs: ChangeSet) -> list[Conflict]:
         """Conflicts where one side wrote chunks that the other side's resize removes."""

@@ -220,14 +220,18 @@ class Spill:
 
 def _components(layers: Sequence[Rows]) -> list[list[int]]:
     """Positions of the spilled layers, grouped so that boxes of different groups do not overlap."""
-    groups: list[list[int]] = []
-    for i, layer in enumerate(layers):
-        if isinstance(layer, ChunkTable):
-            continue
-        near = [g for g in groups if any(layer.box.overlaps(layers[j].box) for j in g)]
-        groups = [g for g in groups if g not in near]
-        groups.append(sorted([i, *(j for g in near for j in g)]))
-    return groups
+    spilled = [i for i, layer in enumerate(layers) if not isinstance(layer, ChunkTable)]
+    lo = np.array([layers[i].box.lo for i in spilled], np.int64)
+    hi = np.array([layers[i].box.hi for i in spilled], np.int64)
+    group = np.arange(len(spilled))
+    for n in range(1, len(spilled)):
+        near = ((lo[:n] < hi[n]) & (lo[n] < hi[:n])).all(axis=1)
+        if near.any():
+            group[: n + 1][np.isin(group[: n + 1], [*group[:n][near], n])] = n
+    found: dict[int, list[int]] = {}
+    for i, number in zip(spilled, group.tolist(), strict=True):
+        found.setdefault(number, []).append(i)
+    return [*found.values()]
 
 
 def _slabs(box: Box, count: int) -> Iterator[Box]:

@@ -33,6 +33,7 @@ __all__ = [
     "fold",
     "fold_leaves",
     "in_box",
+    "in_c_order",
     "inside",
     "merge_layers",
     "narrower",
@@ -120,10 +121,11 @@ def select(table: ChunkTable, keep: npt.NDArray[np.bool_]) -> ChunkTable:
 
 def pick(table: ChunkTable, coords: IndexArray) -> ChunkTable:
     """The rows at these coordinates (int64[n, ndim]); coordinates without a row are ignored."""
-    keep = np.zeros(len(table), np.bool_)
     rows = rows_at(table, coords)
-    keep[rows[rows >= 0]] = True
-    return select(table, keep)
+    rows = np.unique(rows[rows >= 0])
+    if len(rows) == len(table):
+        return table
+    return _gather([table], table.box, rows if table.index is None else table.index[rows], rows)
 
 
 def without(table: ChunkTable, coords: IndexArray) -> ChunkTable:
@@ -261,6 +263,46 @@ def split(table: ChunkTable, most_rows: int) -> list[ChunkTable]:
     return done
 
 
+def in_c_order(table: ChunkTable) -> list[ChunkTable]:
+    """Cut a table with a range of chunks in C order into the few boxes that such a range fills.
+
+    Boxes around ranges overlap where one ends and the next begins within a row or a plane. The
+    boxes of the parts do not. Tables with other rows are cut, too, into at most two parts an axis.
+
+    Examples
+    --------
+    >>> from zarr_manifests.format.chunk_table import UNSET, ChunkTable
+    >>> from zarr_manifests.planning.tables.merge import in_c_order
+    >>> table = ChunkTable.of({(n // 4, n % 4): UNSET for n in range(2, 14)})
+    >>> [(part.box.lo, part.box.hi) for part in in_c_order(table)]
+    [((0, 2), (1, 4)), ((1, 0), (3, 4)), ((3, 0), (4, 2))]
+    """
+    if not len(table):
+        return []
+    coords = table.coords()
+    box = Box.around_coords(coords)
+    differs = np.flatnonzero(coords[0] != coords[-1])
+    if not len(differs):
+        return [_part(table, coords, slice(None))]
+    axis = int(differs[0])
+    first, last = coords[0].tolist(), coords[-1].tolist()
+    starts_amid = first[axis + 1 :] != [*box.lo[axis + 1 :]]
+    ends_amid = last[axis + 1 :] != [n - 1 for n in box.hi[axis + 1 :]]
+    bounds = [first[axis] + starts_amid, last[axis] + (not ends_amid)]
+    start, stop = np.searchsorted(coords[:, axis], bounds).tolist()
+    stop = max(start, stop)
+    parts = [_part(table, coords, slice(start, stop))] if start < stop else []
+    head = in_c_order(_part(table, coords, slice(start))) if start else []
+    tail = in_c_order(_part(table, coords, slice(stop, None))) if stop < len(table) else []
+    return [*head, *parts, *tail]
+
+
+def _part(table: ChunkTable, coords: IndexArray, rows: slice) -> ChunkTable:
+    """A slice of the rows, which have these coordinates, in the smallest box around them."""
+    box = Box.around_coords(coords[rows])
+    return _gather([table], box, box.ravel(coords[rows]), np.arange(len(table))[rows])
+
+
 def merge_layers(layers: Sequence[Layer]) -> Overlay:
     """Merge the layers of one node, oldest first."""
     cut: Coords | None = None
@@ -322,11 +364,21 @@ def fold_leaves(leaves: Sequence[Leaf], outside: Overlay) -> ChunkTable | None:
 
 def in_box(table: ChunkTable, box: Box) -> npt.NDArray[np.bool_]:
     """Which rows lie in the box."""
-    coords = table.coords()
-    if coords.shape[1] != box.ndim:
-        raise CorruptObjectError(f"chunks of {coords.shape[1]} axes over a leaf of {box.ndim}")
+    mine = table.box
+    if mine.ndim != box.ndim:
+        raise CorruptObjectError(f"chunks of {mine.ndim} axes over a leaf of {box.ndim}")
+    found = np.zeros(len(table), np.bool_)
+    if not mine.overlaps(box):
+        return found
+    # Only rows between the corners of the box can lie in it, so the others are not looked at.
+    shared = mine.shared(box)
+    ends = [mine.ravel_one(shared.lo), mine.ravel_one(tuple(n - 1 for n in shared.hi)) + 1]
+    start, stop = ends if table.index is None else table.index.searchsorted(ends).tolist()
+    index = np.arange(start, stop) if table.index is None else table.index[start:stop]
+    coords = mine.unravel(index)
     lo, hi = np.asarray(box.lo, np.int64), np.asarray(box.hi, np.int64)
-    return np.asarray(((coords >= lo) & (coords < hi)).all(axis=1))
+    found[start:stop] = ((coords >= lo) & (coords < hi)).all(axis=1)
+    return found
 
 
 def difference(new: ChunkTable | None, old: ChunkTable | None) -> ChunkTable | None:
@@ -359,8 +411,9 @@ def difference(new: ChunkTable | None, old: ChunkTable | None) -> ChunkTable | N
 
 def shared_rows(table: ChunkTable, other: ChunkTable) -> npt.NDArray[np.bool_]:
     """Which rows of `table` have a coordinate that also occurs in `other`."""
-    box = Box.around((table.box, other.box))
-    return np.isin(box.ravel(table.coords()), box.ravel(other.coords()), assume_unique=True)
+    if table.box.ndim != other.box.ndim:
+        raise CorruptObjectError("chunk tables of one array have different numbers of axes")
+    return np.asarray(rows_at(other, table.coords()) >= 0)
 
 
 def agree(a: ChunkTable | None, b: ChunkTable | None, coords: IndexArray) -> npt.NDArray[np.bool_]:

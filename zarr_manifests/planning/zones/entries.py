@@ -22,6 +22,7 @@ from zarr_manifests.planning.tables.merge import (
     Layer,
     aligned,
     merge_layers,
+    pick,
     rows_at,
     select,
     split,
@@ -80,11 +81,11 @@ def valid(zones: ZoneTable, table: ChunkTable | None) -> npt.NDArray[np.bool_]:
     count = np.zeros(len(zones), np.bool_)
     if table is None or table.box.ndim != zones.box.ndim:
         return count
-    rows = rows_at(table, zones.coords())
-    # Both have their rows in C order.
-    known = np.zeros(len(table), np.bool_)
-    known[rows[rows >= 0]] = True
-    known &= _identified(table)
+    coords = zones.coords()
+    # Only these rows are looked at, since there may be many others. Both are in C order.
+    table = pick(table, coords)
+    known = _identified(table)
+    rows = rows_at(table, coords)
     due = rows >= 0
     due[due] = known[rows[due]]
     if not due.any():
