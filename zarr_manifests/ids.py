@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Final
 
 import google_crc32c
@@ -122,6 +122,7 @@ def new_session_id(start: int, random: bytes) -> str:
     return f"{start:012d}-{random.hex()}"
 
 
+@lru_cache(1 << 14)  # tables that are taken apart and merged name the same sessions again and again
 def is_session_id(text: str) -> bool:
     """Whether `text` has the form of a session id."""
     return _SESSION.fullmatch(text) is not None

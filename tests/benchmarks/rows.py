@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from forking import merging
 from histories import aging, collecting, remembering
 from runner import Growth, Row
 from scans import (
@@ -166,6 +167,18 @@ ROWS = [
         due={"icechunk": 10.0},
         peak_due_bytes=250_000_000,
         most_rounds=3,
+    ),
+    Row(
+        "fork-merge",
+        "merge forks of 1,000 chunks each with their statistics, and commit",
+        merging,
+        _TWO,
+        {"chunks": (1_000_000, 100_000, 40), "a fork": (1000, 1000, 20)},
+        "s",
+        "fused",
+        peak_due_bytes=300_000_000,
+        most_rounds=2,
+        warmed=False,
     ),
     Row(
         "create-arrays",

@@ -3,7 +3,8 @@
 A `ForkState` is a value: what a copy needs to open the same snapshot, the changes it started from,
 and the changes it has now. Unpickling it does no I/O; `revive` opens the snapshot. Invariants:
 every copy takes object keys of its own before it writes; staged chunks are not pickled, so freezing
-a workspace writes its packs; a copy's changes reach a commit only through `merge_forks` or
+a workspace writes its packs; a frozen copy's chunks are durable, and it holds few refs, since long
+tables are spilled; a copy's changes reach a commit only through `merge_forks` or
 `merge_reports`; a copy of another repository, session or base is refused.
 """
 

@@ -48,6 +48,7 @@ __all__ = [
     "unset_at",
     "within",
     "without",
+    "without_unused_sessions",
 ]
 
 
@@ -126,6 +127,19 @@ def pick(table: ChunkTable, coords: IndexArray) -> ChunkTable:
     if len(rows) == len(table):
         return table
     return _gather([table], table.box, rows if table.index is None else table.index[rows], rows)
+
+
+def without_unused_sessions(table: ChunkTable) -> ChunkTable:
+    """The same rows, without session ids that no row refers to."""
+    native = table.kind == RefKind.NATIVE
+    used = np.unique(table.source[native])
+    if len(used) == len(table.sources):
+        return table
+    place = np.zeros(len(table.sources), np.int64)
+    place[used] = np.arange(len(used))
+    source = table.source.copy()
+    source[native] = place[source[native]]
+    return replace(table, source=source, sources=tuple(table.sources[i] for i in used.tolist()))
 
 
 def without(table: ChunkTable, coords: IndexArray) -> ChunkTable:
@@ -267,7 +281,7 @@ def in_c_order(table: ChunkTable) -> list[ChunkTable]:
     """Cut a table with a range of chunks in C order into the few boxes that such a range fills.
 
     Boxes around ranges overlap where one ends and the next begins within a row or a plane. The
-    boxes of the parts do not. Tables with other rows are cut, too, into at most two parts an axis.
+    boxes of the parts do not.
 
     Examples
     --------

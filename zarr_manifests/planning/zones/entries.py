@@ -26,6 +26,7 @@ from zarr_manifests.planning.tables.merge import (
     rows_at,
     select,
     split,
+    without_unused_sessions,
 )
 
 __all__ = ["in_pages", "like", "merged", "merged_by_node", "taken", "valid", "zones_of_chunks"]
@@ -83,7 +84,7 @@ def valid(zones: ZoneTable, table: ChunkTable | None) -> npt.NDArray[np.bool_]:
         return count
     coords = zones.coords()
     # Only these rows are looked at, since there may be many others. Both are in C order.
-    table = pick(table, coords)
+    table = without_unused_sessions(pick(table, coords))
     known = _identified(table)
     rows = rows_at(table, coords)
     due = rows >= 0
