@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 from zarr_manifests.appends import rewrite_appends
@@ -20,8 +21,11 @@ from zarr_manifests.engine.commit.relocate import Relocating, relocate_changes
 from zarr_manifests.engine.commit.replay import patch
 from zarr_manifests.engine.commit.request import CommitRequest, TipCheck
 from zarr_manifests.engine.compact.outcomes import compact_if_due
+from zarr_manifests.engine.edit.detach import attach, detach
 from zarr_manifests.engine.edit.pin import SessionWriter
 from zarr_manifests.engine.history.find_marks import marks_of
+from zarr_manifests.engine.history.leases import checked_timeout_ms
+from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
     ConflictError,
@@ -30,6 +34,7 @@ from zarr_manifests.errors import (
     TransactionAlreadyCommitted,
 )
 from zarr_manifests.format.delta import CommitKind
+from zarr_manifests.format.detached import Detached
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.conflict.decide import Policy, check_policy
@@ -121,6 +126,25 @@ class SessionCommits:
         check_app(app, expected)
         message = checked_message(f"forget the transactions of {app!r}")
         return self._land(CommitRequest(message, {}, steps=(MarkStep(app, expected, NO_MARK),)))
+
+    def detach(self, lease: timedelta | float | None) -> bytes:
+        """The session as bytes; see `Session.detach`."""
+        lease_ms = None if lease is None else checked_timeout_ms(lease)
+        with self.writer.workspace.lock:
+            self.writer.check_open()
+            dim = None if self._relocating is None else self._relocating.dim
+            return detach(self.writer, lease_ms, serializable=self._serializable, append_dim=dim)
+
+    @classmethod
+    def resumed(cls, context: Context, data: bytes) -> SessionCommits:
+        """The session that was detached to these bytes; see `Repository.resume`."""
+        if not isinstance(data, bytes):
+            raise InvalidArgumentError("a detached session is given as the bytes of it")
+        detached = Detached.from_bytes(data)
+        commits = cls(attach(context, detached), serializable=detached.serializable)
+        if detached.append_dim is not None:
+            commits.relocate_appends(detached.append_dim, relocate=True)
+        return commits
 
     def amend(
         self,

@@ -490,6 +490,41 @@ class Repository:
         )
         return Session(writer.pin, SessionCommits(writer, serializable=isolation == "serializable"))
 
+    def resume(self, data: bytes) -> Session:
+        """The writable session that `Session.detach` has ended, to go on with it here.
+
+        Parameters
+        ----------
+        data : bytes
+            What `Session.detach` returned.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If it is a session of another repository, or refers to chunks that it must not commit.
+        FencedError
+            If its lease was lost; or it has none, and began before the repository's fence.
+        SnapshotExpiredError
+            If the snapshot that it reads has left the history.
+        CorruptObjectError, UnsupportedFormatError
+            If the bytes are damaged, no session, or those of a newer version of the package.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://resume-example")
+        >>> session = repo.writable_session()
+        >>> _ = zarr.create_group(session.store, path="air")
+        >>> data = session.detach()
+        >>> one, other = repo.resume(data), repo.resume(data)
+        >>> _ = one.commit("make a group")
+        >>> other.commit("make a group")
+        Traceback (most recent call last):
+        zarr_manifests.errors.FencedError: ... resumed more than once: ...
+        """
+        commits = SessionCommits.resumed(self._context, data)
+        return Session(commits.writer.pin, commits)
+
     def _commits(self, branch: str) -> SessionCommits:
         start, view = self._refs.begin(branch, claim=False)
         return SessionCommits(SessionWriter(self._context, view, branch, start))

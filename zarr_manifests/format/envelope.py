@@ -112,6 +112,8 @@ class ObjectKind(IntEnum):
     DIGEST = 8
     MARKS = 9
     HISTORY = 10
+    DETACHED = 11
+    CLAIM = 12
 
 
 _MOST_BYTES: Final = {ObjectKind.ROOT: MAX_ROOT_BYTES, ObjectKind.SNAPSHOT: MAX_SNAPSHOT_BYTES}

@@ -35,6 +35,7 @@ from zarr_manifests.engine.commit.relocate import relocate_changes
 from zarr_manifests.engine.commit.replay import combined
 from zarr_manifests.engine.commit.request import CommitRequest
 from zarr_manifests.engine.edit.change_set import ChangeSet
+from zarr_manifests.engine.edit.detach import win_claim
 from zarr_manifests.engine.edit.packs import Pack
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.history.ancestry import find_in_history, is_missing
@@ -119,8 +120,8 @@ def commit(workspace: Workspace, branch: str, request: CommitRequest) -> Committ
         If the branch has moved and the changes cannot be rebased, the head to amend is no longer
         the head, or a mark is not where it should be; nothing was committed.
     FencedError
-        If the session began before the repository's fence and holds no lease, or another writer
-        has claimed the branch since.
+        If the session began before the repository's fence and holds no lease, another writer has
+        claimed the branch since, or the session was resumed twice and the other one commits it.
     CommitOutcomeUnknownError
         If it cannot be determined whether the swap took effect.
     """
@@ -169,6 +170,8 @@ def _landed(
         partial(pack.write, context.storage, durable=True) for pack in packs
     ]
     pending += [partial(context.storage.sync, due) for due in _due_syncs(changes)]
+    if keys.resumed:
+        pending.append(partial(win_claim, context.storage, keys))
     landing = _Landing(workspace, keys, branch, request, view, changes, prepared, pending)
     if changes.unsynced or sum(pack.nbytes for pack in packs) > _QUICK_BYTES:
         landing.upload_ahead()  # keeps the turn short

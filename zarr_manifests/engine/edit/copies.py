@@ -35,22 +35,26 @@ class Copies:
 
     Attributes
     ----------
+    owners : Owners
+        Which copy each merged change came from.
+    merged : bool
+        Whether any copy was merged.
     gathered : bool
         Whether the copies' reports are merged into the workspace.
     """
 
     def __init__(self, workspace: Workspace, *, reporting: bool) -> None:
         self._workspace, self._reporting = workspace, reporting
-        self._owners = Owners()
-        self._merged = self._shut = self.gathered = False
+        self.owners = Owners()
+        self.merged = self._shut = self.gathered = False
         if reporting:
             check_reporting(workspace.storage, workspace.keys)
             workspace.token = open_token(workspace.storage, workspace.keys)
 
     def merge(self, states: Sequence[ForkState]) -> None:
         """Merge the changes of these copies into the workspace, all or none."""
-        merge_forks(self._workspace, self._owners, states)
-        self._merged = True
+        merge_forks(self._workspace, self.owners, states)
+        self.merged = True
 
     def check_merged(self) -> None:
         """Raise if copies that do not report have unmerged changes.
@@ -61,7 +65,7 @@ class Copies:
             If copies have changed anything and none was merged.
         """
         workspace = self._workspace
-        if workspace.token is None and workspace.copied and not self._merged:
+        if workspace.token is None and workspace.copied and not self.merged:
             refuse_unmerged(workspace)
 
     def bring_in(self, *, discard: bool = False) -> None:
@@ -81,12 +85,16 @@ class Copies:
                 close_token(workspace.storage, workspace.token)
                 self._shut = True
             if not discard:
-                merge_reports(workspace, self._owners)
+                merge_reports(workspace, self.owners)
                 self.gathered = True
+
+    def go_on(self, owners: Owners, *, merged: bool) -> None:
+        """Take over what was merged before the session was detached."""
+        self.owners, self.merged = owners, merged
 
     def begin_anew(self, *, renamed: bool) -> None:
         """Forget what was merged; a session with new object keys opens a new token."""
-        self._owners, self._merged = Owners(), False
+        self.owners, self.merged = Owners(), False
         if self._reporting and renamed:
             self._workspace.token = self._new_token()
             self._shut = self.gathered = False

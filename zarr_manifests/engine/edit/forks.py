@@ -14,15 +14,15 @@ import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Final, cast
 
 from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState, same_bytes
+from zarr_manifests.engine.edit.foreign_refs import check_refs
 from zarr_manifests.engine.edit.merge_forks import Merge, Owners
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.edit.reporting_copies import Reported, read_reports
 from zarr_manifests.engine.edit.workspace import Workspace
-from zarr_manifests.engine.objects.chunks import SessionKeys, sync_parts
+from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
@@ -100,18 +100,12 @@ def _frozen_copy(workspace: Workspace, origin: ForkState) -> ForkState:
 
     The copy makes its chunks durable, so that the session need not know their keys.
     """
-    changes, keys = workspace.contents.changes, workspace.keys
-    inherited = set(origin.before.unsynced)
-    due = [key for key in changes.unsynced if key not in inherited]
-    workspace.runtime.parallel([partial(workspace.storage.sync, part) for part in sync_parts(due)])
-    changes.unsynced = [key for key in changes.unsynced if key in inherited]
-    if due:
-        changes.durable[keys.session_id] = changes.durable.get(keys.session_id, 0) + len(due)
-    after = changes.copy()
+    workspace.make_durable(set(origin.before.unsynced))
+    after = workspace.contents.changes.copy()
     if after == origin.after:
         return replace(origin, after=after)
     after.lighten(origin.before, min(_MOST_SENT, workspace.context.config.spill_refs))
-    return replace(origin, after=after, copy_id=keys.session_id)
+    return replace(origin, after=after, copy_id=workspace.keys.session_id)
 
 
 def freeze_reader(contents: SessionView) -> ForkState:
@@ -183,7 +177,8 @@ def merge_forks(
     Raises
     ------
     InvalidArgumentError
-        If a fork belongs to another repository, session or base.
+        If a fork belongs to another repository, session or base, or has chunk refs that the
+        session must not commit.
     ConflictError
         If forks wrote different bytes to the same chunk, or changed the same metadata.
     """
@@ -269,6 +264,7 @@ def _merge(
             # The session reads what the copies spilled.
             spill = workspace.contents.changes.spill
             began, has = (replace(each, spill=spill) for each in (began, has))
+            check_refs(workspace.contents.view, workspace.keys, has, began)
             conflicts = trial.apply(began, has, copy_id)
             if conflicts:
                 raise ConflictError(_DIFFER, conflicts)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView, check_key
 from zarr_manifests.engine.edit.pack_uploads import Flight, PackWrites
 from zarr_manifests.engine.edit.packs import Pack, StagedRef, native_ref
 from zarr_manifests.engine.edit.reporting_copies import refuse_in_copy, set_reported, unset_reported
-from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.objects.chunks import SessionKeys, sync_parts
 from zarr_manifests.engine.objects.metadata import create_own
 from zarr_manifests.engine.objects.spill import Spill
 from zarr_manifests.engine.snapshot.context import Context
@@ -298,6 +298,18 @@ class Workspace:
             self.runtime.parallel(
                 [partial(pack.write, self.storage, durable=False) for pack in packs]
             )
+
+    def make_durable(self, inherited: Container[str] = ()) -> None:
+        """Make the chunk objects durable that were written, except the inherited ones.
+
+        Whoever commits the changes then need not know their keys.
+        """
+        changes, session_id = self.contents.changes, self.keys.session_id
+        due = [key for key in changes.unsynced if key not in inherited]
+        self.runtime.parallel([partial(self.storage.sync, part) for part in sync_parts(due)])
+        changes.unsynced = [key for key in changes.unsynced if key in inherited]
+        if due:
+            changes.durable[session_id] = changes.durable.get(session_id, 0) + len(due)
 
     def _place(self, data: bytes | memoryview) -> ChunkRef:
         if len(data) <= self._inline_chunk_bytes:

@@ -40,6 +40,7 @@ __all__ = [
     "PartialManifest",
     "ReadTally",
     "Upload",
+    "create_or_find",
     "create_own",
     "tallied_reads",
 ]
@@ -65,19 +66,31 @@ def create_own(
     StorageError
         If it could not be written, or other bytes are stored there.
     """
-    for _ in range(_CREATIONS):
-        if storage.create(key, data, durable=durable):
-            return
-        try:
-            found = storage.get(key, 0, len(data) + 1)
-        except ObjectNotFoundError:  # contradicts the answer before
-            continue
-        if found == data:
-            return
+    if create_or_find(storage, key, data, durable=durable) is not None:
         raise StorageError(
             f"{key} exists with other bytes in {storage.url}; two writers share a "
             "session id, which only a broken source of randomness explains"
         )
+
+
+def create_or_find(
+    storage: Storage, key: str, data: bytes | memoryview, *, durable: bool = True
+) -> bytes | None:
+    """Write an object if its key is free; the first bytes of what is there instead, if anything.
+
+    Raises
+    ------
+    StorageError
+        If it could not be written.
+    """
+    for _ in range(_CREATIONS):
+        if storage.create(key, data, durable=durable):
+            return None
+        try:
+            found = storage.get(key, 0, len(data) + 1)
+        except ObjectNotFoundError:  # contradicts the answer before
+            continue
+        return None if found == data else found
     raise StorageError(
         f"{key} cannot be written to {storage.url}: the storage says that it exists, and that it "
         "does not; try again later"

@@ -144,10 +144,11 @@ class Heart:
                 raise
 
     def drop(self, held: Held) -> None:
-        """Stop renewing the lease."""
+        """Stop renewing the lease, unless somebody else in this process goes on with it."""
         with self._lock:
             self.held()
-            self._held.pop(held.lease_id, None)
+            if self._held.get(held.lease_id) is held:
+                del self._held[held.lease_id]
             if not self._held and self._cancel is not None:
                 self._cancel()
                 self._cancel = None

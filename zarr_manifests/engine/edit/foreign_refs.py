@@ -1,0 +1,98 @@
+"""Refusing chunk refs that a session must not commit, where changes come from elsewhere.
+
+A session's lease and start protect the objects of its own lineage, and history those that its
+snapshot reaches. A ref to anything else may lose its object before the commit lands. Refs in
+manifests that the session or its copies have spilled are not looked at one by one: these manifests
+are of the same lineage, and their pointers have their checksums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from zarr_manifests.engine.edit.change_set import ChangeSet, lies_below
+from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.objects.spill import Rows, Spilled
+from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind, native_keys
+from zarr_manifests.format.nodes import Node
+from zarr_manifests.ids import lineage_of, session_of
+from zarr_manifests.planning.tables.merge import inside, select
+
+__all__ = ["check_refs"]
+
+
+def check_refs(
+    view: SnapshotView,
+    keys: SessionKeys,
+    changes: ChangeSet,
+    known: ChangeSet | None = None,
+) -> None:
+    """Raise if changes made on `view` have refs that a session with these keys must not commit.
+
+    Those in `known` are not checked again.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If an object was written neither by this session nor by its copies, and the snapshot does
+        not reach it; or a chunk lies outside its array.
+    """
+    made = {node.node_id: node for node in changes.nodes.values() if node is not None}
+    lineage = lineage_of(keys.session_id)
+    for node_id in changes.touched():
+        node = made.get(node_id) or view.by_id.get(node_id)
+        if node is None:
+            raise InvalidArgumentError("changes have chunks of an array that does not exist")
+        before = known.layers(node_id) if known is not None else ()
+        for rows in changes.layers(node_id):
+            if not any(rows is other for other in before):
+                _check_grid(node, changes, rows)
+                _check_objects(view, node_id, rows, lineage)
+
+
+def _check_grid(node: Node, changes: ChangeSet, rows: Rows) -> None:
+    if node.array is None or lies_below(rows.box, node.array.grid.hi):
+        return
+    table = changes.rows(rows)
+    if rows.box.ndim != node.array.grid.ndim:
+        raise InvalidArgumentError(f"/{node.path}: changes have chunks with {rows.box.ndim} axes")
+    outside = ~inside(table.coords(), node.array.grid.hi) & (table.kind != RefKind.UNSET)
+    if outside.any():
+        first = tuple(table.coords()[outside][0].tolist())
+        raise InvalidArgumentError(f"/{node.path}: chunk {first} lies outside the array")
+
+
+def _check_objects(view: SnapshotView, node_id: bytes, rows: Rows, lineage: str) -> None:
+    if isinstance(rows, Spilled):
+        foreign = {rows.key} if lineage_of(session_of(rows.key)) != lineage else set()
+    else:
+        foreign = _foreign(rows, lineage)
+    for reached in _reached(view, node_id) if foreign else ():
+        foreign -= reached
+        if not foreign:
+            break
+    if foreign:
+        raise InvalidArgumentError(
+            f"changes refer to {min(foreign)}, which neither this session nor its copies have "
+            "written, and which its snapshot does not reach; it may be deleted at any time"
+        )
+
+
+def _foreign(table: ChunkTable, lineage: str) -> set[str]:
+    other = np.array([lineage_of(source) != lineage for source in table.sources], np.bool_)
+    if not other.any():
+        return set()
+    rows = (table.kind == RefKind.NATIVE) & other[table.source * (table.kind == RefKind.NATIVE)]
+    return native_keys(select(table, rows)) if rows.any() else set()
+
+
+def _reached(view: SnapshotView, node_id: bytes) -> Iterator[set[str]]:
+    """Keys of the chunk objects that the snapshot reaches, those of the node first."""
+    for each in (node_id, *(other for other in view.by_id if other != node_id)):
+        table = view.chunks(each) if each in view.by_id else None
+        if table is not None:
+            yield native_keys(table)
