@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from zarr.core.buffer import cpu
 
 from inside import change_root, context_of, root_of
 from zarr_manifests import Repository, Session
-from zarr_manifests.engine.compact.presence_index import Presence
+from zarr_manifests.engine.compact.presence_index import Presence, index_leaves
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.index_directory import index_pointer
 from zarr_manifests.engine.snapshot.view import SnapshotView
@@ -542,3 +543,23 @@ def test_roots_of_other_indexes_are_carried_over(
     assert pointer is not None
     directory = IndexDirectory.from_object(storage.get(pointer.key), pointer)
     assert (len(directory.entries), directory.others) == (3, others)
+
+
+def test_what_a_compaction_indexes_meanwhile_stays_indexed(
+    repository: Repository, storage: MemoryStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name_another(storage, None)
+
+    def meanwhile(*given: Any) -> Any:
+        other = Repository.open(storage)
+        session = other.writable_session()
+        put(session, "small/c/0", b"5678")
+        session.commit("everything anew")
+        other.compact(mode="full")
+        return index_leaves(*given)
+
+    monkeypatch.setattr("zarr_manifests.engine.compact.presence_index.index_leaves", meanwhile)
+    monkeypatch.setattr("zarr_manifests.engine.compact.merge_leaves.index_leaves", index_leaves)
+    repository.build_index()
+    monkeypatch.undo()
+    assert Repository.open(storage).build_index().indexed == 0

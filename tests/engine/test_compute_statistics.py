@@ -12,25 +12,15 @@ import numpy as np
 import pytest
 import zarr
 
-from inside import root_of
+from inside import context_of, root_of
 from zarr_manifests import Repository
+from zarr_manifests.engine.snapshot.index_directory import index_directory
 from zarr_manifests.errors import FencedError, NotFoundError
 from zarr_manifests.format.root import ZONE_MAPS
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage, in_order
-from zoned import CHUNK, counting, grow, make, numbers, write
-
-MANUAL = {"compaction": {"mode": "manual"}, "inline-chunk-bytes": 0}
-
-
-def created(storage: Any = None, chunks: int = 8, **config: Any) -> Repository:
-    where = storage or MemoryStorage()
-    repository = Repository.create(where, MANUAL | config, runtime=in_order())
-    session = repository.writable_session()
-    make(session, chunks=chunks)
-    session.commit("make")
-    return repository
+from zoned import CHUNK, counting, created, grow, make, numbers, pages_of, write
 
 
 def wrote(repository: Repository, first: int, last: int, seed: float, **how: Any) -> None:
@@ -232,7 +222,7 @@ def test_what_happens_meanwhile_makes_no_entry_wrong(what: str, base: bool) -> N
     repository.compute_statistics(progress=meanwhile)
     assert not once
     found = counting(repository)
-    if what in ("compacted", "appended"):
+    if what in ("compacted", "appended", "measured by another"):
         assert {*range(8)} <= {*numbers(found)}
     for _ in range(2):
         repository.compute_statistics()
@@ -240,6 +230,53 @@ def test_what_happens_meanwhile_makes_no_entry_wrong(what: str, base: bool) -> N
         assert len(counting(repository)) == repository.compute_statistics().chunks
         repository.compact(mode="full")
         repository.garbage_collect(timedelta(0))
+
+
+def test_pages_that_another_makes_meanwhile_are_kept() -> None:
+    """Those of the leaf that a compaction has made are not those that were replaced."""
+    repository = created()
+    wrote(repository, 0, 8, 1)
+    repository.compact(mode="full")
+    other = Repository.open(repository.storage, runtime=in_order())
+
+    def meanwhile(_stage: str, _done: int) -> None:
+        wrote(other, 0, 2, 2)
+        other.compact(mode="full")
+        other.compute_statistics()
+
+    repository.compute_statistics(progress=meanwhile)
+    view = contents_of(repository.readonly_session().store).view
+    (manifest,) = view.manifests
+    listed = pages_of(repository)
+    assert listed is not None
+    leaf = manifest.blob.key, manifest.blob.crc32c
+    assert [page.count for page in listed.pages if page.leaf == leaf and page.complete] == [8]
+
+
+def test_two_that_measure_the_same_leaf_leave_one_page_of_it() -> None:
+    repository = created()
+    wrote(repository, 0, 8, 1)
+    repository.compact(mode="full")
+    other = Repository.open(repository.storage, runtime=in_order())
+    repository.compute_statistics(progress=lambda *_: other.compute_statistics() and None)
+    listed = pages_of(repository)
+    assert listed is not None
+    assert [(page.count, page.complete) for page in listed.pages] == [(8, True)]
+
+
+def test_deleted_arrays_lose_their_pages() -> None:
+    repository = created()
+    wrote(repository, 0, 8, 1)
+    repository.compute_statistics()
+    session = repository.writable_session()
+    del zarr.open_group(session.store)["a"]
+    make(session, "b")
+    write(session, 0, 4, 2, "b", record=False)
+    session.commit("another array")
+    repository.compute_statistics()
+    tip = root_of(repository).branches["main"]
+    (node_id,) = index_directory(context_of(repository), tip.index).zones
+    assert node_id == contents_of(repository.readonly_session().store).array_at("b").node_id
 
 
 def test_a_collection_meanwhile_shuts_it_out() -> None:

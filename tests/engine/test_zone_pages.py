@@ -15,34 +15,16 @@ from zarr_manifests.engine.objects.metadata import ObjectReader
 from zarr_manifests.engine.snapshot.index_directory import index_directory
 from zarr_manifests.engine.snapshot.zones import read_pages, zones_of
 from zarr_manifests.format.root import ZONE_MAPS
-from zarr_manifests.format.zone_maps import ZonePages
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage, LatencyStorage, in_order
-from zoned import counting, grow, make, numbers, write
-
-MANUAL = {"compaction": {"mode": "manual"}, "inline-chunk-bytes": 0}
-
-
-def created(storage: Any = None, chunks: int = 8, **config: Any) -> Repository:
-    where = storage or MemoryStorage()
-    repository = Repository.create(where, MANUAL | config, runtime=in_order())
-    session = repository.writable_session()
-    make(session, chunks=chunks)
-    session.commit("make")
-    return repository
+from zoned import counting, created, grow, make, numbers, pages_of, write
 
 
 def wrote(repository: Repository, first: int, last: int, seed: float, **how: Any) -> str:
     session = repository.writable_session()
     write(session, first, last, seed, **how)
     return session.commit(f"write {first} to {last}")
-
-
-def pages_of(repository: Repository, path: str = "a") -> ZonePages | None:
-    contents = contents_of(repository.readonly_session().store)
-    node_id = contents.array_at(path).node_id
-    return zones_of(context_of(repository), contents.view, [node_id])[node_id].pages
 
 
 def entries(repository: Repository) -> int:

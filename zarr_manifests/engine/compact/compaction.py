@@ -482,7 +482,8 @@ def _try(
     if done.indexed:
         # On top of the index as it is now: somebody may have built it in the meantime.
         names = [name for ref in done.manifests for name in leaf_names(ref)]
-        tip, index = with_entries(context, tip, keys, done.indexed, names, done.zones)
+        nodes = current.by_id
+        tip, index = with_entries(context, tip, keys, done.indexed, names, nodes, done.zones)
         calls += [partial(context.objects.create, one.key, one.data) for one in index]
     context.runtime.parallel(calls)
     head = made[-1]

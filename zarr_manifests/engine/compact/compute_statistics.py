@@ -230,8 +230,9 @@ class _Measuring:
         return not here.all()
 
     def _write(self, leaves: Sequence[LeafPages]) -> None:
-        for node_id, pages in write_pages(self.context, self.keys, leaves).items():
-            self.new.setdefault(node_id, NewPages(pages.meaning)).add(pages)
+        made = write_pages(self.context, self.keys, leaves, self.zones.pages)
+        for node_id, pages in made.items():
+            self.new.setdefault(node_id, NewPages(pages.meaning, pages.before)).add(pages)
 
 
 def _outside(view: SnapshotView, node_id: bytes, boxes: Sequence[Box]) -> Iterator[ChunkTable]:
@@ -297,8 +298,9 @@ def _land(context: Context, branch: str, view: SnapshotView, work: _Measuring) -
         now = view if tip.head.key == view.ref.key else context.open_branch(tip)
         leaves = [name for ref in now.manifests for name in leaf_names(ref)]
         known = index_directory(context, tip.index)
-        changed = work.new.keys()
-        zones, uploads = pages_after(context, work.keys, known.zones, work.new, changed, leaves)
+        zones, uploads = pages_after(
+            context, work.keys, known.zones, work.new, work.new.keys(), leaves, now.by_id
+        )
         directory = replace(known, zones=zones)
         uploads.append(Upload(work.keys.next("indexes"), directory.encode()))
         creates = [partial(context.objects.create, one.key, one.data) for one in uploads]

@@ -327,7 +327,8 @@ def repack(
         result.entries += entries
         result.bitmaps += bitmaps
         for node_id, pages in written.zones.items():
-            result.zones.setdefault(node_id, NewPages(pages.meaning)).add(pages)
+            known = NewPages(pages.meaning, pages.before)
+            result.zones.setdefault(node_id, known).add(pages)
         kept = [ref for ref in result.manifests if ref.blob.key not in set(step.manifests)]
         result.manifests = (*kept, *written.manifests)
         result.uploads |= written.copies
@@ -497,8 +498,10 @@ class _Writer:
                 full, self._context.runtime.parallel(calls), strict=True
             ):
                 named = ((one.part.node_id, ref.blob, one.part.box, one.zones) for one in leaves)
-                for node_id, pages in write_pages(self._context, self._keys, named).items():
-                    paged.setdefault(node_id, NewPages(pages.meaning)).add(pages)
+                before = self._zones.pages
+                made_pages = write_pages(self._context, self._keys, named, before)
+                for node_id, pages in made_pages.items():
+                    paged.setdefault(node_id, NewPages(pages.meaning, pages.before)).add(pages)
                 done[i] = ref, [replace(leaf, zones=[]) for leaf in leaves], copy
         ordered = [done[i] for i in range(len(planned))]
         return _Written(

@@ -45,6 +45,7 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.index import Bitmap, Bitmaps, IndexDirectory, IndexEntry, LeafName
 from zarr_manifests.format.manifest import ManifestRef
+from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.keys import no_array
@@ -350,11 +351,13 @@ def with_entries(
     keys: SessionKeys,
     entries: Sequence[IndexEntry],
     live_leaves: Sequence[LeafName],
+    nodes: Mapping[bytes, Node],
     zones: Mapping[bytes, NewPages] | None = None,
 ) -> tuple[Branch, list[Upload]]:
     """Add entries, and pages of zone maps by node, to the branch's index.
 
-    Returns the branch, and the objects to upload, of which the directory is the last.
+    Returns the branch, and the objects to upload, of which the directory is the last. `nodes` are
+    those of the branch's head.
 
     Of older entries only those of `live_leaves`, the leaves of the branch's base, are kept. Others
     would keep bitmaps of leaves that only old snapshots have, or none, from being collected.
@@ -364,7 +367,7 @@ def with_entries(
     new = {entry.name: entry for entry in entries}
     changed = {entry.node_id for entry in entries}
     leaves = live_leaves if known.zones or zones else ()
-    paged, uploads = pages_after(context, keys, known.zones, zones or {}, changed, leaves)
+    paged, uploads = pages_after(context, keys, known.zones, zones or {}, changed, leaves, nodes)
     directory = IndexDirectory(kept | new, known.others, paged)
     uploads.append(Upload(keys.next("indexes"), directory.encode()))
     return replace(branch, index=uploads[-1].ref.bare()), uploads
@@ -400,7 +403,9 @@ def _build_index(context: Context, branch: str) -> IndexReport:
         old = root.branches.get(branch)
         if old is None:
             raise NotFoundError(f"branch {branch!r} was deleted; nothing was indexed")
-        new, uploads = with_entries(context, old, keys, entries, [x.name for x in leaves])
+        now = view if old.head.key == view.ref.key else context.open_branch(old)
+        live = [name for ref in now.manifests for name in leaf_names(ref)]
+        new, uploads = with_entries(context, old, keys, entries, live, now.by_id)
         for upload in uploads:
             context.objects.create(upload.key, upload.data)
             written.append(len(upload.data))

@@ -52,17 +52,19 @@ type LeafPages = tuple[bytes, BlobRef | None, Box, Sequence[tuple[ZoneTable, boo
 class NewPages:
     """New pages of one array, and the bounds of each.
 
-    They replace older ones in the boxes `covered`, and, if `replaces_loose`, all without leaf.
+    They replace the pages in the list `before`, which they were made from: those in the boxes
+    `covered`, and, if `replaces_loose`, all without leaf.
     """
 
     meaning: bytes
+    before: BlobRef | None = None
     pages: list[ZonePage] = field(default_factory=list)
     bounds: list[Bounds] = field(default_factory=list)
     covered: list[Box] = field(default_factory=list)
     replaces_loose: bool = False
 
     def add(self, other: NewPages) -> None:
-        """Add the pages of another part of the array."""
+        """Add the pages of another part of the array, made from the same list."""
         self.pages += other.pages
         self.bounds += other.bounds
         self.covered += other.covered
@@ -148,15 +150,18 @@ def leaf_pages(entries: Sequence[ZoneTable], table: ChunkTable) -> list[tuple[Zo
 
 
 def write_pages(
-    context: Context, keys: SessionKeys, leaves: Iterable[LeafPages]
+    context: Context,
+    keys: SessionKeys,
+    leaves: Iterable[LeafPages],
+    before: Mapping[bytes, BlobRef],
 ) -> dict[bytes, NewPages]:
-    """Write the pages of some leaves; return them by node."""
+    """Write the pages of some leaves, made from the lists `before`; return them by node."""
     made: dict[bytes, NewPages] = {}
     due: list[tuple[bytes, ZoneTable, NewPages, tuple[str, int] | None, bool]] = []
     for node_id, blob, box, pages in leaves:
         leaf = None if blob is None else (blob.key, blob.crc32c)
         for zones, complete in pages:
-            new = made.setdefault(node_id, NewPages(zones.meaning))
+            new = made.setdefault(node_id, NewPages(zones.meaning, before.get(node_id)))
             new.covered += [] if blob is None else [box]
             due.append((node_id, zones, new, leaf, complete))
     group: list[tuple[bytes, ZoneTable, NewPages, tuple[str, int] | None, bool]] = []
@@ -189,48 +194,69 @@ def pages_after(
     new: Mapping[bytes, NewPages],
     changed: Collection[bytes],
     live_leaves: Iterable[LeafName],
+    nodes: Mapping[bytes, Node],
 ) -> tuple[dict[bytes, BlobRef], list[Upload]]:
     """The pointers of an index with new pages, and the lists of pages to upload.
 
     Of the nodes in `changed`, and those without leaves, it keeps the older pages that no new page
-    covers, if they are of leaves that are still live, or of none.
+    replaces, if they are of leaves that are still live, or of none. Arrays that are not among
+    `nodes` lose their pages.
     """
     found, uploads = dict(known), list[Upload]()
     live = {(node_id, key, crc) for node_id, _, key, crc in live_leaves}
     stay = {node_id for node_id, _, _ in live}.difference(changed)
-    due = {*new, *(known.keys() - stay)}
-    for node_id in sorted(due):
-        old, more = load_pages(context, known.get(node_id)), new.get(node_id)
-        pages, bounds = (
-            [] if more is None else [*more.pages],
-            [] if more is None else more.bounds[:],
-        )
-        meaning = old.meaning if more is None and old is not None else b""
-        meaning = more.meaning if more is not None else meaning
+    for node_id in sorted({*new, *(known.keys() - stay)}):
+        pointer, more, node = found.pop(node_id, None), new.get(node_id), nodes.get(node_id)
+        old = load_pages(context, pointer)
+        if node is None or (more is None and old is None):
+            continue
+        meanings = [one.meaning for one in (more, old) if one is not None]
+        digest = Meaning.of(node.documents).digest
+        meaning = digest if digest in meanings else meanings[0]
+        rows: list[tuple[ZonePage, Bounds]] = []
+        if more is not None and more.meaning == meaning:
+            rows += zip(more.pages, more.bounds, strict=True)
         if old is not None and old.meaning == meaning:
+            seen = _pages_at(old)
+            if more is not None and more.before != pointer:
+                seen &= _pages_at(load_pages(context, more.before))
             for row, page in enumerate(old.pages):
-                if _stays(node_id, page, live, more):
-                    pages.append(page)
-                    bounds.append(old.bounds.take(slice(row, row + 1)))
-        found.pop(node_id, None)
-        if pages:
-            listed = ZonePages(meaning, tuple(pages), Bounds.joined(bounds))
+                dead = page.leaf is not None and (node_id, *page.leaf) not in live
+                known_before = (page.blob.key, page.position) in seen
+                if not dead and not (known_before and _is_replaced(page, more)):
+                    rows.append((page, old.bounds.take(slice(row, row + 1))))
+        rows = _without_doubles(rows)
+        if rows:
+            pages, bounds = zip(*rows, strict=True)
+            listed = ZonePages(meaning, pages, Bounds.joined(bounds))
             uploads.append(Upload(keys.next("indexes"), listed.encode()))
             found[node_id] = uploads[-1].ref
     return found, uploads
 
 
-def _stays(
-    node_id: bytes,
-    page: ZonePage,
-    live: Collection[tuple[bytes, str, int]],
-    new: NewPages | None,
-) -> bool:
-    """Whether an older page is still of use."""
-    if page.leaf is not None and (node_id, *page.leaf) not in live:
-        return False
+def _pages_at(listed: ZonePages | None) -> set[tuple[str, int]]:
+    """Where the entries of the pages lie."""
+    return set() if listed is None else {(page.blob.key, page.position) for page in listed.pages}
+
+
+def _is_replaced(page: ZonePage, new: NewPages | None) -> bool:
+    """Whether new pages, which were made from this one, have all that is still true of it."""
     if new is None:
-        return True
-    if page.leaf is None and new.replaces_loose:
         return False
-    return not any(page.box.shared_size(box) == page.box.size for box in new.covered)
+    if page.leaf is None and new.replaces_loose:
+        return True
+    return any(page.box.shared_size(box) == page.box.size for box in new.covered)
+
+
+def _without_doubles(rows: Sequence[tuple[ZonePage, Bounds]]) -> list[tuple[ZonePage, Bounds]]:
+    """The pages without those that others of the same leaf include: two may have measured it."""
+    complete: dict[tuple[str, int], list[ZonePage]] = {}
+    kept: list[tuple[ZonePage, Bounds]] = []
+    for page, bounds in sorted(rows, key=lambda row: not row[0].complete):
+        others = [] if page.leaf is None else complete.setdefault(page.leaf, [])
+        if any(page.box.shared_size(other.box) == page.box.size for other in others):
+            continue
+        if page.complete:
+            others.append(page)
+        kept.append((page, bounds))
+    return kept
