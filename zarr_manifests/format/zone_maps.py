@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -97,7 +98,7 @@ class Bounds:
         if len({column.shape for column in columns}) > 1 or self.low.ndim != 1:
             raise CorruptObjectError("the columns of bounds have different lengths")
         dtype = self.low.dtype
-        if self.high.dtype != dtype or not _DTYPES.fullmatch(dtype.str):
+        if self.high.dtype != dtype or not _has_order(dtype):
             raise CorruptObjectError(f"bounds of type {dtype} and {self.high.dtype} have no order")
         # NaN and NaT compare as false.
         if not ((self.low <= self.high) | ~self.bounded).all():
@@ -203,6 +204,11 @@ class Bounds:
         nan, other = column("nan"), column("other")
         missing = nan + ((other >> 1) ^ -(other & 1))
         return cls(low, high, bounded, missing, nan, column("cells"))
+
+
+@lru_cache(maxsize=256)
+def _has_order(dtype: np.dtype[Any]) -> bool:
+    return _DTYPES.fullmatch(dtype.str) is not None
 
 
 def _dtype(text: str) -> np.dtype[Any]:

@@ -7,11 +7,13 @@ fills the rest of it with the fill value. In a shard, what Zarr keeps beyond the
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from types import EllipsisType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import zarr
 
 from zarr_manifests.engine.edit.record_zones import record_zones
@@ -19,9 +21,11 @@ from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.format.zone_maps import Bounds
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.zones.meaning import Meaning
-from zarr_manifests.planning.zones.measure import measure
+from zarr_manifests.planning.zones.measure import PIECE_BYTES, measure
 
 __all__ = ["ArrayTarget"]
+
+_of_thread = threading.local()
 
 type Place = EllipsisType | tuple[slice, ...]
 """Where values are written to; an ellipsis is all of the array."""
@@ -41,7 +45,7 @@ class ArrayTarget:
     """
 
     def __init__(self, array: zarr.Array[Any], workspace: Workspace, *, statistics: bool) -> None:
-        self.array, self._workspace = array, workspace
+        self.array, self._workspace, self._dtype = array, workspace, array.dtype
         node = workspace.contents.array_at(array.path)
         assert node.array is not None
         self.meaning, self._meta = Meaning.of(node.documents), node.array
@@ -63,7 +67,7 @@ class ArrayTarget:
         meaning, chunk_shape = self.meaning, self._meta.chunk_shape
         if not self._measures:
             return values, None
-        block = np.asarray(values).astype(self.array.dtype, copy=False)  # as Zarr would cast it
+        block = np.asarray(values).astype(self._dtype, copy=False)  # as Zarr would cast it
         parts = (slice(None),) * block.ndim if isinstance(place, EllipsisType) else place
         ranges = [part.indices(n) for part, n in zip(parts, self._meta.shape, strict=True)]
         if block.shape != tuple(len(range(*at)) for at in ranges):
@@ -73,7 +77,8 @@ class ArrayTarget:
             return block, None
         sides = zip(box.lo, box.hi, chunk_shape, ranges, strict=True)
         whole = block[tuple(slice(lo * n - at[0], hi * n - at[0]) for lo, hi, n, at in sides)]
-        bounds = measure(meaning.compared(whole), chunk_shape, meaning.fill, meaning.missing)
+        marks = meaning.fill, meaning.missing
+        bounds = measure(meaning.compared(whole), chunk_shape, *marks, _room())
         self._measured.append((box, bounds))
         return block, bounds if whole.shape == block.shape else None
 
@@ -102,3 +107,11 @@ class ArrayTarget:
             lo.append(-(-start // chunk))
             hi.append(max(lo[-1], -(-stop // chunk) if to_edge else stop // chunk))
         return Box(tuple(lo), tuple(hi))
+
+
+def _room() -> npt.NDArray[np.uint8]:
+    """Memory that the thread keeps to measure in."""
+    if not hasattr(_of_thread, "room"):
+        _of_thread.room = np.empty(PIECE_BYTES, np.uint8)
+    room: npt.NDArray[np.uint8] = _of_thread.room
+    return room

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -69,12 +69,19 @@ def blocks(draw: Any) -> tuple[Any, ...]:
     return values, chunks, draw(few), marks
 
 
-@given(blocks(), st.sampled_from([1, 4, 2**17]), st.sampled_from([0, 32]))
+@settings(max_examples=300)
+@given(
+    blocks(),
+    st.sampled_from([1, 4, 2**17]),
+    st.sampled_from([8, 40, 2**18]),
+    st.sampled_from([0, 32]),
+)
 def test_chunks_are_measured_as_loops_measure_them(
-    block: tuple[Any, ...], slab: int, few: int
+    block: tuple[Any, ...], slab: int, piece: int, few: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_SLAB", slab)
+        patch.setattr(module, "PIECE_BYTES", piece)
         patch.setattr(module, "_FEW", few)
         found = measure(*block)
     columns = (found.missing, found.nan, found.cells)
@@ -103,6 +110,13 @@ def test_padding_is_within_the_bounds_but_in_no_count() -> None:
 def test_padding_that_is_missing_is_not_within_the_bounds() -> None:
     found = measure(np.array([5, 6, 7], "i4"), (2,), np.int32(-1), np.array([-1], "i4"))
     assert (found.low.tolist(), found.missing.tolist()) == ([5, 7], [0, 0])
+
+
+def test_chunks_larger_than_a_piece_are_measured_one_by_one() -> None:
+    values = np.arange(4 * 40_000, dtype="f8").reshape(2, 80_000)
+    found = measure(values, (1, 40_000), 0.0, np.array([], "f8"))
+    assert found.low.tolist() == [0, 40_000, 80_000, 120_000]
+    assert found.high.tolist() == [39_999, 79_999, 119_999, 159_999]
 
 
 def test_large_blocks_are_measured_in_slabs() -> None:

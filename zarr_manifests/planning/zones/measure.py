@@ -1,8 +1,9 @@
 """Bounds and counts of the chunks of a block of values.
 
-A block is measured slab by slab, whole chunks each, so that a slab is read from the processor's
-cache after the first pass. Most slabs take two passes, for the smallest and the largest value. Only
-where these show that values may be missing, further passes count them and leave them out.
+Small chunks are measured together, and large ones piece by piece, so that values are read from the
+processor's cache after the first pass. Most take two passes, for the smallest and the largest
+value. Only where these show that values may be missing, further passes count them and leave them
+out.
 
 Numbers and booleans are compared as they are, times as the integers they are stored as, and texts
 by their positions among the texts of the block.
@@ -22,17 +23,26 @@ import numpy.typing as npt
 from zarr_manifests.format.zone_maps import Bounds
 from zarr_manifests.grid import grid_shape
 
-__all__ = ["measure"]
+__all__ = ["PIECE_BYTES", "measure"]
 
 type _Values = npt.NDArray[Any]
+type _Room = npt.NDArray[np.uint8]
 
 _SLAB: Final = 2**17
-"""Number of values measured together, unless a chunk has more."""
+"""Number of values in chunks that are measured together."""
+PIECE_BYTES: Final = 2**18
+"""Chunks that are larger are measured piece by piece."""
 _FEW: Final = 32
 """Chunks with at most so many values in a row are reduced column by column, which is faster."""
 
 
-def measure(values: _Values, chunk_shape: Sequence[int], fill: object, missing: _Values) -> Bounds:
+def measure(
+    values: _Values,
+    chunk_shape: Sequence[int],
+    fill: object,
+    missing: _Values,
+    room: _Room | None = None,
+) -> Bounds:
     """Measure the chunks of a block; one row for each, in C order.
 
     Missing cells include those with NaN or NaT. Padding is within the bounds unless it is missing,
@@ -49,6 +59,9 @@ def measure(values: _Values, chunk_shape: Sequence[int], fill: object, missing: 
         The value of padding, as `Meaning.fill`.
     missing : array
         The values that are missing, besides NaN and NaT, as `Meaning.missing`.
+    room : uint8[PIECE_BYTES], optional
+        Memory to use. New memory often has no pages yet, and to get these takes longer than to
+        measure a chunk.
 
     Examples
     --------
@@ -74,21 +87,35 @@ def measure(values: _Values, chunk_shape: Sequence[int], fill: object, missing: 
     if dtype.kind in "mM":
         marks = np.append(marks, np.iinfo(np.int64).min)  # NaT
     grid = grid_shape(values.shape, chunk_shape)
-    columns = [np.empty(grid, of) for of in (number, number, "?", "i8", "i8", "i8")]
-    low, high, bounded, gone, nan, cells = columns
-    for place, sizes in _alike(values.shape, chunk_shape):
-        cells[place] = math.prod(sizes)
-        for at in _slabs(place, sizes):
-            starts = [part.start * n for part, n in zip(at, chunk_shape, strict=True)]
-            block = values[_inside(starts, at, sizes)].astype(dtype, copy=False).view(number)
-            _measure_slab(block, sizes, marks, [column[at] for column in columns])
-        if tuple(sizes) != tuple(chunk_shape) and padding == padding and padding not in marks:
-            none = ~bounded[place]
-            low[place] = np.where(none, padding, np.minimum(low[place], padding))
-            high[place] = np.where(none, padding, np.maximum(high[place], padding))
-            bounded[place] = True
-    back = [axes.index(axis) for axis in range(len(axes))]
-    low, high, bounded, gone, nan, cells = (column.transpose(back).ravel() for column in columns)
+    if math.prod(grid) == 1:
+        block = values.astype(dtype, copy=False).view(number)
+        columns = [np.array([one]) for one in (*_measured_chunk(block, marks, room), values.size)]
+    else:
+        columns = [np.empty(grid, of) for of in (number, number, "i8", "i8", "i8")]
+        for place, sizes in _alike(values.shape, chunk_shape):
+            columns[-1][place] = whole = math.prod(sizes)
+            is_large = whole * number.itemsize > PIECE_BYTES
+            for at in _slabs(place, 1 if is_large else _SLAB // whole):
+                starts = [part.start * n for part, n in zip(at, chunk_shape, strict=True)]
+                block = values[_inside(starts, at, sizes)].astype(dtype, copy=False).view(number)
+                found: tuple[_Values | int, ...]
+                if is_large:
+                    found = _measured_chunk(block, marks, room)
+                else:
+                    found = _measured(*_split(block, sizes), marks)
+                for column, one in zip(columns, found, strict=False):
+                    column[at] = np.reshape(one, column[at].shape) if np.ndim(one) else one
+        back = [axes.index(axis) for axis in range(len(axes))]
+        columns = [column.transpose(back).ravel() for column in columns]
+    low, high, gone, nan, cells = columns
+    bounded = gone < cells
+    whole = math.prod(chunk_shape)
+    if cells.min() < whole and padding == padding and padding not in marks:
+        padded = cells < whole
+        least, most = np.minimum(low, padding), np.maximum(high, padding)
+        low = np.where(padded, np.where(bounded, least, padding), low)
+        high = np.where(padded, np.where(bounded, most, padding), high)
+        bounded |= padded
     return Bounds(low.view(dtype), high.view(dtype), bounded, gone, nan, cells)
 
 
@@ -120,10 +147,10 @@ def _alike(
         yield tuple(at for at, _ in one), tuple(n for _, n in one)
 
 
-def _slabs(place: Sequence[slice], sizes: Sequence[int]) -> Iterator[tuple[slice, ...]]:
-    """Boxes of chunks that have about `_SLAB` values each, or are one chunk."""
+def _slabs(place: Sequence[slice], room: int) -> Iterator[tuple[slice, ...]]:
+    """Boxes of at most `room` chunks, or of one."""
     counts = [part.stop - part.start for part in place]
-    steps, room = [1] * len(counts), _SLAB // math.prod(sizes)
+    steps = [1] * len(counts)
     for axis in reversed(range(len(counts))):
         steps[axis] = max(1, min(room, counts[axis]))
         room = room // steps[axis] if steps[axis] == counts[axis] else 0
@@ -139,41 +166,77 @@ def _inside(starts: Sequence[int], at: Sequence[slice], sizes: Sequence[int]) ->
     return tuple(slice(first, first + (part.stop - part.start) * n) for first, part, n in parts)
 
 
-def _measure_slab(
-    block: _Values, sizes: Sequence[int], marks: _Values, columns: Sequence[_Values]
-) -> None:
-    """Fill the columns of a slab, all but `cells`."""
-    low, high, bounded, gone, nan, _ = columns
-    chunks, axes = _split(block, sizes)
+def _measured(
+    values: _Values, axes: Sequence[int], marks: _Values
+) -> tuple[_Values, _Values, _Values | int, _Values | int]:
+    """Least and greatest value, and number of missing values and of NaN, along these axes.
 
-    def put(column: _Values, found: _Values) -> None:
-        column[...] = found.reshape(column.shape)
-
+    Where all values are missing, the first two mean nothing.
+    """
     least: np.ufunc = np.minimum
     most: np.ufunc = np.maximum
-    put(low, _reduced(least, chunks, axes))
-    has_nan = bool(np.any(low != low))
+    low = _reduced(least, values, axes)
+    has_nan = values.dtype.kind == "f" and bool(np.isnan(low).any())
     if has_nan:
         least, most = np.fmin, np.fmax
-        put(low, _reduced(least, chunks, axes))
-    put(high, _reduced(most, chunks, axes))
-    bounded[...], gone[...], nan[...] = True, 0, 0
-    seen = [mark for mark in marks if np.any((low <= mark) & (mark <= high))]
-    if not seen and not has_nan:
-        return
-    is_mark = functools.reduce(np.logical_or, [chunks == mark for mark in seen] or [np.False_])
-    absent = is_mark
+        low = _reduced(least, values, axes)
+    high = _reduced(most, values, axes)
+    seen = [mark for mark in marks if ((low <= mark) & (mark <= high)).any()]
+    absent = [values == mark for mark in seen]
+    nan: _Values | int = 0
     if has_nan:
-        is_nan = np.isnan(chunks)
-        put(nan, _counted(is_nan, axes))
-        absent = is_nan | is_mark
-    put(gone, _counted(absent, axes))
-    bounded[...] = gone < math.prod(sizes)
-    for column, how, end in zip((low, high), (least, most), _ends(block.dtype), strict=True):
-        if np.isin(column, seen).any():
-            others = chunks.copy(order="K")
-            np.putmask(others, is_mark, end)
-            put(column, _reduced(how, others, axes))
+        absent.append(np.isnan(values))
+        nan = _counted(absent[-1], axes)
+    if not absent:
+        return low, high, 0, 0
+    missing = np.asarray(functools.reduce(np.logical_or, absent))
+    if any((low == mark).any() or (high == mark).any() for mark in seen):
+        rests = zip((np.fmin, np.fmax), _without(values, missing), strict=True)
+        low, high = (_reduced(how, rest, axes) for how, rest in rests)
+        if values.dtype.kind == "i":
+            top = np.iinfo(values.dtype).min
+            low, high = (end.view(values.dtype) ^ top for end in (low, high))
+    return low, high, _counted(missing, axes), nan
+
+
+def _measured_chunk(chunk: _Values, marks: _Values, room: _Room | None) -> tuple[_Values, ...]:
+    """The same of one chunk, in few steps: between other work, each takes long."""
+    pieces: list[tuple[Any, ...]] = []
+    for part in _pieces(chunk, room):
+        low, high = np.minimum.reduce(part), np.maximum.reduce(part)
+        if low == low and not any(low <= mark <= high for mark in marks):  # NaN passes on
+            pieces.append((part.size, low, high, 0, 0))
+        else:
+            pieces.append((part.size, *_measured(part, [0], marks)))
+    if len(pieces) == 1:
+        return pieces[0][1:]
+    sizes, lows, highs, gone, nan = (np.array(column) for column in zip(*pieces, strict=True))
+    some = gone < sizes if (gone < sizes).any() else gone == sizes
+    return lows[some].min(), highs[some].max(), gone.sum(), nan.sum()
+
+
+def _pieces(chunk: _Values, room: _Room | None) -> Iterator[_Values]:
+    """The values in rows of at most `PIECE_BYTES`; each may be gone when the next is made.
+
+    They are copied where they are not contiguous.
+    """
+    most = PIECE_BYTES // chunk.itemsize
+    if chunk.flags.c_contiguous:
+        row = chunk.reshape(-1)
+        yield from (row[at : at + most] for at in range(0, row.size, most))
+        return
+    step = most // math.prod(chunk.shape[1:])
+    if not step:
+        for part in chunk:
+            yield from _pieces(part, room)
+        return
+    if room is None:
+        room = np.empty(PIECE_BYTES, np.uint8)
+    for at in range(0, len(chunk), step):
+        part = chunk[at : at + step]
+        row = room[: part.size * part.itemsize].view(part.dtype)
+        row.reshape(part.shape)[...] = part
+        yield row
 
 
 def _split(block: _Values, sizes: Sequence[int]) -> tuple[_Values, list[int]]:
@@ -219,9 +282,21 @@ def _counted(where: npt.NDArray[np.bool_], axes: Sequence[int]) -> _Values:
     return counts
 
 
-def _ends(dtype: np.dtype[Any]) -> tuple[Any, Any]:
-    """The greatest and the smallest value of a type, which leave others the least, the most."""
+def _without(values: _Values, missing: npt.NDArray[np.bool_]) -> tuple[_Values, _Values]:
+    """The values without the missing ones, as `fmin` and `fmax` take them.
+
+    Missing floats become NaN, whose bits are all ones. Integers become unsigned ones in the same
+    order, in which missing ones are the greatest, or the least. There is no branch for each value:
+    where missing ones are strewn about, it would take ten times as long.
+    """
+    dtype = values.dtype
+    bits = missing.view(np.int8).astype(f"i{dtype.itemsize}")
+    bits = np.negative(bits, out=bits).view(f"u{dtype.itemsize}")
+    raw = values.view(bits.dtype)
     if dtype.kind == "f":
-        return dtype.type(np.inf), dtype.type(-np.inf)
-    info = np.iinfo(dtype)
-    return dtype.type(info.max), dtype.type(info.min)
+        rest = np.bitwise_or(raw, bits, out=bits).view(dtype)
+        return rest, rest
+    if dtype.kind == "i":
+        raw = raw ^ bits.dtype.type(1 << (8 * dtype.itemsize - 1))
+    others = raw | bits
+    return others, np.bitwise_and(raw, np.invert(bits, out=bits), out=bits)
