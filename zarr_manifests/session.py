@@ -42,7 +42,7 @@ from zarr_manifests.planning.tables.regions import Bounds
 from zarr_manifests.planning.tables.resolved_chunks import ResolvedChunks
 from zarr_manifests.reports import ArrayUsage, ChunkSelection, PreloadReport, Status, Totals
 from zarr_manifests.runtime import SYSTEM, Runtime
-from zarr_manifests.selecting import chunks_where
+from zarr_manifests.selecting.chunks_where import chunks_where
 from zarr_manifests.store import ManifestStore, freeze_store
 
 __all__ = [

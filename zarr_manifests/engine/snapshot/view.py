@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import le
 from typing import Any, Final
 
@@ -67,6 +67,7 @@ from zarr_manifests.planning.tables.merge import (
     pick,
     within,
 )
+from zarr_manifests.planning.tables.presence import rows_in
 from zarr_manifests.planning.upkeep.digests import tells_about
 from zarr_manifests.runtime import SYSTEM, Runtime
 
@@ -460,16 +461,21 @@ class SnapshotView(SnapshotTables):
         ]
         return fold_leaves(leaves, over[0])
 
-    def chunks_in(self, node_id: bytes, box: Box) -> ChunkTable | None:
-        """The node's chunks in the box that exist.
+    def chunks_in(
+        self, node_id: bytes, box: Box, without: Collection[Box] = ()
+    ) -> ChunkTable | None:
+        """The node's chunks in the box that exist, except those of leaves with a box in `without`.
 
         Leaves and deltas without chunks in the box are not read.
         """
         self._check_leaves(node_id, box.ndim)
-        due = self.index.placed_in(node_id, box)
+        placed = self.index.placed_in(node_id, box)
+        due = [leaf for leaf in placed if leaf.part.box not in without]
         afters = {leaf.merged for leaf in due}
-        if sum(leaf.part.box.shared_size(box) for leaf in due) < box.size:
+        if sum(leaf.part.box.shared_size(box) for leaf in placed) < box.size:
             afters.add(0)  # part of the box is in no leaf
+        elif not due:
+            return None
         since = min(afters, default=0)
         sources = self._sources(node_id).where(
             lambda last, of: last > since and of.overlaps(box), box.ndim
@@ -486,13 +492,15 @@ class SnapshotView(SnapshotTables):
             lambda leaf, first, last: leaf.part.box.meets(box, first, last),
             lambda table: within(table, box),
         )
-        if len(over) == 1:
+        if len(over) == 1 and len(due) == len(placed):
             return fold(tables, *over.values())
         leaves = [
             Leaf(leaf.part.box, table, over[leaf.merged])
             for leaf, table in zip(due, tables, strict=True)
         ]
-        return fold_leaves(leaves, over.get(0, Overlay(None, None)))
+        outside = over.get(0, Overlay(None, None))
+        rest = rows_in(outside.table, [*without], outside=True)
+        return fold_leaves(leaves, Overlay(None, rest))
 
     def truncations(self, position: int) -> Mapping[bytes, Coords]:
         """The truncations of the entry at that position of the read list, by node id."""

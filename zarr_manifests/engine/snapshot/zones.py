@@ -3,7 +3,7 @@
 Entries of recent commits are in objects that live deltas and runs name; those of older chunks in
 pages, which the branch's index directory leads to. Invariant: whatever cannot be read counts as
 absent, so a query reads more chunks. Which entries count is for the caller to judge by addresses
-(`planning.zones`); only for `paged_region` do leaves and live deltas say it.
+(`planning.zones`); only for `paged_leaves` do leaves and live deltas say it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations
+from operator import gt
 
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.index_directory import (
@@ -24,9 +25,10 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.index import IndexDirectory, IndexEntry, LeafName
 from zarr_manifests.format.zone_maps import ZonePages, Zones, ZoneTable
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.tables.merge import in_box
+from zarr_manifests.planning.layout.leaves import PlacedLeaf
+from zarr_manifests.planning.tables.merge import Overlay, in_box
 
-__all__ = ["KnownZones", "PagedRegion", "paged_region", "read_pages", "zones_of"]
+__all__ = ["KnownZones", "PagedLeaves", "paged_leaves", "read_pages", "zones_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,60 +119,70 @@ def read_pages(
 
 
 @dataclass(frozen=True, slots=True)
-class PagedRegion:
-    """The pages that together have an entry for every chunk of a region, and no other entry in it.
+class PagedLeaves:
+    """Leaves of a region whose pages have an entry for each of their chunks, and no other entry.
+
+    No live delta changes a chunk of these leaves in the region.
 
     Parameters
     ----------
+    boxes : tuple of Box
+        The boxes of the leaves.
     pages : tuple of int
-        Their positions.
+        The positions of those of their pages that overlap the region.
     summed : frozenset of int
         Those of leaves that lie in the region, and whose bytes the index knows.
     summed_bytes : int
         The stored bytes of these leaves.
     """
 
-    pages: tuple[int, ...]
-    summed: frozenset[int]
-    summed_bytes: int
+    boxes: tuple[Box, ...] = ()
+    pages: tuple[int, ...] = ()
+    summed: frozenset[int] = frozenset()
+    summed_bytes: int = 0
 
 
-def paged_region(
-    view: SnapshotView, node_id: bytes, region: Box, known: KnownZones
-) -> PagedRegion | None:
-    """Which pages say what chunks a region has, without its leaves.
-
-    None if pages do not say it: a chunk has no entry, or a live delta touches the region.
-    """
+def paged_leaves(view: SnapshotView, node_id: bytes, region: Box, known: KnownZones) -> PagedLeaves:
+    """Which leaves of the region need not be read, since pages say what chunks they have."""
     pages = () if known.pages is None else known.pages.pages
-    leaves = view.index.placed_in(node_id, region)
-    boxes = [*(page.box for page in pages), *(leaf.part.box for leaf in leaves)]
-    if not pages or not leaves or any(box.ndim != region.ndim for box in boxes):
-        return None
-    whole = sum(leaf.part.box.shared_size(region) for leaf in leaves) == region.size
-    # Outside of leaves, every live delta is newer.
-    over = view.overlay(node_id, min(leaf.merged for leaf in leaves) if whole else 0, region)
-    if over.truncated is not None or (over.table is not None and in_box(over.table, region).any()):
-        return None
-    of_manifest: dict[tuple[str, int], list[int]] = {}
+    of_leaf: dict[tuple[str, int], list[int]] = {}
     for i, page in enumerate(pages):
-        if page.complete and page.leaf is not None:
-            of_manifest.setdefault(page.leaf, []).append(i)
-    due, summed, nbytes = list[int](), set[int](), 0
-    for leaf in leaves:
+        if page.complete and page.leaf is not None and page.box.ndim == region.ndim:
+            of_leaf.setdefault(page.leaf, []).append(i)
+    found: list[tuple[PlacedLeaf, list[int]]] = []
+    for leaf in view.index.placed_in(node_id, region):
         box, blob = leaf.part.box, leaf.manifest.blob
-        found = [
+        mine = [
             i
-            for i in of_manifest.get((blob.key, blob.crc32c), ())
+            for i in of_leaf.get((blob.key, blob.crc32c), ())
             if pages[i].box.shared_size(box) == pages[i].box.size
         ]
-        if sum(pages[i].count for i in found) != leaf.part.count:
-            return None
-        if any(pages[a].box.overlaps(pages[b].box) for a, b in combinations(found, 2)):
-            return None
+        apart = not any(pages[a].box.overlaps(pages[b].box) for a, b in combinations(mine, 2))
+        if apart and sum(pages[i].count for i in mine) == leaf.part.count:
+            found.append((leaf, mine))
+    boxes, due, summed, nbytes = list[Box](), list[int](), set[int](), 0
+    # The oldest first, which fetches what the others need.
+    overlays = {
+        merged: view.overlay(node_id, merged, region)
+        for merged in sorted({leaf.merged for leaf, _ in found})
+    }
+    for leaf, mine in found:
+        box, blob = leaf.part.box, leaf.manifest.blob
+        if _changes(overlays[leaf.merged], box.shared(region)):
+            continue
+        boxes.append(box)
         entry = known.leaves.get((node_id, box, blob.key, blob.crc32c))
         if entry is not None and box.shared_size(region) == box.size:
-            summed.update(found)
+            summed.update(mine)
             nbytes += entry.stored_bytes
-        due += [i for i in found if pages[i].box.overlaps(region)]
-    return PagedRegion(tuple(due), frozenset(summed), nbytes)
+        due += [i for i in mine if pages[i].box.overlaps(region)]
+    return PagedLeaves(tuple(boxes), tuple(due), frozenset(summed), nbytes)
+
+
+def _changes(overlay: Overlay, box: Box) -> bool:
+    """Whether live deltas change a chunk of the box."""
+    cut, table = overlay.truncated, overlay.table
+    if cut is not None and any(map(gt, box.hi, cut)):
+        return True
+    near = table is not None and table.box.overlaps(box)
+    return near and table is not None and bool(in_box(table, box).any())

@@ -1,0 +1,1 @@
+"""Which chunks of an array may hold cells that a where selects."""
