@@ -150,7 +150,7 @@ class Blocks:
         """Where the block begins in the object, and how many bytes it has."""
         return self.starts.item(number), self.lengths.item(number)
 
-    def payload(self, number: int, data: bytes) -> bytes:
+    def payload(self, number: int, data: bytes | memoryview) -> bytes | memoryview:
         """The payload of the block; `data` has its bytes.
 
         Raises

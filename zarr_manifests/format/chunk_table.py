@@ -22,7 +22,13 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
-from zarr_manifests.format.columns import MAX_ROWS, Column, decode_column, encode_column
+from zarr_manifests.format.columns import (
+    MAX_ROWS,
+    Column,
+    decode_column,
+    decode_pieces,
+    encode_column,
+)
 from zarr_manifests.format.envelope import Fields, pack, unpack
 from zarr_manifests.format.virtual_sources import NO_SOURCES, VirtualSource, VirtualSources
 from zarr_manifests.grid import Box, Coords, IndexArray
@@ -43,7 +49,9 @@ __all__ = [
     "chunk_key",
     "native_keys",
     "pack_rows",
+    "parse_box",
     "parse_files",
+    "parse_index",
     "parse_rows",
 ]
 
@@ -313,7 +321,12 @@ class ChunkTable:
     @classmethod
     def parse(cls, fields: Fields) -> ChunkTable:
         """From an untrusted map that `pack` made."""
-        return cls(**parse_rows(fields))
+        box, n = parse_box(fields), fields.number("n", MAX_ROWS)
+        if not n:
+            return cls.build(box, np.zeros(0, np.int64), [])
+        sources, virtual = parse_files(fields)
+        index, rows = parse_index(fields, n), parse_rows([fields], [n])
+        return cls(box, index, **rows, sources=sources, virtual=virtual)
 
     @classmethod
     def of(cls, refs: Mapping[Coords, StoredRef]) -> ChunkTable:
@@ -414,36 +427,40 @@ def pack_rows(
     return packed
 
 
-def parse_rows(fields: Fields, files: Files | None = None) -> dict[str, Any]:
-    """The fields of a `ChunkTable`, from an untrusted map that `pack_rows` made."""
-    n = fields.number("n", MAX_ROWS)
-    box = Box(fields.numbers("lo"), fields.numbers("hi"))
+def parse_box(fields: Fields) -> Box:
+    """The box, from an untrusted map that `pack_rows` made."""
+    return Box(fields.numbers("lo"), fields.numbers("hi"))
+
+
+def parse_index(fields: Fields, n: int) -> Column | None:
+    """The index of the `n` rows; None if the map has none."""
     stored = fields.table("col")
-    if not n:
-        empty = dict.fromkeys(COLUMNS, np.zeros(0, np.int64))
-        index = None if not box.size else np.zeros(0, np.int64)
-        return {"box": box, "index": index, **empty, "sources": (), "inline": b""}
-    sources, virtual = parse_files(fields) if files is None else files
-    if not stored.keys() >= set(COLUMNS):
-        raise CorruptObjectError(f"{fields.where}.col: a column is missing")
-    columns = {name: decode_column(stored[name], n, _MOST.get(name, 2**62)) for name in COLUMNS}
-    offset = _offsets(columns)
-    if int(offset.min()) < 0:
-        raise CorruptObjectError(f"{fields.where}: an offset is negative")
-    columns["offset"] = offset
-    index = decode_column(stored["index"], n) if "index" in stored else None
-    inline = fields.binary("inl") if fields.has("inl") else b""
-    is_inline = columns["kind"] == RefKind.INLINE
-    if (offset[is_inline] > len(inline) - columns["length"][is_inline]).any():
-        raise CorruptObjectError(f"{fields.where}: an inline chunk exceeds the blob")
-    return {
-        "box": box,
-        "index": index,
-        **columns,
-        "sources": sources,
-        "inline": inline,
-        "virtual": virtual,
+    return decode_column(stored["index"], n) if "index" in stored else None
+
+
+def parse_rows(maps: Sequence[Fields], rows: Sequence[int]) -> dict[str, Any]:
+    """Columns and inline bytes of consecutive rows, from untrusted maps that `pack_rows` made.
+
+    `rows` has the number of rows of each map. Sources are numbered as in their map.
+    """
+    stored = [fields.table("col") for fields in maps]
+    if any(not each.keys() >= set(COLUMNS) for each in stored):
+        raise CorruptObjectError(f"{maps[0].where}.col: a column is missing")
+    columns: dict[str, Any] = {
+        name: decode_pieces([each[name] for each in stored], rows, _MOST.get(name, 2**62))
+        for name in COLUMNS
     }
+    offset = _offsets(columns, np.cumsum(rows) - rows)
+    if int(offset.min()) < 0:
+        raise CorruptObjectError(f"{maps[0].where}: an offset is negative")
+    inline = [fields.binary("inl") if fields.has("inl") else b"" for fields in maps]
+    is_inline = columns["kind"] == RefKind.INLINE
+    if is_inline.any():
+        held = np.array([len(each) for each in inline], np.int64)
+        if (offset > np.repeat(held, rows) - columns["length"])[is_inline].any():
+            raise CorruptObjectError(f"{maps[0].where}: an inline chunk exceeds the blob")
+        offset[is_inline] += np.repeat(held.cumsum() - held, rows)[is_inline]
+    return {**columns, "offset": offset, "inline": b"".join(inline)}
 
 
 def parse_files(fields: Fields) -> Files:
@@ -462,7 +479,7 @@ def _gaps(columns: Mapping[str, Column]) -> Column:
 
     Zigzag-encoded, since it may be negative.
     """
-    order, first = _by_object(columns)
+    order, first = _by_object(columns, np.zeros(1, np.int64))
     offset, length = columns["offset"][order], columns["length"][order]
     gap = offset.copy()
     gap[1:] -= np.where(first[1:], 0, offset[:-1] + length[:-1])
@@ -471,9 +488,9 @@ def _gaps(columns: Mapping[str, Column]) -> Column:
     return stored
 
 
-def _offsets(columns: Mapping[str, Column]) -> Column:
-    """Offsets; the inverse of `_gaps`."""
-    order, first = _by_object(columns)
+def _offsets(columns: Mapping[str, Column], begins: Column) -> Column:
+    """Offsets; the inverse of `_gaps` for each of the pieces that begin at these rows."""
+    order, first = _by_object(columns, begins)
     stored, length = columns["offset"][order], columns["length"][order]
     starts = np.flatnonzero(first)
     # In place, to save memory.
@@ -492,20 +509,28 @@ def _offsets(columns: Mapping[str, Column]) -> Column:
     return placed
 
 
-def _by_object(columns: Mapping[str, Column]) -> tuple[Any, npt.NDArray[np.bool_]]:
-    """Order of rows by object, then row, and which of them are their object's first."""
+def _by_object(columns: Mapping[str, Column], begins: Column) -> tuple[Any, npt.NDArray[np.bool_]]:
+    """Order of rows by piece, object and row, and which of them are their object's first.
+
+    `begins` are the rows at which a piece begins.
+    """
     rows = len(columns["kind"])
     kind, source, number = (_once(columns[name]) for name in ("kind", "source", "number"))
     # 2 + 25 + 30 bits at most.
     key = (kind * (int(source.max()) + 1) + source) * (int(number.max()) + 1) + number
     order: Any = slice(None)
     first = np.zeros(rows, np.bool_)
-    first[0] = True
     if len(key) == rows:
-        if (key[1:] < key[:-1]).any():
-            order = np.argsort(key, kind="stable")
+        falls = key[1:] < key[:-1]
+        falls[begins[1:] - 1] = False
+        if falls.any():
+            pieces = zip(begins.tolist(), [*begins[1:].tolist(), rows], strict=True)
+            order = np.concatenate(
+                [start + np.argsort(key[start:stop], kind="stable") for start, stop in pieces]
+            )
             key = key[order]
         np.not_equal(key[1:], key[:-1], out=first[1:])
+    first[begins] = True
     return order, first
 
 

@@ -15,6 +15,7 @@ allocated.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -23,7 +24,7 @@ from numcodecs import blosc
 
 from zarr_manifests.errors import CorruptObjectError
 
-__all__ = ["MAX_ROWS", "Column", "decode_column", "encode_column"]
+__all__ = ["MAX_ROWS", "Column", "decode_column", "decode_pieces", "encode_column"]
 
 type Column = npt.NDArray[np.int64]
 
@@ -63,11 +64,39 @@ def decode_column(column: object, rows: int, most: int = 2**63 - 1) -> Column:
     CorruptObjectError
         If the column is malformed or a value is out of range.
     """
+    return decode_pieces([column], [rows], most)
+
+
+def decode_pieces(pieces: Sequence[object], rows: Sequence[int], most: int = 2**63 - 1) -> Column:
+    """Like `decode_column`, for consecutive pieces of a column, each with its number of rows."""
+    constants = {_constant(piece, most) for piece in pieces}
+    if len(constants) == 1 and (constant := constants.pop()) is not None:
+        return np.broadcast_to(np.int64(constant), (sum(rows),))
+    if max(rows, default=0) > MAX_ROWS:
+        raise CorruptObjectError("a column of a chunk table is malformed")
+    values = np.empty(sum(rows), np.int64)
+    stop = 0
+    for piece, count in zip(pieces, rows, strict=True):
+        start, stop = stop, stop + count
+        _decode(piece, values[start:stop], most)
+    return values
+
+
+def _constant(column: object, most: int) -> int | None:
+    """The value of a constant column; None for any other."""
+    match column:
+        case [0, int(value)] if 0 <= value <= most:
+            return value
+    return None
+
+
+def _decode(column: object, values: Column, most: int) -> None:
+    """Decode the column into `values`."""
+    valid, rows = True, len(values)
     match column:
         case [0, int(first)] if 0 <= first <= most:
-            return np.broadcast_to(np.int64(first), (rows,))
+            values[:] = largest = first
         case [1, int(first), int(width), int(packed), bytes(data)] if 0 <= first <= most and rows:
-            values = np.empty(rows, np.int64)
             values[0] = first
             values[1:] = _unpack(data, width, packed, rows - 1)
             np.add.accumulate(values, out=values)
@@ -78,12 +107,11 @@ def decode_column(column: object, rows: int, most: int = 2**63 - 1) -> Column:
         case [2, 0, int(width), int(packed), bytes(data)]:
             unsigned = _unpack(data, width, packed, rows)
             largest = int(unsigned.max(initial=0))
-            values, valid = unsigned.astype(np.int64), True
+            values[:] = unsigned
         case _:
             raise CorruptObjectError("a column of a chunk table is malformed")
     if not valid or largest > most:
         raise CorruptObjectError("a column of a chunk table holds a value out of range")
-    return values
 
 
 def _unpack(data: bytes, width: int, packed: int, rows: int) -> npt.NDArray[np.unsignedinteger]:

@@ -19,18 +19,18 @@ import numpy as np
 
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.chunk_table import (
-    COLUMNS,
     ChunkTable,
     Files,
     RefKind,
     pack_rows,
+    parse_box,
     parse_files,
+    parse_index,
     parse_rows,
 )
-from zarr_manifests.format.columns import Column
+from zarr_manifests.format.columns import MAX_ROWS, Column
 from zarr_manifests.format.envelope import Fields, pack, unpack
 from zarr_manifests.format.virtual_sources import VirtualSources
-from zarr_manifests.grid import Box
 
 __all__ = [
     "STRETCH_BYTES",
@@ -78,45 +78,10 @@ class Stretch:
     rows: int
     data: bytes
 
-    def table(self, files: Files | None) -> ChunkTable:
-        """These rows, decoded.
-
-        Raises
-        ------
-        CorruptObjectError
-            If they are not the rows that the bounds say.
-        """
-        fields = Fields(unpack(self.data), "stretch")
-        _check_size(self.rows, [fields], len(self.data))
-        rows = self.parse(fields, files)
-        return ChunkTable(**{**rows, "index": self.index(rows)})
-
-    def parse(self, fields: Fields, files: Files | None) -> dict[str, Any]:
-        """The fields of the `ChunkTable`, from the map that `data` encodes.
-
-        Without an index if the rows take up the bounds.
-        """
-        rows = parse_rows(fields, files)
-        if len(rows["kind"]) != self.rows or not self.rows:
-            raise CorruptObjectError("a stretch of a chunk table has other rows than listed")
-        index = rows["index"]
-        if index is None:
-            sound = fields.number("at") == self.first == self.last + 1 - self.rows
-        else:
-            sound = int(index[0]) >= self.first and int(index[-1]) <= self.last
-        if not sound:
-            raise CorruptObjectError("a stretch of a chunk table has rows outside its bounds")
-        return rows
-
-    def index(self, rows: Mapping[str, Any]) -> Column:
-        """The linear indexes of the parsed rows."""
-        found: Column | None = rows["index"]
-        return np.arange(self.first, self.last + 1) if found is None else found
-
 
 @dataclass(frozen=True, slots=True)
 class SplitTable:
-    """An encoded chunk table in two or more stretches.
+    """Stretches of an encoded chunk table, all of them or some consecutive ones.
 
     Parameters
     ----------
@@ -131,10 +96,6 @@ class SplitTable:
 
     def __len__(self) -> int:
         return sum(len(stretch.data) for stretch in self.stretches)
-
-    def files(self) -> Files | None:
-        """Sessions and files of all stretches; None if each has its own."""
-        return parse_files(Fields(self.shared, "shared")) if self.shared else None
 
 
 type TableData = bytes | SplitTable
@@ -285,12 +246,11 @@ def _stretch(table: ChunkTable, start: int, stop: int, files: Files | None) -> S
         source, (sessions, virtual) = columns["source"], files
         native = _used(kind, source, RefKind.NATIVE, len(sessions))
         others = _used(kind, source, RefKind.VIRTUAL, len(virtual))
-        columns["source"] = _renumbered(
-            kind,
-            source,
+        places = (
             np.searchsorted(native, np.arange(len(sessions))),
             np.searchsorted(others, np.arange(len(virtual))),
         )
+        columns["source"] = _renumbered(kind, source, [stop - start], [places])
         files = tuple([sessions[i] for i in native.tolist()]), virtual.take(others)
     first, last = int(index[0]), int(index[-1])
     sparse = index if last - first + 1 > stop - start else None
@@ -300,81 +260,67 @@ def _stretch(table: ChunkTable, start: int, stop: int, files: Files | None) -> S
     return Stretch(first, last, stop - start, pack(packed))
 
 
-def _renumbered(kind: Column, source: Column, sessions: Column, files: Column) -> Column:
-    """The source of each row by its new position."""
+def _renumbered(
+    kind: Column, source: Column, rows: Sequence[int], places: Sequence[tuple[Column, Column]]
+) -> Column:
+    """The source of each row by its new position.
+
+    `places` has the new positions of sessions and of files, for each piece of so many rows.
+    """
     moved = np.zeros(len(source), np.int64)
-    for of, places in ((RefKind.NATIVE, sessions), (RefKind.VIRTUAL, files)):
-        rows = kind == of
-        if rows.any():
-            if int(source[rows].max()) >= len(places):
+    for of, which in ((RefKind.NATIVE, 0), (RefKind.VIRTUAL, 1)):
+        mine: Any = kind == of
+        if mine.any():
+            mine = slice(None) if mine.all() else mine
+            counts = np.array([len(each[which]) for each in places], np.int64)
+            ends = counts.cumsum()
+            at = (source + np.repeat(ends - counts, rows))[mine]
+            if (at >= np.repeat(ends, rows)[mine]).any():
                 raise CorruptObjectError("a row of a chunk table has no source")
-            moved[rows] = places[source[rows]]
+            moved[mine] = np.concatenate([each[which] for each in places])[at]
     return moved
-
-
-class _Filled:
-    """A column of a known length, filled from the front; constant as long as its values are."""
-
-    def __init__(self, rows: int) -> None:
-        self._rows, self._filled = rows, 0
-        self._value: np.int64 | None = None
-        self._values: Column | None = None
-
-    def add(self, column: Column) -> None:
-        """Append the values."""
-        start, self._filled = self._filled, self._filled + len(column)
-        if self._values is None:
-            if not column.strides[0] and self._value in (None, column[0]):
-                self._value = column[0]
-                return
-            self._values = np.empty(self._rows, np.int64)
-            self._values[:start] = self._value or 0
-        self._values[start : self._filled] = column
-
-    def column(self) -> Column:
-        """The whole column."""
-        if self._values is None:
-            return np.broadcast_to(np.int64(self._value or 0), (self._rows,))
-        return self._values
 
 
 def _joined(data: SplitTable, maps: Sequence[Fields], n: int) -> ChunkTable:
     """One table of the `n` rows of all stretches, whose maps are given."""
-    shared = data.files()
-    files = [shared or parse_files(fields) for fields in maps]
-    (sources, virtual), places = files[0], None
-    if shared is None:
+    rows = [stretch.rows for stretch in data.stretches]
+    if 0 in rows or [fields.number("n", MAX_ROWS) for fields in maps] != rows:
+        raise CorruptObjectError("a stretch of a chunk table has other rows than listed")
+    box, *others = map(parse_box, maps)
+    if any(other != box for other in others):
+        raise CorruptObjectError("the stretches of a chunk table are in different boxes")
+    columns = parse_rows(maps, rows)
+    index = _index(data.stretches, maps, None if n == box.size else np.empty(n, np.int64))
+    if data.shared:
+        sources, virtual = parse_files(Fields(data.shared, "shared"))
+    else:
+        files = [parse_files(fields) for fields in maps]
         numbers: dict[str, int] = {}
         sessions = [
             np.array([numbers.setdefault(one, len(numbers)) for one in each], np.int64)
             for each, _ in files
         ]
-        virtual, others = VirtualSources.union([each for _, each in files])
-        sources, places = tuple(numbers), list(zip(sessions, others, strict=True))
-    box, inline, filled = None, list[bytes](), 0
-    index, columns = _Filled(n), {name: _Filled(n) for name in COLUMNS}
-    for at, (stretch, fields) in enumerate(zip(data.stretches, maps, strict=True)):
-        rows = stretch.parse(fields, files[at])
-        box = box or rows["box"]
-        if rows["box"] != box:
-            raise CorruptObjectError("the stretches of a chunk table are in different boxes")
-        if n < box.size:
-            index.add(stretch.index(rows))
-        if places is not None:
-            rows["source"] = _renumbered(rows["kind"], rows["source"], *places[at])
-        if rows["inline"]:
-            rows["offset"] = rows["offset"] + filled * (rows["kind"] == RefKind.INLINE)
-            filled += len(rows["inline"])
-            inline.append(rows["inline"])
-        for name, column in columns.items():
-            column.add(rows[name])
-    whole = {name: column.column() for name, column in columns.items()}
-    dense = box is None or n == box.size
-    return ChunkTable(
-        box or Box((), ()),
-        None if dense else index.column(),
-        **whole,
-        sources=sources,
-        inline=b"".join(inline),
-        virtual=virtual,
-    )
+        virtual, positions = VirtualSources.union([each for _, each in files])
+        places = list(zip(sessions, positions, strict=True))
+        columns["source"] = _renumbered(columns["kind"], columns["source"], rows, places)
+        sources = tuple(numbers)
+    return ChunkTable(box, index, **columns, sources=sources, virtual=virtual)
+
+
+def _index(
+    stretches: Sequence[Stretch], maps: Sequence[Fields], index: Column | None
+) -> Column | None:
+    """Fill `index`, if there is one; raises if rows are outside the bounds of their stretch."""
+    stop = 0
+    for stretch, fields in zip(stretches, maps, strict=True):
+        start, stop = stop, stop + stretch.rows
+        first, last, found = stretch.first, stretch.last, parse_index(fields, stretch.rows)
+        if found is None:
+            sound = fields.number("at") == first == last + 1 - stretch.rows
+        else:
+            sound = int(found[0]) >= first and int(found[-1]) <= last
+        if not sound:
+            raise CorruptObjectError("a stretch of a chunk table has rows outside its bounds")
+        if index is not None:
+            index[start:stop] = np.arange(first, last + 1) if found is None else found
+    return index
