@@ -269,7 +269,7 @@ ROWS = [
         "Spark reads where statistics leave out 90 % of the chunks, against a full scan",
         scanning_where,
         ("zarr_manifests", "everything"),
-        {"times": (400, 100, 20)},
+        {"times": (800, 100, 20)},
         "s",
         durability="-",
         due={"everything": 4.0},
