@@ -187,7 +187,15 @@ def test_a_table_in_stretches_is_embedded_in_one_piece() -> None:
     same(Manifest.decode(manifest.directory()[0], data), table())
 
 
-@pytest.mark.parametrize("name", ["dense", "sparse", "inline and native"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dense",
+        "sparse",
+        "inline and native",
+        *(f"{w} one after another" for w in ("sessions", "files")),
+    ],
+)
 def test_blocks_take_little_room(name: str) -> None:
     expected = TABLES[name]()
     whole = zstandard.ZstdCompressor().compress(msgpack.packb(expected.pack()))

@@ -34,6 +34,7 @@ from zarr_manifests.format.envelope import (
     Header,
     ObjectKind,
     compress,
+    compress_by_place,
     decompress,
     expanded_at_most,
     frame,
@@ -66,7 +67,7 @@ def encode_blocks(kind: ObjectKind, directory: Mapping[str, Any], blocks: Sequen
 
 
 def _packed(block: bytes) -> bytes:
-    packed = compress(block)
+    packed = compress_by_place(block)
     smaller = len(packed) < len(block) <= expanded_at_most(packed)
     return _ZSTD + packed if smaller else _STORED + block
 

@@ -59,6 +59,7 @@ __all__ = [
     "check_numbers",
     "check_texts",
     "compress",
+    "compress_by_place",
     "crc_of",
     "decode",
     "decompress",
@@ -92,6 +93,7 @@ _STORED, _ZSTD = 0, 1
 BLOCKS: Final = 2
 """The codec of objects in blocks."""
 _ZSTD_LEVEL: Final = 3
+_PLACE_BYTES: Final = 8 * 1024
 
 
 # Creating one takes as long as compressing a small object.
@@ -298,6 +300,20 @@ def frame(kind: ObjectKind, codec: int, nbytes: int, body: bytes) -> bytes:
 def compress(data: bytes) -> bytes:
     """The data as one zstd frame."""
     return _COMPRESSOR.get().compress(data)
+
+
+def compress_by_place(data: bytes) -> bytes:
+    """The data as one zstd frame, smaller if what lies at its beginning differs from the rest.
+
+    Zstd would encode texts and random bytes with one table of symbols. Here each few kilobytes get
+    a table of their own.
+    """
+    frame = _COMPRESSOR.get().compressobj(size=len(data))
+    packed = []
+    for start in range(0, len(data), _PLACE_BYTES):
+        packed.append(frame.compress(data[start : start + _PLACE_BYTES]))
+        packed.append(frame.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
+    return b"".join((*packed, frame.flush()))
 
 
 def crc_of(data: bytes) -> int:
