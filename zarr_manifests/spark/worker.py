@@ -17,6 +17,7 @@ import math
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from operator import sub
 from typing import Any, Final
 
 import numpy as np
@@ -24,7 +25,7 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
-from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.scan import Axis, plan_scan
 from zarr_manifests.planning.zones.time_zone import zone_of
 from zarr_manifests.repository import Repository
@@ -254,26 +255,34 @@ def _blocks(
     )
     most = max(min(BLOCK_BYTES // (sum(sizes) or 1), BLOCK_CHUNKS * chunk_cells), 1)
 
-    def covered(box: Box) -> int:
-        sides = zip(box.lo, box.hi, job.scan.axes, strict=True)
-        return math.prod((-(-hi // a.chunk) - lo // a.chunk) * a.chunk for lo, hi, a in sides)
+    chunk_shape = [axis.chunk for axis in job.scan.axes]
 
+    def covered(lo: Coords, hi: Coords) -> int:
+        sides = zip(lo, hi, chunk_shape, strict=True)
+        return math.prod([(-(-end // n) - start // n) * n for start, end, n in sides])
+
+    # There may be very many boxes, so the one around them is a pair of corners until it is full.
     parts: list[Box] = []
-    around, due = None, 0
+    lo: Coords = ()
+    hi: Coords = ()
+    due = 0
     for box in boxes:
-        if covered(box) > most:
+        size = math.prod(map(sub, box.hi, box.lo))
+        if parts:
+            wider = tuple(map(min, lo, box.lo)), tuple(map(max, hi, box.hi))
+            skipped = math.prod(map(sub, wider[1], wider[0])) - due - size
+            if skipped <= len(parts) * _SKIPPED_CELLS and covered(*wider) <= most:
+                (lo, hi), due = wider, due + size
+                parts.append(box)
+                continue
+        if covered(box.lo, box.hi) > most:
             yield from ((block, None) for block in _cut(job, box, most))
             continue
-        wider = box if around is None else Box.around([around, box])
-        if around is not None and not (
-            covered(wider) <= most and wider.size - due - box.size <= len(parts) * _SKIPPED_CELLS
-        ):
-            yield around, parts
-            wider, parts, due = box, [], 0
-        around, due = wider, due + box.size
-        parts.append(box)
-    if around is not None:
-        yield around, parts
+        if parts:
+            yield Box(lo, hi), parts
+        parts, lo, hi, due = [box], box.lo, box.hi, size
+    if parts:
+        yield Box(lo, hi), parts
 
 
 def _cut(job: Job, box: Box, most: int) -> Iterator[Box]:
