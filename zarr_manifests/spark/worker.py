@@ -17,6 +17,8 @@ import math
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from functools import cache, partial
+from itertools import count
 from operator import sub
 from typing import Any, Final
 
@@ -196,6 +198,7 @@ def _chunk_rows(job: Job, boxes: Iterable[Box]) -> Iterator[pa.Table]:
     held: _Held = {}
     for block, parts in _blocks(job, source, boxes):
         stored = [_stored(job, source, name, block, parts, held) for name in names]
+        side = cache(partial(_side, job, coordinates))  # shared by the chunks of a line
         for part in parts or [block]:
             decoded = [
                 source.decode(name, np.ascontiguousarray(each[_place(part, block)]))
@@ -203,11 +206,12 @@ def _chunk_rows(job: Job, boxes: Iterable[Box]) -> Iterator[pa.Table]:
             ]
             rows = []
             for chunk in plan_scan(job.scan.within(part), target_rows=1):
-                axes = job.scan.within(chunk)
+                sides = list(map(side, count(), chunk.lo, chunk.hi))
+                axes = tuple(axis for axis, _ in sides)
                 values = [_taken(each[_place(chunk, part)], axes, chunk) for each in decoded]
                 if job.nan == "drop" and values and all(pd.isnull(each).all() for each in values):
                     continue
-                rows.append(_chunk_row(job, coordinates, axes, values))
+                rows.append(_chunk_row(job, sides, values))
             for start in range(0, len(rows), 1024):
                 yield pa.Table.from_pylist(rows[start : start + 1024], schema)
 
@@ -218,17 +222,22 @@ def _place(box: Box, within: Box) -> tuple[slice, ...]:
     return tuple(slice(lo - at, hi - at) for lo, hi, at in sides)
 
 
+def _side(
+    job: Job, coordinates: dict[str, pa.Array], number: int, lo: int, hi: int
+) -> tuple[Axis, list[Any]]:
+    """What is selected along an axis from `lo` to `hi`, and its coordinates as Python values."""
+    axis = job.scan.axes[number].within(lo, hi)
+    at, along = pa.array(axis.positions()), coordinates.get(job.dimensions[number].name)
+    return axis, (at if along is None else along.take(at)).to_pylist()
+
+
 def _chunk_row(
-    job: Job,
-    coordinates: dict[str, pa.Array],
-    axes: tuple[Axis, ...],
-    values: list[npt.NDArray[Any]],
+    job: Job, sides: list[tuple[Axis, list[Any]]], values: list[npt.NDArray[Any]]
 ) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    for column, axis in zip(job.dimensions, axes, strict=True):
-        at, along = pa.array(axis.positions()), coordinates.get(column.name)
-        row[column.name] = (at if along is None else along.take(at)).to_pylist()
-    row[SHAPE] = [axis.size for axis in axes]
+    row: dict[str, Any] = {
+        column.name: along for column, (_, along) in zip(job.dimensions, sides, strict=True)
+    }
+    row[SHAPE] = [len(along) for _, along in sides]
     for column, each in zip(job.variables, values, strict=True):
         little = each.astype(each.dtype.newbyteorder("<"), copy=False)
         row[column.name] = {"dtype": little.dtype.str, "data": little.tobytes()}
