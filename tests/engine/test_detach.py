@@ -454,7 +454,7 @@ def test_appends_still_land_behind_others(storage: MemoryStorage, repository: Re
     assert found.time.values.tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_the_encode_claim_the_branch_counts(storage: MemoryStorage, repository: Repository) -> None:
+def test_the_claim_of_the_branch_counts(storage: MemoryStorage, repository: Repository) -> None:
     session = repository.writable_session(exclusive=True)
     fill(session.store, 0, 20, 1)
     data = session.detach()

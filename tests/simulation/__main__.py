@@ -1,7 +1,8 @@
 """Run a seed again and print its trace, or run many.
 
 `python tests/simulation --seed 7` replays one. `--seeds 10000` runs that many, `--minutes 10` runs
-for that long, both from `--first` on and on all cores. The exit status is 1 if a seed fails.
+for that long, both from `--first` on and on all cores. With `--streams`, streams and detached
+sessions take part. The exit status is 1 if a seed fails.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ def _show(outcome: Outcome, *, trace: bool) -> None:
         sys.stdout.write(f"\nagain: {outcome.again}\n")
 
 
-def _run_many(seeds: Sequence[int] | count[int], until_s: float) -> int:
+def _run_many(seeds: Sequence[int] | count[int], until_s: float, *, streams: bool) -> int:
     done = failed = 0
     for seed in seeds:
         if time.monotonic() > until_s:
             break
-        outcome = simulate(seed)
+        outcome = simulate(seed, streams=streams)
         done += 1
         if outcome.failure is not None:
             failed += 1
@@ -60,10 +61,11 @@ def main(arguments: Sequence[str]) -> int:
     what.add_argument("--seeds", type=int, help="run so many")
     what.add_argument("--minutes", type=float, help="run for that long")
     parser.add_argument("--first", type=int, default=0, help="the first of many")
+    parser.add_argument("--streams", action="store_true", help="with streams and detached sessions")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.seed is not None:
-        outcome = simulate(given.seed)
+        outcome = simulate(given.seed, streams=given.streams)
         _show(outcome, trace=True)
         return 1 if outcome.failure is not None else 0
     if not given.worker:
@@ -71,8 +73,12 @@ def main(arguments: Sequence[str]) -> int:
     worker, workers = map(int, given.worker.split("/"))
     if given.seeds is not None:
         until_s = float("inf")
-        return _run_many(range(given.first + worker, given.first + given.seeds, workers), until_s)
-    return _run_many(count(given.first + worker, workers), time.monotonic() + given.minutes * 60)
+        seeds: Sequence[int] | count[int] = range(
+            given.first + worker, given.first + given.seeds, workers
+        )
+    else:
+        seeds, until_s = count(given.first + worker, workers), time.monotonic() + given.minutes * 60
+    return _run_many(seeds, until_s, streams=given.streams)
 
 
 if __name__ == "__main__":

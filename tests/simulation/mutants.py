@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from simulated import Outcome, simulate
+from zarr_manifests import commits
+from zarr_manifests.engine.commit import advance_marks
 from zarr_manifests.engine.commit import landing as commit
 from zarr_manifests.engine.commit import rebase as rebasing
 from zarr_manifests.engine.commit import relocate as relocating
@@ -45,19 +47,22 @@ BUDGET = 2000
 
 @dataclass(frozen=True)
 class Mutant:
-    """A fault: what the package does wrong, and how to plant it."""
+    """A fault: what the package does wrong, how to plant it, and whether streams take part."""
 
     name: str
     says: str
     put_in: Callable[[pytest.MonkeyPatch], None]
+    streams: bool = False
 
 
 MUTANTS: list[Mutant] = []
 
 
-def mutant(says: str) -> Callable[[Callable[[pytest.MonkeyPatch], None]], None]:
+def mutant(
+    says: str, *, streams: bool = False
+) -> Callable[[Callable[[pytest.MonkeyPatch], None]], None]:
     def enter(put_in: Callable[[pytest.MonkeyPatch], None]) -> None:
-        MUTANTS.append(Mutant(put_in.__name__.replace("_", "-"), says, put_in))
+        MUTANTS.append(Mutant(put_in.__name__.replace("_", "-"), says, put_in, streams))
 
     return enter
 
@@ -115,6 +120,78 @@ def failed_uploads_ignored(patch: pytest.MonkeyPatch) -> None:
 def old_root_reused(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(refs, "_FRESH_S", 1e9)
     patch.setattr(Roots, "undisturbed", lambda self, at: True)
+
+
+# --- streams and detached sessions -------------------------------------------------------------
+
+
+@mutant("A step's mark is compared when its commit begins, not where it lands.", streams=True)
+def marks_compared_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(commit, "check_marks", lambda *_: None)
+
+
+@mutant("Whether a step is committed is found out after conflicts and the fence.", streams=True)
+def marks_compared_last(patch: pytest.MonkeyPatch) -> None:
+    check, after = commit.check_marks, commit.marks_after
+    due: list[Any] = []
+
+    def later(context: Any, root: Any, *args: Any) -> None:
+        due[:] = [root, *args]
+
+    def checked(context: Any, *args: Any) -> Any:
+        check(context, *due)
+        return after(context, *args)
+
+    patch.setattr(commit, "check_marks", later)
+    patch.setattr(commit, "marks_after", checked)
+    patch.setattr(commits, "check_now", lambda *_: None)
+
+
+@mutant("A root that was read earlier may say that a step is committed.", streams=True)
+def marks_of_an_old_root(patch: pytest.MonkeyPatch) -> None:
+    def stale(context: Any, branch: str, txn: Any) -> None:
+        root = context.roots.with_branch(context.roots.latest.root, branch)
+        advance_marks.check_marks(context, root, branch, txn)
+
+    patch.setattr(commits, "check_now", stale)
+
+
+@mutant("Marks are those of the snapshot that the session read.", streams=True)
+def marks_of_the_base(patch: pytest.MonkeyPatch) -> None:
+    land, after = commit._Landing.land, commit.marks_after
+    base: list[Any] = []
+
+    def noted(self: Any, **more: Any) -> Any:
+        base[:] = [self.view.snapshot]
+        return land(self, **more)
+
+    patch.setattr(commit._Landing, "land", noted)
+    patch.setattr(commit, "marks_after", lambda c, _, *args: after(c, base[0], *args))
+
+
+@mutant("A compaction drops the marks.", streams=True)
+def marks_lost_in_a_compaction(patch: pytest.MonkeyPatch) -> None:
+    made = compact.Snapshot
+
+    def without(*args: Any, **more: Any) -> Any:
+        return made(*args[:12], {}, *args[13:], **more)
+
+    patch.setattr(compact, "Snapshot", without)
+
+
+@mutant("Versions that are missing before a step are not noticed.", streams=True)
+def gaps_ignored(patch: pytest.MonkeyPatch) -> None:
+    check = advance_marks._check_txn
+
+    def any_lower(context: Any, tip: Any, head: Any, txn: Any, branch: str) -> None:
+        check(context, tip, head, replace(txn, after=None), branch)
+
+    patch.setattr(advance_marks, "_check_txn", any_lower)
+
+
+@mutant("A resumed session commits without a claim.", streams=True)
+def resumed_without_a_claim(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(commit, "win_claim", lambda *_: None)
 
 
 # --- conflicts and branches --------------------------------------------------------------------
@@ -492,6 +569,13 @@ SEEDS: dict[str, int] = {
     "unknown-taken-for-lost": 96,
     "failed-uploads-ignored": 9,
     "old-root-reused": 39,
+    "marks-compared-once": 3,
+    "marks-compared-last": 0,
+    "marks-of-an-old-root": 23,
+    "marks-of-the-base": 3,
+    "marks-lost-in-a-compaction": 4,
+    "gaps-ignored": 11,
+    "resumed-without-a-claim": 20,
     "conflicts-ignored": 1,
     "dependent-reads-left-out": 1,
     "serializable-reads-left-out": 1,
@@ -502,7 +586,7 @@ SEEDS: dict[str, int] = {
     "amended-unseen": 10,
     "refs-to-anywhere": 5,
     "restore-without-guard": 2,
-    "merge-overwrites": 28,
+    "merge-overwrites": 20,
     "merge-without-dedupe": 4,
     "strangers-merged": 675,
     "copies-share-names": 4,
@@ -511,7 +595,7 @@ SEEDS: dict[str, int] = {
     "run-of-no-neighbours": 5,
     "deletions-left-out-of-runs": 35,
     "dropped-before-merged": 88,
-    "repacked-over-newer": 33,
+    "repacked-over-newer": 24,
     "no-fence-check": 3,
     "claim-not-checked": 4,
     "zombie-compactor": 18,
@@ -538,7 +622,7 @@ def run(mutant: Mutant, seed: int) -> Outcome:
     """The seed with the fault put in."""
     with pytest.MonkeyPatch.context() as patch:
         mutant.put_in(patch)
-        return simulate(seed)
+        return simulate(seed, streams=mutant.streams)
 
 
 def first_seed(mutant: Mutant) -> int | None:

@@ -20,9 +20,12 @@ def test_a_seed_within_the_budget_finds_the_fault(mutant: mutants.Mutant) -> Non
     assert mutants.run(mutant, seed).failure is not None
 
 
-@pytest.mark.parametrize("seed", sorted(set(mutants.SEEDS.values())))
-def test_without_the_faults_the_seed_is_fine(seed: int) -> None:
-    assert mutants.simulate(seed).failure is None
+SCHEDULES = sorted({(mutants.SEEDS[one.name], one.streams) for one in mutants.MUTANTS})
+
+
+@pytest.mark.parametrize(("seed", "streams"), SCHEDULES)
+def test_without_the_faults_the_seed_is_fine(seed: int, streams: bool) -> None:
+    assert mutants.simulate(seed, streams=streams).failure is None
 
 
 def test_the_documentation_lists_all_faults_and_their_seeds() -> None:

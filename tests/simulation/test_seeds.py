@@ -38,6 +38,24 @@ def test_seeds_keep_all_promises(batch: int) -> None:
         pytest.fail("\n".join(failed))
 
 
+@pytest.mark.simulation
+@pytest.mark.parametrize("first", [0, 20, 40])
+def test_seeds_with_streams_keep_all_promises(first: int) -> None:
+    seen = Counter[str]()
+    for seed in range(first, first + BATCH):
+        outcome = simulate(seed, streams=True)
+        assert outcome.failure is None, f"seed {seed}: {outcome.failure}\nagain: {outcome.again}"
+        seen.update(outcome.counts.keys())
+    assert {
+        "batches committed",
+        "batches that were committed",
+        "batches after a gap",
+        "sessions detached",
+        "sessions resumed",
+        "detached sessions landed",
+    } <= seen.keys()
+
+
 def test_the_same_seed_gives_the_same_trace() -> None:
     assert [simulate(seed).digest for seed in range(5)] == [
         simulate(seed).digest for seed in range(5)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from simulated.model import Change, Resize, SetChunk, State
+from zarr_manifests import Txn
 from zarr_manifests.errors import Conflict
 from zarr_manifests.planning.conflict.decide import Choice, Policy
 
@@ -82,6 +83,10 @@ class Attempt:
         The version that its session began at.
     epoch : int or None
         The version at which its session claimed the branch for itself.
+    txn : Txn or None
+        The step of a stream that it is.
+    parcel : str or None
+        The detached session that it commits.
     outcome : str
         `open` until its maker knows; then `acknowledged`, `failed` or `unknown`.
     landed : str or None
@@ -98,6 +103,8 @@ class Attempt:
     terms: Terms = field(default_factory=Terms)
     start: int = 0
     epoch: int | None = None
+    txn: Txn | None = None
+    parcel: str | None = None
     outcome: str = "open"
     landed: str | None = None
     undone: bool = False

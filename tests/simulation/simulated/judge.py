@@ -8,6 +8,8 @@ of what each snapshot must hold:
 - A commit is a child of the head it replaces, and holds its parent's content with its own changes
   made to it; it overwrites nothing that others wrote since the snapshot it was made on. A rewrite
   holds what its parent holds.
+- A step of a stream lands at most once, and after the one that it says; marks go from snapshot to
+  snapshot. A detached session lands at most once, however often it is resumed.
 - A commit lands at most once. What is acknowledged has landed, what has failed has not and never
   does.
 - Everything a snapshot in history reaches is there, from the swap that makes it visible on.
@@ -17,7 +19,7 @@ of what each snapshot must hold:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
@@ -39,6 +41,13 @@ from zarr_manifests.engine.compact.repack_chunks import REPACKED
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Objects
 from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.errors import (
+    ConflictError,
+    FencedError,
+    ManifestsError,
+    TransactionAlreadyCommitted,
+    TransactionGapError,
+)
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import InlineRef, NativeRef, native_keys
 from zarr_manifests.format.delta import Delta
@@ -66,7 +75,8 @@ _MOST_SNAPSHOTS: Final = 10_000
 class Known:
     """A snapshot: what it must hold, and the keys of all it reaches.
 
-    `pages` has the pages of its history, each with the key of the newest snapshot that it covers.
+    `pages` has the pages of its history, each with the key of the newest snapshot that it covers,
+    and `marks` the last version of each stream.
     """
 
     snapshot_id: str
@@ -76,6 +86,7 @@ class Known:
     state: State
     reach: frozenset[str]
     pages: frozenset[tuple[str, str]]
+    marks: Mapping[str, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -152,6 +163,44 @@ class Judge:
         self._demand(attempt.landed is None, f"{attempt} is said to have failed, and has landed")
         attempt.outcome = "failed"
         self.count("failed")
+
+    def was_tried(self, parcel: str, but: Attempt | None = None) -> bool:
+        """Whether anybody has tried to commit the detached session, but for this attempt."""
+        tried = (one for one in self.attempts.values() if one.parcel == parcel)
+        return any(one is not but for one in tried)
+
+    def marks_of(self, branch: str) -> Mapping[str, int]:
+        """The last version of each stream on a branch as it is."""
+        head = self.heads[-1].get(branch)
+        return {} if head is None else self.known[head].marks
+
+    def verdict(self, attempt: Attempt, error: ManifestsError, since: int) -> bool:
+        """Whether the error is about the attempt's step, and right.
+
+        `since` is how many roots there were when it began. Who commits a step that was committed
+        all the time is told so, whatever else is in the way.
+        """
+        txn = attempt.txn
+        assert txn is not None
+        heads = [heads.get(attempt.branch) for heads in self.heads[since - 1 :]]
+        marks = [self.known[head].marks.get(txn.app, -1) for head in heads if head is not None]
+        if isinstance(error, TransactionAlreadyCommitted):
+            there = any(mark >= txn.version for mark in marks)
+            self._demand(there, f"{attempt.message}: {txn} is not committed, and said to be")
+            found = self.known.get(error.snapshot_id or "")
+            right = found is None or found.marks.get(txn.app) == txn.version
+            self._demand(right, f"{attempt.message}: {error.snapshot_id} has not {txn}")
+            self.count("batches that were committed")
+            return True
+        if isinstance(error, TransactionGapError):
+            gap = any(mark < txn.version and mark != txn.after for mark in marks)
+            self._demand(gap, f"{attempt.message}: there is no gap before {txn}")
+            self.count("batches after a gap")
+            return True
+        if isinstance(error, ConflictError | FencedError) and len(marks) == len(heads):
+            done = all(mark >= txn.version for mark in marks)
+            self._demand(not done, f"{attempt.message}: a replay of {txn} is told {error!r}")
+        return False
 
     def unknown(self, attempt: Attempt | RefChange) -> None:
         """Its maker was told that nobody knows."""
@@ -269,7 +318,7 @@ class Judge:
         if old is None:
             self.root = new
             for branch in new.branches.values():
-                self._learn(branch, State())
+                self._learn(branch, State(), {})
             return
         entry = new.log[-1] if new.log and new.log[-1].version == new.version else None
         operation = entry.operation if entry is not None else "leases"
@@ -350,7 +399,7 @@ class Judge:
             late = session_start(session) < old.epochs.get(COMPACTOR, 0)
             allowed = not late or snapshot.message == REPACKED
             self._demand(allowed, f"{snapshot.message!r}: another compactor has taken over")
-            self._learn(head, tip.state)
+            self._learn(head, tip.state, tip.marks)
             return
         attempt = self.attempts.get(snapshot.message)
         if attempt is None:
@@ -364,6 +413,7 @@ class Judge:
         self._demand(not shut_out, f"{attempt.message}: another writer has claimed {name}")
         due = tip.parent if attempt.amends else tip.snapshot_id
         self._demand(snapshot.parent_id == due, f"{attempt.message} is no child of the head")
+        marks = self._marks(attempt, tip)
         changes = without_detours(attempt.changes, self.known[attempt.base].state)
         if attempt.amends:
             self._demand(attempt.base == tip.snapshot_id, f"{attempt.message} amends another head")
@@ -375,9 +425,25 @@ class Judge:
             self._check_seen(attempt, tip)
             attempt.changes = changes
         parent = self.known[due or ""]
-        self._learn(head, apply_all(parent.state, changes))
+        self._learn(head, apply_all(parent.state, changes), marks)
         attempt.landed = snapshot_id_of(head.head.key)
         self.count("landed")
+
+    def _marks(self, attempt: Attempt, tip: Known) -> Mapping[str, int]:
+        """The marks of what lands on the tip, or replaces it; its step must be due."""
+        if attempt.parcel is not None:
+            others = [one for one in self.attempts.values() if one.parcel == attempt.parcel]
+            twice = any(one.landed is not None for one in others)
+            self._demand(not twice, f"{attempt.parcel} has landed twice")
+            self.count("detached sessions landed")
+        txn = attempt.txn
+        if txn is None:
+            return tip.marks
+        mark = tip.marks.get(txn.app, -1)
+        due = mark < txn.version and txn.after in (None, mark)
+        self._demand(due, f"{attempt.message}: {txn} lands on the mark {mark}")
+        self.count("batches committed")
+        return {**tip.marks, txn.app: txn.version}
 
     def _between(self, attempt: Attempt, tip: Known) -> Iterator[tuple[Known, Attempt]]:
         """What has landed since the attempt's base, newest first, but for compactions."""
@@ -469,8 +535,8 @@ class Judge:
 
     # --- contents ----------------------------------------------------------------------------
 
-    def _learn(self, branch: Branch, state: State) -> None:
-        """A snapshot has become visible; it must hold that state."""
+    def _learn(self, branch: Branch, state: State, marks: Mapping[str, int]) -> None:
+        """A snapshot has become visible; it must hold that state, and these marks."""
         view = SnapshotView.open(self.objects, self.runtime, branch.head)
         snapshot = view.snapshot
         found, reach = self._contents(view)
@@ -480,6 +546,8 @@ class Judge:
         if found != state:
             wrong = sorted(set(found.lines()) ^ set(state.lines()))
             raise BrokenPromiseError(f"{snapshot.message!r} holds other than it should: {wrong}")
+        if dict(snapshot.marks) != dict(marks):
+            raise BrokenPromiseError(f"{snapshot.message!r} has the marks {snapshot.marks}")
         if ACCOUNTS in found.nodes and found.nodes[ACCOUNTS].attributes:
             held = [int(data) for (path, _), data in found.chunks.items() if path == ACCOUNTS]
             self._demand(sum(held) == self.total, f"{snapshot.message!r}: accounts hold {held}")
@@ -492,6 +560,7 @@ class Judge:
             state,
             frozenset(reach),
             frozenset(self._history_pages(snapshot.history.pages)),
+            dict(marks),
         )
 
     def _contents(self, view: SnapshotView) -> tuple[State, set[str]]:

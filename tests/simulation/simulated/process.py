@@ -12,6 +12,7 @@ from simulated.judge import Judge
 from simulated.model import Change
 from simulated.storage import Weather, Wire
 from simulated.world import BrokenPromiseError, World
+from zarr_manifests import Txn
 from zarr_manifests.errors import (
     CommitOutcomeUnknownError,
     FencedError,
@@ -179,6 +180,8 @@ class Process:
         amend: bool = False,
         terms: Terms = _TERMS,
         allowed: tuple[type[ManifestsError], ...] = (),
+        txn: Txn | None = None,
+        parcel: str | None = None,
     ) -> bool:
         """Commit, and tell the judge before and after; whether it has landed."""
         message = f"{self.name}.{next(self._messages)}"
@@ -186,13 +189,14 @@ class Process:
         keys = workspace_of(session.store).keys
         if keys is not None:
             attempt.start, attempt.epoch = keys.start, keys.epoch
+        attempt.txn, attempt.parcel = txn, parcel
         self.judge.begin(attempt)
-        disturbed = self.wire.disturbed
+        disturbed, since = self.wire.disturbed, len(self.judge.heads)
         try:
             if amend:
                 made = session.amend(message)
             else:
-                made = session.commit(message, rebase=terms.policy)
+                made = session.commit(message, rebase=terms.policy, txn=txn)
         except CommitOutcomeUnknownError:
             self.judge.unknown(attempt)
             self.expect_disturbed(disturbed, "commit")
@@ -200,7 +204,11 @@ class Process:
         except ManifestsError as error:
             self.judge.failed(attempt)
             self.world.note(f"{message} failed: {type(error).__name__}")
-            self.expect(error, disturbed, allowed, session)
+            if txn is not None and self.judge.verdict(attempt, error, since):
+                return False
+            others = parcel is not None and self.judge.was_tried(parcel, attempt)
+            fenced = (FencedError,) if others else ()
+            self.expect(error, disturbed, (*allowed, *fenced), session)
             return False
         self.judge.acknowledged(attempt, made)
         self.world.note(f"{message} acknowledged as {made}")

@@ -38,6 +38,7 @@ from simulated.keepers import (
 from simulated.process import Process
 from simulated.rivals import Appender, Resolver, Witness
 from simulated.storage import Shelf, Weather
+from simulated.streams import Depot, Detacher, Driver, Resumer
 from simulated.world import BrokenPromiseError, World
 from zarr_manifests.errors import SnapshotExpiredError
 from zarr_manifests.format.root import ROOT_KEY
@@ -110,6 +111,8 @@ class Outcome:
         What happened how often.
     failure : BaseException or None
         What was found to be wrong.
+    again : str
+        The command that runs the seed again and prints its trace.
     """
 
     seed: int
@@ -118,14 +121,10 @@ class Outcome:
     trace: Sequence[str]
     counts: Mapping[str, int]
     failure: BaseException | None
-
-    @property
-    def again(self) -> str:
-        """The command that runs the seed again and prints its trace."""
-        return f"python tests/simulation --seed {self.seed}"
+    again: str
 
 
-def simulate(seed: int, *, calls: int = CALLS) -> Outcome:
+def simulate(seed: int, *, calls: int = CALLS, streams: bool = False) -> Outcome:
     """Run the schedule of a seed.
 
     Parameters
@@ -134,6 +133,8 @@ def simulate(seed: int, *, calls: int = CALLS) -> Outcome:
         Any number.
     calls : int
         For how many storage calls new things are begun.
+    streams : bool
+        Whether streams and detached sessions take part; it is another schedule then.
 
     Examples
     --------
@@ -152,11 +153,22 @@ def simulate(seed: int, *, calls: int = CALLS) -> Outcome:
     failure: BaseException | None = None
     try:
         with _quiet():
-            _run(world, judge, rng)
+            _run(world, judge, rng, _streams(seed) if streams else ())
     except (Exception, SimulatedCrash) as error:  # noqa: BLE001 - the outcome
         failure = error
         world.failure = None  # its traceback holds the run, and finalizers of the package the world
-    return Outcome(seed, world.calls, world.digest(), world.trace, judge.counts, failure)
+    more = " --streams" if streams else ""
+    again = f"python tests/simulation --seed {seed}{more}"
+    return Outcome(seed, world.calls, world.digest(), world.trace, judge.counts, failure, again)
+
+
+def _streams(seed: int) -> list[Actor]:
+    depot = Depot()
+    cast: list[Actor] = [Driver("driver"), Driver("driver-2")]
+    if seed % 3:
+        cast += [Detacher("detacher", depot), Resumer("resumer", depot)]
+        cast.append(Resumer("resumer-2", depot))
+    return cast
 
 
 @contextmanager
@@ -171,7 +183,7 @@ def _quiet() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _run(world: World, judge: Judge, rng: random.Random) -> None:
+def _run(world: World, judge: Judge, rng: random.Random, more: Sequence[Actor]) -> None:
     first = Process(world, judge, "setup", _CALM)
     Repository.create(first.wire, _config(rng), runtime=first.runtime)
     setup(first, _ACCOUNTS, _CELLS)
@@ -191,6 +203,7 @@ def _run(world: World, judge: Judge, rng: random.Random) -> None:
             cast.append(actor)
     if random.Random(f"recoverer/{world.seed}").random() < 0.15:
         cast += [Recoverer("recoverer"), Expirer("expirer-2"), Collector("collector-3")]
+    cast += more
     world.run({actor.name: _life(world, judge, actor, weather) for actor in cast})
     world.flush()
     last = Process(world, judge, "last", _CALM)
