@@ -19,11 +19,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from zarr_manifests.errors import CorruptObjectError, ManifestsError, UnsupportedFormatError
+from zarr_manifests.format import chunk_table
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.blocks import directory_end, is_in_blocks
 from zarr_manifests.format.chunk_table import COLUMNS, ChunkTable, RefKind
-from zarr_manifests.format.columns import decode_column, encode_column
+from zarr_manifests.format.columns import decode_column, decode_pieces, encode_column
 from zarr_manifests.format.manifest import Manifest, ManifestBlocks
+from zarr_manifests.format.stretches import SplitTable
 from zarr_manifests.format.virtual_sources import NO_SOURCES, VirtualSource, VirtualSources
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import crc32c, crc32c_of_all, new_session_id
@@ -133,6 +135,22 @@ def test_the_whole_and_each_part(name: str) -> None:
         same(part, expected, slice(at, at + len(part)))
         at += len(part)
     assert at == len(expected)
+
+
+@pytest.mark.parametrize("rows", [ROWS, 4 * ROWS])
+def test_all_stretches_are_decoded_in_one_step(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, ref = stored((NODE, table(rows=rows)))
+    manifest, steps = Manifest.from_object(data, ref), []
+
+    def counted(pieces: Any, rows: Any, most: int) -> Any:
+        steps.append(len(pieces))
+        return decode_pieces(pieces, rows, most)
+
+    monkeypatch.setattr(chunk_table, "decode_pieces", counted)
+    manifest.tables(NODE)
+    ((_, split),) = manifest.parts
+    assert isinstance(split, SplitTable)
+    assert steps == [len(split.stretches)] * len(COLUMNS)
 
 
 @each_table

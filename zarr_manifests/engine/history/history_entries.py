@@ -2,9 +2,10 @@
 
 Invariants:
 
-- Entries are used only as long as each is the parent of the one before. A page that is missing,
-  damaged or of another history ends the listing with a warning. Its reader then goes on at the
-  snapshot that was due, which has entries of its own. `verify` reports the page.
+- Entries of a page are used only if each is the child of the one before, and the newest is the
+  snapshot that is due. A page that is missing, damaged or of another history ends the listing with
+  a warning. Its reader then goes on at the snapshot that was due, which has entries of its own.
+  `verify` reports the page.
 - A page is not opened if all its snapshots are older than the floor: a collection may have deleted
   it.
 """
@@ -49,7 +50,7 @@ def ancestor_entries(
         try:
             found = HistoryEntry.parse_all(packed)[::-1]
             if found and found[0].pointer != due:
-                raise CorruptObjectError(f"history: {found[0].snapshot_id} in the place of {due}")
+                raise CorruptObjectError(f"history: {found[0].pointer} in the place of {due}")
         except CorruptObjectError as error:
             _LOG.warning("%s says wrong things: %s", snapshot.snapshot_id, error)
             return
