@@ -105,6 +105,19 @@ def test_a_row_is_missed_beyond_twice_the_memory(runner: Any) -> None:
     assert len(outcome(runner, [1.0], [4.0], peak_due_bytes=4).faults(runner.MISSED)) == 1
 
 
+def test_a_row_is_missed_beyond_twice_its_limits(runner: Any) -> None:
+    row = runner.Row("row", "row", iter, ("zarr_manifests",), {}, "s", limits={"value": 1, "n": 5})
+
+    def faults(value: float, n: float, part: float = 1.0, *, full: bool = True) -> int:
+        figures = {"zarr_manifests": [runner.Figure(value, extras={"n": n})]}
+        return len(runner.Outcome(row, {}, figures, full=full).faults(part))
+
+    assert faults(1, 5) == 0
+    assert faults(1.1, 6) == 2
+    assert faults(1.1, 6, full=False) == 0
+    assert faults(1.9, 11, runner.MISSED) == 1
+
+
 def aged(runner: Any, name: str, value: float, *, full: bool = True, **extras: float) -> Any:
     row = runner.Row(name, name, iter, ("zarr_manifests",), {}, "s")
     figures = {"zarr_manifests": [runner.Figure(value, extras=extras)]}

@@ -14,6 +14,7 @@ from scans import (
     scanning_tiny_chunks,
     scanning_where,
 )
+from wheres import choosing
 from workloads import (
     appending,
     contending,
@@ -243,6 +244,22 @@ ROWS = [
             ("int32", "int32"),
             ("packed", "packed int16"),
         )
+    ),
+    Row(
+        "zone-map-plan",
+        "choose half of the chunks by their zone map, read from files",
+        choosing,
+        ("zarr_manifests",),
+        {"chunks": (1_000_000, 100_000, 1000)},
+        "s",
+        durability="-",
+        cache="nothing known",
+        limits={
+            "value": 0.3,
+            "seconds, few match": 0.3,
+            "seconds, leaves are cut": 0.3,
+            "bytes of the zone map": 9e6,
+        },
     ),
     Row(
         "spark-scan",

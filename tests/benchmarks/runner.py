@@ -68,7 +68,8 @@ class Row:
     """One line of the comparison.
 
     `sizes` are those of the full run, of a quick one and of a rehearsal. `due` are the ratios to
-    reach, by contestant; `peak_due_bytes` is what our memory should stay below in a full run.
+    reach, by contestant; `peak_due_bytes` is what our memory should stay below in a full run, and
+    `limits` what our extras should, by name; `value` is the figure itself.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Row:
     cache: str = "files warm"
     due: Mapping[str, float] = field(default_factory=dict)
     peak_due_bytes: int | None = None
+    limits: Mapping[str, float] = field(default_factory=dict)
     in_memory: bool = False
     """Whether the files lie on a filesystem in memory, where an fsync costs nothing."""
     most_rounds: int = 1000
@@ -141,6 +143,10 @@ class Outcome:
         if most is not None and peak is not None and self.full and peak > most / part:
             text = f"{peak / 1e6:.0f} MB of memory, at most {most / 1e6:.0f} are due"
             found.append(f"{self.row.name}: {text}")
+        for name, limit in self.row.limits.items() if self.full else ():
+            value = self.median(OURS) if name == "value" else self.extras(OURS)[name]
+            if value > limit / part:
+                found.append(f"{self.row.name}: {name} is {value:.3g}, at most {limit:.3g} are due")
         return found
 
     def as_json(self) -> dict[str, Any]:
