@@ -2,7 +2,7 @@
 
 `python tests/simulation --seed 7` replays one. `--seeds 10000` runs that many, `--minutes 10` runs
 for that long, both from `--first` on and on all cores. With `--streams`, streams and detached
-sessions take part. The exit status is 1 if a seed fails.
+sessions take part; with `--zones`, cells have zone maps. The exit status is 1 if a seed fails.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def _show(outcome: Outcome, *, trace: bool) -> None:
         sys.stdout.write(f"\nagain: {outcome.again}\n")
 
 
-def _run_many(seeds: Sequence[int] | count[int], until_s: float, *, streams: bool) -> int:
+def _run_many(seeds: Sequence[int] | count[int], until_s: float, kinds: dict[str, bool]) -> int:
     done = failed = 0
     for seed in seeds:
         if time.monotonic() > until_s:
             break
-        outcome = simulate(seed, streams=streams)
+        outcome = simulate(seed, **kinds)
         done += 1
         if outcome.failure is not None:
             failed += 1
@@ -62,10 +62,12 @@ def main(arguments: Sequence[str]) -> int:
     what.add_argument("--minutes", type=float, help="run for that long")
     parser.add_argument("--first", type=int, default=0, help="the first of many")
     parser.add_argument("--streams", action="store_true", help="with streams and detached sessions")
+    parser.add_argument("--zones", action="store_true", help="with zone maps of cells")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
+    kinds: dict[str, bool] = {"streams": given.streams, "zones": given.zones}
     if given.seed is not None:
-        outcome = simulate(given.seed, streams=given.streams)
+        outcome = simulate(given.seed, **kinds)
         _show(outcome, trace=True)
         return 1 if outcome.failure is not None else 0
     if not given.worker:
@@ -78,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
         )
     else:
         seeds, until_s = count(given.first + worker, workers), time.monotonic() + given.minutes * 60
-    return _run_many(seeds, until_s, streams=given.streams)
+    return _run_many(seeds, until_s, kinds)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,11 @@ Each call of `act` may be cut off anywhere by a crash. What it commits it declar
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import numpy as np
 from zarr.core.buffer import cpu
 
 from simulated.attempts import LOG, STEP, RefChange
@@ -27,6 +29,7 @@ from simulated.model import (
 )
 from simulated.process import Process
 from simulated.world import BrokenPromiseError
+from zarr_manifests.engine.edit.record_zones import record_zones
 from zarr_manifests.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -35,6 +38,9 @@ from zarr_manifests.errors import (
     NotFoundError,
     SnapshotExpiredError,
 )
+from zarr_manifests.grid import Box
+from zarr_manifests.planning.zones.meaning import Meaning
+from zarr_manifests.planning.zones.measure import measure
 from zarr_manifests.session import Session
 from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 
@@ -49,6 +55,8 @@ __all__ = [
     "Scribbler",
     "Transferrer",
     "branch_for",
+    "check_choice",
+    "check_choices",
     "check_session",
     "dawdle",
     "gone",
@@ -86,6 +94,8 @@ def put(process: Process, store: ManifestStore, state: State, change: Change) ->
             store.delete_sync(f"{path}/c/{number}")
         case SetChunk(path, number, bytes() as data):
             store.set_sync(f"{path}/c/{number}", cpu.Buffer.from_bytes(data))
+            if process.world.zones and path == CELLS and process.rng.random() < 0.6:
+                _record_zone(store, path, number, data)
         case DeleteNode(path):
             workspace_of(store).delete_below(f"{path}/")
         case _:
@@ -93,9 +103,37 @@ def put(process: Process, store: ManifestStore, state: State, change: Change) ->
     return after
 
 
+def _record_zone(store: ManifestStore, path: str, number: int, data: bytes) -> None:
+    """What writers that hold values record of a chunk."""
+    meaning = Meaning.of(contents_of(store).array_at(path).documents)
+    bounds = measure(np.frombuffer(data, "<i8"), (1,), meaning.fill, meaning.missing)
+    box = Box((number,), (number + 1,))
+    record_zones(workspace_of(store), path, box, meaning.digest, bounds)
+
+
+def check_choice(process: Process, session: Session, state: State, number: int) -> None:
+    """A where that the cell matches must choose its chunk."""
+    data = state.chunks.get((CELLS, number))
+    if not process.world.zones or data is None:
+        return
+    value = int.from_bytes(data, "little", signed=True)
+    found = session.chunks_where(CELLS, {CELLS: ("=", value)})
+    if not any(lo <= number < hi for ((lo,), (hi,)) in found.boxes.tolist()):
+        raise BrokenPromiseError(f"{session.snapshot_id}: cell {number} is left out: {found}")
+    process.judge.count("chunks left out by statistics", found.left_out["statistics"])
+
+
+def check_choices(process: Process, session: Session, state: State) -> None:
+    """Choose the chunk of each cell."""
+    for path, number in sorted(state.chunks):
+        if path == CELLS:
+            check_choice(process, session, state, number)
+
+
 def _put_document(process: Process, store: ManifestStore, path: str, node: Node) -> None:
     # Half of the worlds have coordinates, which are kept nearer at hand.
-    dimension = path.rpartition("/")[2] if process.world.seed % 2 == 0 else "other"
+    own = process.world.seed % 2 == 0 and not process.world.zones
+    dimension = path.rpartition("/")[2] if own else "other"
     document = document_of(node, STEP if path in LOG else dimension)
     store.set_sync(f"{path}/zarr.json" if path else "zarr.json", cpu.Buffer.from_bytes(document))
 
@@ -126,6 +164,8 @@ def check_session(session: Session, state: State) -> None:
 def payload(process: Process, what: str) -> bytes:
     """Bytes that nobody else writes; of any of the sizes that are kept differently."""
     data = f"{process.name}/{what}/{process.rng.randrange(1 << 32):x}".encode()
+    if process.world.zones:
+        return hashlib.blake2b(data, digest_size=8).digest()
     return data.ljust(process.rng.choice((8, 24, 60)), b".")
 
 
@@ -324,6 +364,8 @@ class Reader:
                 path = process.rng.choice([p for p, n in state.nodes.items() if n.length])
                 number = process.rng.randrange(state.nodes[path].length or 1)
                 read_chunk(session.store, state, path, number)
+                if path == CELLS:
+                    check_choice(process, session, state, number)
         except ManifestsError as error:
             process.expect(error, disturbed, allowed, session)
 

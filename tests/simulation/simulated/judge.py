@@ -57,6 +57,7 @@ from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.nodes import Base, NodeKind
 from zarr_manifests.format.root import COMPACTOR, ROOT_KEY, Branch, Lease, Root
 from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.format.zone_maps import ZonePages
 from zarr_manifests.ids import crc32c, session_of, session_start, snapshot_id_of, snapshot_key
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.session import Session
@@ -593,6 +594,7 @@ class Judge:
         for entry in snapshot.deltas:
             reach.add(entry.log.key)
             reach.update(ref.blob.key for ref in entry.manifests)
+            reach.update([] if entry.zones is None else [entry.zones.key])
         for digest in snapshot.digests:
             reach.add(digest.blob.key)
         if snapshot.base is not None:
@@ -693,7 +695,7 @@ class Judge:
         return found
 
     def _indexes(self) -> set[str]:
-        """The indexes of initialised chunks that branches name, and what those name."""
+        """The indexes that branches name, and what those name."""
         found: set[str] = set()
         for name, branch in self._root().branches.items():
             if branch.index is not None:
@@ -701,6 +703,9 @@ class Judge:
                 self._demand(there, f"{name} names an index that is not there")
                 directory = self.objects.load(branch.index, IndexDirectory)
                 found |= {branch.index.key, *(blob.key for blob in directory.blobs)}
+                for ref in directory.zones.values():
+                    pages = self.objects.load(ref, ZonePages)
+                    found |= {ref.key, *(blob.key for blob in pages.blobs)}
         return found
 
     def garbage(self) -> list[str]:

@@ -1,7 +1,7 @@
 """Who keeps a repository small, and who must not suffer from it.
 
-`Expirer`, `Collector`, `Repacker`, `Restorer` and `Backgrounder` do the maintenance, `Verifier`
-looks whether all is well. `LeaseReader` and
+`Expirer`, `Collector`, `Repacker`, `Restorer`, `Surveyor` and `Backgrounder` do the maintenance,
+`Verifier` looks whether all is well. `LeaseReader` and
 `LeaseWriter` hold leases and are slow, so that they would lose what they read and write if these
 kept nothing.
 `ExclusiveWriter` shuts others out of a branch.
@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Final
 
 from simulated.actors import (
+    CELLS,
     branch_for,
     gone,
     read_chunk,
@@ -44,6 +45,7 @@ __all__ = [
     "LeaseWriter",
     "Repacker",
     "Restorer",
+    "Surveyor",
     "Verifier",
 ]
 
@@ -129,6 +131,25 @@ class Backgrounder:
             process.expect(error, disturbed, (*gone(branch), *fenced))
         else:
             judge.count("compacted in the background")
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyor:
+    """Makes the zone maps of cells that have none."""
+
+    name: str
+
+    def act(self, process: Process) -> None:
+        process.wait(process.rng.random() * 0.5)
+        branch, judge = branch_for(process), process.judge
+        disturbed, before = process.wire.disturbed, _shut_out(judge)
+        try:
+            report = process.repository().compute_statistics([CELLS], branch=branch)
+        except ManifestsError as error:
+            fenced = (FencedError,) if _shut_out(judge) != before else ()
+            process.expect(error, disturbed, (*gone(branch), ConflictError, *fenced))
+            return
+        judge.count("chunks measured", report.measured)
 
 
 @dataclass(frozen=True, slots=True)

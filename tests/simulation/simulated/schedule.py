@@ -19,6 +19,7 @@ from simulated.actors import (
     Reader,
     Scribbler,
     Transferrer,
+    check_choices,
     check_session,
     setup,
 )
@@ -33,6 +34,7 @@ from simulated.keepers import (
     LeaseWriter,
     Repacker,
     Restorer,
+    Surveyor,
     Verifier,
 )
 from simulated.process import Process
@@ -91,6 +93,11 @@ _APART: Final[tuple[tuple[Actor, float], ...]] = (
     (Backgrounder("backgrounder"), 0.25),
     (Verifier("verifier"), 0.5),
 )
+_ZONES: Final[tuple[Actor, ...]] = (
+    Surveyor("surveyor"),
+    Surveyor("surveyor-2"),
+    Reader("chooser"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +131,9 @@ class Outcome:
     again: str
 
 
-def simulate(seed: int, *, calls: int = CALLS, streams: bool = False) -> Outcome:
+def simulate(
+    seed: int, *, calls: int = CALLS, streams: bool = False, zones: bool = False
+) -> Outcome:
     """Run the schedule of a seed.
 
     Parameters
@@ -135,6 +144,8 @@ def simulate(seed: int, *, calls: int = CALLS, streams: bool = False) -> Outcome
         For how many storage calls new things are begun.
     streams : bool
         Whether streams and detached sessions take part; it is another schedule then.
+    zones : bool
+        Whether cells have zone maps, by which readers choose chunks; likewise.
 
     Examples
     --------
@@ -144,7 +155,7 @@ def simulate(seed: int, *, calls: int = CALLS, streams: bool = False) -> Outcome
     (True, True)
     """
     rng = random.Random(f"cast/{seed}")
-    world = World(seed, calls)
+    world = World(seed, calls, zones=zones)
     shelf = Shelf(inline=rng.random() < 0.4)
     runtime = replace(
         SYSTEM, parallel=lambda calls: [call() for call in calls], who=lambda: "simulation"
@@ -153,11 +164,11 @@ def simulate(seed: int, *, calls: int = CALLS, streams: bool = False) -> Outcome
     failure: BaseException | None = None
     try:
         with _quiet():
-            _run(world, judge, rng, _streams(seed) if streams else ())
+            _run(world, judge, rng, [*(_streams(seed) if streams else ()), *(_ZONES * zones)])
     except (Exception, SimulatedCrash) as error:  # noqa: BLE001 - the outcome
         failure = error
         world.failure = None  # its traceback holds the run, and finalizers of the package the world
-    more = " --streams" if streams else ""
+    more = " --streams" * streams + " --zones" * zones
     again = f"python tests/simulation --seed {seed}{more}"
     return Outcome(seed, world.calls, world.digest(), world.trace, judge.counts, failure, again)
 
@@ -212,7 +223,9 @@ def _run(world: World, judge: Judge, rng: random.Random, more: Sequence[Actor]) 
 
     def check(known: Known) -> None:
         if world.rng.random() < 0.2:
-            check_session(repository.readonly_session(snapshot_id=known.snapshot_id), known.state)
+            session = repository.readonly_session(snapshot_id=known.snapshot_id)
+            check_session(session, known.state)
+            check_choices(last, session, known.state)
 
     judge.finish(check)
     chance = world.rng.random()

@@ -53,10 +53,12 @@ class World:
         Decides everything.
     max_calls : int
         After so many storage calls nobody begins anything new.
+    zones : bool
+        Whether cells are numbers that have zone maps, by which readers choose chunks.
     """
 
-    def __init__(self, seed: int, max_calls: int) -> None:
-        self.seed, self.max_calls = seed, max_calls
+    def __init__(self, seed: int, max_calls: int, *, zones: bool = False) -> None:
+        self.seed, self.max_calls, self.zones = seed, max_calls, zones
         self.rng = random.Random(seed)  # of the schedule
         self.time_ms = START_MS
         self.calls = 0
