@@ -610,6 +610,17 @@ BY_NAME = {
     "encoding": Values((None, {}), _ENCODINGS, (5, "x", [1], [("t", {})])),
     "filename_or_obj": PLACE.plus(*_HERE),
     "spark": Values((Made("a stand-in for Spark", lambda _: _Spark()),)),
+    "df": Values((Made("a stand-in for rows", lambda _: _Rows()),)),
+    "dims": Values(
+        (["time", "x"], ("x", "time")),
+        (*([one] for one in _TEXTS), (), ["x", "x"], ["nope"]),
+        (5, "time", [5], None),
+    ),
+    "tolerance": Values(
+        (None, {"x": 0.5}), ({"nope": 1}, *({"x": n} for n in _FLOATS)), (5, "x", [1], {"x": "y"})
+    ),
+    "template": Values((None, Made("a dataset", lambda _: _later())), _DATASETS, (5, "x", [1])),
+    "on_report": Values((None, lambda *_: None), (_tell,), (5, "x")),
     "variables": Values(
         ("t", ["t"], None),
         (*_TEXTS, [], [""], ["t", "t"], ["t", "a"], ["\ud800"], [LONG], ["x"] * 10_000),
@@ -652,6 +663,18 @@ BY_NAME = {
 def _later() -> xr.Dataset:
     values = np.ones((1, 3), "f4")
     return xr.Dataset({"t": (("time", "x"), values)}, {"time": [4]})
+
+
+class _Rows:
+    """As much of a DataFrame as is asked before anything is computed."""
+
+    columns = ("time", "x", "t")
+
+    @property
+    def schema(self) -> Any:
+        raise ToldError("the arguments are in order, and Spark would begin")
+
+    sparkSession = schema  # noqa: N815 - as Spark names it
 
 
 class _Spark:

@@ -18,6 +18,7 @@ from zarr_manifests.spark.explain import explain_pruning  # noqa: E402
 from zarr_manifests.spark.metadata_tables import metadata_table  # noqa: E402
 from zarr_manifests.spark.read import read  # noqa: E402
 from zarr_manifests.spark.spark_session import session  # noqa: E402
+from zarr_manifests.spark.stream_sink import foreach_batch  # noqa: E402
 from zarr_manifests.spark.write_dataframe import write_dataframe  # noqa: E402
 from zarr_manifests.spark.write_dataset import write_dataset  # noqa: E402
 from zarr_manifests.spark.write_plan import WriteReport  # noqa: E402
@@ -27,6 +28,7 @@ __all__ = [
     "changes",
     "create_view",
     "explain_pruning",
+    "foreach_batch",
     "metadata_table",
     "read",
     "register",

@@ -1,10 +1,12 @@
-"""The data source `zarr_manifests`: `spark.read.format`, and views in SQL.
+"""The data source `zarr_manifests`: `spark.read.format`, `df.write.format`, and views in SQL.
 
-Spark makes a data source in a process of its own, pickles it, and plans the read in another one.
-So `ManifestsDataSource` plans when it is made, which pins the snapshot; all later steps take that
-plan. It is the plan that `read` makes, and the same tasks run it. If a schema is given, Spark makes
-the data source only when a query runs, and the snapshot would be that of the query; so none may be
-given.
+Spark makes a data source in a process of its own, asks it for its schema, pickles it, and plans the
+read in another process. So `ManifestsDataSource` plans when it is asked for its schema, which pins
+the snapshot; all later steps take that plan. It is the plan that `read` makes, and the same tasks
+run it. If a schema is given, Spark makes the data source only when a query runs, and the snapshot
+would be that of the query; so none may be given.
+
+For a write, Spark makes it too, and asks only for a writer (`zarr_manifests.spark.data_sink`).
 
 Filters are not pushed down: Spark keeps one plan for each relation, so a filter of one query would
 take rows from another (`docs/adr/0035-pruning-is-asked-for.md`).
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -23,6 +26,8 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
     InputPartition,
 )
 from pyspark.sql.types import StructType
@@ -30,6 +35,7 @@ from pyspark.sql.types import StructType
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 from zarr_manifests.repository import Repository
 from zarr_manifests.spark.changes import plan_changes
+from zarr_manifests.spark.data_sink import BatchSink, Sink, StreamSink
 from zarr_manifests.spark.job import Job
 from zarr_manifests.spark.options import CHANGES, STREAM, read_options, taken
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
@@ -45,7 +51,8 @@ def register(spark: SparkSession) -> None:
     """Register the data source `zarr_manifests` with a session.
 
     Afterwards `spark.read.format("zarr_manifests").option(...).load(url)` and
-    `CREATE TEMPORARY VIEW v USING zarr_manifests OPTIONS (path 'url', ...)` read repositories.
+    `CREATE TEMPORARY VIEW v USING zarr_manifests OPTIONS (path 'url', ...)` read repositories, and
+    `df.write.format("zarr_manifests").mode("append").option(...).save(url)` writes to them.
     `spark.sql.session.timeZone` and `spark.sql.caseSensitive` count as they are now; register again
     after you change them.
 
@@ -107,30 +114,19 @@ def create_view(
 
 
 class ManifestsDataSource(DataSource):
-    """The variables of one snapshot, as Spark's data source.
+    """The variables of a repository, as Spark's data source.
 
     Parameters
     ----------
     options : mapping of str to str
         As `zarr_manifests.spark.options` lists them; `path` is the location.
-
-    Raises
-    ------
-    ManifestsError
-        As for `zarr_manifests.spark.read`.
     """
 
     facts: ClassVar[SparkFacts] = SparkFacts()
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(dict(options))
-        self._inferred = False
-        try:
-            self._asked = _SourceAsked.of(options)
-            self._job = _plan(self._asked, self.facts)
-        except ManifestsError as error:
-            # Spark shows the whole traceback, and the advice below it.
-            raise error.with_traceback(None) from None
+        self._read: tuple[_SourceAsked, Job] | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -139,8 +135,14 @@ class ManifestsDataSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns, as `read` has them."""
-        self._inferred = True
-        return self._job.schema
+        return self._planned()[1].schema
+
+    def _planned(self) -> tuple[_SourceAsked, Job]:
+        if self._read is None:
+            with _without_traceback():
+                asked = _SourceAsked.of(self.options)
+                self._read = asked, _plan(asked, self.facts)
+        return self._read
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The tasks of the read.
@@ -150,16 +152,17 @@ class ManifestsDataSource(DataSource):
         InvalidArgumentError
             If the caller has given a schema.
         """
-        if not self._inferred:
+        if self._read is None:
             raise InvalidArgumentError(
                 f"the schema {schema.simpleString()[:200]} is given, so this would not stay at one "
                 "snapshot: leave it out, and choose columns by the option variables"
             )
-        if self._asked.stream:
+        asked, job = self._read
+        if asked.stream:
             raise InvalidArgumentError(
                 f"the options {', '.join(STREAM)} are those of a stream: use readStream"
             )
-        return _Reader(self._job)
+        return _Reader(job)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """The stream of the cells that commits of a branch add.
@@ -169,22 +172,57 @@ class ManifestsDataSource(DataSource):
         InvalidArgumentError
             If the caller has given another schema, or options name one snapshot.
         """
-        own = self._job.schema
+        asked, job = self._planned()
+        own = job.schema
         if not same_columns(schema, own):
             raise InvalidArgumentError(
                 f"the schema {schema.simpleString()[:200]} is not that of the variables, "
                 f"{own.simpleString()[:200]}: leave it out, and choose columns by the option "
                 "variables"
             )
-        asked = self._asked
         if asked.changes:
             raise InvalidArgumentError(
                 f"{' and '.join(CHANGES)} are no options of a stream, which begins at "
                 "starting-snapshot"
             )
-        names = [column.name for column in self._job.variables]
+        names = [column.name for column in job.variables]
         options, stream = ReadOptions(**asked.read), StreamOptions(**asked.stream)
         return ChangeStream(asked.repository(), options, self.facts, stream, schema, names)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """The tasks of a write, and its commit.
+
+        Raises
+        ------
+        ManifestsError
+            As for `zarr_manifests.spark.write_dataframe`, as far as rows need not be known.
+        """
+        with _without_traceback():
+            return BatchSink(Sink.of(self.options, schema, overwrite=overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """The tasks of a batch of a stream, and its commit.
+
+        Raises
+        ------
+        ManifestsError
+            As for `writer`; also if each batch would replace the ones before.
+        """
+        with _without_traceback():
+            if overwrite:
+                raise InvalidArgumentError(
+                    "a stream adds the rows of each batch: use the output mode append or update"
+                )
+            return StreamSink(Sink.of_stream(self.options, schema))
+
+
+@contextmanager
+def _without_traceback() -> Iterator[None]:
+    """Have Spark, which shows whole tracebacks, show the error of this package alone."""
+    try:
+        yield
+    except ManifestsError as error:
+        raise error.with_traceback(None) from None
 
 
 class _Reader(DataSourceReader):

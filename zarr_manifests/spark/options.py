@@ -1,4 +1,4 @@
-"""The options of the data source, from the text that Spark passes on to the arguments of `read`.
+"""The options of the data source, from the text that Spark passes on to arguments of Python.
 
 Names are those that Iceberg uses. As with all options of Spark, upper and lower case are the same.
 An option that is unknown, has an impossible value or contradicts another one is an error, because
@@ -17,10 +17,22 @@ from zarr_manifests.config.kinds import hyphened, known_as, shown
 from zarr_manifests.config.snapshots import duration_of
 from zarr_manifests.errors import InvalidArgumentError
 
-__all__ = ["CHANGES", "LOCATION", "OPTIONS", "STREAM", "SourceOption", "read_options", "taken"]
+__all__ = [
+    "CHANGES",
+    "LOCATION",
+    "OPTIONS",
+    "STREAM",
+    "WRITE",
+    "SourceOption",
+    "read_options",
+    "taken",
+    "write_options",
+]
 
 LOCATION: Final = "path"
-"""The option that `load(url)` sets, and that SQL has to give."""
+"""The option that `load(url)` and `save(url)` set, and that SQL has to give."""
+# Spark gives a stream's own options to its sink, too.
+_CHECKPOINT: Final = "checkpointlocation"
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -76,6 +88,12 @@ def _count(value: str) -> int:
     # int() would accept signs, underscores and digits of other scripts.
     if not (value.isascii() and value.isdigit() and len(value) < 19 and int(value)):
         raise ValueError("expected a whole number from 1 on")
+    return int(value)
+
+
+def _version(value: str) -> int:
+    if not (value.isascii() and value.isdigit() and len(value) < 19):
+        raise ValueError("expected a whole number from 0 on")
     return int(value)
 
 
@@ -158,6 +176,18 @@ OPTIONS: Final[Mapping[str, SourceOption]] = {
         "overwrite_mode", _one_of("fail", "skip", "added-only")
     ),
     "keep-for": SourceOption("keep_for", _duration),
+    "dims": SourceOption("dims", _names),
+    "append-dim": SourceOption("append_dim", _text),
+    "region": SourceOption("region", _ranges),
+    "missing": SourceOption("missing", _one_of("fill", "keep", "error")),
+    "duplicates": SourceOption("duplicates", _one_of("error", "last")),
+    "order-by": SourceOption("order_by", _text),
+    "tolerance": SourceOption("tolerance", _object('{"lat": 1e-6}')),
+    "statistics": SourceOption("statistics", _flag),
+    "message": SourceOption("message", _text),
+    "txn-app-id": SourceOption("txn_app_id", _text),
+    "txn-version": SourceOption("txn_version", _version),
+    "write.buffer-bytes": SourceOption("buffer_bytes", _count),
 }
 """The options by name."""
 
@@ -171,6 +201,23 @@ STREAM: Final = (
     "keep-for",
 )
 """The options that only a stream has."""
+WRITE: Final = (
+    "dims",
+    "append-dim",
+    "region",
+    "missing",
+    "duplicates",
+    "order-by",
+    "tolerance",
+    "statistics",
+    "message",
+    "txn-app-id",
+    "txn-version",
+    "write.buffer-bytes",
+)
+"""The options that only a write has. A view that rows are inserted into has them too."""
+# What a view may have that rows are inserted into, and which says nothing about where they go.
+_EITHER: Final = ("group", "branch", "virtual-containers", "variables", "nan", "on-empty")
 _VERSIONS: Final = ("branch", "tag", "snapshot-id")
 # Of each of these, two or more contradict each other.
 _APART: Final[tuple[tuple[str, ...], ...]] = (
@@ -182,7 +229,9 @@ _APART: Final[tuple[tuple[str, ...], ...]] = (
 
 
 def read_options(given: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
-    """Return the location, and the arguments that the options give.
+    """Return the location, and the arguments of a read that the options give.
+
+    Options of a write are checked and left out, since a view to insert into has both.
 
     Parameters
     ----------
@@ -206,10 +255,49 @@ def read_options(given: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
     zarr_manifests.errors.InvalidArgumentError: option 'snapshot_id' is unknown: did you mean \
 snapshot-id?
     """
+    location, arguments, _ = _parsed(given)
+    taken(arguments, WRITE)
+    return location, arguments
+
+
+def write_options(given: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
+    """Return the location, and the arguments of a write that the options give.
+
+    Parameters
+    ----------
+    given : mapping of str to str
+        The options as Spark passes them on. `path` is the location.
+
+    Raises
+    ------
+    InvalidArgumentError
+        As `read_options`; also if options say what to read.
+
+    Examples
+    --------
+    >>> from zarr_manifests.spark.options import write_options
+    >>> write_options({"path": "winds", "dims": "time,lat", "append-dim": "time"})
+    ('winds', {'dims': ['time', 'lat'], 'append_dim': 'time'})
+    """
+    known = {name: value for name, value in given.items() if name.lower() != _CHECKPOINT}
+    location, arguments, texts = _parsed(known)
+    reads = [name for name in texts if name in OPTIONS and name not in (*WRITE, *_EITHER)]
+    if reads:
+        raise InvalidArgumentError(f"this is a write, and {' and '.join(reads)} say what to read")
+    both = taken(arguments, ("group", "branch", "virtual-containers"))
+    return location, taken(arguments, WRITE) | both
+
+
+def _parsed(given: Mapping[str, str]) -> tuple[str, dict[str, Any], dict[str, str]]:
+    """The location, the arguments, and the options by their names in lower case."""
     texts = {name.lower(): value for name, value in given.items()}
     location = texts.pop(LOCATION, "")
     arguments: dict[str, Any] = {}
-    faults = [] if location else ["there is no location: load(url) gives it, and in SQL path 'url'"]
+    faults = (
+        []
+        if location
+        else ["there is no location: load(url) or save(url) gives it, and in SQL path 'url'"]
+    )
     for name, text in texts.items():
         option = OPTIONS.get(name)
         if option is None:
@@ -223,7 +311,7 @@ snapshot-id?
     faults += _contradictions(texts.keys())
     if faults:
         raise InvalidArgumentError("; ".join(faults))
-    return location, arguments
+    return location, arguments, texts
 
 
 def taken(arguments: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:

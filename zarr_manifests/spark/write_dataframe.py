@@ -47,18 +47,26 @@ from zarr_manifests.spark.write_target import Begun, Target, begin
 from zarr_manifests.storage import Storage
 from zarr_manifests.store import workspace_of
 
-__all__ = ["write_dataframe", "write_rows"]
+__all__ = [
+    "CountedCells",
+    "TipCheck",
+    "check_shared",
+    "distinct",
+    "landed",
+    "write_dataframe",
+    "write_rows",
+]
 
 _SHARES: Final = "task int, bin bigint, cells binary, failure string"
 _REPORTS: Final = "fork binary, cells bigint, failure string"
 _BOUNDS: Final = "lo array<bigint>, hi array<bigint>, failure string"
 
 
-type _TipCheck = Callable[[Any], None]
+type TipCheck = Callable[[Any], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Counted:
+class CountedCells:
     """What tasks have counted."""
 
     cells: int = 0
@@ -112,8 +120,8 @@ def write_dataframe(
         Whether cells are put behind what is there, written over what is there, or are those of new
         variables.
     append_dim : str, optional
-        The dimension to append along. Its new labels are those of the rows; they must not be there
-        already, and go behind those that are there.
+        The dimension to append along. Its new labels are those of the rows, and go behind those
+        that are there. Rows of labels that are there are an error, unless `missing` is "keep".
     region : mapping of str to (lo, hi) or slice, optional
         With `overwrite-region`: by dimension, the closed range of labels to write, as for `read`;
         other dimensions are written whole. By default the smallest box that holds the rows.
@@ -190,11 +198,11 @@ def write_dataframe(
         append_dim=append_dim,
         region=region,
         template=template,
-        encoding=dict(encoding or {}),
+        encoding={} if encoding is None else encoding,
         missing=missing,
         duplicates=duplicates,
         order_by=order_by,
-        tolerance=dict(tolerance or {}),
+        tolerance={} if tolerance is None else tolerance,
         statistics=statistics,
         buffer_bytes=buffer_bytes,
         max_tasks=max_tasks,
@@ -216,11 +224,39 @@ def write_rows(
     txn: Txn | None = None,
 ) -> WriteReport:
     """Write rows, as `write_dataframe` does."""
+    check_shared(repository)
+    write = partial(_write, df, options)
+    return landed(repository, options, write, branch, message, metadata, txn)
+
+
+def check_shared(repository: Repository) -> None:
+    """Refuse a repository that Spark's workers cannot reach.
+
+    Raises
+    ------
+    UnsupportedStorageError
+        If it is in the memory of this process.
+    """
     if not repository.storage.capabilities.shared:
         raise UnsupportedStorageError(
             f"{repository.url} is in the memory of this process, and Spark writes in processes of "
             "its own; put the repository on a local disk or a storage they can see"
         )
+
+
+def landed(
+    repository: Repository,
+    options: WriteOptions,
+    write: Callable[[Session], tuple[TipCheck, CountedCells]],
+    branch: str,
+    message: str | None,
+    metadata: Mapping[str, Any] | None,
+    txn: Txn | None,
+) -> WriteReport:
+    """Write rows to a session and commit it; again, if others have changed what it is planned on.
+
+    `write` returns what refuses a tip on which the write would be another one, and its counts.
+    """
     if message is None:
         message = f"{options.mode} rows to /{options.target.strip('/')}"
     attempts = 0
@@ -231,7 +267,7 @@ def write_rows(
         try:
             commits_of(session).begin(txn)
             with _own_errors():
-                check, counts = _write(df, session, options)
+                check, counts = write(session)
             if txn is None and not session.has_uncommitted_changes:
                 return WriteReport(snapshot_id=None)
             snapshot_id = commits_of(session).commit(message, metadata, check_tip=check, txn=txn)
@@ -254,7 +290,7 @@ def write_rows(
             session.close()
 
 
-def _write(df: DataFrame, session: Session, options: WriteOptions) -> tuple[_TipCheck, _Counted]:
+def _write(df: DataFrame, options: WriteOptions, session: Session) -> tuple[TipCheck, CountedCells]:
     """Write rows to a session; what checks a tip before the commit, and what was counted."""
     spark = df.sparkSession
     target = Target.of(session, options, df.columns)
@@ -267,15 +303,15 @@ def _write(df: DataFrame, session: Session, options: WriteOptions) -> tuple[_Tip
     if begun.region is None:
         region = _smallest_box(frame, begun)
         if region is None:
-            return begun.check_tip, _Counted()
+            return begun.check_tip, CountedCells()
         plan = begun.within(region, options, facts.parallelism)
     if not len(plan.bins):
-        return begun.check_tip, _Counted()
+        return begun.check_tip, CountedCells()
     chosen = frame.select(*(f"`{name}`" for name in plan.columns))
     rows = _checked(_written(spark, chosen, plan, session.fork()))
     forks: Any = CloudPickleSerializer()  # type: ignore[no-untyped-call]
     session.merge(*(forks.loads(bytes(row.fork)) for row in rows))
-    return begun.check_tip, _Counted(sum(row.cells for row in rows), len(rows))
+    return begun.check_tip, CountedCells(sum(row.cells for row in rows), len(rows))
 
 
 def _written(spark: SparkSession, frame: DataFrame, plan: WritePlan, fork: Fork) -> DataFrame:
@@ -335,18 +371,27 @@ def _labels(
     table = _mapped(chosen, distinct_labels, schema).distinct().toArrow()
     for number, dim in enumerate(dims):
         mine = table.filter(pa.array(table[AXIS].to_numpy() == number))
-        column = mine[dim].combine_chunks()
-        if column.null_count:
-            raise InvalidArgumentError(
-                f"rows have NULL in {dim!r}, so they do not say which cell they are of"
-            )
-        labels = to_numpy(column.cast(columns.field(dim).type))
-        if labels.dtype.kind == "f" and np.isnan(labels).any():
-            raise InvalidArgumentError(
-                f"rows have NaN in {dim!r}, so they do not say which cell they are of"
-            )
-        found[dim] = np.unique(labels)
+        found[dim] = distinct(dim, mine[dim].combine_chunks().cast(columns.field(dim).type))
     return found
+
+
+def distinct(dim: str, column: pa.Array) -> npt.NDArray[Any]:
+    """The labels in a column, each once, ascending.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If some are missing.
+    """
+    labels = to_numpy(column.drop_null())
+    lacks = "NULL" if column.null_count else ""
+    if labels.dtype.kind == "f" and np.isnan(labels).any():
+        lacks = "NaN"
+    if lacks:
+        raise InvalidArgumentError(
+            f"rows have {lacks} in {dim!r}, so they do not say which cell they are of"
+        )
+    return np.unique(labels)
 
 
 def _smallest_box(frame: DataFrame, begun: Begun) -> Box | None:

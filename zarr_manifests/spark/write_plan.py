@@ -50,18 +50,7 @@ class WriteOptions:
     max_tasks: int = 1000
 
     def __post_init__(self) -> None:
-        known_values = (("mode", _MODES), ("missing", _MISSING), ("duplicates", _DUPLICATES))
-        for name, known in known_values:
-            value = getattr(self, name)
-            if value not in known:
-                listed = ", ".join(map(repr, known))
-                raise InvalidArgumentError(f"{name} cannot be {value!r}; known: {listed}")
-        for name in ("buffer_bytes", "max_tasks"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise InvalidArgumentError(f"{name} must be 1 or more, not {value!r}")
-        if isinstance(self.dims, str) or len(set(self.dims)) != len(self.dims):
-            raise InvalidArgumentError(f"dims are names of columns, each once, not {self.dims!r}")
+        self._check_values()
         for name, goes_with in (
             ("append_dim", "append"),
             ("region", "overwrite-region"),
@@ -85,6 +74,25 @@ class WriteOptions:
             raise InvalidArgumentError(
                 f"{unknown[0]!r} is not among the dims {', '.join(self.dims)}"
             )
+
+    def _check_values(self) -> None:
+        """Refuse an option that has a value that it cannot have, whatever the others are."""
+        known_values = (("mode", _MODES), ("missing", _MISSING), ("duplicates", _DUPLICATES))
+        for name, known in known_values:
+            value = getattr(self, name)
+            if value not in known:
+                listed = ", ".join(map(repr, known))
+                raise InvalidArgumentError(f"{name} cannot be {value!r}; known: {listed}")
+        for name in ("buffer_bytes", "max_tasks"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise InvalidArgumentError(f"{name} must be 1 or more, not {value!r}")
+        for name in ("region", "encoding", "tolerance"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, Mapping):
+                raise InvalidArgumentError(f"{name} is a mapping by name, not {value!r}")
+        if isinstance(self.dims, str) or len(set(self.dims)) != len(self.dims):
+            raise InvalidArgumentError(f"dims are names of columns, each once, not {self.dims!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.keys import join, split
 from zarr_manifests.planning.cells import Bins, common_unit, default_chunks
+from zarr_manifests.planning.conflict.append_labels import OnExisting
 from zarr_manifests.session import Session
 from zarr_manifests.spark.cell_values import AlongAxis, Values, encoded, to_numpy
 from zarr_manifests.spark.ranges import runs_in_range
@@ -353,12 +354,12 @@ def _region(source: Source, along: Sequence[AlongAxis], given: Mapping[str, Any]
 def _append(
     session: Session, target: Target, options: WriteOptions, columns: pa.Schema, labels: Labels
 ) -> tuple[int, Callable[[Any], None]]:
-    """Make the arrays longer; their old length, and what refuses another tip.
+    """Make the arrays longer; the first position to write, and what refuses another tip.
 
     Raises
     ------
     AlreadyExistsError
-        If labels are there already.
+        If labels are there already, and cells without a row are not to be kept.
     InvalidArgumentError
         If they do not go behind what is there, or arrays would differ in length.
     """
@@ -374,21 +375,26 @@ def _append(
     coordinate = {} if there is None else {dim: (dim, given[:0])}
     check_agreement(xr.Dataset({**nothing, **coordinate}), store, target.group, dim)
     check: Callable[[Any], None] = _no_check
+    # Filled, the region would lose what is there.
+    existing: OnExisting = "replace" if options.missing == "keep" else "error"
     if there is None:
-        length = _behind(dim, size, given)
+        length = max(size, _behind(dim, size, given, options))
+        first = min(size, int(given.min(initial=size)))
     else:
         _check_labels(dim, there, given)
         if len(there) > 1 and there[0] > there[-1]:
             given = given[::-1]
         append = Append.of(
-            xr.Dataset({dim: (dim, given)}), dim, target.group, "error", None, relocate=False
+            xr.Dataset({dim: (dim, given)}), dim, target.group, existing, None, relocate=False
         )
         assert append is not None
         workspace = workspace_of(store)
         with _own_advice():
             planned = append.plan(workspace.context, workspace.contents.view)
         check = partial(append.check, workspace.context, planned)
+        given = given[list(planned.appended)]
         length = size + len(given)
+        first = min((run.start for run in planned.replaced), default=size)
     for name in [*target.names, *coordinate]:
         array = zarr.open_array(store, path=join(target.group, name), mode="r+")
         own = [str(one) for one in source.encoded(name).dims]
@@ -397,7 +403,7 @@ def _append(
         )
     if there is not None:
         _write_labels(session, source, target, dim, given, size)
-    return size, check
+    return first, check
 
 
 def _no_check(on: Any) -> None:
@@ -425,14 +431,14 @@ def _dtype(columns: pa.Schema, name: str) -> np.dtype[Any]:
     return to_numpy(pa.array([], columns.field(name).type)).dtype
 
 
-def _behind(dim: str, size: int, given: npt.NDArray[Any]) -> int:
+def _behind(dim: str, size: int, given: npt.NDArray[Any], options: WriteOptions) -> int:
     """The length after an append of positions."""
     if given.dtype.kind not in "iu":
         raise InvalidArgumentError(
             f"{dim!r} has no coordinate, so its column has positions, not {given.dtype}"
         )
     there = given[given < size]
-    if there.size:
+    if there.size and options.missing != "keep":
         raise AlreadyExistsError(
             f"{dim!r} has no coordinate and {size} positions, so rows to append have positions "
             f"from {size} on, not {', '.join(map(str, there[:3]))}; nothing was written"

@@ -1,8 +1,7 @@
-"""Whatever befalls tasks, executors, drivers and the storage: one commit, or none, and no rest."""
+"""Forks of a session on a cluster: one commit or none, whatever befalls tasks and drivers."""
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import zarr
 
+from on_cluster.after import landed
 from on_cluster.answers import DriverDied, JobError
 from zarr_manifests import Repository
 
@@ -22,18 +22,6 @@ def made(url: str) -> Repository:
     with repo.transaction(message="an array") as store:
         zarr.create_array(store, name="a", shape=(8000,), chunks=(1000,), dtype="f8")
     return repo
-
-
-def landed(url: str, message: str) -> int:
-    """How often a commit has landed; all else is as it should be, and what is left over goes."""
-    repo = Repository.open(url)
-    repo.garbage_collect(timedelta(0))
-    report = repo.verify()
-    assert report.ok, report.problems
-    assert len(list(repo.storage.list("chunks/"))) == report.chunk_objects
-    history = list(repo.ancestry())
-    assert len(list(repo.storage.list("snapshots/"))) == len(history)
-    return [info.message for info in history].count(message)
 
 
 def value(url: str) -> float:

@@ -32,6 +32,7 @@ def main() -> None:
         config = _CONFIG | {"spark.executorEnv.JAVA_HOME": str(home)} | json.loads(sys.argv[2])
         spark = session(master=sys.argv[1], config=config)
         register(spark)
+        spark.dataSource.register(jobs.TroubledDataSource)
         for line in sys.stdin:
             arguments = json.loads(line)
             try:

@@ -2,36 +2,52 @@
 
 from __future__ import annotations
 
-import os
+import json
 import pickle
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import zarr
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
-from on_cluster.trouble import storage_at
+from grids import DIMS, SCHEMA, hours
+from on_cluster.trouble import Troubles, storage_at, troubled
 from zarr_manifests import Repository
+from zarr_manifests.spark import foreach_batch, write_dataframe
+from zarr_manifests.spark.data_sink import BatchSink, Sink, StreamSink
+from zarr_manifests.spark.data_source import ManifestsDataSource
 
-type Troubles = list[dict[str, object]]
-
-
-def processes(spark: SparkSession) -> list[int]:
-    """The processes that tasks run in."""
-
-    def mine(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for _ in batches:
-            yield pa.RecordBatch.from_pydict({"pid": [os.getppid()]})
-
-    rows = spark.range(0, 64, 1, 4).mapInArrow(mine, "pid long").collect()
-    return sorted({row.pid for row in rows})
+_OPTIONS: Final = {"dims": ",".join(DIMS), "append-dim": "time"}
 
 
-def fill(spark: SparkSession, url: str, value: float, troubles: Troubles = ()) -> str:  # type: ignore[assignment]
+class TroubledDataSource(ManifestsDataSource):
+    """The data source on a storage that has troubles; its sinks use the option `troubles`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "troubled"
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
+        return BatchSink(self._troubled(Sink.of(self._given(), schema, overwrite=overwrite)))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
+        return StreamSink(self._troubled(Sink.of_stream(self._given(), schema)))
+
+    def _given(self) -> Mapping[str, str]:
+        return {name: value for name, value in self.options.items() if name != "troubles"}
+
+    def _troubled(self, sink: Sink) -> Sink:
+        troubles = json.loads(self.options["troubles"])
+        return replace(sink, storage=storage_at(sink.storage.url, troubles))
+
+
+def fill(spark: SparkSession, url: str, value: float, troubles: Troubles = ()) -> str:
     """Fill an array by forks of one session, one chunk a task."""
-    repo = Repository.open(storage_at(url, list(troubles)))
+    repo = Repository.open(storage_at(url, troubles))
     session = repo.writable_session()
     fork = pickle.dumps(session.fork())
 
@@ -46,3 +62,55 @@ def fill(spark: SparkSession, url: str, value: float, troubles: Troubles = ()) -
     chunks = spark.range(0, 8, 1, 4).mapInArrow(write, "fork binary")
     session.merge(*(pickle.loads(row.fork) for row in chunks.collect()))
     return session.commit(f"fill with {value}")
+
+
+def write(
+    spark: SparkSession,
+    how: str,
+    url: str,
+    start: int,
+    stop: int,
+    troubles: Troubles = (),
+    amid: Troubles = (),
+) -> None:
+    """Append hours, by `write_dataframe` or `save`; `amid` are troubles amid the rows."""
+    frame = troubled(_rows(spark, start, stop), amid)
+    message = f"hours from {start}"
+    if how == "write_dataframe":
+        storage = storage_at(url, troubles)
+        write_dataframe(frame, storage, "/", dims=DIMS, append_dim="time", message=message)
+    else:
+        writer = frame.write.format("troubled").mode("append").options(**_OPTIONS)
+        writer.options(troubles=json.dumps(list(troubles)), message=message).save(url)
+
+
+def _rows(spark: SparkSession, start: int, stop: int) -> DataFrame:
+    frame = hours(stop, start).to_dataframe().reset_index()
+    return spark.createDataFrame(frame).selectExpr(*_columns()).repartition(4)
+
+
+def _columns() -> Sequence[str]:
+    return [f"cast({name} as {kind}) {name}" for name, kind in map(str.split, SCHEMA.split(", "))]
+
+
+def stream(
+    spark: SparkSession,
+    how: str,
+    url: str,
+    files: str,
+    checkpoint: str,
+    troubles: Troubles = (),
+) -> str:
+    """Write the files that are there, one a batch; the id of the query."""
+    frame = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(files)
+    if how == "foreach_batch":
+        storage = storage_at(url, troubles)
+        writer = frame.writeStream.foreachBatch(
+            foreach_batch(storage, "/", dims=DIMS, append_dim="time")
+        )
+    else:
+        writer = frame.writeStream.format("troubled").option("path", url).options(**_OPTIONS)
+        writer = writer.options(troubles=json.dumps(list(troubles)), message="a batch")
+    query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+    query.awaitTermination()
+    return str(query.id)

@@ -9,10 +9,11 @@ import fnmatch
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -21,6 +22,9 @@ from pyspark.sql import DataFrame
 from zarr_manifests.errors import StorageError
 from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.testing.wrapped import Call, WrappedStorage
+
+type Troubles = Sequence[Mapping[str, Any]]
+"""Troubles as JSON has them."""
 
 DRIVER = "ZARR_MANIFESTS_TEST_DRIVER"
 """The environment variable with the driver's process id."""
@@ -101,17 +105,17 @@ class TroubledStorage(WrappedStorage):
         return result
 
 
-def storage_at(url: str, troubles: list[dict[str, object]]) -> Storage:
-    """The storage, with troubles as JSON has them."""
+def storage_at(url: str, troubles: Troubles) -> Storage:
+    """The storage; with troubles, if there are any."""
     storage = from_url(url)
     if not troubles:
         return storage
-    return TroubledStorage(storage, tuple(Trouble(**each) for each in troubles))  # type: ignore[arg-type]
+    return TroubledStorage(storage, tuple(Trouble(**each) for each in troubles))
 
 
-def troubled(frame: DataFrame, troubles: list[dict[str, object]]) -> DataFrame:
+def troubled(frame: DataFrame, troubles: Troubles) -> DataFrame:
     """The rows; before each batch of them, each trouble strikes if it is its turn."""
-    made = [Trouble(**each) for each in troubles]  # type: ignore[arg-type]
+    made = [Trouble(**each) for each in troubles]
 
     def strikes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

@@ -1,0 +1,192 @@
+"""Batches of a stream in commits: each once, none lost, whatever is lost of the checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+import zarr_manifests as zm
+from grids import DIMS, SCHEMA, found, hours, made, put_file
+from zarr_manifests import Repository
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.spark import WriteReport, foreach_batch, register
+
+pytestmark = pytest.mark.spark
+
+
+@dataclass
+class Feed:
+    """Files that a stream reads one by one, and a sink for them."""
+
+    spark: SparkSession
+    repo: Repository
+    place: Path
+    kind: str
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.place / "checkpoint"
+
+    def put(self, ds: xr.Dataset, number: int) -> None:
+        put_file(ds, self.place / "in", number)
+
+    def run(self, checkpoint: Path | None = None, **options: Any) -> str:
+        """Write what is there now; the id of the query."""
+        reader = self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1)
+        frame = reader.parquet(str(self.place / "in"))
+        query = self.sink(frame, **options).option(
+            "checkpointLocation", str(checkpoint or self.checkpoint)
+        )
+        running = query.trigger(availableNow=True).start()
+        running.awaitTermination()
+        return str(running.id)
+
+    def sink(self, frame: DataFrame, **options: Any) -> Any:
+        if self.kind == "foreach":
+            names = {name.replace("-", "_"): value for name, value in options.items()}
+            write = foreach_batch(self.repo.url, "/", dims=DIMS, append_dim="time", **names)
+            return frame.writeStream.foreachBatch(write)
+        sink = frame.writeStream.format("zarr_manifests").option("path", self.repo.url)
+        return sink.options(**{"dims": ",".join(DIMS), "append-dim": "time"} | options)
+
+    def lost(self, number: int) -> Path:
+        """A copy of the checkpoint in which a batch is not noted as done."""
+        copy = self.place / f"checkpoint-{number}"
+        shutil.copytree(self.checkpoint, copy)
+        for path in (copy / "commits").glob(f"*{number}*"):
+            path.unlink()
+        return copy
+
+
+@pytest.fixture(params=["format", "foreach"])
+def feed(request: Any, tmp_path: Path, spark: SparkSession) -> Feed:
+    register(spark)
+    (tmp_path / "in").mkdir()
+    return Feed(spark, made(tmp_path / "repo"), tmp_path, request.param)
+
+
+def batches(repo: Repository) -> int:
+    """How many commits there are besides the first two."""
+    return len(list(repo.ancestry())) - 2
+
+
+def test_each_batch_lands_once_however_often_it_comes(feed: Feed) -> None:
+    repo, lost = feed.repo, []
+    for number in range(3):
+        feed.put(hours(4 + 2 * (number + 1), 4 + 2 * number), number)
+        query_id = feed.run()
+        lost.append(feed.lost(number))
+        repo.expire_snapshots(keep_last=1)
+        repo.garbage_collect(timedelta(0))
+    mark = {f"spark:{query_id}": 2}
+    assert repo.txn_versions() == mark
+    head = repo.list_branches()["main"]
+    for checkpoint in lost:
+        # It knows nothing of what came later, and reads the files again.
+        assert feed.run(checkpoint) == query_id
+        assert repo.list_branches()["main"] == head
+    feed.put(hours(11, 10), 3)
+    feed.run(lost[2])
+    feed.run()
+    assert repo.txn_versions() == {f"spark:{query_id}": 3}
+    xr.testing.assert_equal(found(repo), hours(11))
+    assert repo.verify().ok
+
+
+def test_late_and_partial_rows_complete_what_is_there(feed: Feed) -> None:
+    whole = hours(9)
+    feed.put(whole.isel(time=slice(4, 6), lon=[0, 1]), 0)
+    feed.put(whole.isel(time=slice(6, 9)), 1)
+    feed.run()
+    assert np.isnan(found(feed.repo).u[4:6, :, 2:]).all()
+    feed.put(whole.isel(time=slice(4, 6), lon=[2, 3]), 2)  # late
+    feed.run()
+    xr.testing.assert_equal(found(feed.repo), whole)
+    assert batches(feed.repo) == 3
+    chosen = feed.repo.readonly_session().chunks_where("u", "u >= 96")
+    assert len(chosen.boxes) <= 2
+
+
+def test_a_batch_without_rows_is_a_batch(feed: Feed) -> None:
+    feed.put(hours(6, 4).isel(time=slice(0, 0)), 0)
+    feed.put(hours(6, 4), 1)
+    query_id = feed.run()
+    assert feed.repo.txn_versions() == {f"spark:{query_id}": 1}
+    xr.testing.assert_equal(found(feed.repo), hours(6))
+
+
+def test_a_name_of_its_own_outlives_the_checkpoint(feed: Feed) -> None:
+    feed.put(hours(6, 4), 0)
+    feed.run(**{"txn-app-id": "hourly"})
+    feed.run(feed.place / "another", **{"txn-app-id": "hourly"})
+    assert feed.repo.txn_versions() == {"hourly": 0}
+    xr.testing.assert_equal(found(feed.repo), hours(6))
+
+
+def test_a_branch_that_went_back_stops_the_stream(feed: Feed) -> None:
+    repo = feed.repo
+    before = repo.list_branches()["main"]
+    for number in range(2):
+        feed.put(hours(5 + number, 4 + number), number)
+    feed.run()
+    repo.reset_branch("main", before, force=True)
+    feed.put(hours(7, 6), 2)
+    with pytest.raises(StreamingQueryException, match="TransactionGapError"):
+        feed.run()
+    assert repo.list_branches()["main"] == before
+
+
+def test_wrong_rows_stop_the_stream_and_write_nothing(feed: Feed) -> None:
+    head = feed.repo.list_branches()["main"]
+    feed.put(hours(6, 4).assign_coords(lat=[61.0, 45.0, 30.0]), 0)
+    with pytest.raises(StreamingQueryException, match="no cell in the grid"):
+        feed.run()
+    assert feed.repo.list_branches()["main"] == head
+
+
+def test_reports_say_what_batches_have_done(tmp_path: Path, spark: SparkSession) -> None:
+    told: list[tuple[int, WriteReport]] = []
+
+    def on_report(number: int, report: WriteReport) -> None:
+        told.append((number, report))
+
+    feed = Feed(spark, made(tmp_path / "repo"), tmp_path, "foreach")
+    feed.put(hours(6, 4), 0)
+    feed.run(on_report=on_report)
+    feed.run(feed.lost(0), on_report=on_report)
+    (first, again) = told
+    assert (first[0], first[1].cells, first[1].replayed) == (0, 24, False)
+    assert (again[0], again[1].replayed) == (0, True)
+
+
+def test_a_frame_that_is_no_batch_is_refused(tmp_path: Path, spark: SparkSession) -> None:
+    write = foreach_batch(made(tmp_path / "repo"), "/", dims=DIMS, append_dim="time")
+    with pytest.raises(InvalidArgumentError, match="txn_app_id"):
+        write(spark.createDataFrame([], SCHEMA), 0)
+
+
+def test_a_stream_of_changes_fills_another_repository(tmp_path: Path, spark: SparkSession) -> None:
+    """Also where a batch of the source has no tasks."""
+    register(spark)
+    source, sink = made(tmp_path / "source"), made(tmp_path / "sink")
+    frame = spark.readStream.format("zarr_manifests").option("starting-snapshot", "main")
+    frame = frame.option("max-commits-per-trigger", 1).load(source.url)
+    with source.transaction(message="nothing that has rows") as store:
+        zarr.create_group(store, path="notes")
+    writer = frame.writeStream.format("zarr_manifests").option("path", sink.url)
+    writer = writer.options(**{"dims": ",".join(DIMS), "append-dim": "time"})
+    writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    writer.trigger(availableNow=True).start().awaitTermination()
+    zm.write(hours(7, 4), source, append_dim="time", message="more")
+    writer.trigger(availableNow=True).start().awaitTermination()
+    xr.testing.assert_equal(found(sink), hours(7))
