@@ -548,8 +548,9 @@ class Repository:
         runs; or after it, if somebody else has committed the step meanwhile.
         """
         commits = self._commits(branch)
-        session, step = Session(commits.writer.pin, commits), commits.begin(txn)
+        session = Session(commits.writer.pin, commits)
         try:
+            step = commits.begin(txn)
             yield session.store
             if session.has_uncommitted_changes or step is not None:
                 session.commit(message, metadata, txn=step)

@@ -293,6 +293,25 @@ def test_a_conflict_leaves_it_to_others(storage: MemoryStorage, repository: Repo
     assert messages(repository)[0] == "ours"
 
 
+def test_a_conflict_on_a_disk_leaves_it_to_others(tmp_path: Path) -> None:
+    """There, much is uploaded before the tip is read."""
+    repository = Repository.create(tmp_path / "repository", CONFIG)
+    with repository.transaction(message="make") as store:
+        zarr.create_array(
+            store, name="large", shape=(4,), chunks=(1 << 18,), dtype="i8", compressors=None
+        )
+    session = repository.writable_session()
+    zarr.open_array(session.store, path="large")[:] = 1
+    data = session.detach()
+    with repository.transaction(message="in the way") as store:
+        zarr.open_array(store, path="large")[:] = 2
+    first = repository.resume(data)
+    zarr.open_array(first.store, path="large")[:] = 3
+    with pytest.raises(ConflictError):
+        first.commit("conflict")
+    repository.resume(data).commit("ours", rebase="ours")
+
+
 def test_a_lost_answer_to_the_claim_is_a_claim(
     storage: MemoryStorage, repository: Repository
 ) -> None:

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from zarr_manifests.engine.root.heartbeat import Held
 from zarr_manifests.errors import (
     AlreadyExistsError,
     CommitOutcomeUnknownError,
+    FencedError,
     InvalidArgumentError,
     ManifestsError,
     NotARepositoryError,
@@ -35,6 +37,7 @@ from zarr_manifests.errors import (
     SessionClosedError,
     StorageError,
     StorageFullError,
+    TransactionAlreadyCommitted,
 )
 from zarr_manifests.format.root import Root
 from zarr_manifests.runtime import SYSTEM
@@ -97,17 +100,21 @@ def seed(storage: Storage, max_delta_count: int = 50) -> None:
     session.commit("old")
 
 
-def change(storage: Storage) -> str:
+def change(storage: Storage, txn: tuple[str, int] | None = None) -> str:
     """Open, write three chunks, of which two are packs, delete one, commit.
 
     One pack is written before the commit and one by it.
     """
+    return begun(storage).commit("new", txn=txn)
+
+
+def begun(storage: Storage) -> Session:
     session = Repository.open(storage, runtime=RUNTIME).writable_session("main")
     put(session, "a/c/1", b"new")
     put(session, "a/c/2", b"new" + BIG)
     put(session, "a/c/3", b"newer" + BIG)
     session.store.delete_sync("a/c/0")
-    return session.commit("new")
+    return session
 
 
 @dataclass(frozen=True)
@@ -193,6 +200,55 @@ def test_commit(max_delta_count: int, wrap: Callable[[Storage], Storage]) -> Non
         assert State.of(storage).heads == new.heads, where  # type: ignore[union-attr]
         assert again in {info.snapshot_id for info in Repository.open(storage).ancestry()}
     assert {str, SimulatedCrash, StorageError} <= ends
+
+
+def test_a_step_lands_once_whatever_goes_wrong_and_however_it_is_repeated() -> None:
+    """The replay comes after every call at which the process may have failed or died."""
+    base = MemoryStorage()
+    seed(base, 50)
+    step = partial(change, txn=("app", 1))
+    for where, storage, outcome in faults(base, step, RemoteStorage):
+        told = None
+        try:
+            step(storage)
+        except TransactionAlreadyCommitted as error:
+            told = error
+        if isinstance(outcome, str):
+            assert told is not None, where
+            assert told.snapshot_id == outcome, where
+        found = State.of(storage)
+        assert found is not None
+        assert found.messages.count("new") == 1, where
+        assert found.heads["main"]["a/c/3"] == b"newer" + BIG, where
+        assert Repository.open(storage).txn_versions() == {"app": 1}, where
+
+
+def test_a_detached_session_lands_once_whatever_goes_wrong() -> None:
+    """Its step is repeated by whoever resumes it then, and else by a new session."""
+    base = MemoryStorage()
+    seed(base, 50)
+    data = begun(base).detach()
+
+    def resumed(storage: Storage) -> str:
+        session = Repository.open(storage, runtime=RUNTIME).resume(data)
+        return session.commit("new", txn=("app", 1))
+
+    claimed = 0
+    for where, storage, outcome in faults(base, resumed, RemoteStorage):
+        try:
+            resumed(storage)
+        except TransactionAlreadyCommitted:
+            pass
+        except FencedError:  # whoever has claimed it is dead
+            claimed += 1
+            assert not isinstance(outcome, str), where
+            with contextlib.suppress(TransactionAlreadyCommitted):
+                change(storage, ("app", 1))
+        found = State.of(storage)
+        assert found is not None
+        assert found.messages.count("new") == 1, where
+        assert found.heads["main"]["a/c/3"] == b"newer" + BIG, where
+    assert claimed
 
 
 def test_create() -> None:

@@ -170,8 +170,6 @@ def _landed(
         partial(pack.write, context.storage, durable=True) for pack in packs
     ]
     pending += [partial(context.storage.sync, due) for due in _due_syncs(changes)]
-    if keys.resumed:
-        pending.append(partial(win_claim, context.storage, keys))
     landing = _Landing(workspace, keys, branch, request, view, changes, prepared, pending)
     if changes.unsynced or sum(pack.nbytes for pack in packs) > _QUICK_BYTES:
         landing.upload_ahead()  # keeps the turn short
@@ -211,6 +209,8 @@ class _Landing:
             # A branch that has moved may move again; during our turn it cannot.
             at = context.roots.read()
         attempts = request.attempts or context.config.commit_attempts
+        # Not ahead: whoever meets a conflict leaves a resumed session to others.
+        claim = [partial(win_claim, context.storage, self.keys)] if self.keys.resumed else []
         for attempt in range(attempts):
             root = context.roots.with_branch(at.root, branch)
             try:
@@ -226,7 +226,8 @@ class _Landing:
                 at = _moved_since(context, root.branches[branch], branch, error)
                 continue
             archive = context.roots.archiving(at)  # the root to be replaced
-            self._upload([*placed.uploads, *uploads], *archive)
+            self._upload([*placed.uploads, *uploads], *archive, *claim)
+            claim = []
             new = root_with(context, root, branch, snapshot, uploads[-1])
             if request.amends is not None:  # what it leaves may be older than where a search begins
                 new = replace(new, swept=0)
