@@ -1312,7 +1312,12 @@ class Repository:
     # --- maintenance -------------------------------------------------------------------------
 
     def compact(
-        self, branch: str = "main", mode: str = "major", *, dry_run: bool = False
+        self,
+        branch: str = "main",
+        mode: str = "major",
+        *,
+        dry_run: bool = False,
+        run: Run | None = None,
     ) -> CompactionReport:
         """Bring the deltas of a branch together, as a commit that changes no data.
 
@@ -1329,6 +1334,9 @@ class Repository:
             merged into the base and packed anew by the configuration of now.
         dry_run : bool
             Estimate what would be written, without fetching or writing anything.
+        run : callable, optional
+            Runs the tasks that merge and write leaves of the base: `run(call, items)` gives the
+            results in order, as the builtin `map` does. Without it, this process does all of it.
 
         Returns
         -------
@@ -1353,7 +1361,7 @@ class Repository:
         >>> report.deltas_before, report.deltas_after
         (3, 0)
         """
-        return compact(self._context, branch, mode, dry_run=dry_run)
+        return compact(self._context, branch, mode, dry_run=dry_run, run=run)
 
     def repack(
         self,

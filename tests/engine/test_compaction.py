@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import pickle
 import sys
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
@@ -23,11 +24,12 @@ import pytest
 from inside import context_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.compact import merge_leaves as repack
+from zarr_manifests.engine.compact import write_leaves
 from zarr_manifests.engine.compact.compaction import compact_branch
 from zarr_manifests.engine.snapshot import pending
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.planning.upkeep.compaction_triggers import MOST_RUNS, CompactionMode
-from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.runtime import SYSTEM, Run
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage
@@ -44,6 +46,13 @@ def _load_reader() -> Any:
 
 
 reader = _load_reader()
+
+
+def in_tasks(call: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
+    """Run the calls as another process would: items and results are pickled."""
+    for item in items:
+        yield pickle.loads(pickle.dumps(call(pickle.loads(pickle.dumps(item)))))
+
 
 # --- arrays, as documents --------------------------------------------------------------------
 
@@ -116,6 +125,8 @@ class World:
     """A repository beside what it must read as."""
 
     seed: int
+    run: Run | None = None
+    """Runs the tasks of compactions."""
     storage: MemoryStorage = field(default_factory=MemoryStorage)
     state: State = field(default_factory=State)
     made: list[tuple[str, State]] = field(default_factory=list)
@@ -298,13 +309,17 @@ class World:
                 race()
 
         repack.STEP_REFS = int(rng.choice([10, 4_000_000]))
-        repack.BATCH_ROWS = pending.BATCH_ROWS = 7 if repack.STEP_REFS == 10 else 2_000_000
+        rows = 7 if repack.STEP_REFS == 10 else 2_000_000
+        repack.BATCH_ROWS = pending.BATCH_ROWS = write_leaves.BATCH_ROWS = rows
+        write_leaves._TASK_REFS = rows
         runtime = replace(SYSTEM, checkpoint=hook)
         repository = Repository.open(self.storage, config, runtime=runtime)
         modes = [CompactionMode.MAJOR] * 12 + [CompactionMode.MINOR] * 5 + [CompactionMode.FULL]
         mode = modes[rng.integers(len(modes))]
         ratio = float(rng.choice([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 1.0]))
-        report, ref = compact_branch(context_of(repository), "main", mode, size_ratio=ratio)
+        report, ref = compact_branch(
+            context_of(repository), "main", mode, size_ratio=ratio, run=self.run
+        )
         self.landed += ref is not None
         self.dropped += bool(raced) and ref is None
         if ref is not None:
@@ -398,10 +413,15 @@ def contents(session: Session) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 6, 24, 36])
-def test_any_commits_and_compactions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((repack, "STEP_REFS"), (repack, "BATCH_ROWS"), (pending, "BATCH_ROWS")):
-        monkeypatch.setattr(module, name, getattr(module, name))
-    world = World(seed)
+@pytest.mark.parametrize("run", [None, in_tasks])
+def test_any_commits_and_compactions(
+    run: Run | None, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (repack, pending, write_leaves):
+        monkeypatch.setattr(module, "BATCH_ROWS", module.BATCH_ROWS)
+    monkeypatch.setattr(repack, "STEP_REFS", repack.STEP_REFS)
+    monkeypatch.setattr(write_leaves, "_TASK_REFS", write_leaves._TASK_REFS)
+    world = World(seed, run)
     for _ in range(40):
         world.step()
         world.check_head()
@@ -455,7 +475,7 @@ def test_memory_depends_on_what_is_worked_on_at_a_time(
     mode: Literal["major", "full"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not on how many refs there are, pending or in one array of the base."""
-    for module in (repack, pending):
+    for module in (repack, pending, write_leaves):
         monkeypatch.setattr(module, "BATCH_ROWS", 20_000)
     monkeypatch.setattr(repack, "STEP_REFS", 40_000)
     refs = 400_000

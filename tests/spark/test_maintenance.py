@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,7 +14,9 @@ from pyspark.sql import SparkSession
 
 import zarr_manifests as zm
 from zarr_manifests.errors import UnsupportedStorageError
+from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.spark import maintenance
+from zarr_manifests.store import contents_of
 
 pytestmark = pytest.mark.spark
 VALUES = np.arange(4000, dtype="i4").reshape(40, 100)
@@ -66,6 +70,57 @@ def test_repack_and_collect_leave_what_is_needed(spark: SparkSession, repo: zm.R
     assert len([*repo.storage.list("chunks/")]) == len(packs) + 1 - 2
     assert values(repo) == before
     assert maintenance.verify(spark, repo.url).ok
+
+
+def leaves(repo: zm.Repository) -> object:
+    """The leaves of the base, and how many manifests have them."""
+    view = contents_of(repo.readonly_session().store).view
+    parts = [
+        (part.box, part.count, merged) for ref in view.manifests for part, merged in ref.leaves()
+    ]
+    return sorted(parts, key=repr), len(view.manifests)
+
+
+@pytest.mark.parametrize("mode", ["major", "full"])
+def test_a_compaction_gives_the_same_base(
+    spark: SparkSession, repo: zm.Repository, tmp_path: Path, mode: str
+) -> None:
+    before, statistics = values(repo), repo.readonly_session().chunk_statistics("t")
+    shutil.copytree(tmp_path / "repo", tmp_path / "same")
+    same = zm.Repository.open(tmp_path / "same")
+    config = {"chunk-manifests": {"sets": [{"default": {"max-manifest-size": 8}}]}}
+    here = zm.Repository.open(tmp_path / "same", config).compact(mode=mode)
+    there = maintenance.compact(spark, zm.Repository.open(repo.url, config), mode=mode)
+    assert replace(there, snapshot_id=None, bytes_read=0, bytes_written=0) == replace(
+        here, snapshot_id=None, bytes_read=0, bytes_written=0
+    )
+    assert there.manifests_written == 5
+    assert there.bytes_read > 0
+    assert leaves(repo) == leaves(same)
+    assert values(repo) == before
+    assert repo.readonly_session().chunk_statistics("t") == statistics
+    assert repo.totals() == replace(same.totals(), snapshot_id=repo.totals().snapshot_id)
+    assert maintenance.verify(spark, repo.url).ok
+    assert maintenance.compact(spark, repo.url, mode="major").snapshot_id is None
+
+
+def test_a_commit_that_comes_first_stays_on_top_of_a_compaction(
+    spark: SparkSession, repo: zm.Repository
+) -> None:
+    def race(name: str) -> None:
+        if name == "root.swap" and not raced:
+            raced.append(name)
+            with zm.Repository.open(repo.url).transaction(message="meanwhile") as store:
+                zarr.open_array(store, path="t")[39] = 7
+
+    raced: list[str] = []
+    racing = zm.Repository.open(repo.url, runtime=replace(SYSTEM, checkpoint=race))
+    report = maintenance.compact(spark, racing, mode="full")
+    assert raced
+    assert report.snapshot_id is not None
+    assert [info.message for info in repo.ancestry()][:2] == ["compact 2 deltas", "meanwhile"]
+    assert np.asarray(values(repo))[39].tolist() == [7] * 100
+    assert repo.verify().ok
 
 
 def test_rewriting_gives_the_same_array(spark: SparkSession, repo: zm.Repository) -> None:

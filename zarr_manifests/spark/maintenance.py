@@ -15,14 +15,20 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from zarr_manifests.errors import UnsupportedStorageError
-from zarr_manifests.reports import CollectionReport, RepackReport, RewriteReport, VerifyReport
+from zarr_manifests.reports import (
+    CollectionReport,
+    CompactionReport,
+    RepackReport,
+    RewriteReport,
+    VerifyReport,
+)
 from zarr_manifests.repository import Repository
 from zarr_manifests.rewriting import rewrite_chunks as rewrite
 from zarr_manifests.runtime import Run
 from zarr_manifests.spark.tasks import run_tasks
 from zarr_manifests.storage import Storage
 
-__all__ = ["collect", "repack", "rewrite_chunks", "verify"]
+__all__ = ["collect", "compact", "repack", "rewrite_chunks", "verify"]
 
 type Location = str | os.PathLike[str] | Storage | Repository
 type Progress = Callable[[str, int], None]
@@ -78,6 +84,43 @@ def collect(
     repository = _opened(url)
     run = _tasks(spark, repository)
     return repository.garbage_collect(grace, dry_run=dry_run, progress=progress, run=run)
+
+
+def compact(
+    spark: SparkSession,
+    url: Location,
+    branch: str = "main",
+    mode: str = "major",
+    *,
+    dry_run: bool = False,
+) -> CompactionReport:
+    """Bring the deltas of a branch together; tasks merge and write the leaves of the base.
+
+    Commits that land meanwhile stay on top.
+
+    Parameters
+    ----------
+    spark : SparkSession
+        A Spark session.
+    url : str, path, Storage or Repository
+        The repository.
+    branch, mode, dry_run
+        As for `Repository.compact`.
+
+    Raises
+    ------
+    ManifestsError
+        As for `Repository.compact`.
+
+    Examples
+    --------
+    >>> from zarr_manifests.spark import maintenance, session
+    >>> spark = session(master="local[2]")  # doctest: +SKIP
+    >>> maintenance.compact(spark, "winds", mode="full").deltas_after  # doctest: +SKIP
+    0
+    """
+    repository = _opened(url)
+    return repository.compact(branch, mode, dry_run=dry_run, run=_tasks(spark, repository))
 
 
 def repack(

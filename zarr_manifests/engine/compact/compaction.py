@@ -36,7 +36,8 @@ from zarr_manifests.engine.compact.merge_leaves import (
 )
 from zarr_manifests.engine.compact.presence_index import Presence, leaf_names, with_entries
 from zarr_manifests.engine.compact.runs import roll_up
-from zarr_manifests.engine.compact.zone_index import LeafZones, NewPages
+from zarr_manifests.engine.compact.write_leaves import Here, InTasks, LeafWriter
+from zarr_manifests.engine.compact.zone_index import LeafZones, NewPages, paged_zones
 from zarr_manifests.engine.history.follow import opened
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload, tallied_reads
@@ -65,6 +66,7 @@ from zarr_manifests.planning.upkeep.compaction_triggers import (
 )
 from zarr_manifests.planning.upkeep.digests import needs_digest
 from zarr_manifests.reports import CompactionReport
+from zarr_manifests.runtime import Run
 
 __all__ = ["compact_branch"]
 
@@ -103,10 +105,11 @@ def compact_branch(
     dry_run: bool = False,
     size_ratio: float | None = None,
     claim: bool = False,
+    run: Run | None = None,
 ) -> tuple[CompactionReport, BlobRef | None]:
     """Compact a branch's head; `size_ratio` overrides the configuration.
 
-    With `claim`, running compactions are shut out first.
+    With `claim`, running compactions are shut out first. With `run`, its tasks write the leaves.
 
     Raises
     ------
@@ -121,10 +124,10 @@ def compact_branch(
 
         def attempt() -> tuple[CompactionReport, BlobRef | None]:
             at = known.pop() if known else context.roots.read()
-            return _compact(context, at, branch, mode, ratio, dry_run=dry_run)
+            return _compact(context, at, branch, mode, ratio, dry_run=dry_run, run=run)
 
         report, head = opened(attempt)
-    return replace(report, bytes_read=read.nbytes), head
+    return replace(report, bytes_read=report.bytes_read + read.nbytes), head
 
 
 def _compact(
@@ -135,6 +138,7 @@ def _compact(
     ratio: float,
     *,
     dry_run: bool,
+    run: Run | None,
 ) -> tuple[CompactionReport, BlobRef | None]:
     root = context.roots.with_branch(at.root, branch)
     tip = root.branches.get(branch)
@@ -149,7 +153,7 @@ def _compact(
         manifests_after=len(view.manifests),
     )
     keys = SessionKeys(at.root.version, context.runtime)
-    work = _Work(context, view, keys, mode, ratio, branch, root)
+    work = _Work(context, view, keys, mode, ratio, branch, root, run)
     if dry_run:
         return work.estimate(before), None
     done = work.do()
@@ -164,6 +168,7 @@ def _compact(
         manifests_written=work.manifests_written,
         refs_merged=work.refs_merged,
         bytes_written=work.bytes_written + sum(len(u.data) for u in done.uploads),
+        bytes_read=work.bytes_read,
     )
     landed = _land(context, at, branch, view, done, keys)
     if landed is None:
@@ -183,7 +188,9 @@ class _Work:
         ratio: float,
         branch: str,
         root: Root,
+        run: Run | None,
     ) -> None:
+        self._run = run
         self._ratio, self._root, self._tip = ratio, root, root.branches[branch]
         self._context, self._view, self._keys, self._mode = context, view, keys, mode
         self._base = BaseIndex(view.manifests, set_names(view.manifests))
@@ -195,7 +202,7 @@ class _Work:
             refs |= {node: presence.count(node) for node in bounds}
         self._facts = NodeFacts(nodes, refs)
         self.manifests = len(view.manifests)
-        self.manifests_written = self.refs_merged = self.bytes_written = 0
+        self.manifests_written = self.refs_merged = self.bytes_written = self.bytes_read = 0
         self._merges: Mapping[bytes, NodeMerge] = {}
         self._entries: list[IndexEntry] = []
         self._bitmaps: list[Upload] = []
@@ -301,16 +308,24 @@ class _Work:
             self._base,
             self._facts,
             self._merges,
-            self._keys,
             self._ratio,
-            LeafZones.of(self._context, self._root, self._view, self._tip),
+            self._writer(),
             everything=self._everything,
         )
         self.manifests = len(done.manifests)
         self.manifests_written, self.refs_merged = done.manifests_written, done.refs
-        self.bytes_written = done.bytes_written
+        self.bytes_written, self.bytes_read = done.bytes_written, done.bytes_read
         self._entries, self._bitmaps, self._zones = done.entries, done.bitmaps, done.zones
         return done.manifests, done.uploads
+
+    def _writer(self) -> LeafWriter:
+        """Writes the new manifests: here, or in the tasks of `run`."""
+        context, heap, keys = self._context, self._heap, self._keys
+        if self._run is not None:
+            pages = paged_zones(context, self._root, self._tip)
+            return InTasks(context, heap, keys, pages, self._run)
+        zones = LeafZones.of(context, self._root, self._view, self._tip)
+        return Here(context, heap, keys, self._facts, zones)
 
     def _droppable(self, base: BaseIndex, sequence: int) -> int:
         """How many of the oldest entries the base fully covers."""

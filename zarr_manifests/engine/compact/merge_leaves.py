@@ -6,8 +6,8 @@ count for the leaves in the same cells of the array's layout; without such leave
 once.
 
 The due leaves, and all other leaves of their manifests, are merged with pending changes in their
-boxes, cut into new leaves, and packed into manifests. This happens in steps of about `STEP_REFS`
-refs; after each step the base is complete. A full compaction rewrites each array in a single step.
+boxes, cut into new leaves, and packed into manifests. This happens in steps of some million refs;
+after each step the base is complete. A full compaction rewrites each array in a single step.
 
 Within a step, only about `BATCH_ROWS` refs are in memory. First, the coordinates of the chunks are
 read, region by region: they show where the new leaves are and how many refs each has, which decides
@@ -17,39 +17,28 @@ how leaves are packed. Then leaves are merged, encoded and uploaded, one batch a
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
-from zarr_manifests.engine.compact.presence_index import index_leaves
-from zarr_manifests.engine.compact.zone_index import LeafZones, NewPages, write_pages
-from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.compact.write_leaves import LeafWriter, Written, leaf_table
+from zarr_manifests.engine.compact.zone_index import NewPages
 from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.pending import BATCH_ROWS, Heap
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.errors import CorruptObjectError
-from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.index import Bitmap, IndexEntry
-from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
-from zarr_manifests.format.stretches import TableData
-from zarr_manifests.format.zone_maps import ZoneTable
+from zarr_manifests.format.index import IndexEntry
+from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.layout.batches import batches
 from zarr_manifests.planning.layout.closure import ArrayChange, Closure, Due, close
-from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts, PlacedLeaf, part_order
-from zarr_manifests.planning.layout.sets import PlannedManifest, plan_manifests
+from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts, PlacedLeaf
+from zarr_manifests.planning.layout.sets import plan_manifests
 from zarr_manifests.planning.layout.splitting import Layout, layout_around, layout_of
-from zarr_manifests.planning.tables.live_deltas import Stack
 from zarr_manifests.planning.tables.merge import (
-    Leaf,
     bare,
     fold,
-    fold_leaves,
-    take,
     within,
 )
 from zarr_manifests.planning.upkeep.compaction_triggers import overlap_refs
@@ -66,6 +55,7 @@ __all__ = [
 ]
 
 STEP_REFS = 4_000_000
+_ALL_REFS: Final = 1 << 62
 
 
 @dataclass(slots=True)
@@ -262,6 +252,8 @@ class Repacked:
         Number of refs written.
     bytes_written, manifests_written, manifests_replaced : int
         The cost of that.
+    bytes_read : int
+        Bytes that other processes have read for it.
     """
 
     manifests: tuple[ManifestRef, ...]
@@ -271,22 +263,20 @@ class Repacked:
     zones: dict[bytes, NewPages] = field(default_factory=dict)
     refs: int = 0
     bytes_written: int = 0
+    bytes_read: int = 0
     manifests_written: int = 0
     manifests_replaced: int = 0
 
-
-_KEPT_BYTES: Final = 256 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class _Leaf:
-    """A leaf that is encoded, and its data for the index."""
-
-    part: Part
-    data: TableData
-    stored_bytes: int
-    bitmap: Bitmap
-    zones: list[tuple[ZoneTable, bool]]
+    def add(self, written: Written) -> None:
+        """Add what a step has written; its manifests replace others, which callers do."""
+        self.entries += written.entries
+        self.bitmaps += written.bitmaps
+        for node_id, pages in written.zones.items():
+            self.zones.setdefault(node_id, NewPages(pages.meaning, pages.before)).add(pages)
+        self.uploads |= written.copies
+        self.bytes_written += written.bytes_written
+        self.bytes_read += written.bytes_read
+        self.manifests_written += len(written.manifests)
 
 
 def set_names(manifests: Sequence[ManifestRef]) -> dict[str, str]:
@@ -300,9 +290,8 @@ def repack(
     base: BaseIndex,
     facts: NodeFacts,
     merges: Mapping[bytes, NodeMerge],
-    keys: SessionKeys,
     ratio: float,
-    zones: LeafZones,
+    writer: LeafWriter,
     *,
     everything: bool,
 ) -> Repacked:
@@ -313,7 +302,8 @@ def repack(
     changes = {node_id: merge.change for node_id, merge in merges.items()}
     closure = close(config, facts, base, changes, deleted, reopen=True)
     result = Repacked(tuple(base))
-    for step in _steps(closure, base, whole_arrays=everything):
+    most = STEP_REFS if writer.in_steps else _ALL_REFS
+    for step in _steps(closure, base, most, whole_arrays=everything):
         index = BaseIndex(result.manifests, set_names(result.manifests))
         leaves = [
             leaf
@@ -322,19 +312,11 @@ def repack(
             for leaf in _cut(context, heap, index, due, merges.get(due.node_id))
         ]
         plan = plan_manifests(config, facts, leaves, index, step.manifests)
-        written = _Writer(context, heap, index, facts, keys, zones).write(plan.manifests)
-        bitmaps, entries = index_leaves(keys, written.leaves)
-        result.entries += entries
-        result.bitmaps += bitmaps
-        for node_id, pages in written.zones.items():
-            known = NewPages(pages.meaning, pages.before)
-            result.zones.setdefault(node_id, known).add(pages)
+        written = writer.write(index, plan.manifests)
+        result.add(written)
         kept = [ref for ref in result.manifests if ref.blob.key not in set(step.manifests)]
         result.manifests = (*kept, *written.manifests)
-        result.uploads |= written.copies
         result.refs += sum(leaf.count for leaf in leaves)
-        result.bytes_written += sum(ref.blob.length for ref in written.manifests)
-        result.manifests_written += len(written.manifests)
         result.manifests_replaced += len(step.manifests)
     return result
 
@@ -349,14 +331,16 @@ def _mostly_dead(base: BaseIndex, gone: set[bytes], ratio: float) -> set[bytes]:
     return found
 
 
-def _steps(closure: Closure, base: BaseIndex, *, whole_arrays: bool) -> Iterator[Closure]:
-    """Split the closure into parts of about `STEP_REFS` at most.
+def _steps(
+    closure: Closure, base: BaseIndex, most: int, *, whole_arrays: bool
+) -> Iterator[Closure]:
+    """Split the closure into parts of about `most` refs.
 
     With `whole_arrays`, all leaves of an array are in one part, so that it can be split anew.
     """
     rest = closure.with_whole_arrays(base) if whole_arrays else closure
     while rest:
-        step, rest = rest.step(STEP_REFS)
+        step, rest = rest.step(most)
         yield step
 
 
@@ -406,9 +390,7 @@ def _coords_there(
         if is_full and not stack.removes(leaf.merged):  # the usual case of an overwrite
             found.append(box.unravel(np.arange(box.size)))
             continue
-        table = fold(
-            [bare(within(_leaf_table(context, heap, leaf), box))], stack.after(leaf.merged)
-        )
+        table = fold([bare(within(leaf_table(context, heap, leaf), box))], stack.after(leaf.merged))
         found += [] if table is None else [table.coords()]
     return _joined(*found)
 
@@ -434,156 +416,3 @@ def _in_cells(coords: IndexArray, layout: Layout, cells: Collection[Coords]) -> 
     for rows in layout.groups(coords) if cells else ():
         chosen[rows] = tuple((coords[rows[0]] // layout.cell).tolist()) in cells
     return coords if chosen.all() else coords[chosen]
-
-
-def _leaf_table(context: ReadContext, heap: Heap, leaf: PlacedLeaf) -> ChunkTable:
-    """The table of a leaf of the base."""
-    part, blob = leaf.part, leaf.manifest.blob
-
-    def decode() -> ChunkTable:
-        for held, data in context.objects.load(blob, Manifest).parts:
-            if held == part:
-                return Manifest.decode(held, data)
-        raise CorruptObjectError(f"{blob.key} has no chunk tables such as the snapshot says it has")
-
-    return heap.recent.obtain((blob.key, part.node_id, leaf.manifest.parts.index(part)), decode)
-
-
-# --- writing them ---------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Written:
-    """The manifests of one step, and the leaves in them as `index_leaves` takes them."""
-
-    manifests: list[ManifestRef]
-    leaves: list[tuple[bytes, BlobRef, int, Bitmap]]
-    copies: dict[str, bytes]
-    """The small ones with coordinates, by key."""
-    zones: dict[bytes, NewPages] = field(default_factory=dict)
-
-
-class _Writer:
-    """Writes planned manifests: merges, encodes and uploads some leaves at a time."""
-
-    def __init__(
-        self,
-        context: Context,
-        heap: Heap,
-        index: BaseIndex,
-        facts: NodeFacts,
-        keys: SessionKeys,
-        zones: LeafZones,
-    ) -> None:
-        self._context, self._heap, self._index = context, heap, index
-        self._facts, self._keys, self._zones = facts, keys, zones
-
-    def write(self, planned: Sequence[PlannedManifest]) -> _Written:
-        """Write the manifests."""
-        keys = [self._keys.next("manifests") for _ in planned]
-        left = [len(one.leaves) for one in planned]
-        made: list[dict[Part, _Leaf]] = [{} for _ in planned]
-        done: dict[int, tuple[ManifestRef, list[_Leaf], bytes]] = {}
-        paged: dict[bytes, NewPages] = {}
-        for batch in self._batches(planned):
-            for (number, leaf), encoded in zip(batch, self._encoded(batch), strict=True):
-                made[number][leaf] = encoded
-                left[number] -= 1
-            full = [i for i in dict.fromkeys(number for number, _ in batch) if not left[i]]
-            calls = []
-            for i in full:
-                leaves = [made[i].pop(leaf) for leaf in planned[i].leaves]
-                calls.append(partial(self._upload, keys[i], leaves, planned[i].set_name))
-            for i, (ref, leaves, copy) in zip(
-                full, self._context.runtime.parallel(calls), strict=True
-            ):
-                named = ((one.part.node_id, ref.blob, one.part.box, one.zones) for one in leaves)
-                before = self._zones.pages
-                made_pages = write_pages(self._context, self._keys, named, before)
-                for node_id, pages in made_pages.items():
-                    paged.setdefault(node_id, NewPages(pages.meaning, pages.before)).add(pages)
-                done[i] = ref, [replace(leaf, zones=[]) for leaf in leaves], copy
-        ordered = [done[i] for i in range(len(planned))]
-        return _Written(
-            [ref for ref, _, _ in ordered],
-            [
-                (leaf.part.node_id, ref.blob, leaf.stored_bytes, leaf.bitmap)
-                for ref, leaves, _ in ordered
-                for leaf in leaves
-            ],
-            {ref.blob.key: copy for ref, _, copy in ordered if copy},
-            paged,
-        )
-
-    def _batches(self, planned: Sequence[PlannedManifest]) -> Iterator[list[tuple[int, Part]]]:
-        """The leaves, each with its manifest's number, a limited number of refs at a time.
-
-        Neighbours come together, since they need the same tables.
-        """
-        order = sorted(range(len(planned)), key=lambda i: part_order(planned[i].leaves[0]))
-        batch: list[tuple[int, Part]] = []
-        refs = 0
-        for number, leaf in ((i, leaf) for i in order for leaf in planned[i].leaves):
-            if batch and refs + leaf.count > BATCH_ROWS:
-                yield batch
-                batch, refs = [], 0
-            batch.append((number, leaf))
-            refs += leaf.count
-        if batch:
-            yield batch
-
-    def _encoded(self, batch: Sequence[tuple[int, Part]]) -> list[_Leaf]:
-        """Merge and encode these leaves."""
-        near = [self._index.placed_in(leaf.node_id, leaf.box) for _, leaf in batch]
-        blobs = {old.manifest.blob.key: old.manifest.blob for some in near for old in some}
-        self._context.objects.prefetch([(blob, Manifest) for blob in blobs.values()])
-        by_node: dict[bytes, list[int]] = {}
-        for i, (_, leaf) in enumerate(batch):
-            by_node.setdefault(leaf.node_id, []).append(i)
-        stacks: dict[int, Stack] = {}
-        for node_id, numbers in by_node.items():
-            found = self._heap.within(node_id, [batch[i][1].box for i in numbers])
-            stacks.update(zip(numbers, found, strict=True))
-        calls = []
-        for i, (_, leaf) in enumerate(batch):
-            tables = [_leaf_table(self._context, self._heap, old) for old in near[i]]
-            inner = [within(table, leaf.box) for table in tables]
-            calls.append(partial(self._encode, leaf, stacks.pop(i), near[i], inner))
-        return self._context.runtime.parallel(calls)
-
-    def _encode(
-        self,
-        leaf: Part,
-        stack: Stack,
-        near: Sequence[PlacedLeaf],
-        tables: Sequence[ChunkTable],
-    ) -> _Leaf:
-        """The leaf: what leaves of the base and the pending changes say of its box."""
-        box = leaf.box
-        if len(near) == 1 and near[0].part.box.shared_size(box) == box.size:
-            table = fold(tables, stack.after(near[0].merged))
-        else:
-            leaves = [
-                Leaf(old.part.box, held, stack.after(old.merged))
-                for old, held in zip(near, tables, strict=True)
-            ]
-            table = fold_leaves(leaves, stack.after(0))
-        assert table is not None
-        assert len(table) == leaf.count  # as `_cut` counted them
-        table = take(table, np.arange(len(table)), box)
-        part, data = Manifest.of([(leaf.node_id, table)]).parts[0]
-        zones = self._zones.of_leaf(self._heap.view.by_id[leaf.node_id], table)
-        return _Leaf(part, data, int(table.length.sum()), Bitmap.of(table), zones)
-
-    def _upload(
-        self, key: str, leaves: Sequence[_Leaf], set_name: str
-    ) -> tuple[ManifestRef, list[_Leaf], bytes]:
-        """Write a manifest; return its pointer, the leaves without their data, and a copy."""
-        manifest = Manifest(tuple((leaf.part, leaf.data) for leaf in leaves))
-        data = manifest.encode()
-        self._context.objects.create(key, data)
-        merged_to = (self._heap.view.snapshot.sequence,) * len(leaves)
-        ref = ManifestRef(BlobRef.to(key, data), manifest.directory(), merged_to, set_name)
-        is_wanted = any(self._facts[leaf.part.node_id].is_coordinate for leaf in leaves)
-        copy = data if is_wanted and len(data) <= _KEPT_BYTES else b""
-        return ref, [replace(leaf, data=b"") for leaf in leaves], copy

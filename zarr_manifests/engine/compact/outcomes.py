@@ -22,6 +22,7 @@ from zarr_manifests.planning.upkeep.compaction_triggers import (
     opening_is_slow,
 )
 from zarr_manifests.reports import CompactionReport
+from zarr_manifests.runtime import Run
 
 __all__ = ["compact", "compact_if_due", "observed_compaction"]
 
@@ -30,7 +31,9 @@ _OVERDUE: Final = 4
 """At this multiple of `max_delta_count` a writer compacts even if another process should."""
 
 
-def compact(context: Context, branch: str, mode: str, *, dry_run: bool) -> CompactionReport:
+def compact(
+    context: Context, branch: str, mode: str, *, dry_run: bool, run: Run | None = None
+) -> CompactionReport:
     """Compact a branch on request, shutting out running compactions.
 
     Raises
@@ -50,6 +53,7 @@ def compact(context: Context, branch: str, mode: str, *, dry_run: bool) -> Compa
         CompactionMode(mode),
         dry_run=dry_run,
         claim=True,
+        run=run,
     )
     return with_reserve(context.storage, compaction)[0]
 
@@ -62,11 +66,12 @@ def observed_compaction(
     *,
     dry_run: bool = False,
     claim: bool = False,
+    run: Run | None = None,
 ) -> tuple[CompactionReport, BlobRef | None]:
     """Like `compact_branch`, with metrics and a log entry."""
     with observed(context, "compaction", branch) as landing:
         found, landing.head = compact_branch(
-            context, branch, mode, dry_run=dry_run, size_ratio=size_ratio, claim=claim
+            context, branch, mode, dry_run=dry_run, size_ratio=size_ratio, claim=claim, run=run
         )
         landing.facts = {
             "mode": str(mode),

@@ -23,6 +23,7 @@ from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.index import LeafName
+from zarr_manifests.format.manifest import Part
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.root import ZONE_MAPS, Branch, Root
 from zarr_manifests.format.zone_maps import Bounds, ZonePage, ZonePages, Zones, ZoneTable
@@ -38,6 +39,7 @@ __all__ = [
     "leaf_pages",
     "load_pages",
     "load_zones",
+    "paged_zones",
     "pages_after",
     "write_pages",
 ]
@@ -86,6 +88,11 @@ def load_pages(context: ReadContext, ref: BlobRef | None) -> ZonePages | None:
         return None
 
 
+def paged_zones(context: ReadContext, root: Root, tip: Branch) -> Mapping[bytes, BlobRef]:
+    """The lists of pages of a branch's head, by node; nothing is read if there are no zone maps."""
+    return index_directory(context, tip.index).zones if ZONE_MAPS in root.features else {}
+
+
 @dataclass(frozen=True, slots=True)
 class LeafZones:
     """The entries that a compaction of a snapshot finds, by node; still packed.
@@ -111,7 +118,32 @@ class LeafZones:
             return cls(context)
         refs = [entry.zones for entry in view.snapshot.deltas if entry.zones is not None]
         recent = context.runtime.parallel([partial(load_zones, context, ref) for ref in refs])
-        return cls(context, tuple(recent), index_directory(context, tip.index).zones)
+        return cls(context, tuple(recent), paged_zones(context, root, tip))
+
+    @classmethod
+    def near(
+        cls,
+        context: ReadContext,
+        view: SnapshotView,
+        pages: Mapping[bytes, BlobRef],
+        leaves: Collection[Part],
+    ) -> LeafZones:
+        """Those that may describe chunks of these leaves, given the pages of the branch's head."""
+        by_node: dict[bytes, list[Box]] = {}
+        for leaf in leaves:
+            by_node.setdefault(leaf.node_id, []).append(leaf.box)
+        refs = [
+            entry.zones
+            for entry in view.snapshot.deltas
+            if entry.zones is not None
+            and any(
+                part.box.overlaps(box)
+                for part in entry.parts()
+                for box in by_node.get(part.node_id, ())
+            )
+        ]
+        recent = context.runtime.parallel([partial(load_zones, context, ref) for ref in refs])
+        return cls(context, tuple(recent), pages)
 
     def of_leaf(self, node: Node, table: ChunkTable) -> list[tuple[ZoneTable, bool]]:
         """The pages of a leaf, given its table, and whether each is complete."""

@@ -1,0 +1,344 @@
+"""Writing planned manifests: their leaves are merged, encoded and uploaded, some at a time.
+
+`Here` does it in this process, and `InTasks` in others: each task gets some of the planned
+manifests and the directory of what they replace, and opens the snapshot itself. It returns
+pointers, never refs. Invariants: a task writes only new objects, under keys of its own, so a task
+that runs twice leaves garbage and changes nothing; a manifest is written by one task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final, Protocol
+
+import numpy as np
+
+from zarr_manifests.engine.compact.presence_index import index_leaves
+from zarr_manifests.engine.compact.zone_index import LeafZones, NewPages, write_pages
+from zarr_manifests.engine.edit.change_set import ForkState
+from zarr_manifests.engine.edit.forks import freeze_reader, revive_reader
+from zarr_manifests.engine.edit.overlay import SessionView
+from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.objects.metadata import Upload, tallied_reads
+from zarr_manifests.engine.snapshot.context import Context, ReadContext
+from zarr_manifests.engine.snapshot.pending import BATCH_ROWS, Heap
+from zarr_manifests.errors import CorruptObjectError
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.index import Bitmap, IndexEntry
+from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
+from zarr_manifests.format.nodes import Node
+from zarr_manifests.format.stretches import TableData
+from zarr_manifests.format.zone_maps import ZoneTable
+from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts, PlacedLeaf, part_order
+from zarr_manifests.planning.layout.sets import PlannedManifest
+from zarr_manifests.planning.tables.live_deltas import Stack
+from zarr_manifests.planning.tables.merge import Leaf, fold, fold_leaves, take, within
+from zarr_manifests.runtime import SYSTEM, Run
+
+__all__ = ["Here", "InTasks", "LeafWriter", "Written", "leaf_table"]
+
+_TASK_REFS: Final = 1_000_000
+_KEPT_BYTES: Final = 256 * 1024
+
+
+@dataclass(slots=True)
+class Written:
+    """What was written of a step.
+
+    Parameters
+    ----------
+    manifests : list of ManifestRef
+        The manifests, in the order in which they were planned.
+    entries : list of IndexEntry
+        Entries for the index of initialized chunks, of their leaves.
+    bitmaps : list of Upload
+        Objects that these entries refer to, if they are still to be written.
+    copies : dict of str to bytes
+        The small ones with coordinates, by key.
+    zones : dict of bytes to NewPages
+        Pages of zone maps of the leaves, by node; written.
+    bytes_written, bytes_read : int
+        The cost of that; `bytes_read` counts what other processes have read.
+    """
+
+    manifests: list[ManifestRef] = field(default_factory=list)
+    entries: list[IndexEntry] = field(default_factory=list)
+    bitmaps: list[Upload] = field(default_factory=list)
+    copies: dict[str, bytes] = field(default_factory=dict)
+    zones: dict[bytes, NewPages] = field(default_factory=dict)
+    bytes_written: int = 0
+    bytes_read: int = 0
+
+
+class LeafWriter(Protocol):
+    """Writes the manifests of a step.
+
+    Attributes
+    ----------
+    in_steps : bool
+        Whether steps must be small, since this process has what is written of them in memory.
+    """
+
+    in_steps: bool
+
+    def write(self, index: BaseIndex, planned: Sequence[PlannedManifest]) -> Written:
+        """Write the manifests, of leaves that replace those of the index."""
+        ...
+
+
+class Here:
+    """Writes manifests in this process, about `BATCH_ROWS` refs at a time."""
+
+    in_steps = True
+
+    def __init__(
+        self, context: Context, heap: Heap, keys: SessionKeys, facts: NodeFacts, zones: LeafZones
+    ) -> None:
+        self._context, self._heap, self._keys = context, heap, keys
+        self._facts, self._zones = facts, zones
+
+    def write(self, index: BaseIndex, planned: Sequence[PlannedManifest]) -> Written:
+        """Write the manifests."""
+        return _Writer(
+            self._context, self._heap, index, self._facts, self._keys, self._zones
+        ).write(planned)
+
+
+class InTasks:
+    """Writes manifests in other processes, about `_TASK_REFS` refs in a task."""
+
+    in_steps = False
+
+    def __init__(
+        self,
+        context: Context,
+        heap: Heap,
+        keys: SessionKeys,
+        pages: Mapping[bytes, BlobRef],
+        run: Run,
+    ) -> None:
+        state = freeze_reader(SessionView(context, heap.view))
+        self._source = _Source(replace(state, start=keys.start, lineage=keys.lineage), dict(pages))
+        self._run = run
+
+    def write(self, index: BaseIndex, planned: Sequence[PlannedManifest]) -> Written:
+        """Write the manifests."""
+        order = sorted(range(len(planned)), key=lambda i: part_order(planned[i].leaves[0]))
+        groups: list[list[int]] = []
+        room = 0
+        for number in order:
+            if planned[number].refs > room:
+                groups.append([])
+                room = _TASK_REFS
+            groups[-1].append(number)
+            room -= planned[number].refs
+        jobs = [_job(index, [planned[i] for i in group]) for group in groups]
+        result, made = Written(), dict[int, ManifestRef]()
+        for group, done in zip(groups, self._run(self._source.write, jobs), strict=True):
+            made |= zip(group, done.manifests, strict=True)
+            result.entries += done.entries
+            result.copies |= done.copies
+            for node_id, pages in done.zones.items():
+                known = NewPages(pages.meaning, pages.before)
+                result.zones.setdefault(node_id, known).add(pages)
+            result.bytes_written += done.bytes_written
+            result.bytes_read += done.bytes_read
+        result.manifests = [made[number] for number in range(len(planned))]
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """Manifests to write, and those of the base whose leaves share chunks with theirs."""
+
+    planned: tuple[PlannedManifest, ...]
+    near: tuple[ManifestRef, ...]
+
+
+def _job(index: BaseIndex, planned: Sequence[PlannedManifest]) -> _Job:
+    leaves = (leaf for one in planned for leaf in one.leaves)
+    near = (old for leaf in leaves for old in index.placed_in(leaf.node_id, leaf.box))
+    return _Job(
+        tuple(planned), tuple({old.manifest.blob.key: old.manifest for old in near}.values())
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What tasks read, and under whose name they write; can be pickled."""
+
+    state: ForkState
+    pages: Mapping[bytes, BlobRef]
+
+    def write(self, job: _Job) -> Written:
+        """Write the manifests of a job, and everything that belongs to them."""
+        contents = revive_reader(self.state)
+        context, view = contents.context, contents.view
+        assert isinstance(context, Context)  # as revived
+        keys = SessionKeys(self.state.start, SYSTEM, self.state.lineage)
+        leaves = [leaf for one in job.planned for leaf in one.leaves]
+        nodes: dict[bytes, Node] = {leaf.node_id: view.by_id[leaf.node_id] for leaf in leaves}
+        index = BaseIndex(job.near)
+        with tallied_reads() as read:
+            zones = LeafZones.near(context, view, self.pages, leaves)
+            heap = Heap(view, index, (), context.meter)
+            here = Here(context, heap, keys, NodeFacts(nodes, {}), zones)
+            written = here.write(index, job.planned)
+            bitmaps, written.bitmaps = written.bitmaps, []
+            creates = [partial(context.objects.create, one.key, one.data) for one in bitmaps]
+            context.runtime.parallel(creates)
+        written.bytes_written += sum(len(one.data) for one in bitmaps)
+        written.bytes_read = read.nbytes
+        return written
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """A leaf that is encoded, and its data for the index."""
+
+    part: Part
+    data: TableData
+    stored_bytes: int
+    bitmap: Bitmap
+    zones: list[tuple[ZoneTable, bool]]
+
+
+class _Writer:
+    """Writes planned manifests: merges, encodes and uploads some leaves at a time."""
+
+    def __init__(
+        self,
+        context: Context,
+        heap: Heap,
+        index: BaseIndex,
+        facts: NodeFacts,
+        keys: SessionKeys,
+        zones: LeafZones,
+    ) -> None:
+        self._context, self._heap, self._index = context, heap, index
+        self._facts, self._keys, self._zones = facts, keys, zones
+
+    def write(self, planned: Sequence[PlannedManifest]) -> Written:
+        """Write the manifests."""
+        keys = [self._keys.next("manifests") for _ in planned]
+        left = [len(one.leaves) for one in planned]
+        made: list[dict[Part, _Leaf]] = [{} for _ in planned]
+        done: dict[int, tuple[ManifestRef, list[_Leaf], bytes]] = {}
+        paged: dict[bytes, NewPages] = {}
+        for batch in self._batches(planned):
+            for (number, leaf), encoded in zip(batch, self._encoded(batch), strict=True):
+                made[number][leaf] = encoded
+                left[number] -= 1
+            full = [i for i in dict.fromkeys(number for number, _ in batch) if not left[i]]
+            calls = []
+            for i in full:
+                leaves = [made[i].pop(leaf) for leaf in planned[i].leaves]
+                calls.append(partial(self._upload, keys[i], leaves, planned[i].set_name))
+            for i, (ref, leaves, copy) in zip(
+                full, self._context.runtime.parallel(calls), strict=True
+            ):
+                own = ((one.part.node_id, ref.blob, one.part.box, one.zones) for one in leaves)
+                made_pages = write_pages(self._context, self._keys, own, self._zones.pages)
+                for node_id, pages in made_pages.items():
+                    paged.setdefault(node_id, NewPages(pages.meaning, pages.before)).add(pages)
+                done[i] = ref, [replace(leaf, zones=[]) for leaf in leaves], copy
+        ordered = [done[i] for i in range(len(planned))]
+        refs = [ref for ref, _, _ in ordered]
+        named = [
+            (leaf.part.node_id, ref.blob, leaf.stored_bytes, leaf.bitmap)
+            for ref, leaves, _ in ordered
+            for leaf in leaves
+        ]
+        bitmaps, entries = index_leaves(self._keys, named)
+        copies = {ref.blob.key: copy for ref, _, copy in ordered if copy}
+        nbytes = sum(ref.blob.length for ref in refs)
+        return Written(refs, entries, bitmaps, copies, paged, nbytes)
+
+    def _batches(self, planned: Sequence[PlannedManifest]) -> Iterator[list[tuple[int, Part]]]:
+        """The leaves, each with its manifest's number, a limited number of refs at a time.
+
+        Neighbours come together, since they need the same tables.
+        """
+        order = sorted(range(len(planned)), key=lambda i: part_order(planned[i].leaves[0]))
+        batch: list[tuple[int, Part]] = []
+        refs = 0
+        for number, leaf in ((i, leaf) for i in order for leaf in planned[i].leaves):
+            if batch and refs + leaf.count > BATCH_ROWS:
+                yield batch
+                batch, refs = [], 0
+            batch.append((number, leaf))
+            refs += leaf.count
+        if batch:
+            yield batch
+
+    def _encoded(self, batch: Sequence[tuple[int, Part]]) -> list[_Leaf]:
+        """Merge and encode these leaves."""
+        near = [self._index.placed_in(leaf.node_id, leaf.box) for _, leaf in batch]
+        blobs = {old.manifest.blob.key: old.manifest.blob for some in near for old in some}
+        self._context.objects.prefetch([(blob, Manifest) for blob in blobs.values()])
+        by_node: dict[bytes, list[int]] = {}
+        for i, (_, leaf) in enumerate(batch):
+            by_node.setdefault(leaf.node_id, []).append(i)
+        stacks: dict[int, Stack] = {}
+        for node_id, numbers in by_node.items():
+            found = self._heap.within(node_id, [batch[i][1].box for i in numbers])
+            stacks.update(zip(numbers, found, strict=True))
+        calls = []
+        for i, (_, leaf) in enumerate(batch):
+            tables = [leaf_table(self._context, self._heap, old) for old in near[i]]
+            inner = [within(table, leaf.box) for table in tables]
+            calls.append(partial(self._encode, leaf, stacks.pop(i), near[i], inner))
+        return self._context.runtime.parallel(calls)
+
+    def _encode(
+        self,
+        leaf: Part,
+        stack: Stack,
+        near: Sequence[PlacedLeaf],
+        tables: Sequence[ChunkTable],
+    ) -> _Leaf:
+        """The leaf: what leaves of the base and the pending changes say of its box."""
+        box = leaf.box
+        if len(near) == 1 and near[0].part.box.shared_size(box) == box.size:
+            table = fold(tables, stack.after(near[0].merged))
+        else:
+            leaves = [
+                Leaf(old.part.box, held, stack.after(old.merged))
+                for old, held in zip(near, tables, strict=True)
+            ]
+            table = fold_leaves(leaves, stack.after(0))
+        assert table is not None
+        assert len(table) == leaf.count  # as `_cut` counted them
+        table = take(table, np.arange(len(table)), box)
+        part, data = Manifest.of([(leaf.node_id, table)]).parts[0]
+        zones = self._zones.of_leaf(self._heap.view.by_id[leaf.node_id], table)
+        return _Leaf(part, data, int(table.length.sum()), Bitmap.of(table), zones)
+
+    def _upload(
+        self, key: str, leaves: Sequence[_Leaf], set_name: str
+    ) -> tuple[ManifestRef, list[_Leaf], bytes]:
+        """Write a manifest; return its pointer, the leaves without their data, and a copy."""
+        manifest = Manifest(tuple((leaf.part, leaf.data) for leaf in leaves))
+        data = manifest.encode()
+        self._context.objects.create(key, data)
+        merged_to = (self._heap.view.snapshot.sequence,) * len(leaves)
+        ref = ManifestRef(BlobRef.to(key, data), manifest.directory(), merged_to, set_name)
+        is_wanted = any(self._facts[leaf.part.node_id].is_coordinate for leaf in leaves)
+        copy = data if is_wanted and len(data) <= _KEPT_BYTES else b""
+        return ref, [replace(leaf, data=b"") for leaf in leaves], copy
+
+
+def leaf_table(context: ReadContext, heap: Heap, leaf: PlacedLeaf) -> ChunkTable:
+    """The table of a leaf of the base."""
+    part, blob = leaf.part, leaf.manifest.blob
+
+    def decode() -> ChunkTable:
+        for held, data in context.objects.load(blob, Manifest).parts:
+            if held == part:
+                return Manifest.decode(held, data)
+        raise CorruptObjectError(f"{blob.key} has no chunk tables such as the snapshot says it has")
+
+    return heap.recent.obtain((blob.key, part.node_id, leaf.manifest.parts.index(part)), decode)
