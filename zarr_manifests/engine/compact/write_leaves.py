@@ -121,7 +121,7 @@ class InTasks:
         run: Run,
     ) -> None:
         state = freeze_reader(SessionView(context, heap.view))
-        self._source = _Source(replace(state, start=keys.start, lineage=keys.lineage), dict(pages))
+        self._task = _LeafTask(replace(state, start=keys.start, lineage=keys.lineage), dict(pages))
         self._run = run
 
     def write(self, index: BaseIndex, planned: Sequence[PlannedManifest]) -> Written:
@@ -137,7 +137,7 @@ class InTasks:
             room -= planned[number].refs
         jobs = [_job(index, [planned[i] for i in group]) for group in groups]
         result, made = Written(), dict[int, ManifestRef]()
-        for group, done in zip(groups, self._run(self._source.write, jobs), strict=True):
+        for group, done in zip(groups, self._run(self._task.write, jobs), strict=True):
             made |= zip(group, done.manifests, strict=True)
             result.entries += done.entries
             result.copies |= done.copies
@@ -151,29 +151,29 @@ class InTasks:
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _LeafJob:
     """Manifests to write, and those of the base whose leaves share chunks with theirs."""
 
     planned: tuple[PlannedManifest, ...]
     near: tuple[ManifestRef, ...]
 
 
-def _job(index: BaseIndex, planned: Sequence[PlannedManifest]) -> _Job:
+def _job(index: BaseIndex, planned: Sequence[PlannedManifest]) -> _LeafJob:
     leaves = (leaf for one in planned for leaf in one.leaves)
     near = (old for leaf in leaves for old in index.placed_in(leaf.node_id, leaf.box))
-    return _Job(
+    return _LeafJob(
         tuple(planned), tuple({old.manifest.blob.key: old.manifest for old in near}.values())
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class _LeafTask:
     """What tasks read, and under whose name they write; can be pickled."""
 
     state: ForkState
     pages: Mapping[bytes, BlobRef]
 
-    def write(self, job: _Job) -> Written:
+    def write(self, job: _LeafJob) -> Written:
         """Write the manifests of a job, and everything that belongs to them."""
         contents = revive_reader(self.state)
         context, view = contents.context, contents.view
