@@ -6,7 +6,7 @@ import logging
 from functools import partial
 from typing import Final
 
-from zarr_manifests.config import Compaction
+from zarr_manifests.config import CacheOptions, Compaction
 from zarr_manifests.engine.commit.observe import observed
 from zarr_manifests.engine.compact.background import compact_soon
 from zarr_manifests.engine.compact.compaction import compact_branch
@@ -27,6 +27,7 @@ from zarr_manifests.runtime import Run
 __all__ = ["compact", "compact_if_due", "observed_compaction"]
 
 _LOG = logging.getLogger(__name__)
+_CACHE_BYTES: Final = 32 << 20
 _OVERDUE: Final = 4
 """At this multiple of `max_delta_count` a writer compacts even if another process should."""
 
@@ -46,6 +47,10 @@ def compact(
     if mode not in set(CompactionMode):
         raise InvalidArgumentError(f"mode {mode!r} is not one of minor, major, full")
     context.roots.branch(context.roots.read().root, branch)  # there is one
+    if run is not None:
+        # Planning reads each object once, and tasks have caches of the same size.
+        context = context.unshared_by(context.runtime, CacheOptions(max_size=_CACHE_BYTES))
+        context.roots.read()
     compaction = partial(
         observed_compaction,
         context,

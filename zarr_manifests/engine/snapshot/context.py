@@ -157,4 +157,4 @@ class Context(ReadContext):
     def unshared_by(self, runtime: Runtime, options: CacheOptions) -> Context:
         """The same repository, sharing neither threads nor caches with others."""
         objects, roots = Objects(self.storage, runtime, options), Roots(self.storage, runtime)
-        return replace(self, runtime=runtime, objects=objects, roots=roots)
+        return replace(self, runtime=runtime, objects=objects, roots=roots, cache=options)
