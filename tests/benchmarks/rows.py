@@ -6,6 +6,7 @@ from functools import partial
 
 from forking import merging
 from histories import aging, collecting, remembering
+from ingests import ingesting
 from runner import Growth, Row
 from scans import (
     scanning,
@@ -311,6 +312,16 @@ ROWS = [
         durability="-",
         due={"Zarr": 10.0},
         peak_due_bytes=400_000_000,
+        most_rounds=5,
+    ),
+    Row(
+        "spark-ingest",
+        "a year of netCDF-3 files copied in one commit, against dask's threads",
+        ingesting,
+        ("zarr_manifests", "dask"),
+        {"files": (365, 100, 4), "side": (512, 512, 8)},
+        "s/file",
+        due={"dask": 1.0},
         most_rounds=5,
     ),
     *(

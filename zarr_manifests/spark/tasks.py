@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.serializers import CloudPickleSerializer
+from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from pyspark.util import inheritable_thread_target
 
@@ -25,7 +25,8 @@ __all__ = ["run_tasks"]
 
 _WAVE: Final = 4
 """Tasks in a wave, for each that Spark runs at once."""
-_PICKLE: Final[Any] = CloudPickleSerializer()  # type: ignore[no-untyped-call]
+_PICKLE: Final[Any] = cloudpickle
+"""It raises what pickling raises: a fork writes what it holds when it is pickled."""
 
 
 def run_tasks[Item, Result](

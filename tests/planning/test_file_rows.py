@@ -1,0 +1,151 @@
+"""Files that become rows: what differs, where they go, and who writes them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zarr_manifests.planning.file_rows import (
+    FileFacts,
+    FileLayout,
+    PlacedFile,
+    VariableFacts,
+    difference,
+    in_order,
+    rows_of_labels,
+    write_groups,
+)
+
+T = VariableFacts(("time", "lat"), "f4", (("units", "K"),))
+LAT = VariableFacts(("lat",), "f8", digest=b"1", values=np.arange(3.0).tobytes())
+NEAR = VariableFacts(("lat",), "f8", digest=b"2", values=(np.arange(3.0) * (1 + 1e-9)).tobytes())
+FAR = VariableFacts(("lat",), "f8", digest=b"3", values=(np.arange(3.0) + 1).tobytes())
+
+
+def layout(lat_size: int = 3, **variables: VariableFacts) -> FileLayout:
+    return FileLayout(
+        (("lat", lat_size),), tuple(sorted({"t": T, "lat": LAT, **variables}.items()))
+    )
+
+
+def changed(**fields: object) -> VariableFacts:
+    facts = {"dims": T.dims, "dtype": T.dtype, "meaning": T.meaning, "codecs": T.codecs}
+    return VariableFacts(**{**facts, **fields})
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (layout(), None),
+        (layout(lat=NEAR), None),
+        (layout(t=changed(dims=("time",))), ("'t' has the dimensions (time)", "(time, lat)")),
+        (layout(t=changed(dtype="i2")), ("'t' is of type i2", "f4")),
+        (layout(t=changed(meaning=(("units", "degC"),))), ("'t' has units 'degC'", "'K'")),
+        (layout(t=changed(meaning=())), ("'t' has no units", "'K'")),
+        (
+            layout(t=changed(meaning=(("scale_factor", 0.1), ("units", "K")))),
+            ("'t' has scale_factor 0.1", "none"),
+        ),
+        (layout(t=changed(codecs="(1,) of >f4")), ("the chunks of 't' are (1,) of >f4", "")),
+        (layout(4), ("the dimension 'lat' has length 4", "3")),
+        (layout(lat=FAR), ("the values of 'lat' are others", "the same")),
+        (layout(u=T), ("there is a variable 'u'", "none")),
+    ],
+)
+def test_what_differs_is_told(other, told):
+    assert difference(other, layout(), "time") == told
+
+
+def test_a_file_may_lack_what_does_not_grow():
+    without = FileLayout((), (("t", T),))
+    assert difference(without, layout(), "time") is None
+    assert difference(FileLayout((), (("lat", LAT),)), layout(), "time") == (
+        "there is no variable 't'",
+        "one",
+    )
+
+
+def file(url: str, labels: object, nbytes: int = 100) -> FileFacts:
+    values = np.array(labels)
+    return FileFacts(url, nbytes, "", layout(), len(values), {"time": values})
+
+
+def urls(files: object) -> list[str]:
+    return [each.url for each in files]
+
+
+def test_files_are_sorted_by_their_labels():
+    files = [file("c", [5, 6]), file("a", [1]), file("b", [2, 4])]
+    found, unfit = in_order(files, "time", np.array([-1, 0]))
+    assert urls(found) == ["a", "b", "c"]
+    assert not unfit
+    down, unfit = in_order(files[1:], "time", np.array([9, 8]))
+    assert (urls(down), urls(each for each, _ in unfit)) == (["a"], ["b"])  # 2, 4 ascends
+    alone = [FileFacts(name, 1, "", layout(), 1) for name in "zya"]
+    assert urls(in_order(alone, "time", None)[0]) == ["z", "y", "a"]
+
+
+def test_labels_that_do_not_follow_are_told_with_both_files():
+    files = [file("b", [2, 4]), file("a", [1, 3]), file("c", [5, 5])]
+    found, unfit = in_order(files, "time", np.array([0]))
+    assert urls(found) == ["a"]
+    assert [(each.url, reason) for each, reason in unfit] == [
+        ("b", "its labels of 'time' begin at 2, and a ends at 3"),
+        ("c", "its labels of 'time' are not in order: 5 after 5"),
+    ]
+    _, [(late, reason)] = in_order([file("a", [1, 3])], "time", np.array([0, 1]))
+    assert (late.url, reason) == (
+        "a",
+        "its labels of 'time' begin at 1, and what is there ends at 1",
+    )
+
+
+def test_rows_of_labels_are_found_only_in_a_row():
+    there = np.array([1, 2, 3, 5, 6])
+    assert rows_of_labels(there, np.array([2, 3])) == 1
+    assert rows_of_labels(there, np.array([3, 4])) is None
+    assert rows_of_labels(there, np.array([6, 7])) is None
+
+
+@given(
+    rows=st.lists(st.integers(0, 9), min_size=1, max_size=30),
+    chunks=st.lists(st.integers(1, 6), max_size=2),
+    begins=st.integers(0, 7),
+    most=st.integers(1, 9),
+    gap=st.integers(0, 5),
+)
+def test_each_chunk_has_one_writer_and_each_row_one_place(rows, chunks, begins, most, gap):
+    placed, start = [], begins
+    for number, count in enumerate(rows):
+        facts = FileFacts(f"{number}", 10 * count, "", layout(), count)
+        placed.append(PlacedFile(facts, start))
+        start += count + (gap if number == len(rows) // 2 else 0)
+    groups = write_groups(placed[::-1], chunks, most, 0)
+    unit = math.lcm(*chunks) if chunks else 1
+    wrote: dict[int, int] = {}
+    seen = []
+    for number, group in enumerate(groups):
+        for part in group:
+            assert part.stop - part.start == part.last - part.first > 0
+            start = next(each.start for each in placed if each.file.url == part.url)
+            assert part.start - start == part.first
+            seen += range(part.start, part.stop)
+            for row in range(part.start, part.stop):
+                assert wrote.setdefault(row // unit, number) == number
+    assert sorted(seen) == [row for each in placed for row in range(each.start, each.stop)]
+    assert len(groups) <= max(most + 1, 1)
+
+
+def test_a_long_file_is_written_by_several_tasks():
+    placed = [PlacedFile(FileFacts("a", 1000, "", layout(), 100), 0)]
+    groups = write_groups(placed, [10], 4, 0)
+    assert [[(p.start, p.stop, p.first) for p in group] for group in groups] == [
+        [(0, 30, 0)],
+        [(30, 60, 30)],
+        [(60, 90, 60)],
+        [(90, 100, 90)],
+    ]

@@ -1,0 +1,339 @@
+"""Files that become rows of arrays: whether they agree, where their rows go, who writes them.
+
+Files are joined along one dimension. What is decided here rests on facts that tasks have read from
+the files; no file is opened.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "FileFacts",
+    "FileLayout",
+    "FilePart",
+    "PlacedFile",
+    "VariableFacts",
+    "difference",
+    "in_order",
+    "rows_of_labels",
+    "write_groups",
+]
+
+_CLOSE: Final = 1e-6
+"""Relative; coordinates that differ by less are from the same grid."""
+
+
+@dataclass(frozen=True, slots=True)
+class VariableFacts:
+    """What has to be the same in all files, of one variable.
+
+    Parameters
+    ----------
+    dims : tuple of str
+        Its dimensions.
+    dtype : str
+        The type of its stored values, without the order of bytes.
+    meaning : tuple of (str, object)
+        Units, calendar and packing, sorted by name.
+    codecs : str
+        How chunks are encoded, if they are referred to.
+    digest : bytes
+        Hash of the values that all files have in common; empty if it grows with the files.
+    values : bytes
+        These values as float64, if they are few numbers.
+    """
+
+    dims: tuple[str, ...]
+    dtype: str
+    meaning: tuple[tuple[str, Any], ...] = ()
+    codecs: str = ""
+    digest: bytes = b""
+    values: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class FileLayout:
+    """What has to be the same in all files.
+
+    Parameters
+    ----------
+    sizes : tuple of (str, int)
+        Lengths of the dimensions but the one that files are joined along, sorted by name.
+    variables : tuple of (str, VariableFacts)
+        The variables, sorted by name.
+    """
+
+    sizes: tuple[tuple[str, int], ...]
+    variables: tuple[tuple[str, VariableFacts], ...]
+
+    def grows(self, dim: str) -> dict[str, VariableFacts]:
+        """The variables along the dimension, by name."""
+        return {name: facts for name, facts in self.variables if dim in facts.dims}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FileFacts:
+    """A file that can be opened.
+
+    Parameters
+    ----------
+    url : str
+        Where it is.
+    nbytes : int
+        Its size.
+    stamp : str
+        Changes when its bytes do: a time or an etag.
+    layout : FileLayout
+        What other files must have too.
+    rows : int
+        How many there are along the dimension.
+    axis : mapping of str to ndarray
+        The decoded values of variables with a few bytes a row, such as its labels.
+    """
+
+    url: str
+    nbytes: int
+    stamp: str
+    layout: FileLayout
+    rows: int
+    axis: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+
+    def labels(self, dim: str) -> npt.NDArray[Any] | None:
+        """The labels of the rows; None if the dimension has no coordinate."""
+        found = self.axis.get(dim)
+        return found if found is not None and found.ndim == 1 else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedFile:
+    """A file, and the row where its rows begin."""
+
+    file: FileFacts
+    start: int
+
+    @property
+    def stop(self) -> int:
+        """The row behind its last one."""
+        return self.start + self.file.rows
+
+    def part(self, start: int, stop: int) -> FilePart:
+        """Some of its rows, by their places."""
+        file = self.file
+        return FilePart(file.url, file.nbytes, file.stamp, start, stop, start - self.start)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FilePart:
+    """Rows of a file for one task.
+
+    Parameters
+    ----------
+    url, nbytes, stamp
+        As of `FileFacts`.
+    start, stop : int
+        Where they go, in the arrays.
+    first : int
+        Where they begin, in the file.
+    """
+
+    url: str
+    nbytes: int
+    stamp: str
+    start: int
+    stop: int
+    first: int = 0
+
+    @property
+    def last(self) -> int:
+        """Where they end, in the file."""
+        return self.first + self.stop - self.start
+
+
+# --- agreement -------------------------------------------------------------------------------
+
+
+def difference(given: FileLayout, due: FileLayout, dim: str) -> tuple[str, str] | None:
+    """Return what differs, as what a file has and what is due; None if nothing does.
+
+    Variables that do not grow along `dim` may be missing in a file.
+
+    Examples
+    --------
+    >>> t = VariableFacts(("time",), "f4", (("units", "K"),))
+    >>> u = VariableFacts(("time",), "f4", (("units", "degC"),))
+    >>> difference(FileLayout((), (("t", u),)), FileLayout((), (("t", t),)), "time")
+    ("'t' has units 'degC'", "'K'")
+    """
+    have, want = dict(given.sizes), dict(due.sizes)
+    mine, theirs = dict(given.variables), dict(due.variables)
+    for name in sorted(mine.keys() | theirs.keys()):
+        one, other = mine.get(name), theirs.get(name)
+        if one is None:
+            if dim in theirs[name].dims:
+                return f"there is no variable {name!r}", "one"
+            continue
+        if other is None:
+            return f"there is a variable {name!r}", "none"
+        found = _variable_difference(name, one, other)
+        if found is not None:
+            return found
+    for name in sorted(have.keys() & want.keys()):
+        if have[name] != want[name]:
+            return f"the dimension {name!r} has length {have[name]}", str(want[name])
+    return next(_value_differences(mine, theirs), None)
+
+
+def _variable_difference(
+    name: str, one: VariableFacts, other: VariableFacts
+) -> tuple[str, str] | None:
+    if one.dims != other.dims:
+        return f"{name!r} has the dimensions {_tuple(one.dims)}", _tuple(other.dims)
+    if one.dtype != other.dtype:
+        return f"{name!r} is of type {one.dtype}", other.dtype
+    has, due = dict(one.meaning), dict(other.meaning)
+    for key in sorted(has.keys() | due.keys()):
+        if has.get(key) != due.get(key):
+            if key not in has:
+                return f"{name!r} has no {key}", repr(due[key])
+            return f"{name!r} has {key} {has[key]!r}", repr(due[key]) if key in due else "none"
+    if one.codecs != other.codecs:
+        return f"the chunks of {name!r} are {one.codecs}", other.codecs
+    return None
+
+
+def _value_differences(
+    mine: Mapping[str, VariableFacts], theirs: Mapping[str, VariableFacts]
+) -> Iterator[tuple[str, str]]:
+    for name in sorted(mine.keys() & theirs.keys()):
+        one, other = mine[name], theirs[name]
+        if one.digest == other.digest:
+            continue
+        a, b = (np.frombuffer(each.values, np.float64) for each in (one, other))
+        near = a.shape == b.shape and np.allclose(a, b, rtol=_CLOSE, atol=0.0, equal_nan=True)
+        if not (one.values and near):
+            yield f"the values of {name!r} are others", "the same"
+
+
+def _tuple(dims: Sequence[str]) -> str:
+    return f"({', '.join(dims)})"
+
+
+# --- where rows go ---------------------------------------------------------------------------
+
+
+def in_order(
+    files: Sequence[FileFacts], dim: str, there: npt.NDArray[Any] | None
+) -> tuple[list[FileFacts], list[tuple[FileFacts, str]]]:
+    """Sort files by their labels; those that do not fit are told apart, with the reason.
+
+    Labels ascend or descend as those that are there do, else as those of the files. Without
+    labels, the order stays.
+
+    Parameters
+    ----------
+    files : sequence of FileFacts
+        The files; either all have labels or none has.
+    dim : str
+        The dimension.
+    there : ndarray, optional
+        The labels that are there already.
+    """
+    known = [(file, labels) for file in files if (labels := file.labels(dim)) is not None]
+    if len(known) < len(files):
+        return list(files), []
+    filled = [(file, labels) for file, labels in known if len(labels)]
+    descends = _descends([labels for _, labels in filled] if there is None else [there])
+    step: Callable[[Any, Any], bool] = (lambda a, b: a > b) if descends else (lambda a, b: a < b)
+    sound, bad = [], []
+    last, whose = (None, "") if there is None or not len(there) else (there[-1], "what is there")
+    for file, labels in sorted(filled, key=lambda each: each[1][0], reverse=descends):
+        inside = next((i for i in range(1, len(labels)) if not step(*labels[i - 1 : i + 1])), None)
+        if inside is not None:
+            first, second = _shown(labels[inside - 1]), _shown(labels[inside])
+            bad.append((file, f"its labels of {dim!r} are not in order: {second} after {first}"))
+        elif last is not None and not step(last, labels[0]):
+            text = f"its labels of {dim!r} begin at {_shown(labels[0])}"
+            bad.append((file, f"{text}, and {whose} ends at {_shown(last)}"))
+        else:
+            sound.append(file)
+            last, whose = labels[-1], file.url
+    empty = [file for file, labels in known if not len(labels)]
+    return sound + empty, bad
+
+
+def _descends(found: Sequence[npt.NDArray[Any]]) -> bool:
+    long = next((labels for labels in found if len(labels) > 1), None)
+    return long is not None and bool(long[0] > long[-1])
+
+
+def rows_of_labels(there: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> int | None:
+    """Return where the wanted labels are, in this order and in a row; None if they are not."""
+    if not len(wanted):
+        return None
+    for start in np.flatnonzero(there == wanted[0]).tolist():
+        if np.array_equal(there[start : start + len(wanted)], wanted):
+            return int(start)
+    return None
+
+
+def _shown(label: Any) -> str:
+    is_time = isinstance(label, np.datetime64)
+    return str(np.datetime_as_string(label, unit="auto")) if is_time else str(label)
+
+
+# --- who writes them -------------------------------------------------------------------------
+
+
+def write_groups(
+    placed: Sequence[PlacedFile], chunks: Sequence[int], most: int, least_bytes: int
+) -> list[list[FilePart]]:
+    """Group rows for tasks, so that no stored chunk has rows of two groups.
+
+    A file with rows in two groups is read by two tasks.
+
+    Parameters
+    ----------
+    placed : sequence of PlacedFile
+        The files, no two of them in the same rows.
+    chunks : sequence of int
+        Lengths of the arrays' chunks along the dimension.
+    most : int
+        The most groups to make, of about as many bytes each.
+    least_bytes : int
+        A group has at least so many bytes, if there are as many.
+
+    Examples
+    --------
+    >>> files = [FileFacts(f"{n}", 10, "", FileLayout((), ()), 2) for n in range(4)]
+    >>> placed = [PlacedFile(file, 3 + 2 * n) for n, file in enumerate(files)]
+    >>> for group in write_groups(placed, [4], 9, 0):
+    ...     print([(part.url, part.start, part.stop) for part in group])
+    [('0', 3, 4)]
+    [('0', 4, 5), ('1', 5, 7), ('2', 7, 8)]
+    [('2', 8, 9), ('3', 9, 11)]
+    """
+    unit = math.lcm(*chunks) if chunks else 1
+    total = sum(each.file.nbytes for each in placed)
+    due = max(least_bytes, -(-total // max(most, 1)), 1)
+    groups: list[list[FilePart]] = []
+    held, end = due, -1  # bytes in the last group, and the unit it ends in
+    for each in sorted(placed, key=lambda one: one.start):
+        start = each.start
+        while start < each.stop:
+            if not groups or (held >= due and start // unit > end):
+                groups.append([])
+                held = 0
+            row_bytes = max(each.file.nbytes // each.file.rows, 1)
+            wanted = start + max(-(-(due - held) // row_bytes), 1)
+            stop = min(-(-wanted // unit) * unit, each.stop)
+            groups[-1].append(each.part(start, stop))
+            held += (stop - start) * row_bytes
+            start, end = stop, (stop - 1) // unit
+    return groups

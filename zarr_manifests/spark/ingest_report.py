@@ -1,0 +1,153 @@
+"""What an ingestion has done, and how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["FailedFile", "IngestProgress", "IngestReport", "IngestedFile"]
+
+_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class IngestedFile:
+    """A file whose rows were committed.
+
+    Parameters
+    ----------
+    url : str
+        Where it is.
+    start, rows : int
+        Its first row in the arrays, and how many it has.
+    nbytes : int
+        Its size.
+    snapshot_id : str
+        The commit that has it.
+    """
+
+    url: str
+    start: int
+    rows: int
+    nbytes: int
+    snapshot_id: str
+
+    def __str__(self) -> str:
+        return f"{self.url}: rows {self.start} to {self.start + self.rows - 1}"
+
+
+@dataclass(frozen=True, slots=True)
+class FailedFile:
+    """A file that was left out.
+
+    Parameters
+    ----------
+    url : str
+        Where it is.
+    reason : str
+        Why.
+    """
+
+    url: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.url}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class IngestProgress:
+    """How far an ingestion is.
+
+    Parameters
+    ----------
+    doing : str
+        `looking` at files, or `writing` them.
+    files, of_files : int
+        Files that are done, and all of them.
+    nbytes : int
+        Bytes of the files that are done.
+    seconds : float
+        Since this began.
+
+    Examples
+    --------
+    >>> print(IngestProgress("writing", 30, 365, 45_000_000, 1.5))
+    writing: 30 of 365 files, 45.0 MB, 30.0 MB/s
+    """
+
+    doing: str
+    files: int
+    of_files: int
+    nbytes: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second."""
+        return self.nbytes / self.seconds if self.seconds > 0 else 0.0
+
+    def __str__(self) -> str:
+        size = f"{self.nbytes / 1e6:.1f} MB, {self.rate / 1e6:.1f} MB/s"
+        return f"{self.doing}: {self.files:,} of {self.of_files:,} files, {size}"
+
+
+@dataclass(frozen=True, slots=True)
+class IngestReport:
+    """What `ingest` has done.
+
+    Parameters
+    ----------
+    snapshot_ids : tuple of str
+        The commits it made, oldest first; empty if there was nothing to do.
+    added, replaced : tuple of IngestedFile
+        Files whose rows were appended, and files that had changed.
+    failed : tuple of FailedFile
+        Files that were left out.
+    unchanged : int
+        The number of files that had been ingested before.
+    seconds : float
+        How long it took.
+
+    Examples
+    --------
+    >>> print(IngestReport((), (), (), (), 365, 0.5))
+    nothing to do: 365 files were there already
+    """
+
+    snapshot_ids: tuple[str, ...]
+    added: tuple[IngestedFile, ...]
+    replaced: tuple[IngestedFile, ...]
+    failed: tuple[FailedFile, ...]
+    unchanged: int
+    seconds: float
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the files that were read."""
+        return sum(file.nbytes for file in (*self.added, *self.replaced))
+
+    def __str__(self) -> str:
+        counts = (
+            (len(self.added), "files added"),
+            (len(self.replaced), "replaced"),
+            (self.unchanged, "files were there already"),
+            (len(self.failed), "left out"),
+        )
+        lines = [", ".join(f"{count:,} {what}" for count, what in counts if count) or "no files"]
+        if self.snapshot_ids:
+            number = len(self.snapshot_ids)
+            rate = self.nbytes / self.seconds if self.seconds > 0 else 0.0
+            lines[0] += f", in {number:,} commit{'s' * (number > 1)}: {self.nbytes / 1e6:.1f} MB"
+            lines[0] += f" in {self.seconds:.1f} s, {rate / 1e6:.1f} MB/s"
+        else:
+            lines[0] = f"nothing to do: {lines[0]}"
+        for title, files in (("added", self.added), ("replaced", self.replaced)):
+            lines += _some(title, files)
+        return "\n".join(lines + _some("left out", self.failed))
+
+
+def _some(title: str, files: Sequence[object]) -> list[str]:
+    shown = [f"  {title} {file}" for file in files[:_SHOWN]]
+    more = [f"  {title} {len(files) - _SHOWN:,} more"] if len(files) > _SHOWN else []
+    return shown + more

@@ -1,0 +1,479 @@
+"""Rows of files become rows of a group's arrays.
+
+The session that commits grows the arrays and writes the axis variables. Forks of it make the arrays
+and write everything else, each its own parts: as copies of what is stored, or as references.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import xarray as xr
+import zarr
+from xarray.conventions import decode_cf_variable, encode_cf_variable
+
+from zarr_manifests.engine.edit.workspace import Workspace
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.keys import join
+from zarr_manifests.planning.file_rows import FileLayout, FilePart, PlacedFile
+from zarr_manifests.session import Session
+from zarr_manifests.store import ManifestStore, workspace_of
+from zarr_manifests.xarray.agreement import meaning_of_bounds
+from zarr_manifests.xarray.array_target import ArrayTarget
+from zarr_manifests.xarray.encoding import begin_write
+from zarr_manifests.xarray.scan_files import array_document, codecs_of
+from zarr_manifests.xarray.source_files import (
+    FailedFileError,
+    OpenedFile,
+    SourceFiles,
+    decoded_axis,
+    layout_of,
+    stamp_of,
+)
+
+__all__ = ["There", "create_arrays", "failed", "grow", "there_is", "write_axis", "write_parts"]
+
+_CHUNK_BYTES: Final = 64 * 1024**2
+_AXIS_CHUNK: Final = 8192
+_WINDOW_BYTES: Final = 32 * 1024**2
+"""Values of a variable that are read before they are written, if one chunk is not larger."""
+_OPEN_FILES: Final = 64
+_ENCODING: Final = ("units", "calendar", "scale_factor", "add_offset", "_FillValue", "_Unsigned")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class There:
+    """What a group has already, as far as files have to fit to it.
+
+    Parameters
+    ----------
+    layout : FileLayout
+        What files have to agree with.
+    length : int
+        Rows along the dimension.
+    labels : ndarray or None
+        Its labels.
+    chunks : mapping of str to int
+        Lengths of chunks along the dimension, of the arrays that tasks write to.
+    zarr_format : int
+        Of the group.
+    """
+
+    layout: FileLayout
+    length: int
+    labels: npt.NDArray[Any] | None
+    chunks: Mapping[str, int]
+    zarr_format: int
+
+
+def there_is(store: ManifestStore, group: str, files: SourceFiles) -> There | None:
+    """Return what the group has; None if it has no arrays.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If none of them has the dimension.
+    """
+    arrays = _arrays(store, group)
+    if not arrays:
+        return None
+
+    def codecs(name: str) -> str:
+        if files.containers is None:
+            return ""
+        return codecs_of(store, join(group, name), arrays[name].ndim)
+
+    with _stored(store, group) as ds:
+        if files.dim not in ds.dims:
+            raise InvalidArgumentError(
+                f"no array in the group '/{group}' has the dimension {files.dim!r}"
+            )
+        axis = decoded_axis(ds, files.dim)
+        labels = axis[files.dim].values if files.dim in axis.variables else None
+        chunks = {
+            name: (array.shards or array.chunks)[ds[name].dims.index(files.dim)]
+            for name, array in arrays.items()
+            if files.dim in ds[name].dims and name not in axis.variables
+        }
+        layout = layout_of(ds, files.dim, codecs)
+        form = next(iter(arrays.values())).metadata.zarr_format
+        return There(layout, ds.sizes[files.dim], labels, chunks, form)
+
+
+def _arrays(store: ManifestStore, group: str) -> dict[str, zarr.Array[Any]]:
+    mode: Any = "r" if store.read_only else "r+"
+    try:
+        return dict(zarr.open_group(store, path=group, mode=mode).arrays())
+    except FileNotFoundError:
+        return {}
+
+
+def _stored(store: Any, group: str) -> xr.Dataset:
+    how: dict[str, Any] = {"decode_cf": False, "consolidated": False, "chunks": None}
+    return xr.open_dataset(store, engine="zarr", group=group or None, **how)
+
+
+# --- arrays ----------------------------------------------------------------------------------
+
+
+def create_arrays(
+    store: ManifestStore,
+    group: str,
+    files: SourceFiles,
+    url: str,
+    encoding: Mapping[str, Mapping[str, Any]],
+    zarr_format: int,
+) -> None:
+    """Make arrays like those in a file, without rows, and write what does not grow."""
+    with files.opened(url) as opened:
+        ds, axis = opened.ds, set(decoded_axis(opened.ds, files.dim).variables)
+        new = ds.isel({files.dim: slice(0, 0)}).drop_encoding()
+        if opened.session is not None:
+            first = array_document(opened.session.store, str(next(iter(ds.variables))))
+            zarr_format = 3 if first[0] == "zarr.json" else 2
+            new = new.drop_vars([name for name in new.variables if name not in axis])
+        own: dict[Any, dict[str, Any]] = {}
+        for name, variable in new.variables.items():
+            if variable.dtype.kind in "iufc":
+                native = variable.dtype.newbyteorder("=")
+                new[name] = variable.astype(native, keep_attrs=True)
+            own[name] = dict(encoding.get(str(name), {}))
+            if files.dim in variable.dims:
+                chunks = _chunks(ds[name].variable, files.dim, long=name in axis)
+                own[name].setdefault("chunks", chunks)
+            if "_FillValue" not in variable.attrs and variable.dtype.kind in "fc":
+                own[name]["_FillValue"] = None  # else xarray adds one
+        how = {"group": group or None, "mode": "a", "append_dim": None, "zarr_format": zarr_format}
+        begin_write(new, store, how, None, own, {}, statistics=True).sync()
+        if opened.session is not None:
+            for name in ds.variables:
+                if name not in axis:
+                    _create_referring(store, group, opened, str(name), files.dim)
+
+
+def _chunks(variable: xr.Variable, dim: str, *, long: bool) -> tuple[int, ...]:
+    """Chunks of an array that grows: those of the file, or all that it has, within bounds."""
+    wanted = variable.encoding.get("preferred_chunks") or {}
+    chunks = [max(min(int(wanted.get(d, n)), n), 1) for d, n in variable.sizes.items()]
+    if long:  # a few bytes a row
+        chunks[variable.dims.index(dim)] = _AXIS_CHUNK
+    while math.prod(chunks) * variable.dtype.itemsize > _CHUNK_BYTES and max(chunks) > 1:
+        axis = chunks.index(max(chunks))
+        chunks[axis] = -(-chunks[axis] // 2)
+    return tuple(chunks)
+
+
+def _create_referring(
+    store: ManifestStore, group: str, opened: OpenedFile, name: str, dim: str
+) -> None:
+    """Make an array as encoded as one in a file; refer to its chunks if it does not grow."""
+    assert opened.session is not None
+    source, dims = opened.session.store, opened.ds[name].dims
+    document_name, document = array_document(source, name)
+    expands = len(dims) > len(document["shape"])
+    if dim in dims:
+        shape = [1] * expands + document["shape"]
+        shape[dims.index(dim)] = 0
+        document["shape"] = shape
+    path, workspace = join(group, name), workspace_of(store)
+    if document_name == ".zarray":
+        document["chunks"] = [1] * expands + document["chunks"]
+        attributes = {**opened.ds[name].attrs, "_ARRAY_DIMENSIONS": list(dims)}
+        attributes.pop("_FillValue", None)  # which the document has
+        workspace.set(join(path, ".zarray"), json.dumps(document).encode())
+        workspace.set(join(path, ".zattrs"), json.dumps(attributes, default=_listed).encode())
+    else:
+        chunks = document["chunk_grid"]["configuration"]
+        chunks["chunk_shape"] = [1] * expands + chunks["chunk_shape"]
+        document["dimension_names"] = list(dims)
+        workspace.set(join(path, "zarr.json"), json.dumps(document).encode())
+    if dim not in dims:
+        _refer(store, path, opened.session, name, 0, 0)
+
+
+def _listed(value: Any) -> Any:
+    return np.asarray(value).tolist()
+
+
+def grow(store: ManifestStore, group: str, dim: str, length: int) -> None:
+    """Make the arrays along the dimension that long; what is new has no values yet."""
+    with _stored(store, group) as ds:
+        for name, array in _arrays(store, group).items():
+            if dim in ds[name].dims:
+                shape = list(array.shape)
+                shape[ds[name].dims.index(dim)] = length
+                array.resize(tuple(shape))
+
+
+# --- axis variables --------------------------------------------------------------------------
+
+
+def write_axis(store: ManifestStore, group: str, dim: str, placed: Sequence[PlacedFile]) -> None:
+    """Write the values of axis variables of all files.
+
+    Raises
+    ------
+    FailedFileError
+        If values of a file would be read back differently.
+    """
+    arrays = _arrays(store, group)
+    attributes = {name: dict(array.attrs) for name, array in arrays.items()}
+    for name in sorted({name for each in placed for name in each.file.axis}):
+        meaning = {**meaning_of_bounds(name, attributes.values()), **attributes[name]}
+        for run in _runs(placed):
+            values = np.concatenate([each.file.axis[name] for each in run])
+            codes, off = _codes(name, values, meaning, arrays[name].dtype)
+            if off is not None:
+                raise _misfit(name, run, meaning, arrays[name].dtype)
+            arrays[name][run[0].start : run[-1].stop] = codes
+
+
+def _misfit(
+    name: str, run: Sequence[PlacedFile], meaning: Mapping[str, Any], dtype: np.dtype[Any]
+) -> FailedFileError:
+    """What to tell of the first file whose values the array cannot hold."""
+    told = f" in {meaning['units']!r}" if "units" in meaning else ""
+    for each in run:  # xarray stores all in other units if those of one file do not fit
+        values = each.file.axis[name]
+        off = _codes(name, values, meaning, dtype)[1]
+        if off is not None:
+            break
+    text = f"{values[off or 0]} of {name!r} cannot be stored as {dtype}{told}, as the array has it"
+    return FailedFileError(each.file.url, text)
+
+
+def _runs(placed: Sequence[PlacedFile]) -> Iterator[list[PlacedFile]]:
+    """Files whose rows follow on each other."""
+    run: list[PlacedFile] = []
+    for each in sorted((one for one in placed if one.file.rows), key=lambda one: one.start):
+        if run and run[-1].stop != each.start:
+            yield run
+            run = []
+        run.append(each)
+    if run:
+        yield run
+
+
+def _codes(
+    name: str, values: npt.NDArray[Any], meaning: Mapping[str, Any], dtype: np.dtype[Any]
+) -> tuple[npt.NDArray[Any], int | None]:
+    """The values as the array stores them, and the first row that would be read differently."""
+    how = {key: meaning[key] for key in _ENCODING if key in meaning}
+    dims = tuple(f"axis {n}" for n in range(values.ndim))
+    try:
+        given = xr.Variable(dims, values, {}, {**how, "dtype": dtype})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what they warn of is found below
+            codes = np.asarray(encode_cf_variable(given, name=name).values)
+        kept = {key: how[key] for key in how if values.dtype.kind in "mMO" or key[0] != "u"}
+        times: Any = values.dtype.kind in "mMO"
+        read = decode_cf_variable(
+            name, xr.Variable(dims, codes, kept), decode_times=times, decode_timedelta=False
+        ).values
+    except (ValueError, TypeError, OverflowError):
+        return values, 0
+    same = read == values
+    if values.dtype.kind == "f":
+        same = np.isclose(read, values, rtol=1e-6, atol=0.0, equal_nan=True)
+    wrong = np.flatnonzero(~same.reshape(len(values), -1).all(axis=1))
+    return codes.astype(dtype, copy=False), int(wrong[0]) if wrong.size else None
+
+
+# --- what tasks write ------------------------------------------------------------------------
+
+
+def write_parts(
+    store: ManifestStore, group: str, files: SourceFiles, parts: Sequence[FilePart]
+) -> None:
+    """Write rows of files, except those of axis variables.
+
+    Raises
+    ------
+    FailedFileError
+        If a file cannot be read, or has changed since it was looked at.
+    """
+    with _stored(store, group) as ds:
+        names = set(ds.variables) - set(decoded_axis(ds, files.dim).variables)
+        axes = {
+            str(name): ds[name].dims.index(files.dim)
+            for name in names
+            if files.dim in ds[name].dims
+        }
+    if files.containers is not None:
+        for part in parts:
+            with _File(files, part) as opened:
+                assert opened.session is not None
+                for name, axis in axes.items():
+                    _refer(store, join(group, name), opened.session, name, axis, part.start)
+        return
+    workspace = workspace_of(store)
+    with _FilesInUse(files) as in_use:
+        targets = [
+            _Target(store, workspace, join(group, name), name, axis) for name, axis in axes.items()
+        ]
+        for window in _windows(parts, targets):
+            for target in targets:
+                target.write(window, in_use)
+        for target in targets:
+            target.target.record()
+
+
+class _File:
+    """A file in use; any failure in it is told with its URL."""
+
+    def __init__(self, files: SourceFiles, part: FilePart) -> None:
+        self._files, self._part, self._stack = files, part, ExitStack()
+
+    def __enter__(self) -> OpenedFile:
+        url = self._part.url
+        try:
+            return self._stack.enter_context(self._files.opened(url))
+        except Exception as error:
+            raise failed(url, error) from error
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.close()
+        if error[0] is None and stamp_of(self._part.url) != (self._part.nbytes, self._part.stamp):
+            raise FailedFileError(self._part.url, "it has changed since it was looked at")
+
+
+def failed(url: str, error: Exception) -> FailedFileError:
+    """What to tell of a file that cannot be read."""
+    return FailedFileError(url, f"{type(error).__name__}: {error}")
+
+
+class _FilesInUse:
+    """Files that stay open, the ones used last."""
+
+    def __init__(self, files: SourceFiles) -> None:
+        self._files = files
+        self._open: OrderedDict[str, tuple[_File, OpenedFile]] = OrderedDict()
+
+    def __enter__(self) -> _FilesInUse:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        while self._open:
+            self._open.popitem()[1][0].__exit__(*error)
+
+    def values(self, part: FilePart, name: str, place: tuple[slice, ...]) -> npt.NDArray[Any]:
+        """The stored values of a variable."""
+        if part.url in self._open:
+            self._open.move_to_end(part.url)
+        else:
+            if len(self._open) >= _OPEN_FILES:
+                self._open.popitem(last=False)[1][0].__exit__(None, None, None)
+            file = _File(self._files, part)
+            self._open[part.url] = file, file.__enter__()
+        try:
+            return np.asarray(self._open[part.url][1].ds[name].variable[place].values)
+        except Exception as error:
+            raise failed(part.url, error) from error
+
+
+class _Target:
+    """An array that rows are written to, whole chunks at a time as far as there are rows."""
+
+    def __init__(
+        self, store: ManifestStore, workspace: Workspace, path: str, name: str, axis: int
+    ) -> None:
+        array = zarr.open_array(store, path=path, mode="r+")
+        self.target = ArrayTarget(array, workspace, statistics=True)
+        self.name, self.axis, self._dtype = name, axis, array.dtype
+        self._sizes, self._chunks = list(array.shape), list(array.shards or array.chunks)
+        self.chunk = self._chunks[axis]  # rows of a chunk
+        self._sizes[axis] = self._chunks[axis] = 1  # of a row
+        self.row_bytes = max(math.prod(self._sizes) * self._dtype.itemsize, 1)
+
+    def write(self, parts: Sequence[FilePart], files: _FilesInUse) -> None:
+        """Write parts that follow on each other."""
+        start, rows = parts[0].start, parts[-1].stop - parts[0].start
+        for box in self._boxes(rows):
+
+            def rows_at(first: int, stop: int, box: Sequence[slice] = box) -> tuple[slice, ...]:
+                return (*box[: self.axis], slice(first, stop), *box[self.axis + 1 :])
+
+            shape = [part.stop - part.start for part in rows_at(0, rows)]
+            block = np.empty(shape, self._dtype)
+            for part in parts:
+                values = files.values(part, self.name, rows_at(part.first, part.last))
+                block.swapaxes(0, self.axis)[part.start - start : part.stop - start] = (
+                    values.swapaxes(0, self.axis)
+                )
+            self.target[rows_at(start, start + rows)] = block
+
+    def _boxes(self, rows: int) -> Iterator[tuple[slice, ...]]:
+        """All cells of a row, in boxes of whole chunks that fit the memory with so many rows."""
+        steps = list(self._chunks)
+        nbytes = rows * math.prod(steps) * self._dtype.itemsize
+        for axis in reversed(range(len(steps))):
+            number = -(-self._sizes[axis] // steps[axis])
+            times = max(1, min(number, _WINDOW_BYTES // max(nbytes, 1)))
+            steps[axis], nbytes = steps[axis] * times, nbytes * times
+        starts = [range(0, size, step) for size, step in zip(self._sizes, steps, strict=True)]
+        for corner in itertools.product(*starts):
+            sides = zip(corner, steps, self._sizes, strict=True)
+            yield tuple(slice(at, min(at + step, size)) for at, step, size in sides)
+
+
+def _windows(parts: Sequence[FilePart], targets: Sequence[_Target]) -> Iterator[list[FilePart]]:
+    """Parts that are written together: in a row, up to a boundary of all arrays' chunks."""
+    unit = math.lcm(*(target.chunk for target in targets)) if targets else 1
+    most = max((target.row_bytes for target in targets), default=1)
+    rows = max(_WINDOW_BYTES // most // unit, 1) * unit
+    window: list[FilePart] = []
+    for part in sorted(parts, key=lambda each: each.start):
+        start = part.start
+        while start < part.stop:
+            if window and (window[-1].stop != start or start % rows == 0):
+                yield window
+                window = []
+            stop = min((start // rows + 1) * rows, part.stop)
+            first = part.first + start - part.start
+            window.append(FilePart(part.url, part.nbytes, part.stamp, start, stop, first))
+            start = stop
+    if window:
+        yield window
+
+
+def _refer(
+    store: ManifestStore, path: str, session: Session, name: str, axis: int, start: int
+) -> None:
+    """Refer to the chunks of a file's array from `start` on; chunks without a file are copied."""
+    array = zarr.open_array(store, path=path, mode="r+")
+    shift = np.zeros(array.ndim, np.int64)
+    if array.ndim:
+        shift[axis] = start // (array.shards or array.chunks)[axis]
+    refs = session.store.get_virtual_refs(name)
+    width = array.ndim - refs.index.shape[1]
+    index = np.pad(refs.index, ((0, 0), (width, 0))) + shift
+    if len(refs):
+        store.set_virtual_refs(
+            path,
+            index,
+            refs.locations,
+            refs.source,
+            refs.offset,
+            refs.length,
+            etags=refs.etags,
+            modified=refs.modified,
+            sizes=refs.sizes,
+            checksums=refs.checksums,
+        )
+    virtual = {tuple(at) for at in refs.index.tolist()}
+    others = [at for at in session.initialized_chunks(name).tolist() if tuple(at) not in virtual]
+    if others:
+        for at, data in session.read_chunks(name, coords=others):
+            place = np.pad(np.array(at, np.int64), (width, 0)) + shift
+            key = array.metadata.encode_chunk_key(tuple(place.tolist()))
+            workspace_of(store).set(join(path, key), data)
