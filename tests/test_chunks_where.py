@@ -640,16 +640,22 @@ def test_pages_whose_bounds_do_not_match_are_not_fetched(monkeypatch: pytest.Mon
     monkeypatch.setattr("zarr_manifests.engine.compact.zone_index._OBJECT_BYTES", 1)
     storage, _ = compacted(monkeypatch)
 
-    def fetched(where: str) -> int:
+    def fetched(where: str) -> tuple[int, int]:
+        """Requests for zone maps, and the bytes of them."""
         session = zm.Repository.open(storage).readonly_session()
         storage.reset()
         session.chunks_where("a", where)
-        return requests(storage, "indexes/")
+        found = [record.nbytes for record in storage.log if record.key.startswith("indexes/")]
+        return len(found), sum(found)
 
-    none = fetched("a > 1000")
-    assert fetched("a > 180") == none + 1
-    assert fetched("a > 100") == none + 2
-    assert fetched("a >= 0") == none + 4
+    none, listed = fetched("a > 1000")
+    every, whole = fetched("a >= 0")
+    assert every == none + 4
+    page = (whole - listed) / 4
+    for where, pages in (("a > 180", 1), ("a > 100", 2)):
+        count, nbytes = fetched(where)
+        assert count == none + pages
+        assert nbytes == pytest.approx(listed + pages * page, rel=0.02)
 
 
 def test_only_leaves_that_newer_chunks_lie_in_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -280,7 +280,7 @@ class ChunkSelection:
             f"{self.path} where {self.where}",
             f"{self.selected:,} of {self.chunks:,} chunks may match ({stored} bytes)",
             "left out: " + ", ".join(f"{n:,} by {why}" for why, n in self.left_out.items()),
-            *(f"  {n:,} by {comparison}" for comparison, n in self.reasons.items()),
+            *(f"  {n:,} by {comparison}" for comparison, n in self.reasons.items() if n),
             *self._advice(),
         ]
         return "\n".join(map(plain_text, lines))
