@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from filling import filling
 from forking import merging
 from histories import aging, collecting, remembering
 from ingests import ingesting
@@ -301,6 +302,26 @@ ROWS = [
         "s/row",
         durability="-",
         due={"generated": 0.85},
+    ),
+    Row(
+        "spark-fill",
+        "Spark writes shuffled rows to chunks, those of a task at once",
+        filling,
+        ("zarr_manifests", "noop", "parquet"),
+        {"times": (200, 50, 10)},
+        "s/row",
+        durability="-",
+        due={"noop": 0.4, "parquet": 0.5},
+    ),
+    Row(
+        "spark-fill-sorted",
+        "Spark writes shuffled rows to chunks, one after the other",
+        partial(filling, one_chunk=True),
+        ("zarr_manifests", "noop"),
+        {"times": (200, 50, 20)},
+        "s/row",
+        durability="-",
+        due={"noop": 0.33},
     ),
     Row(
         "spark-tiny-chunks",

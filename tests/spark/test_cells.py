@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,23 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import xarray as xr
-from hypothesis import given
+import zarr
+from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 import zarr_manifests as zm
-from row_writes import rows_of, write_table
+from row_writes import rows_of, run_tasks, write_table
 from zarr_manifests import Repository
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    InvalidArgumentError,
+    NotFoundError,
+)
+from zarr_manifests.session import commits_of
+from zarr_manifests.spark import cell_shares
+from zarr_manifests.spark.write_plan import WriteOptions
+from zarr_manifests.spark.write_target import Target, begin
 
 DIMS = ["time", "lat", "lon"]
 TIMES = np.arange("2024-01", "2024-07", dtype="M8[M]").astype("M8[ns]")
@@ -87,7 +99,7 @@ def within(bounds: Sequence[Any]) -> slice:
     return slice(lo, hi + 1)
 
 
-@given(stored(), st.data())
+@drawn(stored(), st.data())
 def test_rows_are_the_dataset(case: tuple[xr.Dataset, dict[str, Any]], data: st.DataObject) -> None:
     """Created, over a region and appended: what is read is what a write with xarray would give."""
     ds, encoding = case
@@ -132,7 +144,7 @@ def test_rows_are_the_dataset(case: tuple[xr.Dataset, dict[str, Any]], data: st.
             xr.testing.assert_equal(opened(repo, "g"), both)
 
 
-@given(st.data())
+@drawn(st.data())
 def test_cells_without_rows(data: st.DataObject) -> None:
     """They are filled or kept, in the region, and kept outside of it."""
     ds = winds(lat=4, lon=5)
@@ -178,3 +190,393 @@ def test_cells_without_rows(data: st.DataObject) -> None:
         ]
         expected.values[tuple(at)] = frame["u"]
         np.testing.assert_array_equal(opened(repo).u.values, expected.values)
+
+
+# --- append --------------------------------------------------------------------------------------
+
+
+def later(months: int = 6, **sizes: int) -> xr.Dataset:
+    times = (TIMES.astype("M8[M]") + np.timedelta64(months, "M")).astype("M8[ns]")
+    return winds(times, **sizes) + 1000
+
+
+def test_an_append_completes_the_last_chunk(tmp_path: Path) -> None:
+    zm.write(winds(TIMES[:5]), tmp_path, message="5", encoding={"u": {"chunks": (4, 5, 8)}})
+    repo, more = Repository.open(tmp_path), later(5)
+    write_table(repo, rows_of(more, DIMS), target="/", dims=DIMS, append_dim="time")
+    found = opened(repo)
+    xr.testing.assert_equal(found, xr.concat([winds(TIMES[:5]), more], "time"))
+
+
+def test_a_descending_coordinate_goes_on_descending(tmp_path: Path) -> None:
+    zm.write(winds(TIMES[::-1]), tmp_path, message="backwards")
+    repo, more = Repository.open(tmp_path), later(-6)
+    write_table(repo, rows_of(more, DIMS), target="/", dims=DIMS, append_dim="time")
+    assert (np.diff(opened(repo).time.values).astype(int) < 0).all()
+
+
+@pytest.mark.parametrize(
+    ("months", "error", "what"),
+    [
+        (0, AlreadyExistsError, "2024-01-01, 2024-02-01.* are there already"),
+        (5, AlreadyExistsError, "2024-06-01 of 'time' is there already"),
+        (-7, InvalidArgumentError, "2023-06-01 after 2024-06-01"),
+    ],
+)
+def test_labels_to_append_go_behind(
+    repo: Repository, months: int, error: type[Exception], what: str
+) -> None:
+    before = repo.readonly_session().snapshot_id
+    with pytest.raises(error, match=f"{what}.*(?i:nothing was written)"):
+        write_table(repo, rows_of(later(months), DIMS), target="u", dims=DIMS, append_dim="time")
+    assert repo.readonly_session().snapshot_id == before
+
+
+def test_labels_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    """Whole days stay whole days."""
+    encoding = {"time": {"units": "days since 2024-01-01", "dtype": "i4"}}
+    zm.write(winds(), tmp_path, message="days", encoding=encoding)
+    more = winds(TIMES + np.timedelta64(200 * 24 + 6, "h"))
+    with pytest.raises(InvalidArgumentError, match=r"labels of 'time' do not fit.*06:00"):
+        write_table(
+            Repository.open(tmp_path), rows_of(more, DIMS), target="/", dims=DIMS, append_dim="time"
+        )
+
+
+def test_an_append_does_not_leave_others_behind(repo: Repository) -> None:
+    zm.write(winds().rename(u="v"), repo, message="another", mode="a")
+    with pytest.raises(InvalidArgumentError, match="'v' would be left shorter"):
+        write_table(repo, rows_of(later(), DIMS), target="/", dims=DIMS, append_dim="time")
+
+
+def test_dimensions_without_a_coordinate_have_positions(tmp_path: Path) -> None:
+    ds = xr.Dataset({"a": (("y", "x"), np.arange(6.0).reshape(2, 3))})
+    zm.write(ds, tmp_path, message="2 rows")
+    repo = Repository.open(tmp_path)
+    rows = pa.table({"y": [3, 3, 2], "x": [0, 2, 1], "a": [30.0, 32.0, 21.0]})
+    write_table(repo, rows, target="a", dims=["x", "y"], append_dim="y")
+    nan = np.nan
+    expected = [[0, 1, 2], [3, 4, 5], [nan, 21, nan], [30, nan, 32]]
+    np.testing.assert_array_equal(opened(repo).a.values, expected)
+    with pytest.raises(AlreadyExistsError, match=r"4 positions, so .* from 4 on, not 2, 3"):
+        write_table(repo, rows, target="a", dims=["x", "y"], append_dim="y")
+
+
+# --- which cell a row is of ----------------------------------------------------------------------
+
+
+def over(repo: Repository, rows: pa.Table, **asked: Any) -> int:
+    how = {"target": "u", "dims": DIMS, "mode": "overwrite-region", **asked}
+    return write_table(repo, rows, **how)
+
+
+def test_labels_are_looked_up_exactly(repo: Repository) -> None:
+    rows = rows_of(-winds(), DIMS, seed=None)
+    off = with_column(rows, "lat", np.asarray(rows["lat"]) + 1e-3)
+    with pytest.raises(InvalidArgumentError, match=r"'lat'.*lat=60.001, lon=0.0.*tolerance"):
+        over(repo, off)
+    with pytest.raises(InvalidArgumentError, match="have no cell"):
+        over(repo, off, tolerance={"lat": 1e-4})
+    over(repo, off, tolerance={"lat": 1e-2})
+    np.testing.assert_array_equal(opened(repo).u.values, -winds().u.values)
+
+
+def test_times_have_a_tolerance(repo: Repository) -> None:
+    ds = winds(TIMES + np.timedelta64(30, "s"))
+    with pytest.raises(InvalidArgumentError, match=r"'time'.*2024-01-01T00:00:30"):
+        over(repo, rows_of(-ds, DIMS))
+    over(repo, rows_of(-ds, DIMS), tolerance={"time": timedelta(minutes=1)})
+    np.testing.assert_array_equal(opened(repo).u.values, -winds().u.values)
+
+
+def test_a_float32_label_is_found_by_a_double(tmp_path: Path) -> None:
+    ds = xr.Dataset({"a": ("x", np.zeros(3))}, {"x": np.array([0.1, 0.2, 0.4], "f4")})
+    zm.write(ds, tmp_path, message="grid")
+    repo = Repository.open(tmp_path)
+    rows = pa.table({"x": [0.2, 0.1, 0.4], "a": [2.0, 1.0, 4.0]})
+    over(repo, rows, target="a", dims=["x"])
+    assert opened(repo).a.values.tolist() == [1.0, 2.0, 4.0]
+
+
+def test_whole_labels_and_texts(tmp_path: Path) -> None:
+    labels = {"station": ["b", "a", "c"], "level": [1000, 500]}
+    ds = xr.Dataset({"a": (("station", "level"), np.zeros((3, 2)))}, labels)
+    zm.write(ds, tmp_path, message="grid")
+    repo = Repository.open(tmp_path)
+    rows = pa.table({"level": [500.0, 1000.0], "station": ["c", "a"], "a": [1.0, 2.0]})
+    how = {"target": "a", "dims": ["level", "station"], "missing": "keep"}
+    over(repo, rows, **how)
+    assert opened(repo).a.values.tolist() == [[0, 0], [2, 0], [0, 1]]
+    for wrong in (
+        with_column(rows, "level", [500.5, 1e30]),
+        with_column(rows, "station", ["c", None]),
+    ):
+        with pytest.raises(InvalidArgumentError, match="have no cell"):
+            over(repo, wrong, **how)
+
+
+def test_a_label_that_is_there_twice_names_no_cell(tmp_path: Path) -> None:
+    ds = xr.Dataset({"a": ("x", np.zeros(3))}, {"x": [1.0, 2.0, 1.0]})
+    zm.write(ds, tmp_path, message="grid")
+    with pytest.raises(InvalidArgumentError, match=r"1\.0 is there twice along 'x'"):
+        over(Repository.open(tmp_path), pa.table({"x": [1.0], "a": [1.0]}), target="a", dims=["x"])
+
+
+def test_rows_outside_the_region_are_refused(repo: Repository) -> None:
+    rows = rows_of(-winds(), DIMS)
+    with pytest.raises(InvalidArgumentError, match=r"outside the region.*lat=-60"):
+        over(repo, rows, region={"lat": (-30, 60)})
+
+
+def test_a_region_is_one_run(repo: Repository) -> None:
+    with pytest.raises(InvalidArgumentError, match="2 runs"):
+        over(repo, rows_of(-winds(), DIMS), region={"lat": [60, -60]})
+    with pytest.raises(InvalidArgumentError, match="selects nothing"):
+        over(repo, rows_of(-winds(), DIMS), region={"lat": (70, 80)})
+
+
+# --- two rows of one cell ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gathered", [1, 10**9])
+def test_two_rows_of_a_cell_are_refused(
+    repo: Repository, monkeypatch: pytest.MonkeyPatch, gathered: int
+) -> None:
+    """Both gathered together, and by tasks of their own."""
+    monkeypatch.setattr(cell_shares, "GATHER_BYTES", gathered)
+    rows = rows_of(-winds(), DIMS)
+    again = with_column(rows.slice(7, 1), "u", np.array([0.5], "f4"))
+    place = [again[dim][0].as_py() for dim in DIMS]
+    for both in (pa.concat_tables([again, rows]), pa.concat_tables([rows, again])):
+        with pytest.raises(InvalidArgumentError) as found:
+            over(repo, both)
+        assert f"lat={place[1]:g}, lon={place[2]:g}" in str(found.value)
+        assert "0.5" in str(found.value)
+        assert f"{rows['u'][7].as_py():g}" in str(found.value)
+        assert "time=2024-0" in str(found.value)
+
+
+@pytest.mark.parametrize("gathered", [1, 10**9])
+def test_the_last_of_two_rows_counts(
+    repo: Repository, monkeypatch: pytest.MonkeyPatch, gathered: int
+) -> None:
+    monkeypatch.setattr(cell_shares, "GATHER_BYTES", gathered)
+    old = rows_of(-winds(), DIMS, 1)
+    newer = np.random.default_rng(1).random(old.num_rows) < 0.5
+    first = old.append_column("seq", pa.array(np.zeros(len(newer), "i8")))
+    then = rows_of(-2 * winds(), DIMS, 1).append_column("seq", pa.array(newer.astype("i8") * 2 - 1))
+    how = {"duplicates": "last", "order_by": "seq"}
+    expected = -winds().u.values.copy()
+    frame = then.to_pandas()
+    at = [winds().indexes["time"].get_indexer(frame.time.dt.tz_localize(None))]
+    at += [winds().indexes[dim].get_indexer(frame[dim]) for dim in DIMS[1:]]
+    mask = np.zeros(expected.shape, bool)
+    mask[tuple(at)] = newer
+    expected[mask] *= 2
+    for both in (pa.concat_tables([first, then]), pa.concat_tables([then, first])):
+        over(repo, both, **how)
+        np.testing.assert_array_equal(opened(repo).u.values, expected)
+    with pytest.raises(InvalidArgumentError, match="the same 'seq', so neither is the last"):
+        over(repo, pa.concat_tables([first, first]), **how)
+    empty = pa.array([None] * first.num_rows, pa.int64())
+    with pytest.raises(InvalidArgumentError, match="has no 'seq'"):
+        over(repo, first.set_column(4, "seq", empty), **how)
+
+
+# --- cells and values ----------------------------------------------------------------------------
+
+
+def test_cells_without_a_row_may_be_an_error(repo: Repository) -> None:
+    rows = rows_of(-winds(), DIMS, seed=None)
+    with pytest.raises(InvalidArgumentError, match="no row for time=2024-01-01, lat=60, lon=20"):
+        over(repo, pa.concat_tables([rows.slice(0, 2), rows.slice(3)]), missing="error")
+    xr.testing.assert_equal(opened(repo), winds())
+
+
+@pytest.mark.parametrize("missing", ["fill", "error"])
+def test_chunks_without_any_row_count_too(repo: Repository, missing: str) -> None:
+    rows = rows_of(-winds().isel(time=[0], lat=[0], lon=[0]), DIMS)
+    region = {"time": (None, None)}
+    if missing == "error":
+        with pytest.raises(InvalidArgumentError, match="no row for"):
+            over(repo, rows, region=region, missing=missing, buffer_bytes=1)
+        return
+    over(repo, rows, region=region, missing=missing, buffer_bytes=1)
+    assert int(opened(repo).u.notnull().sum()) == 1
+
+
+def test_nothing_stands_for_a_missing_integer(tmp_path: Path) -> None:
+    ds = xr.Dataset({"n": ("x", np.arange(4, dtype="i4"))}, {"x": np.arange(4)})
+    zm.write(ds, tmp_path, message="integers")
+    repo = Repository.open(tmp_path)
+    how = {"target": "n", "dims": ["x"]}
+    gap = pa.table({"x": [0, 3], "n": pa.array([7, 8], pa.int32())})
+    with pytest.raises(InvalidArgumentError, match=r"no row for x=1; x=2: 'n', of type int32"):
+        over(repo, gap, **how)
+    with pytest.raises(InvalidArgumentError, match="NULL at x=3 "):
+        over(repo, with_column(gap, "n", pa.array([7, None], pa.int32())), **how)
+    over(repo, gap, **how, missing="keep")
+    assert opened(repo).n.values.tolist() == [7, 1, 2, 8]
+
+
+def test_null_is_the_missing_value(tmp_path: Path) -> None:
+    """Of packed values, of integers that have one, and of floats."""
+    ds = xr.Dataset({name: ("x", np.arange(4.0)) for name in "abc"}, {"x": np.arange(4)})
+    packed = {"dtype": "i2", "scale_factor": 0.5, "_FillValue": -1}
+    encoding = {"a": packed, "b": {"dtype": "i4", "_FillValue": -9}}
+    zm.write(ds, tmp_path, message="three", encoding=encoding)
+    repo = Repository.open(tmp_path)
+    values = pa.array([None, 7, None, 8], pa.int64())
+    rows = pa.table({"x": [0, 1, 2, 3], "a": values, "b": values, "c": values})
+    over(repo, rows, target="/", dims=["x"])
+    for name in "abc":
+        np.testing.assert_array_equal(opened(repo)[name].values, [np.nan, 7, np.nan, 8])
+
+
+def test_values_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    ds = xr.Dataset({"t": ("x", [250.0, 300.0])}, {"x": [1, 2]})
+    packed = {"dtype": "i2", "scale_factor": 0.001, "add_offset": 275.0, "_FillValue": -(2**15)}
+    zm.write(ds, tmp_path, message="packed", encoding={"t": packed})
+    rows = pa.table({"x": [2, 1], "t": [pa.scalar(330.0), pa.scalar(260.0)]})
+    with pytest.raises(InvalidArgumentError, match=r"330 at x=2 would be read back as 264"):
+        over(Repository.open(tmp_path), rows, target="t", dims=["x"])
+
+
+def test_times_are_values_too(tmp_path: Path) -> None:
+    seen = np.array(["2024-01-01T06", "NaT", "2024-03-01"], "M8[ns]")
+    ds = xr.Dataset({"seen": ("x", seen)}, {"x": [1, 2, 3]})
+    encoding = {"units": "hours since 2000-01-01", "dtype": "f8", "_FillValue": np.nan}
+    zm.write(ds, tmp_path, message="times", encoding={"seen": encoding})
+    repo = Repository.open(tmp_path)
+    rows = rows_of(ds.assign(seen=ds.seen + np.timedelta64(1, "h")), ["x"])
+    over(repo, rows, target="seen", dims=["x"])
+    np.testing.assert_array_equal(opened(repo).seen.values, seen + np.timedelta64(1, "h"))
+    with pytest.raises(InvalidArgumentError, match="is of type double, and the array has datetime"):
+        over(repo, with_column(rows, "seen", [1.0, 2.0, 3.0]), target="seen", dims=["x"])
+
+
+def test_whole_chunks_have_statistics(repo: Repository) -> None:
+    over(repo, rows_of(-winds(), DIMS))
+    found = repo.readonly_session().chunks_where("u", "u < -200")
+    assert found.selected > 0 < found.left_out["statistics"]
+    over(repo, rows_of(-winds(), DIMS), statistics=False)
+    found = repo.readonly_session().chunks_where("u", "u < -200")
+    assert found.left_out["statistics"] == 0
+
+
+# --- create --------------------------------------------------------------------------------------
+
+
+def test_labels_come_from_the_rows(repo: Repository) -> None:
+    rows = rows_of(winds().rename(u="v"), DIMS)
+    write_table(
+        repo, rows, target="new", dims=DIMS, mode="create", encoding={"v": {"chunks": (3, 3, 3)}}
+    )
+    found = opened(repo, "new")
+    xr.testing.assert_equal(found, winds().rename(u="v").sortby("lat"))
+    assert found.v.encoding["chunks"] == (3, 3, 3)
+
+
+def test_what_is_there_is_the_grid(repo: Repository) -> None:
+    """A variable on coordinates of the group, as a path of its own."""
+    mean = winds().u.mean("time").to_dataset(name="mean")
+    write_table(repo, rows_of(mean, DIMS[1:]), target="/mean", dims=["lon", "lat"], mode="create")
+    xr.testing.assert_equal(opened(repo), winds().assign(mean=mean["mean"].T))
+    off = rows_of(mean.rename(mean="other"), DIMS[1:])
+    off = with_column(off, "lat", np.asarray(off["lat"]) + 1)
+    with pytest.raises(InvalidArgumentError, match="have no cell in the grid"):
+        write_table(repo, off, target="other", dims=["lon", "lat"], mode="create")
+
+
+def test_a_template_says_what_variables_are_like(repo: Repository) -> None:
+    ds = winds().rename(u="v").assign_coords(area=(("lat", "lon"), np.ones((5, 8))))
+    ds.v.attrs["units"], ds.attrs["title"] = "m s-1", "winds"
+    packed = {"dtype": "i2", "scale_factor": 0.5, "_FillValue": -1, "chunks": (6, 5, 2)}
+    ds.v.encoding = packed
+    template = ds.copy()
+    template["v"] = ds.v.copy(data=np.broadcast_to(np.float32(np.nan), ds.v.shape))
+    rows = rows_of(ds.drop_vars("area"), DIMS)
+    write_table(repo, rows, target="g", dims=DIMS, mode="create", template=template)
+    found = opened(repo, "g")
+    xr.testing.assert_identical(found, ds.assign(v=ds.v.astype(found.v.dtype)))
+    assert {key: found.v.encoding[key] for key in packed} == packed
+    how = {"target": "h", "dims": DIMS, "mode": "create", "template": template}
+    with pytest.raises(InvalidArgumentError, match="the template has the variables v, and"):
+        write_table(repo, rows.rename_columns([*DIMS, "w"]), **how)
+
+
+def test_a_group_keeps_its_attributes(tmp_path: Path) -> None:
+    zm.write(winds().assign_attrs(title="winds"), tmp_path, message="winds")
+    repo = Repository.open(tmp_path)
+    rows = rows_of(winds().rename(u="v"), DIMS)
+    write_table(repo, rows, target="v", dims=DIMS, mode="create")
+    template = winds().rename(u="w").assign_attrs(source="rows")
+    rows = rows.rename_columns([*DIMS, "w"])
+    write_table(repo, rows, target="w", dims=DIMS, mode="create", template=template)
+    assert opened(repo).attrs == {"title": "winds", "source": "rows"}
+
+
+def test_nothing_is_created_if_it_fails(repo: Repository) -> None:
+    before = repo.readonly_session().snapshot_id
+    rows = rows_of(winds().rename(u="v"), DIMS)
+    both = pa.concat_tables([rows, rows])
+    with pytest.raises(InvalidArgumentError, match="two rows"):
+        write_table(repo, both, target="g", dims=DIMS, mode="create")
+    with pytest.raises(AlreadyExistsError, match="/u is there already"):
+        write_table(repo, rows_of(winds(), DIMS), target="/", dims=DIMS, mode="create")
+    assert repo.readonly_session().snapshot_id == before
+    assert list(zarr.open_group(repo.readonly_session().store, mode="r")) == [*sorted([*DIMS, "u"])]
+
+
+# --- what goes with what -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "what"),
+    [
+        ({"mode": "replace"}, "mode cannot be 'replace'"),
+        ({"missing": "zero"}, "missing cannot be"),
+        ({"append_dim": "time"}, "append_dim goes with mode='append'"),
+        ({"mode": "append"}, "append_dim says along which of time, lat, lon"),
+        ({"mode": "create", "region": {"lat": (0, 1)}}, "region goes with"),
+        ({"region": {"x": (0, 1)}}, "'x' is not among the dims"),
+        ({"duplicates": "last"}, "order_by go together"),
+        ({"order_by": "u"}, "order_by go together"),
+        ({"tolerance": {"lat": -1}}, "no tolerance"),
+        ({"dims": ["time", "lat"], "target": "/"}, r"'lon' has the dimensions \(lon\), and"),
+        ({"dims": "time"}, "dims are names"),
+        ({"dims": [*DIMS, "x"]}, "no column 'x'"),
+        ({"dims": [*DIMS, "u"]}, "there are no values"),
+        ({"buffer_bytes": 0}, "buffer_bytes must be 1 or more"),
+    ],
+)
+def test_options_that_cannot_be(repo: Repository, asked: dict[str, Any], what: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=what):
+        over(repo, rows_of(winds(), DIMS), **asked)
+
+
+def test_columns_and_targets(repo: Repository) -> None:
+    rows = rows_of(winds(), DIMS)
+    with pytest.raises(InvalidArgumentError, match="one column besides dims, named 'u'"):
+        over(repo, rows.rename_columns([*DIMS, "v"]))
+    with pytest.raises(NotFoundError, match="no variable 'v' in group /; mode='create'"):
+        over(repo, rows.rename_columns([*DIMS, "v"]), target="/")
+    with pytest.raises(InvalidArgumentError, match="cast the column"):
+        over(repo, with_column(rows, "u", ["x"] * rows.num_rows))
+    with pytest.raises(InvalidArgumentError, match=r"'lat' is of type string.*numbers"):
+        over(repo, with_column(rows, "lat", ["x"] * rows.num_rows))
+
+
+def test_a_tip_with_other_labels_is_a_conflict(repo: Repository) -> None:
+    """Rows were looked up in the old ones."""
+    rows, session = rows_of(-winds(), DIMS), repo.writable_session()
+    options = WriteOptions(
+        target="u", dims=DIMS, mode="overwrite-region", region={"lat": (None, None)}
+    )
+    target = Target.of(session, options, rows.column_names)
+    begun = begin(session, target, options, rows.schema, {})
+    run_tasks(session, begun.plan, rows)
+    north = winds().isel(time=slice(0), lon=slice(0)).drop_vars(["time", "lon", "u"])
+    zm.write(north.assign_coords(lat=north.lat + 1), repo, message="shift", mode="a")
+    with pytest.raises(ConflictError, match="changed the coordinate 'lat'"):
+        commits_of(session).commit("rows", check_tip=begun.check_tip)

@@ -293,6 +293,8 @@ def encoded(fit: Fit, stored: np.dtype[Any], values: npt.NDArray[Any]) -> npt.ND
     MisfitError
         If some would be read back differently.
     """
+    if fit.given.kind == "f":
+        values = values.astype(fit.given, copy=False)
     if values.dtype.kind in "mM" and stored.kind not in "mM":
         return _encoded_times(fit, stored, values)
     if fit.needs_no_check:

@@ -20,6 +20,7 @@ import xarray as xr
 import zarr
 from xarray.coding.strings import create_vlen_dtype
 
+from zarr_manifests.display import fields_of
 from zarr_manifests.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
@@ -45,6 +46,7 @@ from zarr_manifests.xarray.writers import zarr_format_at
 
 __all__ = ["Begun", "Target", "begin"]
 
+_PACKING: Final = frozenset({"scale_factor", "add_offset"})
 _WHOLE: Final = {"dtype": "int64", "_FillValue": -(2**63)}
 _TIMES: Final = {**_WHOLE, "units": "microseconds since 1970-01-01"}
 _DURATIONS: Final = {**_WHOLE, "units": "microseconds"}
@@ -290,6 +292,8 @@ def _values(
         raise InvalidArgumentError(
             f"the column {name!r} is of type {kind}, and the array has {decoded}; cast the column"
         )
+    if given.kind in "biu" and not _PACKING.isdisjoint(source.attributes(name)):
+        given = np.dtype(np.float64)  # xarray does not pack integers
     own = [str(dim) for dim in variable.dims]
     stored = variable.dtype
     if stored.kind in "biufcMmSU":
@@ -522,7 +526,7 @@ def _create(
         name: _blank(options, columns, name, sizes, [each for each in new if each not in sizes])
         for name in target.names
     }
-    attributes = {} if template is None else dict(template.attrs)
+    attributes = _attributes(session, target) | ({} if template is None else dict(template.attrs))
     empty = xr.Dataset(nothing, attrs=attributes)
     begin_write(empty, store, how, None, {}, {}, statistics=False).sync()
     for name in target.names:
@@ -531,10 +535,16 @@ def _create(
     nodes = workspace_of(store).contents.nodes()
     new = {name: one for name, one in new.items() if join(target.group, name) not in nodes}
     if new:
-        ds = xr.Dataset(coords=new)
+        ds = xr.Dataset(coords=new, attrs=attributes)
         fits = fits_of(ds, store, how, {})
         with explained(ds, fits):
             begin_write(ds, store, how, None, {}, fits, statistics=options.statistics).sync()
+
+
+def _attributes(session: Session, target: Target) -> dict[str, Any]:
+    """The attributes of the group; xarray would replace them."""
+    node = workspace_of(session.store).contents.node(target.group)
+    return {} if node is None else dict(fields_of(node).get("attributes") or {})
 
 
 def _check_template(template: Any, target: Target, options: WriteOptions) -> None:

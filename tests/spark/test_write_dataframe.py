@@ -1,0 +1,236 @@
+"""`write_dataframe` on Spark: what is seen of it there; `test_cells` tries what rows may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+import zarr_manifests as zm
+from zarr_manifests import Repository
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    InvalidArgumentError,
+    MissingChunkError,
+    NotARepositoryError,
+    UnsupportedStorageError,
+)
+from zarr_manifests.spark import WriteReport, read, write_dataframe
+from zarr_manifests.spark import write_dataframe as module_of_it
+
+DIMS = ["time", "lat", "lon"]
+MODULE = "zarr_manifests.spark.write_dataframe"
+
+
+def winds(first: str = "2024-01") -> xr.Dataset:
+    times = (np.datetime64(first, "M") + np.arange(6)).astype("M8[ns]")
+    values = np.arange(6 * 5 * 8, dtype="f4").reshape(6, 5, 8)
+    coords = {"time": times, "lat": np.linspace(60, -60, 5), "lon": np.arange(8) * 10.0}
+    return xr.Dataset({"u": (DIMS, values), "v": (DIMS, -values)}, coords)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    chunks = {"chunks": (4, 3, 4)}
+    zm.write(winds(), tmp_path / "r", message="half a year", encoding={"u": chunks, "v": chunks})
+    return str(tmp_path / "r")
+
+
+def opened(url: str, group: str | None = None) -> xr.Dataset:
+    return xr.open_dataset(url, engine="zarr_manifests", group=group).load()
+
+
+def later(spark: SparkSession, url: str) -> DataFrame:
+    """Half a year after the first, in random order."""
+    rows = read(spark, url, ranges={"time": ("2024-01", "2024-06")})
+    return rows.withColumn("time", f.add_months("time", 6).cast("timestamp")).orderBy(f.rand(3))
+
+
+def test_rows_come_back(spark: SparkSession, url: str) -> None:
+    """Two variables are appended, then written over in part, in one commit each."""
+    report = write_dataframe(later(spark, url), url, "/", dims=DIMS, append_dim="time")
+    year = xr.concat([winds(), winds("2024-07")], "time")
+    xr.testing.assert_equal(opened(url), year)
+    assert (report.cells, report.tasks, report.replayed) == (240, 2, False)
+    repo = Repository.open(url)
+    newest = next(iter(repo.ancestry()))
+    assert newest.snapshot_id == report.snapshot_id
+    assert newest.message == "append rows to /"
+    assert report.chunks == newest.written["refs-set"]
+    assert report.bytes == newest.written["chunk-bytes"] > 0
+    assert str(report).startswith("240 cells in ")
+
+    some = read(spark, url, "u").where("lat > 0 AND time >= '2024-05-01' AND time < '2024-08-01'")
+    changed = some.withColumn("u", f.col("u") + 1000)
+    how = {"dims": DIMS, "mode": "overwrite-region", "message": "correct"}
+    write_dataframe(changed, repo, "u", **how, metadata={"why": "calibration"})
+    year["u"][4:7, :2] += 1000
+    xr.testing.assert_equal(opened(url), year)
+    assert next(iter(repo.ancestry())).metadata == {"why": "calibration"}
+    assert sum(1 for _ in repo.ancestry()) == 4  # and the one that made it
+
+
+def test_sorted_within_tasks(spark: SparkSession, url: str) -> None:
+    """One chunk at a time in each of two tasks."""
+    how = {"buffer_bytes": 1, "max_tasks": 2, "dims": DIMS, "append_dim": "time"}
+    assert write_dataframe(later(spark, url), url, "/", **how).tasks == 2
+    xr.testing.assert_equal(opened(url), xr.concat([winds(), winds("2024-07")], "time"))
+
+
+def test_an_aggregate_becomes_a_variable(spark: SparkSession, url: str) -> None:
+    mean = read(spark, url, "u").groupBy("lat", "lon").agg(f.avg("u").alias("mean"))
+    write_dataframe(mean, url, "mean", dims=["lat", "lon"], mode="create")
+    np.testing.assert_allclose(opened(url)["mean"], winds().u.mean("time"))
+
+
+def test_tasks_without_rows_fill_too(spark: SparkSession, url: str) -> None:
+    one = read(spark, url, "u").where("time = '2024-01-01' AND lat = 60 AND lon = 0")
+    how = {"dims": DIMS, "mode": "overwrite-region", "region": {"lat": (None, None)}}
+    assert write_dataframe(one, url, "u", **how, buffer_bytes=1).cells == 1
+    assert int(opened(url).u.notnull().sum()) == 1
+    none = one.where("lat > 90").withColumnRenamed("u", "v")
+    assert write_dataframe(none, url, "v", **how).cells == 0
+    assert int(opened(url).v.notnull().sum()) == 0
+
+
+def test_no_rows_write_nothing(spark: SparkSession, url: str) -> None:
+    none = later(spark, url).where("lat > 90")
+    for how in ({"append_dim": "time"}, {"mode": "overwrite-region"}):
+        report = write_dataframe(none, url, "/", dims=DIMS, **how)  # type: ignore[arg-type]
+        assert report == WriteReport(snapshot_id=None)
+        assert str(report) == "nothing written"
+    xr.testing.assert_equal(opened(url), winds())
+
+
+def test_a_step_is_written_once(spark: SparkSession, url: str) -> None:
+    how = {"dims": DIMS, "append_dim": "time", "txn_app_id": "daily", "txn_version": 7}
+    rows = later(spark, url)
+    first = write_dataframe(rows, url, "/", **how)
+    again = write_dataframe(rows, url, "/", **how)
+    assert again == WriteReport(snapshot_id=first.snapshot_id, replayed=True)
+    assert str(again) == f"nothing written: the transaction is in {first.snapshot_id}"
+    assert Repository.open(url).txn_versions() == {"daily": 7}
+    assert opened(url).sizes["time"] == 12
+    empty = rows.where("lat > 90")
+    assert write_dataframe(empty, url, "/", **how | {"txn_version": 8}).snapshot_id is not None
+    assert Repository.open(url).txn_versions() == {"daily": 8}
+    with pytest.raises(InvalidArgumentError, match="go together"):
+        write_dataframe(rows, url, "/", dims=DIMS, append_dim="time", txn_version=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda df: df.withColumn("lat", f.col("lat") + 1), "no cell in the grid.*lat=61"),
+        (lambda df: df.union(df), "two rows are of the cell time=2024-"),
+        (lambda df: df.withColumn("lon", f.lit(None).cast("double")), "lon=None"),
+    ],
+)
+def test_wrong_rows_are_told_once(
+    spark: SparkSession,
+    url: str,
+    capfd: pytest.CaptureFixture[str],
+    change: Callable[[DataFrame], DataFrame],
+    what: str,
+) -> None:
+    """As an error of the package, with nothing of Spark's around it; tasks are not repeated."""
+    with pytest.raises(InvalidArgumentError, match=what) as found:
+        write_dataframe(change(later(spark, url)), url, "/", dims=DIMS, append_dim="time")
+    assert len(str(found.value).splitlines()) == 1
+    assert "Traceback" not in capfd.readouterr().err
+    xr.testing.assert_equal(opened(url), winds())
+
+
+def test_null_among_new_labels(spark: SparkSession, url: str) -> None:
+    rows = later(spark, url).withColumn("time", f.when(f.col("lon") > 0, f.col("time")))
+    with pytest.raises(InvalidArgumentError, match="NULL in 'time'"):
+        write_dataframe(rows, url, "/", dims=DIMS, append_dim="time")
+    rows = rows.select("lat", (f.col("lon") / f.lit(float("nan"))).alias("lon"), "u")
+    with pytest.raises(InvalidArgumentError, match="NaN in 'lon'"):
+        write_dataframe(rows, url, "g", dims=["lat", "lon"], mode="create")
+
+
+def test_damage_met_in_a_task_is_told_as_such(spark: SparkSession, tmp_path: Path) -> None:
+    """A cell is written to a chunk that is missing, whose other cells stay."""
+    noise = np.random.default_rng(1).random((50, 100))
+    zm.write(xr.Dataset({"a": (("y", "x"), noise)}), tmp_path / "r", message="noise")
+    for chunk in (tmp_path / "r" / "chunks").rglob("*"):
+        if chunk.is_file():
+            chunk.unlink()
+    one = spark.createDataFrame([(0, 0, 1.0)], ["y", "x", "a"])
+    how = {"dims": ["y", "x"], "mode": "overwrite-region", "missing": "keep"}
+    with pytest.raises(MissingChunkError) as found:
+        write_dataframe(one, tmp_path / "r", "a", **how)
+    assert "chunks/" in str(found.value)
+    assert "Traceback" not in str(found.value)
+
+
+def test_an_append_that_was_overtaken_goes_behind(
+    spark: SparkSession, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is planned anew; and refused where others have appended the same labels."""
+    written = module_of_it.__globals__["_write"]
+    others = [winds("2024-07").isel(time=[0, 1])]
+
+    def overtaken(*args: Any) -> Any:
+        found = written(*args)
+        if others:
+            zm.write(others.pop(), url, message="first", append_dim="time")
+        return found
+
+    monkeypatch.setitem(module_of_it.__globals__, "_write", overtaken)
+    rows = later(spark, url).where("time >= '2024-09-01'")
+    write_dataframe(rows, url, "/", dims=DIMS, append_dim="time")
+    xr.testing.assert_equal(opened(url), xr.concat([winds(), winds("2024-07")], "time"))
+
+    others.append(winds("2025-01"))
+    rows = later(spark, url).withColumn("time", f.add_months("time", 6).cast("timestamp"))
+    with pytest.raises(AlreadyExistsError, match="there already"):
+        write_dataframe(rows, url, "/", dims=DIMS, append_dim="time")
+
+
+def test_a_region_that_others_changed_is_a_conflict(
+    spark: SparkSession, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = module_of_it.__globals__["_write"]
+
+    def overtaken(*args: Any) -> Any:
+        found = written(*args)
+        zm.write(winds() * 2, url, message="first", mode="a")
+        return found
+
+    monkeypatch.setitem(module_of_it.__globals__, "_write", overtaken)
+    with pytest.raises(ConflictError):
+        write_dataframe(read(spark, url, "u"), url, "u", dims=DIMS, mode="overwrite-region")
+    xr.testing.assert_equal(opened(url), winds() * 2)
+
+
+def test_dates_and_times_without_zone_are_of_the_session(spark: SparkSession, url: str) -> None:
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    rows = read(spark, url, "u").where("time = '2024-02-01'").withColumn("u", -f.col("u"))
+    spark.conf.set("spark.sql.session.timeZone", "+02:00")
+    try:
+        local = rows.withColumn("time", f.lit("2024-02-01 02:00:00").cast("timestamp_ntz"))
+        write_dataframe(local, url, "u", dims=DIMS, mode="overwrite-region")
+        day = rows.withColumn("time", f.lit("2024-02-01").cast("date"))
+        with pytest.raises(InvalidArgumentError, match=r"'time': .*2024-02-01T00:00:00\+02:00"):
+            write_dataframe(day, url, "u", dims=DIMS, mode="overwrite-region")
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone or "UTC")
+    np.testing.assert_array_equal(opened(url).u[1], -winds().u[1])
+
+
+def test_there_has_to_be_a_repository(spark: SparkSession, url: str, tmp_path: Path) -> None:
+    rows = read(spark, url)
+    with pytest.raises(NotARepositoryError):
+        write_dataframe(rows, tmp_path / "none", "/", dims=DIMS, mode="create")
+    here = Repository.create("memory://write-dataframe")
+    with pytest.raises(UnsupportedStorageError, match="memory of this process"):
+        write_dataframe(rows, here, "/", dims=DIMS, mode="create")
