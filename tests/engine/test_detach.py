@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import pickle
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -34,8 +35,10 @@ from zarr_manifests.errors import (
     TransactionAlreadyCommitted,
     UnmergedForksError,
 )
+from zarr_manifests.format import envelope
 from zarr_manifests.format.chunk_table import NativeRef
 from zarr_manifests.format.detached import Detached, claim_key
+from zarr_manifests.format.envelope import Fields, ObjectKind
 from zarr_manifests.ids import snapshot_key
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import LocalStorage, MemoryStorage
@@ -814,3 +817,48 @@ def test_a_resume_draws_names_and_a_commit_id_of_its_own(
         assert (keys.start, keys.lineage) == (before.start, before.lineage)
         ids.add(keys.session_id)
     assert len(ids | {before.session_id}) == 4
+
+
+def _variants(value: Any) -> Iterator[Any]:
+    """The value with one part of it replaced by something else."""
+    yield from (None, -1, 2**63 - 1, 2**64 - 1, 1.5, True, "x", b"x", b"n" * 12, [], [[]], {})
+    if isinstance(value, dict):
+        for name, held in value.items():
+            yield {key: other for key, other in value.items() if key != name}
+            for variant in _variants(held):
+                yield value | {name: variant}
+    if isinstance(value, list):
+        yield [*value, *value]
+        for i, held in enumerate(value):
+            for variant in _variants(held):
+                yield [*value[:i], variant, *value[i + 1 :]]
+
+
+def test_forged_bytes_raise_only_errors_of_the_package(storage: MemoryStorage) -> None:
+    repository = Repository.open(storage, {"spill-refs": 64})
+    session = repository.writable_session(lease=600)
+    session.relocate_appends("time")
+    fill(session.store, 0, 40, 1)
+    zarr.create_array(session.store, name="scalar", shape=(), chunks=(), dtype="i8")[...] = 5
+    assert zarr.open_array(session.store, path="scalar", mode="r")[()] == 5
+    wide = zarr.create_array(session.store, name="wide", shape=(300,), chunks=(1,), dtype="i8")
+    wide[:200] = 7
+    fork = session.fork()
+    zarr.open_array(fork.store, path="wide")[200:] = 8
+    fill(fork.store, 40, 60, 2)
+    session.merge(fork)
+    data = session.detach()
+    payload = envelope.unpack(envelope.decode(data, ObjectKind.DETACHED, _packed, "here"))
+    assert Detached.from_bytes(envelope.encode(ObjectKind.DETACHED, payload)).encode() == data
+    forged = [*_variants(payload)]
+    assert len(forged) > 1000
+    for variant in np.random.default_rng(7).permutation(len(forged))[:1000].tolist():
+        if isinstance(forged[variant], dict):
+            odd = envelope.encode(ObjectKind.DETACHED, forged[variant])
+            with contextlib.suppress(ManifestsError):
+                repository.resume(odd).close()
+    assert repository.verify().ok
+
+
+def _packed(fields: Fields) -> bytes:
+    return envelope.pack(fields.value)

@@ -43,6 +43,8 @@ __all__ = [
 ]
 
 LINEAGE_BYTES: Final = 6
+_LEAST_LEASE_MS: Final = 10
+_MOST_LEASE_MS: Final = 366 * 86_400_000
 _WHERE: Final = "a detached session"
 
 type DetachedRows = ChunkTable | tuple[ManifestRef, int, int, int]
@@ -96,7 +98,7 @@ class DetachedChanges:
             {_text(path): _node(node) for path, node in _pairs(fields, "nodes")},
             {_id(node): _coords(shape) for node, shape in _pairs(fields, "truncated")},
             {
-                _id(node): [_parse_rows(value)[1] for value in _list(layers)]
+                _id(node): [_rows_of(node, value) for value in _list(layers)]
                 for node, layers in _pairs(fields, "rows")
             },
             {node: table for node, table in singles if isinstance(table, ChunkTable)},
@@ -133,7 +135,9 @@ class DetachedReads:
         chunks, boxes = {}, {}
         for value in fields.items("chunks"):
             match value:
-                case [bytes(node), int(n), int(ndim), bytes(data)] if len(data) == 8 * n * ndim:
+                case [bytes(node), int(n), int(ndim), bytes(data)] if (
+                    0 <= n <= (len(data) or 1) and 0 <= ndim and len(data) == 8 * n * ndim
+                ):
                     chunks[_id(node)] = np.frombuffer(data, "<i8").astype(np.int64).reshape(n, ndim)
                 case _:
                     raise CorruptObjectError(f"{_WHERE}: expected chunks that were read")
@@ -190,7 +194,7 @@ class DetachedOwners:
             nodes,
             {
                 _id(node): [
-                    (_text(copy), _parse_rows(rows)[1]) for copy, rows in map(_pair, _list(layers))
+                    (_text(copy), _rows_of(node, rows)) for copy, rows in map(_pair, _list(layers))
                 ]
                 for node, layers in _pairs(fields, "rows")
             },
@@ -251,6 +255,8 @@ class Detached:
     def __post_init__(self) -> None:
         check_texts(_WHERE, self.repository_id, self.branch)
         check_numbers(_WHERE, self.start, self.epoch or 0, self.lease_ms)
+        if self.lease is not None and not _LEAST_LEASE_MS <= self.lease_ms <= _MOST_LEASE_MS:
+            raise CorruptObjectError(f"{_WHERE}: a lease of {self.lease_ms} ms")
         if len(self.lineage) != LINEAGE_BYTES:
             raise CorruptObjectError(f"{_WHERE}: the lineage has the wrong length")
         for copy in self.owners.copies:
@@ -341,6 +347,14 @@ def _parse_rows(value: Any) -> tuple[bytes, DetachedRows]:
             if sound and 0 <= written <= nbytes:
                 return ref.parts[0].node_id, (ref, unset, nbytes, written)
     raise CorruptObjectError(f"{_WHERE}: expected chunk refs")
+
+
+def _rows_of(node_id: bytes, value: Any) -> DetachedRows:
+    """The rows, which must be of that node."""
+    found, rows = _parse_rows(value)
+    if found != node_id:
+        raise CorruptObjectError(f"{_WHERE}: chunk refs of another node")
+    return rows
 
 
 def _list(value: Any) -> list[Any]:

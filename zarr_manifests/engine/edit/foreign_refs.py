@@ -42,7 +42,7 @@ def check_refs(
         not reach it; or a chunk lies outside its array.
     """
     made = {node.node_id: node for node in changes.nodes.values() if node is not None}
-    lineage = lineage_of(keys.session_id)
+    lineage = keys.lineage_prefix.removeprefix("chunks/")
     for node_id in changes.touched():
         node = made.get(node_id) or view.by_id.get(node_id)
         if node is None:
